@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
 import hashlib
+import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import pyarrow.ipc
 import pyarrow.parquet
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -18,6 +24,8 @@ R = TypeVar("R")
 
 CHUNK = 256
 """Rows read at a time."""
+
+DEEPEST = 100  # so many lists and objects may stand in each other
 
 CHOICE = "(invalid: skip leaves such records out.)"
 """What a message ends in where leaving records out is an option."""
@@ -31,30 +39,95 @@ def check_source(source: str, labelled: object, predicted: object, needed: str) 
         raise DataError(f"source=files: it needs {needed}.")
 
 
-def rows_of(path: str) -> Iterator[tuple[str, Any]]:
-    """(where, raw row) of a Parquet, CSV or JSON file, by its ending, or of JSON lines, any other.
+class Row(dict[str, Any]):
+    """A JSON object that knows which of its fields were read, by ``row[name]`` or ``row.get``."""
 
-    JSON lines are bytes still, empty ones are passed over; all values of a CSV file are texts.
-    """
-    ending = Path(path).suffix.lower()
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get(name) if name in self else super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of any dict."""
+        self.read.add(name)
+        return super().get(name, default)
+
+    def unread(self) -> dict[str, Any]:
+        """What holds something and was not read, also of the objects that were read in part."""
+        found = {}
+        for name, value in self.items():
+            if name not in self.read and value not in (None, "", [], {}):
+                found[name] = value
+            several = isinstance(value, list)
+            for place, entry in enumerate(value if several else [value]):
+                if name in self.read and isinstance(entry, Row) and entry.read:
+                    prefix = f"{name}[{place}]" if several else name
+                    found |= {f"{prefix}.{key}": inner for key, inner in entry.unread().items()}
+        return found
+
+
+def _json(file: Any) -> Iterable[Any]:
+    """Of a list, of {"data": a list}, of one object, or of JSON lines."""
+    whole = file.read()
     try:
-        whole = Path(path).read_bytes() if ending == ".json" else b""
+        rows = from_json(whole)
+    except ValueError:
         if whole.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            yield from numbered(_decoded(whole, path), path)
-        elif ending == ".parquet":
-            batches = pyarrow.parquet.ParquetFile(path).iter_batches(CHUNK)
-            yield from numbered((row for batch in batches for row in batch.to_pylist()), path)
-        elif ending == ".csv":
-            with open(path, newline="", encoding="utf-8-sig") as file:
-                yield from numbered(csv.DictReader(file), path)
-        else:
-            with open(path, "rb") as lines:
-                for number, line in enumerate(lines, start=1):
-                    if line.strip():
-                        yield f"{path}, line {number}", line
-    except DataError:
-        raise
-    except (OSError, ValueError, csv.Error, pyarrow.ArrowException) as error:
+            raise
+        return io.BytesIO(whole)
+    rows = rows.get("data", rows) if isinstance(rows, dict) else rows
+    return rows if isinstance(rows, list) else [rows]
+
+
+def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
+    """A blank cell is null."""
+    text = codecs.iterdecode(file, "utf-8-sig")
+    rows = csv.DictReader(text, delimiter=delimiter, restkey="cells beyond the header")
+    return ({name: cell or None for name, cell in row.items()} for row in rows)
+
+
+def _arrow(file: Any) -> Iterable[Any]:
+    """Of a stream, as ``datasets`` saves them, or of a file."""
+    try:
+        return _of_batches(pyarrow.ipc.open_stream(file))
+    except pyarrow.ArrowInvalid:
+        return _of_batches([pyarrow.ipc.open_file(file).read_all()])
+
+
+def _of_batches(batches: Iterable[Any]) -> Iterable[Any]:
+    return (without_padding(row) for batch in batches for row in batch.to_pylist())
+
+
+READERS: Mapping[str, Callable[[Any], Iterable[Any]]] = {
+    ".jsonl": iter,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": lambda file: _csv(file, "\t"),
+    ".parquet": lambda file: _of_batches(pyarrow.parquet.ParquetFile(file).iter_batches(CHUNK)),
+    ".arrow": _arrow,
+}
+"""By the ending of a file: what its rows are. JSON lines are bytes still."""
+
+
+def rows_of(path: str) -> Iterator[tuple[str, Any]]:
+    """(where, raw row) of a file of one of :data:`READERS`, by its ending before ``.gz``.
+
+    Empty JSON lines are passed over; all values of a CSV file are texts or null.
+    """
+    name = path.lower()
+    ending = next((each for each in READERS if name.removesuffix(".gz").endswith(each)), None)
+    try:
+        with gzip.open(path) if name.endswith(".gz") else open(path, "rb") as file:
+            if ending is None:
+                raise ValueError(f"it ends in none of {', '.join(READERS)}, or these and .gz")
+            for number, row in enumerate(READERS[ending](file), start=1):
+                if not isinstance(row, bytes):
+                    yield f"{path}, record {number}", row
+                elif row.strip():
+                    yield f"{path}, line {number}", row
+    except (OSError, EOFError, zlib.error, ValueError, csv.Error, pyarrow.ArrowException) as error:
         raise DataError(
             f"{path}: cannot be read ({error}). Check the path, who may read it, and that the file "
             "is what its ending says, text in UTF-8."
@@ -76,17 +149,65 @@ def hub_split(path: str, config: str | None, split: str, otherwise: str = "files
 
 
 def numbered(rows: Iterable[Any], source: str) -> Iterator[tuple[str, Any]]:
-    """(where, row) of rows that are dicts already."""
-    return ((f"{source}, record {number}", row) for number, row in enumerate(rows, start=1))
+    """(where, row) of rows of Arrow, as the hub's are."""
+    found = enumerate(map(without_padding, rows), start=1)
+    return ((f"{source}, record {number}", row) for number, row in found)
 
 
-def _decoded(raw: Any, where: str) -> Any:
-    """A row from the bytes of a JSON line; any other is one already."""
+def without_padding(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without the nulls that Arrow fills the objects of one column with."""
+    meant = ("default", "const", "arguments")
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: filled(v) for k, v in value.items() if v is not None or k in meant}
+        return [*map(filled, value)] if isinstance(value, list) else value
+
+    return {name: filled(row[name]) for name in row}
+
+
+def from_json(text: str | bytes) -> Any:
+    """What a JSON text holds; ValueError, also of a key that stands in one object twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        (name, times), *_ = Counter(name for name, _ in pairs).most_common(1) or [("", 0)]
+        if times > 1:
+            raise ValueError(f"the key {shown(name)} stands in one object {times} times")
+        return dict(pairs)
+
     try:
-        return json.loads(raw.decode("utf-8-sig")) if isinstance(raw, bytes) else raw
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("too many lists and objects stand in each other") from None
+
+
+def validate_values(row: Any) -> Any:
+    """The row; ValueError of half a character, and of more nesting than everything can render."""
+    waiting: list[tuple[str, Any, int]] = [("", row, 0)]
+    while waiting:
+        name, value, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise ValueError(f'field "{name[:40]}…" is nested more than {DEEPEST} deep')
+        if isinstance(value, dict):
+            waiting += [(f"{name}.{key}".strip("."), v, depth + 1) for key, v in value.items()]
+            value = "".join(map(str, value))
+        elif isinstance(value, list):
+            waiting += [(f"{name}[{place}]", v, depth + 1) for place, v in enumerate(value)]
+        text = value if isinstance(value, str) and not value.isascii() else ""
+        if half := re.search("[\ud800-\udfff]", text):
+            raise ValueError(f'field "{name}" holds half a character, {shown(half[0])}')
+    return row
+
+
+def _decoded(raw: Any, where: str) -> Row:
+    """A row, also from the bytes of a JSON line."""
+    try:
+        row = validate_values(from_json(raw) if isinstance(raw, bytes) else raw)
     except ValueError as error:
         remedy = "Give one complete JSON object a line, in UTF-8"
         raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
+    return json_object(row, where)
 
 
 def records_of(
@@ -95,16 +216,24 @@ def records_of(
     parse: Callable[[Any, str], R],
     skip_invalid: bool | None = None,
 ) -> list[R]:
-    """The records that ``parse`` makes of (where, raw row) pairs; DataError if it makes none."""
-    records, skipped = [], []
+    """The records that ``parse`` makes of (where, raw row) pairs; DataError if it makes none.
+
+    Warns of the fields that it does not read.
+    """
+    records, skipped, unread = [], [], Counter[str]()
     for where, raw in rows:
         try:
-            records.append(parse(_decoded(raw, where), where))
+            row = _decoded(raw, where)
+            records.append(parse(row, where))
+            unread.update({re.sub(r"\[\d+]", "[]", name)[:60] for name in row.unread()})
         except DataError as error:
             skipped.append(refused(error, skip_invalid))
     report_skipped(source, skipped, len(records))
     if not records:
         raise DataError(f"{source}: no usable record. Give at least one.")
+    if unread:
+        of = f"{max(unread.values()):,} of {len(records):,} records"
+        rank_zero_warn(f"{source}: fields {', '.join(sorted(unread))} of {of} are not read.")
     return records
 
 
@@ -127,11 +256,18 @@ def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:
         )
 
 
-def json_object(row: Any, where: str) -> dict[str, Any]:
-    """The row, if it is a JSON object."""
+def json_object(row: Any, where: str) -> Row:
+    """The row, if it is a JSON object; the objects in it know what was read of them too."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: the record is {kind(row)}. Give one JSON object.")
-    return row
+    return row if isinstance(row, Row) else Row({k: tracked(v) for k, v in row.items()})
+
+
+def tracked(value: Any) -> Any:
+    """An object, or those in a list, as :class:`Row`; any other value unchanged."""
+    if isinstance(value, list):
+        return [Row(entry) if isinstance(entry, dict) else entry for entry in value]
+    return Row(value) if isinstance(value, dict) else value
 
 
 def field(row: dict[str, Any], name: str, where: str, prefix: str = "") -> Any:
@@ -165,7 +301,7 @@ def shown(value: Any) -> str:
 def kind(value: Any) -> str:
     """The type of a value, in JSON's words."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
-    names |= {int: "a number", float: "a number", type(None): "null"}
+    names |= {int: "a number", float: "a number", type(None): "null", Row: "an object"}
     return names.get(type(value), f"of type {type(value).__name__}")
 
 

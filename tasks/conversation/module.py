@@ -313,8 +313,9 @@ class ConversationModule(LanguageModelModule):
     def objective_needs(self) -> str:
         """Besides, those of pairs, and what the baselines learn or forget."""
         paired = self.trained_on in PAIRED
-        needed = " or ".join(sorted({*self.objective_roles, *self.baselines.roles}))
-        return "prefer with one of role avoid" if paired else needed
+        needed = sorted({*self.objective_roles, *self.baselines.roles})
+        record = f'{{"prompt": "…", "answer": "…", "role": "{needed[-1]}"}}'
+        return "prefer with one of role avoid" if paired else f"{' or '.join(needed)}, as {record}"
 
     def in_objective(self, record: Record) -> bool:
         """Besides, as a pair, or to be learnt or forgotten by the baselines."""

@@ -16,31 +16,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import (
-    bad_field,
-    digest,
-    field,
-    json_object,
-    kind,
-    shown,
-    text_field,
-)
-from pl_pointwise.tasks.language_model.messages import is_turns, parse_answer
+from pl_pointwise.tasks.common.records import Row, bad_field, digest, kind, shown
+from pl_pointwise.tasks.language_model.messages import WEIGHTS, is_turns, parse_answer
 from pl_pointwise.tasks.language_model.records import (
+    ANSWERS,
     PROMPTS,
     Record,
     Response,
+    answered,
     conversation,
     flag,
     make_record,
-    read_instruction,
     read_preference,
     read_when2call,
+    reads_whole,
     response_of,
 )
 
@@ -94,6 +90,9 @@ def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> floa
     """A response's own number: its tolerance, of role forget what its band is around."""
     role, own = given["role"], "around" if given["role"] == "forget" else "tolerance"
     value: Any = given.get(own)
+    if isinstance(value, str):  # of a CSV file
+        with suppress(ValueError):
+            value = float(value)
     has = {key: given[key] for key in _BOUND if key in given}
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if role == "keep":
@@ -152,15 +151,26 @@ def _roles(row: dict[str, Any], where: str, role: str) -> Record:
     return make_record(row, conversation(row, where), _of_roles(row, where, ROLES), where)
 
 
-def _answer(row: dict[str, Any], where: str, role: str) -> Record:
+def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
+    """One answer, a field or the last turn; of the row's role, that of its "label", or ``role``."""
+    if schema == "messages":
+        *messages, answer = conversation(row, where)
+        name = f"messages[{len(messages)}]"
+        if answer["role"] != "assistant":
+            problem = "has no answer: its last turn is not the assistant's"
+            raise bad_field(where, "messages", problem, "Add the answer, or give responses")
+    else:
+        messages, answer, name = answered(row, where, schema)
     given = {name: row[name] for name in ("role", *_BOUND) if row.get(name) is not None}
-    answer = text_field(field(row, "answer", where), "answer", where)
-    response = parse_response({"role": role, **given, "content": answer}, where, "answer")
-    responses = [response, *_of_roles(row, where, MEASURED)]
+    label = dict.get(row, "label")
+    if "role" not in given and str(label).lower() in ("true", "false"):
+        role = "prefer" if flag(row, "label", where) else "avoid"
+    response = parse_response({"role": role, **given, "content": "as below"}, where, name)
+    response = replace(response, answer=parse_answer(answer, where, name))
     if beside := [name for name in ROLES[:5] if row.get(name)]:
-        problem = 'stands beside "answer", and is not read'
+        problem = f'stands beside "{name}", and is not read'
         raise bad_field(where, beside[0], problem, "Give responses: [{role, content}]")
-    return make_record(row, conversation(row, where), responses, where)
+    return make_record(row, messages, [response, *_of_roles(row, where, MEASURED)], where)
 
 
 def _of_roles(row: dict[str, Any], where: str, roles: Sequence[str]) -> list[Response]:
@@ -177,31 +187,23 @@ def _of_roles(row: dict[str, Any], where: str, roles: Sequence[str]) -> list[Res
     return responses
 
 
-def _messages(row: dict[str, Any], where: str, role: str) -> Record:
-    messages = conversation(row, where)
-    if messages[-1]["role"] != "assistant":
-        problem = "has no answer: its last turn is not the assistant's"
-        raise bad_field(where, "messages", problem, "Add the answer, or give responses")
-    response = response_of(role, messages[-1], where, f"messages[{len(messages) - 1}]")
-    return make_record(row, messages[:-1], [response], where)
-
-
 SCHEMAS: Mapping[str, tuple[tuple[str, ...], Callable[[dict[str, Any], str, str], Record]]] = {
     "records": (("responses",), _records),
     "when2call": (("chosen_response", "rejected_response"), read_when2call),
     "preference": (("chosen", "rejected"), read_preference),
-    "answer": (("answer",), _answer),
+    "answer": (("answer|completion",), partial(_single, "answer")),
     "roles": ((), _roles),
-    "instruction": (("instruction", "output"), read_instruction),
-    "messages": (("messages",), _messages),
+    "instruction": (("instruction|query", "output|response"), partial(_single, "instruction")),
+    "messages": (("messages|conversations|conversation",), partial(_single, "messages")),
 }
 """By name, in the order in which they are tried: the columns that mark each, and its reader.
 
 A reader takes a row, its place, and the role of a response to which its schema gives none.
 """
 
-_TOLD_BY = [name for columns, _ in SCHEMAS.values() for name in columns]
-COLUMNS = sorted({*_COMMON, *PROMPTS, *ROLES, "role", *_BOUND, "status", *_TOLD_BY})
+_ANSWERS = {*ROLES, "role", *_BOUND, *ANSWERS, "label", "status", "responses"}
+_ANSWERS |= {"chosen", "rejected", "chosen_response", "rejected_response"}
+COLUMNS = sorted({*_COMMON, *PROMPTS, "history", *_ANSWERS})
 """All columns that some schema reads."""
 
 
@@ -217,11 +219,19 @@ class Reading:
     role: str = "reference"
     responses: bool = True
 
-    def __call__(self, row: Any, where: str) -> Record:
-        row = self._named(json_object(row, where), where)
+    @reads_whole
+    def __call__(self, row: Row, where: str) -> Record:
+        named = self._named(row, where)
+        record = self._record(named, where)
+        for ours in named.unread():
+            row.read.discard((self.columns or {}).get(ours, ours))
+        return record
+
+    def _record(self, row: Row, where: str) -> Record:
         given: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
         ends_open = isinstance(given, str) or (is_turns(given) and given[-1]["role"] != "assistant")
         if ends_open and not self.responses:
+            row.read |= {*_ANSWERS, *WEIGHTS}
             return make_record(row, conversation(row, where), [], where)
         name = told(row, where) if self.schema == "auto" else self.schema
         if name in ("records", "answer", "roles"):  # Our own.
@@ -232,7 +242,7 @@ class Reading:
             raise bad_field(where, "responses", problem, "Give at least one")
         return record
 
-    def _named(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+    def _named(self, row: Row, where: str) -> Row:
         """The row under our names."""
         if not self.columns:
             return row
@@ -243,7 +253,7 @@ class Reading:
                     f"(found: {', '.join(map(shown, list(row)[:12]))}). Name one of these."
                 )
         found = {ours: row[theirs] for ours, theirs in self.columns.items()}
-        return {name: row[name] for name in _COMMON if name in row} | found
+        return Row({name: row[name] for name in _COMMON if name in row} | found)
 
 
 def _check_spelling(row: Mapping[str, Any], where: str) -> None:
@@ -259,7 +269,8 @@ def told(row: Mapping[str, Any], where: str) -> str:
     """The name of the first schema whose columns the row has."""
     for name, (columns, _) in SCHEMAS.items():
         by_role = name == "roles" and any(role in row for role in ROLES)
-        if (columns and all(column in row for column in columns)) or by_role:
+        there = [any(each in row for each in column.split("|")) for column in columns]
+        if (columns and all(there)) or by_role:
             return name
     found = ", ".join(map(shown, list(row)[:12])) or "nothing"
     raise DataError(

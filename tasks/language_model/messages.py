@@ -17,11 +17,23 @@ DataError that names them and the remedy.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-from pl_pointwise.tasks.common.records import bad_field, field, kind, shown, text_field
+from pl_pointwise.tasks.common.records import (
+    Row,
+    bad_field,
+    field,
+    from_json,
+    kind,
+    shown,
+    text_field,
+    tracked,
+    validate_values,
+)
 
 Message = Mapping[str, Any]
 
@@ -31,9 +43,18 @@ Answer = str | list[dict[str, Any]] | dict[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool", "function": "tool"}
+"""Other names of roles, in turns {"from", "value"}; "function_call" is an assistant's calls."""
+
+WEIGHTS = ("weight", "loss_weight", "loss", "train", "training")
+"""What a record or turn has that is not to be trained on, 0 or false."""
+
+_SYSTEM = ROLES[:2]
 _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _CALLS_REMEDY = 'Give [{"name": …, "arguments": {…}}]'
+_KEY = r"""(['"])(role|content|from|value)\{}\s*:"""
+_LIST_OF_TURNS = r"\s*\[\s*\{\s*" + _KEY.format(1) + ".*" + _KEY.format(3)
 
 
 @dataclass(frozen=True)
@@ -80,13 +101,49 @@ def parse_messages(value: Any, where: str, prefix: str = "") -> list[dict[str, A
     """The turns of a conversation; ``prefix`` stands before the field's name in errors."""
     name = f"{prefix}messages"
     turns = _filled_list(value, where, name, "Give a list of {role, content}")
-    return [_turn(turn, where, f"{name}[{place}]") for place, turn in enumerate(turns)]
+    read = [_turn(turn, where, f"{name}[{place}]") for place, turn in enumerate(turns)]
+    said = [turn for turn in read if turn["content"] or turn["role"] not in _SYSTEM]
+    return _filled_list(said, where, name, "Give a turn of the user")
 
 
 def is_turns(value: Any) -> bool:
     """Whether a list is one of messages rather than of tool calls or texts."""
     turns = value if isinstance(value, list) else []
     return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
+
+
+def as_turns(value: Any, where: str, name: str) -> Any:
+    """Turns {"from", "value"}, one or a list, or a list's JSON, as {role, content}; else unchanged.
+
+    Weights are dropped where they ask for what is done: the assistant's last turn is trained on.
+    """
+    listed = name in ("responses", "history") or re.match(_LIST_OF_TURNS, str(value), re.DOTALL)
+    if listed and isinstance(value, str):
+        value = tracked(from_text(value, where, name, "Give a list of {role, content} as JSON"))
+    if not isinstance(value, list):
+        return _named(value, where, name)
+    turns = [_named(turn, where, f"{name}[{place}]") for place, turn in enumerate(value)]
+    for place, turn in enumerate(turns):
+        if isinstance(turn, Row) and (role := dict.get(turn, "role")) in ROLES:
+            trained = role == "assistant" and place == len(turns) - 1
+            for key in (*WEIGHTS, "prefix"):
+                if not trained or (dict.get(turn, key) == 1 and key != "prefix"):
+                    turn.pop(key, None)
+    return turns
+
+
+def _named(turn: Any, where: str, name: str) -> Any:
+    """A turn under our names."""
+    if not isinstance(turn, Row):
+        return turn
+    renamed: dict[str, Any] = dict(turn)
+    if {"from", "value"} <= turn.keys():
+        speaker, value = renamed.pop("from"), renamed.pop("value")
+        renamed |= {"role": SPEAKERS.get(str(speaker), speaker), "content": value}
+        if speaker == "function_call":
+            calls = from_text(value, where, f"{name}.value", _CALLS_REMEDY)
+            renamed |= {"role": "assistant", "content": None, "tool_calls": _as_list(calls)}
+    return Row(renamed)
 
 
 def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
@@ -120,21 +177,24 @@ def _content(turn: dict[str, Any], where: str, name: str) -> str:
     content = field(turn, "content", where, f"{name}.")
     tool = turn["role"] == "tool"
     if _is_texts(content):
-        content = "".join(part["text"] for part in content)
+        content = "".join(part.get("text", part.get("value")) for part in content)
     elif tool and isinstance(content, (dict, list)):
         return json.dumps(content, ensure_ascii=False)
     elif isinstance(content, list):
         remedy = 'Give a text, or [{"type": "text", "text": …}]'
         raise bad_field(where, f"{name}.content", "holds what is no text", remedy)
-    if (tool or turn.get("tool_calls")) and isinstance(content, str) and not content.strip():
+    blank = tool or turn["role"] in _SYSTEM or turn.get("tool_calls")
+    if blank and (content is None or (isinstance(content, str) and not content.strip())):
         return ""
     return text_field(content, f"{name}.content", where)
 
 
 def _is_texts(content: Any) -> bool:
-    """Whether it is a list of texts as OpenAI writes them."""
+    """Whether it is a list of texts as OpenAI writes them, or under "value"."""
     return isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        isinstance(part, dict)
+        and part.get("type") == "text"
+        and isinstance(part.get("text", part.get("value")), str)
         for part in content
     )
 
@@ -151,12 +211,15 @@ def _filled_list(value: Any, where: str, name: str, remedy: str) -> list[Any]:
 
 def parse_tools(value: Any, where: str) -> list[dict[str, Any]]:
     """Descriptions of tools as objects; each, or the list, may be JSON. null is none."""
-    value = [] if value is None else value
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        value = _from_json(value, where, "tools")
-    if not isinstance(value, list):
+    if isinstance(value, str):
+        value = from_text(value, where, "tools", "Give a list of tools") if value.strip() else []
+    if not isinstance(value, (list, type(None))):
         raise bad_field(where, "tools", f"is {kind(value)}", "Give a list of tools, or []")
-    found = [_from_json(tool, where, f"tools[{place}]") for place, tool in enumerate(value)]
+    found = [
+        from_text(tool, where, f"tools[{place}]", "Give one JSON object a tool")
+        for place, tool in enumerate(value or [])
+    ]
+    found = [dict(tool) if isinstance(tool, Row) else tool for tool in found]
     for place, tool in enumerate(found):
         described = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(described, dict) or not isinstance(described.get("name"), str):
@@ -165,13 +228,12 @@ def parse_tools(value: Any, where: str) -> list[dict[str, Any]]:
     return found
 
 
-def _from_json(value: Any, where: str, name: str) -> Any:
+def from_text(value: Any, where: str, name: str, remedy: str) -> Any:
     """What a JSON text holds; any other value unchanged."""
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return validate_values(from_json(value)) if isinstance(value, str) else value
     except ValueError as error:
-        problem = f"is not readable JSON ({error})"
-        raise bad_field(where, name, problem, "Give one JSON object a tool") from error
+        raise bad_field(where, name, f"is not readable JSON ({error})", remedy) from error
 
 
 # Answers ------------------------------------------------------------------------------------------
@@ -203,10 +265,11 @@ def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: boo
     if turn.get("role", "assistant") != "assistant":
         problem = f"is {shown(turn['role'])}"
         raise bad_field(where, f"{name}.role", problem, "An answer is the assistant's")
-    content = turn.get("content")
+    content, turn = turn.get("content"), copy(turn)  # a Row's copy shares what was read
+    turn.setdefault("role", "assistant")
     if isinstance(content, (dict, list)) and not turn.get("tool_calls") and not _is_texts(content):
-        turn = {**turn, "content": None, "tool_calls": _as_list(content)}
-    read = _turn({**turn, "role": "assistant"}, where, name)
+        turn |= {"content": None, "tool_calls": _as_list(content)}
+    read = _turn(turn, where, name)
     text: Answer = read["content"]
     calls: Any = [call["function"] for call in read.get("tool_calls", ())]
     if not calls:
@@ -260,7 +323,7 @@ def tool_calls(text: str, *, bare: bool = True) -> list[dict[str, Any]] | None:
     elif not bare or text[:1] not in ("{", "["):
         return None
     try:
-        found = [_call(call) for call in _as_list(json.loads(text))]
+        found = [_call(call) for call in _as_list(validate_values(from_json(text)))]
         if not found:
             raise ValueError("no call in it")
     except ValueError as error:
@@ -274,8 +337,10 @@ def _call(call: Any) -> dict[str, Any]:
     if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
         raise ValueError("a call is an object of name and arguments")
     name, arguments = call["name"], call["arguments"]
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
+    if isinstance(arguments, str) and arguments.strip():
+        arguments = validate_values(from_json(arguments))
+    elif arguments is None or isinstance(arguments, str):
+        arguments = {}
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise ValueError("a call's name is a text, its arguments an object")
     return {"name": name, "arguments": arguments}

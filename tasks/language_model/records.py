@@ -6,13 +6,31 @@ for messages, and the role of a response to which its schema gives none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, TypeVar
 
-from pl_pointwise.tasks.common.records import bad_field, digest, field, folded, kind, text_field
+from pl_pointwise.tasks.common.records import (
+    bad_field,
+    digest,
+    field,
+    folded,
+    json_object,
+    kind,
+    shown,
+    text_field,
+)
 
-from .messages import Answer, is_turns, parse_answer, parse_messages, parse_tools
+from .messages import (
+    WEIGHTS,
+    Answer,
+    as_turns,
+    is_turns,
+    parse_answer,
+    parse_messages,
+    parse_tools,
+)
 
 
 @dataclass(frozen=True)
@@ -79,9 +97,48 @@ class Record:
 
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
-PROMPTS = ("messages", "prompt", "input", "question")
-"""Fields that hold the conversation, or the user's one turn."""
+INSTRUCTIONS = ("messages", "instruction", "query", "conversations", "conversation")
+PROMPTS = ("messages", "prompt", "instruction", "input", "question", *INSTRUCTIONS[2:])
+"""Fields that hold the conversation, or the user's one turn; the first that is there is read."""
+
+ANSWERS = ("answer", "completion", "output", "response")
+"""Fields that hold the one answer of a record."""
+
+_MEDIA = [name + s for name in ("image", "audio", "video") for s in ("", "s")]
+_OFF = (*WEIGHTS, "label")
+_CHANGING: Mapping[str, str] = {
+    **dict.fromkeys((*_OFF, "prefix"), "Take out the record, or what it says of its training"),
+    **dict.fromkeys(_MEDIA, "Take out the record, as texts alone are read"),
+    **dict.fromkeys(("history", "context", "function_call"), "Write it into the messages"),
+    **dict.fromkeys(("functions", "tools"), 'Give it as "tools", where these are read'),
+    **dict.fromkeys(("system_prompt", "system"), 'Give it as "system", or as a turn'),
+    **dict.fromkeys(("rejected", "rejected_response"), 'Give it with "chosen"'),
+    "chat_template_kwargs": "Set policy.template_arguments",
+}
+"""Fields that make a record another if nothing reads them, those of _OFF if 0 or false."""
+
+
+def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
+    """``parse`` of a row with turns in our form; it may leave out nothing of :data:`_CHANGING`."""
+
+    @wraps(parse)
+    def read(*arguments: Any) -> T:
+        *owner, row, where = arguments
+        row = json_object(row, where)
+        for name in row:
+            row[name] = as_turns(dict.get(row, name), where, name)
+        record = parse(*owner, row, where)
+        for name, value in row.unread().items():
+            last = name.rpartition(".")[2]
+            off = str(value).lower() in ("0", "0.0", "false")
+            if last in _CHANGING and off == (last in _OFF):
+                problem = f"is {shown(value)}, is not read, and makes the record another"
+                raise bad_field(where, name, problem, _CHANGING[last])
+        return record
+
+    return read
 
 
 def make_record(
@@ -92,25 +149,62 @@ def make_record(
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")
     objective = None if row.get("objective") is None else flag(row, "objective", where)
-    category, tools = row.get("category"), parse_tools(row.get("tools"), where)
-    category = category if isinstance(category, str) else ""
+    category = row["category"] if isinstance(dict.get(row, "category"), str) else ""
+    tools = parse_tools(row.get("tools"), where)
     return Record(messages, tools, tuple(responses), where, category, objective)
 
 
-def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """The turns in "messages" or "prompt", a list or the user's text, behind a "system" prompt."""
-    names = sorted((name for name in PROMPTS if name in row), key=lambda name: not row[name])
-    name = names[0] if names else "prompt"
+def conversation(
+    row: dict[str, Any], where: str, then: Sequence[Any] = (), prompts: Sequence[str] = PROMPTS
+) -> list[dict[str, Any]]:
+    """The turns in the first of ``prompts``, a list or the user's text, behind a "system" prompt.
+
+    A text stands behind the turns of "history", and an "instruction" has its "input".
+
+    then: turns that stand behind them or begin with them, as those in front of an answer.
+    """
+    present = [name for name in prompts if name in row]
+    name = next((name for name in present if row.get(name)), present[0] if present else "prompt")
+    messages = [] if then and not dict.get(row, name) else _turns(row, name, where)
+    system = row.get("system")
+    if str(system or "").strip():
+        messages.insert(0, {"role": "system", "content": text_field(system, "system", where)})
+    return _joined(messages, list(then), where, name) if then else messages
+
+
+def _turns(row: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
     given = field(row, name, where)
     if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
+        text, more = text_field(given, name, where), ""
+        if name == "instruction" and str(more := row.get("input") or "").strip():
+            text = f"{text}\n\n{text_field(more, 'input', where)}"
+        given = [*_earlier(row.get("history") or [], where), {"role": "user", "content": text}]
     if not isinstance(given, list):
         raise bad_field(where, name, f"is {kind(given)}", "Give a text, or [{role, content}]")
-    messages = parse_messages(given, where)
-    system = row.get("system")
-    if isinstance(system, str) and system.strip():
-        messages.insert(0, {"role": "system", "content": text_field(system, "system", where)})
-    return messages
+    return parse_messages(given, where)
+
+
+def _earlier(history: Any, where: str) -> list[dict[str, Any]]:
+    """The turns of a history, that is turns, or lists of what was asked and answered."""
+    if is_turns(history):
+        return list(history)
+    if not isinstance(history, list) or any(type(e) is not list or len(e) != 2 for e in history):
+        remedy = "Give a list of [question, answer]"
+        raise bad_field(where, "history", "is no list of exchanges", remedy)
+    said = [turn for exchange in history for turn in exchange]
+    return [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(said)]
+
+
+def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]]:
+    """Two lists of turns as one; what ends the first and begins the other stands once."""
+    start, end = folded(first), folded(then)
+    for shared in range(min(len(first), len(then)), 0, -1):
+        if start[-shared:] == end[:shared]:
+            return first + then[shared:]
+    if not first or first[-1]["role"] == "system" or then[0]["role"] == "assistant":
+        return first + then
+    problem = "and the turns before the answer are two conversations"
+    raise bad_field(where, name, problem, "Let these begin with it, or take one of the two out")
 
 
 def with_refusals(records: Iterable[R], refusals: Sequence[str], own: bool = True) -> list[R]:
@@ -139,17 +233,22 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     given = [field(row, name, where) for name in ("chosen", "rejected")]
     if row.get("status") == "tie":
         raise bad_field(where, "status", "says that neither answer is better", "Take it out")
-    if isinstance(given[0], list) and len(given[0]) > 1:
-        messages = parse_messages(given[0], where, "chosen.")[:-1]
-        other = given[1]
-        if isinstance(other, list) and parse_messages(other, where, "rejected.")[:-1] != messages:
-            problem = "follows another conversation than the chosen one"
-            raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
-    else:
-        messages = conversation(row, where)
-    prefer = response_of("prefer", given[0], where, "chosen")
-    avoid = response_of("avoid", given[1], where, "rejected")
+    before, chosen = _behind(given[0], where, "chosen")
+    others, rejected = _behind(given[1], where, "rejected")
+    if is_turns(given[1]) and others != before:
+        problem = "follows another conversation than the chosen one"
+        raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
+    messages = conversation(row, where, before)
+    prefer = response_of("prefer", chosen, where, "chosen")
+    avoid = response_of("avoid", rejected, where, "rejected")
     return _pair(row, messages, prefer, avoid, where)
+
+
+def _behind(value: Any, where: str, name: str) -> tuple[list[dict[str, Any]], Any]:
+    """Of an answer the turns before it, none if it is no list of several turns, and the last."""
+    if not is_turns(value) or len(value) == 1:
+        return [], value
+    return parse_messages(value[:-1], where, f"{name}."), value[-1]
 
 
 def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
@@ -174,20 +273,22 @@ def _pair(
 
 def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:
     """{"instruction", "input", "output"}, the input perhaps empty; or {"messages", "output"}."""
-    responses, prompt = [response_of(role, field(row, "output", where), where, "output")], row
-    if row.get("messages") is None:
-        text = text_field(field(row, "instruction", where), "instruction", where)
-        given = row.get("input") or ""
-        if not isinstance(given, str) or given.strip():
-            text = f"{text}\n\n{text_field(given, 'input', where)}"
-        prompt = {"prompt": text, "system": row.get("system")}
-    return make_record(row, conversation(prompt, where), responses, where)
+    messages, answer, name = answered(row, where, "instruction")
+    return make_record(row, messages, [response_of(role, answer, where, name)], where)
+
+
+def answered(row: dict[str, Any], where: str, schema: str) -> tuple[Any, Any, str]:
+    """(conversation, answer, the field that holds it), of schema "answer" or "instruction"."""
+    instruction = schema == "instruction"
+    answers = ANSWERS[2:] if instruction else ANSWERS[:2]
+    name = next((name for name in answers if row.get(name)), answers[0])
+    before, answer = _behind(field(row, name, where), where, name)
+    prompts = INSTRUCTIONS if instruction else PROMPTS
+    return conversation(row, where, before, prompts), answer, name
 
 
 def response_of(role: str, value: Any, where: str, name: str) -> Response:
-    """A response that is a text, a message, calls, or turns of which the last is the answer."""
-    if is_turns(value):
-        value = value[-1]
+    """A response that is a text, a message, or calls."""
     return Response(role, parse_answer(value, where, name), refusal=role == "refuse")
 
 

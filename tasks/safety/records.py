@@ -8,15 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pl_pointwise.tasks.common.records import (
-    bad_field,
-    digest,
-    field,
-    json_object,
-    kind,
-    shown,
-    text_field,
-)
+from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
 from pl_pointwise.tasks.language_model import records
 from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
@@ -90,15 +82,17 @@ class AnswerPair(NamedTuple):
 # The schemas --------------------------------------------------------------------------------------
 
 
+@records.reads_whole
 def parse_instruction(row: Any, where: str) -> Record:
     """A benign prompt with its answer, {"instruction", "input", "output"}."""
-    read = read_instruction(json_object(row, where), where, HELPFUL)
+    read = read_instruction(row, where, HELPFUL)
     return Record(read.messages, [], (*read.responses, REFUSES), where)
 
 
+@records.reads_whole
 def parse_labelled(row: Any, where: str) -> Record:
     """An unsafe prompt; a safe response that refuses, by the keyword rule, is its own refusal."""
-    row, responses = json_object(row, where), [REFUSES]
+    responses = [REFUSES]
     if row.get("response") is not None:
         answer = _judged(row, "response", "is_safe", where)
         if answer.role == UNSAFE:
@@ -108,6 +102,7 @@ def parse_labelled(row: Any, where: str) -> Record:
     return _record(row, where, "unsafe", *responses)
 
 
+@records.reads_whole
 def parse_borderline(row: Any, where: str) -> Record:
     """A safe prompt that looks unsafe, as XSTest's: "answer" is to be said, "refusal" is not."""
     record, responses = parse_prompt(row, where), [REFUSES]
@@ -119,9 +114,9 @@ def parse_borderline(row: Any, where: str) -> Record:
     return replace(record, responses=tuple(responses), kind=kind)
 
 
+@records.reads_whole
 def parse_judgement(row: Any, where: str) -> Judgement:
     """{"prompt", "response", "is_safe", "category": {name: bool}}, one annotator's."""
-    row = json_object(row, where)
     harms = field(row, "category", where)
     if not isinstance(harms, dict):
         raise bad_field(where, "category", f"is {kind(harms)}", "Give {name: true or false}")
@@ -131,9 +126,9 @@ def parse_judgement(row: Any, where: str) -> Judgement:
     return Judgement(record, seen if answer.role == UNSAFE else frozenset())
 
 
+@records.reads_whole
 def parse_pair(row: Any, where: str) -> AnswerPair:
     """{"prompt"}, two of {"response_0", "is_response_0_safe"}, {better, safer}_response_id."""
-    row = json_object(row, where)
     responses = [_judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)]
     chosen = [field(row, f"{name}_response_id", where) for name in ("better", "safer")]
     for name, value in zip(("better", "safer"), chosen, strict=True):
@@ -144,15 +139,13 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
     return AnswerPair(record, *map(int, chosen))
 
 
+@records.reads_whole
 def parse_prompt(row: Any, where: str) -> Record:
     """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}.
 
     A row of XSTest is of its unsafe half by "label" or else its "type"; both halves of a type are
     one category, named without ``contrast_``.
     """
-    row = json_object(row, where)
-    if "instruction" in row and "prompt" not in row:
-        row = {**row, "prompt": row["instruction"], "input": None}
     label, category = row.get("label"), row.get("type")
     category = category if isinstance(category, str) else ""
     if label not in (None, "", "safe", "unsafe"):

@@ -34,8 +34,8 @@ _CONFIGS = {"train": "train_pref", "mcq": "test"}
 class When2CallDataModule(ResponseDataModule):
     """Preference records for training, multiple-choice records for the table, tokenised once.
 
-    Raw records are those of ``nvidia/When2Call``, other fields ignored; tools and calls may be JSON
-    or objects. For the preference split {"tools", "messages", "chosen_response",
+    Raw records are those of ``nvidia/When2Call``; tools and calls may be JSON or objects.
+    For the preference split {"tools", "messages", "chosen_response",
     "rejected_response", "category", "rejected_category"}; of the multiple-choice split
     {"question", "tools", "answers": {behaviour: text}, "correct_answer"}.
 
@@ -52,7 +52,7 @@ class When2CallDataModule(ResponseDataModule):
         hub_path: the data set on the hub, or a folder of the same layout.
         schema: of the preference records, "when2call" or "pairs": {input, chosen, rejected} and
             optionally system, all texts; then without multiple choice on the hub.
-        train_file: preference records, JSON lines, or Parquet by its ending ".parquet".
+        train_file: preference records: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by its ending.
         val_file: those held out; without one a part of the training prompts.
         test_file: those that certify; without one preparation.test_fraction of the training
             prompts, without either "val".

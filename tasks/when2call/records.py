@@ -10,15 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pl_pointwise.tasks.common.records import (
-    bad_field,
-    digest,
-    field,
-    json_object,
-    kind,
-    shown,
-    text_field,
-)
+from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
 from pl_pointwise.tasks.language_model import records
 from pl_pointwise.tasks.language_model.messages import parse_answer, parse_tools, parts_of
 from pl_pointwise.tasks.language_model.records import Response, read_preference, read_when2call
@@ -48,9 +40,9 @@ class Record(records.Record):
         return [CATEGORIES.index(r.behaviour) if r.behaviour else -1 for r in self.responses]
 
 
+@records.reads_whole
 def parse_preference(row: Any, where: str) -> Record:
     """A row of schema "when2call": the chosen answer, then the rejected one."""
-    row = json_object(row, where)
     field(row, "tools", where)
     for name in ("category", "rejected_category"):
         if row.get(name) is not None:
@@ -59,15 +51,17 @@ def parse_preference(row: Any, where: str) -> Record:
     return _record(read, read.responses[0].behaviour)
 
 
+@records.reads_whole
 def parse_pair(row: Any, where: str) -> Record:
     """A row of schema "preference"."""
-    return _record(read_preference(json_object(row, where), where))
+    return _record(read_preference(row, where))
 
 
 def _record(read: records.Record, category: str = "") -> Record:
     return Record(read.messages, read.tools, read.responses, read.where, category)
 
 
+@records.reads_whole
 def parse_choice(row: Any, where: str) -> Record:
     """A row of the multiple-choice split: the right answer, then the others by category."""
     record = parse_question(row, where)
@@ -81,9 +75,9 @@ def parse_choice(row: Any, where: str) -> Record:
     return replace(record, responses=tuple(responses), given_category=right, choice=True)
 
 
+@records.reads_whole
 def parse_question(row: Any, where: str) -> Record:
     """A question to predict for: {"question", "tools"}, optionally "answers" to choose from."""
-    row = json_object(row, where)
     question = text_field(field(row, "question", where), "question", where)
     given = row.get("answers") or {}
     if not isinstance(given, dict):

@@ -141,3 +141,15 @@ def test_shipped_example_has_three_kinds_of_requirements(language_model_folder) 
 def test_options_that_cannot_be_are_refused(options, words) -> None:
     with pytest.raises(DataError, match=words):
         ConversationDataModule(**options)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_records_of_the_page_train_as_they_are_printed(
+    seed, language_model_folder, tmp_path
+) -> None:
+    """Whichever are held out, a record of the objective is trained on."""
+    page = (Path(__file__).parents[3] / "docs/conversation.md").read_text(encoding="utf-8")
+    (tmp_path / "r.jsonl").write_text(page.partition("```json\n")[2].partition("```")[0])
+    data = module(language_model_folder, str(tmp_path / "r.jsonl"), val_fraction=0.1, seed=seed)
+    data.setup("fit")
+    assert "reference" in {role for r in data.datasets["train"].records for role in r.roles}

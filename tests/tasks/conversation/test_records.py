@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.records import json_object, records_of
 from pl_pointwise.tasks.conversation.records import Reading, told
 from pl_pointwise.tasks.language_model.records import Record, Response, with_refusals
 
@@ -63,6 +64,13 @@ NOT_SAID = {"role": "assistant", "content": "no"}
 PAIR = [("prefer", "yes"), ("avoid", "no")]
 SPOKEN = {"chosen": [*ASK, SAID], "rejected": [*ASK, NOT_SAID]}
 CALLED = {"content": f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>"}
+HUMAN = [{"from": "human", "value": "Hi"}]
+
+
+def spoken(text: str) -> dict[str, Any]:
+    return {"from": "gpt", "value": text}
+
+
 SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
     ("preference", {"prompt": "Hi", "chosen": "yes", "rejected": "no"}, PAIR),
     ("preference", {"prompt": ASK, "chosen": [SAID], "rejected": [NOT_SAID]}, PAIR),
@@ -85,6 +93,32 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
     ),
     ("instruction", {"instruction": "Hi", "output": "yes"}, [("reference", "yes")]),
     ("messages", {"messages": [*ASK, SAID]}, [("reference", "yes")]),
+    ("messages", {"messages": [*ASK, SAID | {"weight": 1}], "label": True}, PAIR[:1]),
+    ("messages", {"messages": [*ASK, NOT_SAID], "label": False}, PAIR[1:]),
+    ("messages", {"conversations": [*HUMAN, spoken("yes")]}, [("reference", "yes")]),
+    (
+        "messages",
+        {"conversation": [*HUMAN, {"from": "function_call", "value": json.dumps(CALL)}]},
+        [("reference", [CALL])],
+    ),
+    (
+        "preference",
+        {"conversations": HUMAN, "chosen": spoken("yes"), "rejected": spoken("no")},
+        PAIR,
+    ),
+    (
+        "preference",
+        {name: json.dumps(turns) for name, turns in {"prompt": ASK, **SPOKEN}.items()},
+        PAIR,
+    ),
+    ("answer", {"prompt": "Hi", "completion": "no", "label": False}, PAIR[1:]),
+    ("answer", {"prompt": ASK, "completion": [SAID], "label": "true"}, PAIR[:1]),
+    (
+        "answer",
+        {"prompt": "Hi", "completion": "no", "role": "keep", "label": None},
+        [("keep", "no")],
+    ),
+    ("instruction", {"query": "Hi", "response": "yes", "history": []}, [("reference", "yes")]),
     (
         "records",
         {"prompt": "Hi", "responses": [{"role": "avoid", "tool_calls": [CALL]}]},
@@ -136,6 +170,12 @@ def test_pairs_of_different_conversations_are_refused() -> None:
         ({"prompt": "Hi", "answer": "yes", "Role": "keep"}, ["Role", 'Write "role"']),
         ({"prompt": "Hi", "responses": [{"role": "refuse"}], "tool": []}, ['Write "tools"']),
         ({"prompt": "Hi", "answer": "yes", "avoid": "no"}, ['"avoid" stands beside', "responses"]),
+        (
+            {"prompt": str(ASK), "answer": "yes"},
+            ['"prompt" is not readable JSON', "{role, content}"],
+        ),
+        ({"prompt": "Hi", "prefer": [*ASK, SAID]}, ['"prefer" has 2 turns', "one turn"]),
+        ({"messages": [{"role": "system", "content": ""}], "answer": "a"}, ["empty", "the user"]),
     ],
 )
 def test_bad_row_is_refused_by_file_and_line(row, words) -> None:
@@ -144,9 +184,127 @@ def test_bad_row_is_refused_by_file_and_line(row, words) -> None:
     assert all(word in str(found.value) for word in ["f, line 3", *words])
 
 
-def test_other_fields_of_public_data_are_passed_over() -> None:
-    row = {"prompt": "Hi", "answer": "yes", "round": 3, "source": "s", "reference": "a book"}
-    assert roles(Reading()(row, "f")) == [("reference", "yes")]
+def test_other_fields_of_public_data_are_named_once_a_file() -> None:
+    turns = [ASK[0] | {"name": "Ann"}, SAID | {"time": 0, "weight": 1}]
+    rows: list[dict[str, Any]] = [
+        {"prompt": "Hi", "answer": "yes", "round": 3, "reference": "a book", "system": ""},
+        {"prompt": "Hi", "answer": "yes", "round": False, "images": [], "label": "mild"},
+        {"messages": turns, "tools": [TOOL | {"strict": True}], "objective": True},
+        {"prompt": "Hi", "responses": [{"role": "prefer", "content": "yes", "tolerance": "-1"}]},
+    ]
+    with pytest.warns(UserWarning, match="^f: ") as warned:
+        found = records_of(((f"line {i}", row) for i, row in enumerate(rows)), "f", Reading())
+    fields = "label, messages[].name, messages[].time, reference, round"
+    assert [str(each.message) for each in warned] == [
+        f"f: fields {fields} of 2 of 4 records are not read."
+    ]
+    assert found[3].responses == (Response("prefer", "yes", -1.0),)
+    renamed = Reading(columns={"prompt": "frage", "answer": "antwort", "question": "q"})
+    row = {"frage": "Hi", "antwort": "yes", "q": "nor this", "prompt": "not this"}
+    with pytest.warns(UserWarning, match="f: fields prompt, q of 1 of 1 records"):
+        records_of([("line 1", row)], "f", renamed)
+
+
+CONVERSED = {"messages": [*ASK, SAID]}
+CHANGED: list[tuple[dict[str, Any], str]] = [
+    (CONVERSED | {"history": [["a", "b"]]}, "history"),
+    *((CONVERSED | {name: ["a.png"]}, name) for name in ("images", "audios", "videos")),
+    (CONVERSED | {"image": "a.png"}, "image"),
+    *((CONVERSED | {name: value}, name) for name, value in (("weight", 0), ("train", False))),
+    (CONVERSED | {"label": 0}, "label"),
+    ({"prompt": "Hi", "answer": "yes", "role": "keep", "label": False}, "label"),
+    ({"messages": [*ASK, SAID | {"weight": 0}]}, "messages[1].weight"),
+    ({"messages": [*ASK, SAID | {"prefix": True}]}, "messages[1].prefix"),
+    ({"prompt": "Hi", "completion": [SAID | {"loss_weight": 0.0}]}, "completion[0].loss_weight"),
+    ({"prompt": "Hi", "chosen": SAID | {"train": "false"}, "rejected": "no"}, "chosen.train"),
+    ({"conversations": [*HUMAN, spoken("yes") | {"weight": 0}]}, "conversations[1].weight"),
+    (CONVERSED | {"functions": [TOOL]}, "functions"),
+    ({"question": "Hi", "answer": "yes", "context": "A book."}, "context"),
+    ({"question": "Hi", "answer": "yes", "system_prompt": "Be short."}, "system_prompt"),
+    (CONVERSED | {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    ({"query": "Hi", "response": "yes", "rejected_response": "no"}, "rejected_response"),
+]
+
+
+@pytest.mark.parametrize(("row", "name"), CHANGED, ids=[name for _, name in CHANGED])
+def test_a_field_that_makes_the_record_another_is_refused(row, name) -> None:
+    for reading in (Reading(), Reading(columns={each: each for each in row if each != name})):
+        with pytest.raises(DataError) as found:
+            reading(row, "f, line 3")
+        assert f'f, line 3: field "{name}" is' in str(found.value)
+        assert "makes the record another. " in str(found.value)
+
+
+def test_a_mark_that_asks_for_what_is_done_anyway_is_no_fault() -> None:
+    turns = [ASK[0] | {"train": False}, NOT_SAID | {"weight": 0}, *ASK, SAID | {"train": True}]
+    row = json_object({"messages": turns, "context": "", "history": None, "weight": 1}, "f")
+    record = Reading()(row, "f")
+    assert (len(record.messages), roles(record)) == (3, [("reference", "yes")])
+    assert row.unread() == {"weight": 1}
+
+
+BRIEF = {"role": "system", "content": "Be short."}
+MORE = [*ASK, {"role": "assistant", "content": "What?"}, {"role": "user", "content": "Well?"}]
+
+
+@pytest.mark.parametrize(
+    ("front", "behind", "expected"),
+    [
+        ({"system": "Be short."}, ASK, [BRIEF, *ASK]),
+        ({"prompt": [BRIEF, *ASK]}, ASK, [BRIEF, *ASK]),
+        ({"prompt": "Hi"}, MORE, MORE),
+        ({"prompt": ASK}, MORE[1:], MORE),
+        ({"messages": [BRIEF, *ASK]}, MORE, [BRIEF, *MORE]),
+        ({"prompt": [BRIEF]}, MORE, [BRIEF, *MORE]),
+        ({}, [BRIEF, *ASK], [BRIEF, *ASK]),
+        ({"prompt": "Bye"}, MORE, None),
+    ],
+)
+def test_a_prompt_and_the_turns_of_the_answers_are_one_conversation(
+    front, behind, expected
+) -> None:
+    """Or two, and then refused."""
+    pair = {"chosen": [*behind, SAID], "rejected": [*behind, NOT_SAID]}
+    rows = [(pair, PAIR), ({"completion": pair["chosen"]}, [("reference", "yes")])]
+    for given, answers in rows:
+        if expected is None:
+            with pytest.raises(DataError, match=r'f: field "prompt" and the turns .* two conv'):
+                Reading()(front | given, "f")
+        else:
+            record = Reading()(front | given, "f")
+            assert (record.messages, roles(record)) == (expected, answers)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"instruction": "Well?", "input": "", "output": "yes"},
+        {"query": "Well?", "response": "yes", "system": "Be short."},
+        {"prompt": "Well?", "completion": "yes"},
+    ],
+)
+def test_history_is_the_earlier_turns(row) -> None:
+    for history in ([["Hi", "What?"]], json.dumps([["Hi", "What?"]]), MORE[:2]):
+        record = Reading()(row | {"history": history}, "f")
+        assert record.messages[-3:] == MORE
+        assert record.messages[:-3] == [BRIEF] * ("system" in row)
+    with pytest.raises(DataError, match='"history" is no list of exchanges'):
+        Reading()(row | {"history": [["Hi"]]}, "f")
+
+
+def test_turns_of_others_have_our_roles() -> None:
+    said = [("system", "S"), ("human", "a"), ("function_call", json.dumps([CALL, CALL]))]
+    said += [("observation", "1"), ("gpt", "b"), ("human", "c"), ("gpt", "d")]
+    turns = [{"from": speaker, "value": text} for speaker, text in said]
+    record = Reading()({"conversations": turns, "tools": json.dumps([TOOL])}, "f")
+    assert [turn["role"] for turn in record.messages] == [
+        "system", "user", "assistant", "tool", "assistant", "user"
+    ]  # fmt: skip
+    assert [call["function"] for call in record.messages[2]["tool_calls"]] == [CALL, CALL]
+    assert (record.tools, roles(record)) == ([TOOL], [("reference", "d")])
+    for speaker, text, said_ in (("robot", "x", "is 'robot'"), ("function_call", "f(", "JSON")):
+        with pytest.raises(DataError, match=said_):
+            Reading()({"conversations": [{"from": speaker, "value": text}, *turns]}, "f")
 
 
 @pytest.mark.parametrize("row", [{"prompt": "Hi"}, {"messages": ASK}, {"messages": [*ASK, SAID]}])

@@ -40,10 +40,25 @@ def test_calls_are_read_in_every_form_and_texts_beside_them_kept(content, call) 
     assert turn_text(turn).endswith(json.dumps(CALL))
 
 
+@pytest.mark.parametrize("arguments", ["", " ", None, {}, "{}"])
+def test_a_call_without_arguments_has_none(arguments) -> None:
+    (turn,) = parse_messages(
+        [call_turn([OPENAI | {"function": CALL | {"arguments": arguments}}])], "x"
+    )
+    assert turn["tool_calls"][0]["function"] == {"name": "add", "arguments": {}}
+    assert parse_answer([CALL | {"arguments": arguments}], "x", "a") == [CALL | {"arguments": {}}]
+
+
+@pytest.mark.parametrize("content", ["", " ", None, []])
+def test_an_empty_system_turn_is_left_out(content) -> None:
+    turns = [{"role": "system", "content": content}, {"role": "user", "content": "Hi"}]
+    assert parse_messages(turns, "x") == turns[1:]
+
+
 def test_a_conversation_keeps_what_it_has() -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
-        {"role": "developer", "content": [text_part("Be "), text_part("kind.")]},
+        {"role": "developer", "content": [text_part("Be "), {"type": "text", "value": "kind."}]},
         {"role": "user", "content": "1 + 0?", "tool_calls": None},
         call_turn([OPENAI], reasoning="Add."),
         {"role": "tool", "tool_call_id": "c1", "name": "add", "content": {"sum": 1}},

@@ -70,9 +70,16 @@ BAD_PREFERENCES = [
     (ROW | {"rejected_response": ROW["chosen_response"]}, "equals the chosen one"),
     (ROW | {"chosen_response": {"content": "<TOOLCALL>[{]</TOOLCALL>"}}, "malformed tool call"),
     (ROW | {"category": "joke"}, "\"category\" is 'joke'"),
+    (ROW | {"history": [["a", "b"]]}, 'field "history" is .* not read'),
+    (
+        ROW | {"messages": [ROW["messages"][0] | {"images": ["a.png"]}]},
+        r'"messages\[0\].images" is',
+    ),
+    (ROW | {"chosen_response": {"content": "a", "weight": 0}}, '"chosen_response.weight" is 0'),
 ]
 BAD_CHOICES = [
     (QUESTION | {"correct_answer": "joke"}, "is 'joke'"),
+    (QUESTION | {"system": "Be short."}, 'field "system" is .* not read'),
     (without(QUESTION, "answers"), "lacks direct, tool_call"),
     (QUESTION | {"answers": QUESTION["answers"] | {"tool_call": "add"}}, "is not a tool call"),
 ]

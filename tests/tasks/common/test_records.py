@@ -1,0 +1,168 @@
+"""One set of records in every kind of file, and what of a file is refused by place and field."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow.ipc
+import pytest
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.records import numbered, records_of, rows_of
+from pl_pointwise.tasks.conversation.records import Reading
+from pl_pointwise.tasks.language_model.records import Record
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    return {"name": name, "parameters": {"type": "object", "properties": properties}}
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"name": name, "arguments": arguments}]}
+
+
+def asking(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+UNIT = {"type": "string", "enum": ["C", "F"]}
+ROWS: list[dict[str, Any]] = [
+    {"messages": [*asking("a"), call("f", x="1")], "tools": [tool("f", x={"type": "string"})]},
+    {
+        "messages": [*asking("b"), call("g", y=2, deep={"z": [{"v": 1}, {"w": 2}]})],
+        "tools": [tool("g", y={"type": "integer", "default": None}), tool("h", u=UNIT)],
+    },
+    {"messages": [*asking("c"), call("k")], "tools": [tool("k", x=UNIT)]},
+    {"messages": [*asking("d"), {"role": "assistant", "content": "No.", "refusal": None}]},
+]
+
+
+def read(path: Path) -> list[Record]:
+    return records_of(rows_of(str(path)), path.name, Reading())
+
+
+def contents(records: list[Record]) -> list[Any]:
+    return [(each.messages, each.tools, each.responses) for each in records]
+
+
+def test_every_kind_of_file_gives_the_same_records(tmp_path: Path) -> None:
+    """Arrow fills the tools and arguments of one column with nulls; they are not trained on."""
+    lines = "\n".join(map(json.dumps, ROWS)).encode()
+    whole = json.dumps({"data": ROWS}, indent=1).encode()
+    for name, content in {
+        "a.jsonl": lines,
+        "lines.json": lines,
+        "list.json": json.dumps(ROWS, indent=1).encode(),
+        "data.json": b"\xef\xbb\xbf" + whole,
+        "a.jsonl.gz": gzip.compress(lines),
+        "a.JSON.gz": gzip.compress(whole),
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    table = datasets.Dataset.from_list(ROWS)
+    table.to_parquet(tmp_path / "a.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    next((tmp_path / "saved").glob("*.arrow")).rename(tmp_path / "stream.arrow")
+    with pyarrow.ipc.new_file(tmp_path / "file.arrow", table.data.table.schema) as file:
+        file.write_table(table.data.table)
+    paths = [path for path in sorted(tmp_path.iterdir()) if path.is_file()]
+    assert len(paths) == 9
+    expected = contents(read(tmp_path / "a.jsonl"))
+    assert expected[1][1] == ROWS[1]["tools"]
+    for path in paths:
+        assert contents(read(path)) == expected, path.name
+    assert contents(records_of(numbered(table, "hub"), "hub", Reading())) == expected
+    (tmp_path / "one.json").write_text(json.dumps(ROWS[0], indent=1))
+    assert contents(read(tmp_path / "one.json")) == expected[:1]
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"], ids=["csv", "tsv"])
+def test_cells_of_a_table_are_what_they_say(delimiter: str, tmp_path: Path) -> None:
+    path = tmp_path / ("a.csv" if delimiter == "," else "a.TSV")
+    responses = [{"role": "refuse"}, {"role": "avoid", "content": "b", "tolerance": -3}]
+    cells = [
+        ["prompt", "answer", "role", "tolerance", "around", "responses", "tools"],
+        ["Say\n“a”", "a, b", "", "", "", "", ""],
+        ["p", "b", "prefer", "-0.5", "", "", json.dumps([tool("f")])],
+        ["p", "c", "forget", "", "-2", "", ""],
+        ["p", "", "", "", "", json.dumps(responses), ""],
+    ]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=delimiter).writerows(cells)
+    found = records_of(rows_of(str(path)), path.name, Reading("answer"), skip_invalid=True)
+    assert [(r.responses[0].role, r.responses[0].tolerance) for r in found] == [
+        ("reference", None), ("prefer", -0.5), ("forget", -2.0)
+    ]  # fmt: skip
+    assert (found[0].messages[0]["content"], found[1].tools) == ("Say\n“a”", [tool("f")])
+    by_list = records_of(rows_of(str(path)), path.name, Reading("records"), skip_invalid=True)
+    assert [each.role for each in by_list[0].responses] == ["refuse", "avoid"]
+    with path.open("a", encoding="utf-8") as file:
+        file.write(delimiter.join(["p", "q", *[""] * 5, "r"]) + "\n")
+    with pytest.warns(UserWarning, match="fields cells beyond the header of 1 of 4"):
+        records_of(rows_of(str(path)), path.name, Reading("answer"), skip_invalid=True)
+
+
+GOOD = '{"prompt": "Hi", "answer": "yes"}'
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ('{"prompt": "a \\ud83d b", "answer": "c"}', 'field "prompt" holds half a character'),
+        ('{"prompt": [{"role": "user", "content": "\\uDE00"}], "answer": "c"}',
+         'field "prompt[0].content" holds half'),
+        ('{"prompt": "a", "answer": "c", "\\ud83d": 1}', "holds half a character"),
+        ('{"prompt": "a", "answer": "c", "tools": "[{\\"name\\": \\"\\\\ud83d\\"}]"}',
+         'field "tools" is not readable JSON (field "[0].name" holds half'),
+        ('{"prompt": "a", "answer": "c", "x": ' + "[" * 100_000 + "]" * 100_000 + "}",
+         "too many lists and objects"),
+        ('{"prompt": "a", "answer": "c", "x": ' + "[" * 150 + "]" * 150 + "}",
+         "is nested more than 100 deep"),
+        ('{"prompt": "a", "answer": "c", "answer": "d"}', "the key 'answer' stands in one"),
+        ('{"prompt": [{"role": "user", "content": "a", "content": "b"}], "answer": "c"}',
+         "the key 'content' stands in one object 2 times"),
+    ],
+    ids=["text", "turn", "key", "JSON in a text", "deepest", "deep", "key", "key of a turn"],
+)  # fmt: skip
+def test_a_line_that_nothing_can_render_is_refused_or_skipped(
+    bad: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{GOOD}\n{bad}\n")
+    for skip in (None, False):
+        with pytest.raises(DataError, match=f"a.jsonl, line 2: .*{re.escape(said)}"):
+            records_of(rows_of(str(path)), path.name, Reading(), skip)
+    with pytest.warns(UserWarning, match="left out 1 of 2 records"):
+        assert len(records_of(rows_of(str(path)), path.name, Reading(), skip_invalid=True)) == 1
+    path = tmp_path / "a.json"
+    path.write_text(f"[{GOOD}, {bad}]")
+    with pytest.raises(DataError, match=r"a\.json"):
+        records_of(rows_of(str(path)), path.name, Reading())
+
+
+def test_an_emoji_of_two_halves_is_a_character(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "\\ud83d\\ude00", "answer": "\u00e9"}')
+    assert read(tmp_path / "a.jsonl")[0].messages == asking("\U0001f600")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.jsonl.zip", "a.xlsx"])
+def test_a_file_of_another_ending_says_which_are_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(GOOD)
+    endings = r"\.jsonl, \.json, \.csv, \.tsv, \.parquet, \.arrow, or these and \.gz"
+    with pytest.raises(DataError, match=f"{name}: cannot be read .*{endings}"):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz", "a.csv.gz", "a.parquet", "a.arrow"])
+def test_a_damaged_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    noise = random.Random(0).randbytes(500)
+    for content in (noise, gzip.compress(f"{GOOD}\n{noise.hex()}".encode())[:-100]):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"{name}: cannot be read"):
+            read(tmp_path / name)
