@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,30 @@ def check_trained(task: Task) -> None:
         raise TrainingError(
             "No weight requires a gradient. Unfreeze some: module.unfreeze(), or requires_grad_() "
             "of a part."
+        )
+
+
+def frozen_weights(task: Task) -> list[str]:
+    """Names of the weights that are not trained."""
+    return [name for name, weight in task.named_parameters() if not weight.requires_grad]
+
+
+def check_frozen(task: Task, before: Sequence[str] | None, at_start: Sequence[str]) -> None:
+    """Refuses, in the first step of a resume, other frozen weights than ``before``, at the save.
+
+    at_start: those before the hooks of this run, which may freeze and unfreeze.
+    """
+    if before is None:  # An older checkpoint.
+        return
+    now, names = frozen_weights(task), {name for name, _ in task.named_parameters()}
+    frozen = set(now).intersection(at_start).difference(before)
+    thawed = names.intersection(before).difference(now, at_start)
+    if changed := sorted(frozen | thawed):
+        raise TrainingError(
+            f"{len(changed)} weights ({changed[0]}, …) are frozen now and were not when this "
+            "checkpoint was saved, or the reverse: a resume does not repeat what froze them then, "
+            "such as BackboneFinetuning. Set requires_grad in on_fit_start as it was, or start "
+            "from load_from_checkpoint, without ckpt_path."
         )
 
 
