@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler, SequentialSampler
 
-from .data import PointwiseSampler, dataset_of, fingerprint
+from .data import IndexedDataset, PointwiseSampler, dataset_of, fingerprint
 from .errors import TrainingError
 from .fingerprints import probes_of
 from .step import OBJECTIVE, Terms
@@ -239,10 +239,33 @@ def repeats_samples(loader: Any) -> bool:
     return wrapped is not None or type(sampler) not in known
 
 
+def indexed_within(dataset: Any, depth: int = 8) -> Iterator[IndexedDataset]:
+    """The outermost IndexedDatasets among what a data set holds, in lists too."""
+    for value in getattr(dataset, "__dict__", {}).values() if depth else ():
+        for part in value[:1024] if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(part, IndexedDataset):
+                yield part
+            elif isinstance(part, Dataset) or hasattr(part, "dataset") or hasattr(part, "datasets"):
+                yield from indexed_within(part, depth - 1)
+
+
 def check_index(dataset: Any) -> None:
-    """Refuses probed rows with another index than their position; without one, collate adds it."""
+    """Refuses probed rows with another index than their position; without one, collate adds it.
+
+    Also, whatever the rows say, an IndexedDataset within a data set whose positions are others.
+    """
+    if not isinstance(dataset, IndexedDataset):  # Which sets the index itself.
+        count = len(dataset)
+        for inner in indexed_within(dataset):
+            order = getattr(dataset, "indices", range(count))
+            if len(inner) != count or [*order] != [*range(count)]:
+                raise TrainingError(
+                    f"A {type(dataset).__name__} of {count:,} rows takes them from an "
+                    f"IndexedDataset of {len(inner):,}, or in another order. {SHARED_ROWS}"
+                )
+    parts = [end - 1 for end in getattr(dataset, "cumulative_sizes", ()) if end]
     with isolate_rng(include_cuda=False):
-        for position in probes_of(len(dataset)):
+        for position in sorted({*probes_of(len(dataset)), *parts}):
             row = dataset[position]
             if not isinstance(row, Mapping) or "index" not in row:
                 return

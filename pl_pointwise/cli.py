@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.callbacks import BasePredictionWriter, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.cli import (
     ArgsType,
     LightningArgumentParser,
@@ -172,6 +172,27 @@ class PointwiseCLI(LightningCLI):
                 found = innermost(error)
                 raise found from found.__cause__
 
+    def before_fit(self) -> None:
+        """``--ckpt_path last`` is a first start where there is none yet, which is said."""
+        named = self.config["fit"].get("ckpt_path")
+        if named == "best":
+            self.before_test()
+        if named == "last":
+            self.trainer.callbacks.append(LambdaCallback(on_fit_start=_say_a_first_start))
+
+    def before_test(self) -> None:
+        """Refuses ``last`` and ``best`` without such a file: the model would be untrained."""
+        named = self.config[self.subcommand].get("ckpt_path")
+        savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        last = any(saver._find_last_checkpoints(self.trainer) for saver in savers)
+        if named == "best" or (named == "last" and not last):
+            raise TrainingError(
+                f"--ckpt_path {named} finds no checkpoint. Give its path, or for last a "
+                "ModelCheckpoint with the dirpath and save_last of the run."
+            )
+
+    before_validate = before_predict = before_test
+
     def after_fit(self) -> None:
         """Prints where the run is, and the command that takes it up."""
         trainer: Any = self.trainer
@@ -221,6 +242,11 @@ class PointwiseCLI(LightningCLI):
         for metric, values in table.items():
             cells = [f"{values[stage]:.4g}" if stage in values else "" for stage in stages]
             print(f"{metric:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
+
+
+def _say_a_first_start(trainer: Any, _: Any) -> None:
+    if trainer.ckpt_path is None and trainer.is_global_zero:
+        print("--ckpt_path last: no checkpoint is there yet, so the run starts afresh.")
 
 
 def find_classes_of_the_folder() -> None:

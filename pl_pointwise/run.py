@@ -62,6 +62,7 @@ class Run:
         self._before_evaluation: dict[str, Any] | None = None
         self._kept_random_state: dict[str, Any] | None = None
         self._epoch_is_open = False  # Whether end_epoch is to come.
+        self._stepped = -1  # The batch of the run that the last step was of.
 
     # The start of a fit -------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class Run:
         self.duals.start(dataset, self._restored)
         self.stepper.first_steps.start(task, dataset, self.duals.fingerprint)
         self.evaluator.forget()
-        self._at_end, self._epoch_is_open = {}, False
+        self._at_end, self._epoch_is_open, self._stepped = {}, False, -1
         if self._restored is not None:
             self._epoch_is_open = self._restored["next"] != "epoch"
             self._restored["frozen_at_start"] = frozen_weights(task)
@@ -185,7 +186,13 @@ class Run:
     @part_of("on_train_epoch_end", after=True)
     def end_epoch(self) -> None:
         """After an override, since a scheduler may monitor what it logs."""
-        stepper = self.stepper
+        stepper, loop = self.stepper, self.task.trainer.fit_loop.epoch_loop
+        started = self._restored is None and loop.batch_progress.current.started
+        if started and not (stepper.skipped_now or stepper.taken_now):
+            raise TrainingError(
+                f"Epoch {self.task.current_epoch} took no step: the training_step of "
+                f"{type(self.task).__name__} has to call super().training_step(batch, batch_idx)."
+            )
         if stepper.skipped_now and not stepper.taken_now:
             raise TrainingError(
                 f"All {stepper.skipped_now} steps of epoch {self.task.current_epoch} were skipped: "
@@ -193,7 +200,7 @@ class Run:
                 "the data, and lower the learning rate."
             )
         # In an epoch that is cut short, what is due at its end comes later.
-        if self.task.trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+        if loop._num_ready_batches_reached():
             self.step_schedulers("epoch")
         self._epoch_is_open = False
 
@@ -210,8 +217,9 @@ class Run:
             warn(
                 self.task,
                 f"No step was taken: epoch {trainer.current_epoch} of {trainer.max_epochs}, step "
-                f"{trainer.global_step} of {trainer.max_steps}. A Trainer that has fitted another "
-                "module counts on from there. A training_step of yours calls super().",
+                f"{trainer.global_step} of {trainer.max_steps}, "
+                f"{trainer.num_training_batches} batches an epoch. A Trainer that has fitted "
+                "another module counts on from there.",
             )
         if self._restored is not None:  # Resumed at its end: no step was taken.
             self._restore_random_state(self._restored["random_states"])
@@ -307,6 +315,15 @@ class Run:
                     "This checkpoint does not hold all arguments of the module. Give again: "
                     f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
                 )
+            stored = checkpoint.get("hyper_parameters") or {}
+            taken = {*self.task.hparams, *self.arguments_left_out}
+            unknown = sorted(n for n in stored if n not in taken and not n.startswith("_"))
+            if trainer is None and unknown:
+                kind = type(self.task).__name__
+                log.warning(
+                    f"{kind} does not take the checkpoint's {', '.join(unknown)}, so their values "
+                    "are dropped. Of a renamed argument give load_from_checkpoint the value."
+                )
             learned = [n for n, f in self.task.formulations.items() if f.scope != "none"]
             unknown = sorted(set(state["multipliers"]).difference(learned))
             if resuming and unknown:
@@ -333,6 +350,10 @@ class Run:
         except TrainingError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if "meta tensor" in str(error):
+                raise TrainingError(
+                    'map_location="meta" leaves multipliers without values: load with "cpu".'
+                ) from error
             raise damaged(str(error)) from error
 
     # Going on -----------------------------------------------------------------------------------
@@ -380,6 +401,13 @@ class Run:
 
     def open_step(self, batch_idx: int) -> None:
         """Before a step; the first one after a resume goes on where the run stood."""
+        batch = self.task.trainer.fit_loop.epoch_loop.total_batch_idx
+        if batch == self._stepped:
+            raise TrainingError(
+                f"super().training_step came twice for batch {batch_idx}: a batch is one step, so "
+                "call it once."
+            )
+        self._stepped = batch
         restored, self._restored, self._epoch_is_open = self._restored, None, True
         self._before_evaluation = None
         if restored is None:
