@@ -174,11 +174,12 @@ class PointwiseCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """``--ckpt_path last`` is a first start where there is none yet, which is said."""
+        trainer: Any = self.trainer
         named = self.config["fit"].get("ckpt_path")
         if named == "best":
             self.before_test()
         if named == "last":
-            self.trainer.callbacks.append(LambdaCallback(on_fit_start=_say_a_first_start))
+            trainer.callbacks.append(LambdaCallback(on_fit_start=_say_a_first_start))
 
     def before_test(self) -> None:
         """Refuses ``last`` and ``best`` without such a file: the model would be untrained."""

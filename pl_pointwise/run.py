@@ -364,18 +364,11 @@ class Run:
         batches, fetcher = loop.epoch_loop, loop._data_fetcher
         if next_is != "batch" and hasattr(loader, "load_state_dict") and loaders:
             # It has given its last batch: the iterator after this one is of the next epoch.
-            try:
-                loader.load_state_dict(loaders[0])
-                if isinstance(loader, ResumableDataLoader):
-                    loader.start_epoch()
-                else:
-                    next(iter(fetcher).iterator, None)
-            except Exception as error:  # Of any kind: the state is another loader's.
-                raise TrainingError(
-                    f"The training {type(loader).__name__} cannot take the state that the "
-                    f"checkpoint has ({type(error).__name__}: {error}). Resume with the loader "
-                    "of that run."
-                ) from error
+            loader.load_state_dict(loaders[0])
+            if isinstance(loader, ResumableDataLoader):
+                loader.start_epoch()
+            else:
+                next(iter(fetcher).iterator, None)
         if next_is == "epoch":
             # As if nothing had been loaded: its iterator is made when it starts.
             batches.restarting = loop._resuming_from_checkpoint = False
