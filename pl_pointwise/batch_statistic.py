@@ -69,6 +69,8 @@ def batch_statistic(
     if formulation.anchor == "largest":
         anchor = left_out.new_full((sides,), -math.inf)
         for violation, mask in parts:
+            if not len(violation):
+                continue
             alone = violation.masked_fill(~mask, -math.inf).unflatten(1, (sides, -1))
             anchor = torch.maximum(anchor, alone.transpose(0, 1).flatten(1).amax(1).to(anchor))
         anchor = reduce(anchor, "max")

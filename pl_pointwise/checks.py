@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
@@ -21,9 +21,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler, SequentialSampler
 
-from .data import PointwiseSampler, dataset_of, fingerprint
+from .data import IndexedDataset, PointwiseSampler, dataset_of, fingerprint
 from .errors import TrainingError
 from .fingerprints import probes_of
 from .step import OBJECTIVE, Terms
@@ -163,6 +163,30 @@ def check_trained(task: Task) -> None:
         )
 
 
+def frozen_weights(task: Task) -> list[str]:
+    """Names of the weights that are not trained."""
+    return [name for name, weight in task.named_parameters() if not weight.requires_grad]
+
+
+def check_frozen(task: Task, before: Sequence[str] | None, at_start: Sequence[str]) -> None:
+    """Refuses, in the first step of a resume, other frozen weights than ``before``, at the save.
+
+    at_start: those before the hooks of this run, which may freeze and unfreeze.
+    """
+    if before is None:  # An older checkpoint.
+        return
+    now, names = frozen_weights(task), {name for name, _ in task.named_parameters()}
+    frozen = set(now).intersection(at_start).difference(before)
+    thawed = names.intersection(before).difference(now, at_start)
+    if changed := sorted(frozen | thawed):
+        raise TrainingError(
+            f"{len(changed)} weights ({changed[0]}, …) are frozen now and were not when this "
+            "checkpoint was saved, or the reverse: a resume does not repeat what froze them then, "
+            "such as BackboneFinetuning. Set requires_grad in on_fit_start as it was, or start "
+            "from load_from_checkpoint, without ckpt_path."
+        )
+
+
 def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
     """Says what checkpoints will lack, such as arguments of the module, now and not at a resume."""
     if left_out:
@@ -258,10 +282,33 @@ def repeats_samples(loader: Any) -> bool:
     return wrapped is not None or type(sampler) not in known
 
 
+def indexed_within(dataset: Any, depth: int = 8) -> Iterator[IndexedDataset]:
+    """The outermost IndexedDatasets among what a data set holds, in lists too."""
+    for value in getattr(dataset, "__dict__", {}).values() if depth else ():
+        for part in value[:1024] if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(part, IndexedDataset):
+                yield part
+            elif isinstance(part, Dataset) or hasattr(part, "dataset") or hasattr(part, "datasets"):
+                yield from indexed_within(part, depth - 1)
+
+
 def check_index(dataset: Any) -> None:
-    """Refuses probed rows with another index than their position; without one, collate adds it."""
+    """Refuses probed rows with another index than their position; without one, collate adds it.
+
+    Also, whatever the rows say, an IndexedDataset within a data set whose positions are others.
+    """
+    if not isinstance(dataset, IndexedDataset):  # Which sets the index itself.
+        count = len(dataset)
+        for inner in indexed_within(dataset):
+            order = getattr(dataset, "indices", range(count))
+            if len(inner) != count or [*order] != [*range(count)]:
+                raise TrainingError(
+                    f"A {type(dataset).__name__} of {count:,} rows takes them from an "
+                    f"IndexedDataset of {len(inner):,}, or in another order. {SHARED_ROWS}"
+                )
+    parts = [end - 1 for end in getattr(dataset, "cumulative_sizes", ()) if end]
     with isolate_rng(include_cuda=False):
-        for position in probes_of(len(dataset)):
+        for position in sorted({*probes_of(len(dataset)), *parts}):
             row = dataset[position]
             if not isinstance(row, Mapping) or "index" not in row:
                 return

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.callbacks import BasePredictionWriter, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
@@ -167,6 +167,28 @@ class PointwiseCLI(LightningCLI):
                 found = innermost(error)
                 raise found from found.__cause__
 
+    def before_fit(self) -> None:
+        """``--ckpt_path last`` is a first start where there is none yet, which is said."""
+        trainer: Any = self.trainer
+        named = self.config["fit"].get("ckpt_path")
+        if named == "best":
+            self.before_test()
+        if named == "last":
+            trainer.callbacks.append(LambdaCallback(on_fit_start=_say_a_first_start))
+
+    def before_test(self) -> None:
+        """Refuses ``last`` and ``best`` without such a file: the model would be untrained."""
+        named = self.config[self.subcommand].get("ckpt_path")
+        savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        last = any(saver._find_last_checkpoints(self.trainer) for saver in savers)
+        if named == "best" or (named == "last" and not last):
+            raise TrainingError(
+                f"--ckpt_path {named} finds no checkpoint. Give its path, or for last a "
+                "ModelCheckpoint with the dirpath and save_last of the run."
+            )
+
+    before_validate = before_predict = before_test
+
     def after_fit(self) -> None:
         next_steps.after_fit(self.trainer, self.model, self.datamodule)
 
@@ -192,6 +214,11 @@ class PointwiseCLI(LightningCLI):
 
 def is_no_tip(record: logging.LogRecord) -> bool:
     return "💡 Tip" not in record.getMessage()
+
+
+def _say_a_first_start(trainer: Any, _: Any) -> None:
+    if trainer.ckpt_path is None and trainer.is_global_zero:
+        print("--ckpt_path last: no checkpoint is there yet, so the run starts afresh.")
 
 
 def find_classes_of_the_folder() -> None:

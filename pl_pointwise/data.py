@@ -144,13 +144,6 @@ class ResumableDataLoader(DataLoader[Any]):
             self.position += 1
             yield batch
 
-    @staticmethod
-    def finish_epoch(state: Any) -> None:
-        """Changes a loader's state, if it is one of these, to the start of the next epoch."""
-        if isinstance(state, dict) and {"epoch", "position", "global_batch_size"} <= state.keys():
-            state["epoch"] += state["position"] > 0
-            state["position"] = 0
-
     def state_dict(self) -> dict[str, int]:
         """Where the loader stands; a finished epoch is the start of the next."""
         finished = self.position >= self.limit
@@ -160,6 +153,10 @@ class ResumableDataLoader(DataLoader[Any]):
             "position": 0 if finished else self.position,
             "global_batch_size": self._global_batch_size,
         }
+
+    def start_epoch(self) -> None:
+        """Forgets where in an epoch the state stood that was loaded; its seed stays."""
+        self._resume_at = None
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue at ``state`` in the next iteration; at the start of an epoch, in that epoch."""

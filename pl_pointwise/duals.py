@@ -224,8 +224,8 @@ class Duals:
         if dataset is not None:
             self._keep_or_reset(dataset, restored)
         self._fit_tables()
-        if restored is None:
-            # Its steps are counted from 0: what was measured stays until it is measured again.
+        if restored is None and not self.task.global_step:
+            # Steps are counted from 0: what was measured stays until it is measured again.
             self.units.load_state_dict({**self.units.state_dict(), "next": 0})
 
     def _keep_or_reset(self, dataset: Any, restored: Mapping[str, Any] | None) -> None:

@@ -173,7 +173,7 @@ class PointwiseModule(Task):
         self._run.open_step(batch_idx)
         measured = self._stepper.take(batch)
         self._stepper.log()
-        self._run.step_schedulers()
+        self._run.step_schedulers("step")
         return torch.tensor(measured.lagrangian)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,10 +15,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .checkpoints import STATE_KEY, VERSION, WholeCheckpointIO, damaged, state_of
 from .checks import (
+    check_frozen,
     check_launcher,
     check_module,
     check_settings,
+    frozen_weights,
     refuse_own_step,
+    sampler_of,
     training_set,
     warn_of_checkpoints,
 )
@@ -54,13 +57,14 @@ class Run:
         self.hooks_running: set[str] = set()  # See own_hooks.py.
         # What a checkpoint says, until the first step after it.
         self._restored: dict[str, Any] | None = None
-        # After the last step of training that has ended, and may be saved and prolonged later.
-        self._random_state_at_end: dict[str, Any] | None = None
+        # Random and loaders' states after training, which may be saved and prolonged later.
+        self._at_end: dict[str, Any] = {}
         # Before an evaluation that may come; and of one within the fit, that before it.
         self._before_evaluation: dict[str, Any] | None = None
         self._kept_random_state: dict[str, Any] | None = None
         self._opened = False  # Whether the fit has taken a step by the module's training_step.
         self._epoch_is_open = False  # Whether an epoch's end, with what is due then, is to come.
+        self._stepped = -1  # The batch of the run that the last step was of.
 
     # The start of a fit -------------------------------------------------------------------------
 
@@ -109,15 +113,13 @@ class Run:
         self.stepper.first_steps.start(task, dataset, self.duals.fingerprint)
         self.evaluator.forget()
         self.stepper.last_words.start_fit()
+        self._at_end, self._epoch_is_open, self._stepped = {}, False, -1
         self._opened = False
-        self._random_state_at_end = None
-        self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
         if self._restored is not None:
-            batches = trainer.fit_loop.epoch_loop
-            new_epoch = self._restored["new_epoch"] or (
-                batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
-            )
-            self._restore(self._restored, new_epoch, plateau=new_epoch)
+            self._epoch_is_open = self._restored["next"] != "epoch"
+            self._restored["frozen_at_start"] = frozen_weights(task)
+            self._place_loops(self._restored["next"], self._restored["loaders"])
+            self._restore_random_state(self._restored["random_states"])
 
     def _limit_loader(self) -> None:
         """Tells the training loader how many batches the trainer takes of it."""
@@ -140,19 +142,17 @@ class Run:
             return 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / decay)))
         return max(0.0, (total - step) / decay) if optimization.schedule == "linear" else 1.0
 
-    def step_schedulers(self, after_epoch: bool = False, epoch: int | None = None) -> None:
-        """Steps the schedulers that are due after a batch, or (plateaus) an epoch's validation."""
+    def step_schedulers(self, interval: str) -> None:
+        """Steps the schedulers that are due after a "step", or after an "epoch"'s validation."""
         trainer = self.task.trainer
+        batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        count = batches if interval == "step" else self.task.current_epoch + 1
         for config in trainer.lr_scheduler_configs:
-            scheduler, by_epoch = config.scheduler, config.interval == "epoch"
+            scheduler = config.scheduler
             on_plateau = getattr(
                 scheduler, "reduce_on_plateau", isinstance(scheduler, ReduceLROnPlateau)
             )
-            due = on_plateau == after_epoch and (after_epoch or trainer.is_last_batch)
-            count = epoch or self.task.current_epoch + 1
-            if not by_epoch:
-                due, count = not after_epoch, trainer.fit_loop.epoch_loop.total_batch_idx + 1
-            if not due or count % config.frequency:
+            if config.interval != interval or count % config.frequency:
                 continue
             metric = self._monitored(scheduler) if on_plateau else None
             if not on_plateau or metric is not None:
@@ -195,7 +195,13 @@ class Run:
     @part_of("on_train_epoch_end", after=True)
     def end_epoch(self) -> None:
         """After an override, since a scheduler may monitor what it logs."""
-        stepper = self.stepper
+        stepper, loop = self.stepper, self.task.trainer.fit_loop.epoch_loop
+        started = self._restored is None and loop.batch_progress.current.started
+        if started and not (stepper.skipped_now or stepper.taken_now):
+            raise TrainingError(
+                f"Epoch {self.task.current_epoch} took no step: the training_step of "
+                f"{type(self.task).__name__} has to call super().training_step(batch, batch_idx)."
+            )
         if stepper.skipped_now and not stepper.taken_now:
             raise TrainingError(
                 f"All {stepper.skipped_now} steps of epoch {self.task.current_epoch} were skipped: "
@@ -203,14 +209,15 @@ class Run:
                 "the data, and lower the learning rate."
             )
         # In an epoch that is cut short, what is due at its end comes later.
-        if self.task.trainer.fit_loop.epoch_loop._num_ready_batches_reached():
-            self.step_schedulers(after_epoch=True)
+        if loop._num_ready_batches_reached():
+            self.step_schedulers("epoch")
         self._epoch_is_open = False
 
     @part_of("on_train_end")
     def end_training(self) -> None:
         """A window of steps that is open stays open: a longer fit closes it."""
-        self._random_state_at_end = random_state(self.task.device)
+        loaders = self.task.trainer.fit_loop._combined_loader
+        self._at_end = {"random_state": self._random_state(), "loaders": loaders._state_dicts()}
 
     @part_of("on_fit_end")
     def end_fit(self) -> None:
@@ -224,14 +231,16 @@ class Run:
             warn(
                 self.task,
                 f"No step was taken: epoch {trainer.current_epoch} of {trainer.max_epochs}, step "
-                f"{trainer.global_step} of {trainer.max_steps}. A Trainer that has fitted another "
-                "module counts on from there.",
+                f"{trainer.global_step} of {trainer.max_steps}, "
+                f"{trainer.num_training_batches} batches an epoch. A Trainer that has fitted "
+                "another module counts on from there.",
             )
         if self._opened:
             self.stepper.last_words.say(self.duals)
-        if self._restored is not None:  # Resumed at its end: training did not start.
-            self._restore(self._restored, new_epoch=False, plateau=self._restored["new_epoch"])
-            self.end_training()
+        if self._restored is not None:  # Resumed at its end: no step was taken.
+            self._restore_random_state(self._restored["random_states"])
+            loaders = self._restored["loaders"]
+            self._at_end = {"random_state": self._random_state(), "loaders": loaders}
         self._restored = None
 
     # An evaluation, which within a fit draws no random number of the fit ------------------------
@@ -239,7 +248,7 @@ class Run:
     @part_of("on_validation_model_zero_grad")
     def note_random_state(self) -> None:
         """Before an evaluation that may come, whose loaders draw before it starts."""
-        self._before_evaluation = random_state(self.task.device)
+        self._before_evaluation = self._random_state()
 
     @part_of("on_validation_start")
     def keep_random_state(self) -> None:
@@ -277,14 +286,18 @@ class Run:
             own = states[0]
             states = states * trainer.world_size
             torch.distributed.all_gather_object(states, own)
+        if self._at_end and "loops" in checkpoint:
+            # Asked after training, a loader tells of an epoch that it did not begin.
+            of_loop = checkpoint["loops"]["fit_loop"]["state_dict"]
+            of_loop["combined_loader"] = self._at_end["loaders"]
+        evaluated = trainer.fit_loop.epoch_loop.val_loop.batch_progress
         checkpoint[STATE_KEY] = {
             "version": VERSION,
             **self.duals.state_dict(),
             "epoch_is_open": self._epoch_is_open,
-            "in_evaluation": (
-                self._kept_random_state is not None
-                and trainer.state.status == TrainerStatus.INTERRUPTED
-            ),
+            "in_evaluation": bool(self._before_evaluation or self._kept_random_state)
+            and (trainer.state.status == TrainerStatus.INTERRUPTED or not evaluated.is_last_batch),
+            "frozen": frozen_weights(self.task),
             "left_out": self.stepper.left_out,
             "skipped_steps": self.stepper.skipped_steps,
             "monitored": {
@@ -298,13 +311,20 @@ class Run:
 
     def _random_state_to_save(self) -> dict[str, Any]:
         """The one after the last step: later draws belong to an evaluation, a fetch or nothing."""
-        if known := self._random_state_at_end or self._kept_random_state:
+        known = self._at_end.get("random_state")
+        if known := known or self._kept_random_state or self._before_evaluation:
             return known
-        state = random_state(self.task.device)
+        state = self._random_state()
         loader = self.task.trainer.train_dataloader
         if isinstance(loader, ResumableDataLoader) and loader.before_fetch is not None:
             state |= loader.before_fetch
         return state
+
+    def _random_state(self) -> dict[str, Any]:
+        """Of this process, and of the training loader's own generators."""
+        generators = generators_of(self.task.trainer.train_dataloader)
+        state = random_state(self.task.device)
+        return state | {"loader": [generator.get_state() for generator in generators]}
 
     @part_of("on_load_checkpoint")
     def load(self, checkpoint: dict[str, Any]) -> None:
@@ -318,6 +338,15 @@ class Run:
                     "This checkpoint does not hold all arguments of the module. Give again: "
                     f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
                 )
+            stored = checkpoint.get("hyper_parameters") or {}
+            taken = {*self.task.hparams, *self.arguments_left_out}
+            unknown = sorted(n for n in stored if n not in taken and not n.startswith("_"))
+            if trainer is None and unknown:
+                kind = type(self.task).__name__
+                log.warning(
+                    f"{kind} does not take the checkpoint's {', '.join(unknown)}, so their values "
+                    "are dropped. Of a renamed argument give load_from_checkpoint the value."
+                )
             learned = [n for n, f in self.task.formulations.items() if f.scope != "none"]
             unknown = sorted(set(state["multipliers"]).difference(learned))
             if resuming and unknown:
@@ -329,68 +358,105 @@ class Run:
             self.stepper.left_out = int(state["left_out"])
             self.stepper.skipped_steps = int(state["skipped_steps"])
             self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))
-            self._random_state_at_end = self._restored = None
+            self._at_end, self._restored = {}, None
             if resuming:
-                kept = ("fingerprint", "epoch_is_open", "random_states", "monitored")
+                kept = ("fingerprint", "random_states", "monitored")
                 self._restored = {key: state[key] for key in kept}
-                self._restored["new_epoch"] = correct_loaded_progress(checkpoint)
+                self._restored["frozen"] = state.get("frozen")
+                if "loops" in checkpoint:  # Else, of weights only, the trainer says so.
+                    fit = checkpoint["loops"]["fit_loop"]
+                    next_is = correct_loaded_progress(fit, state)
+                    self._restored["next"] = next_is
+                    self._restored["loaders"] = fit["state_dict"].get("combined_loader", [])
+                    if next_is != "batch":  # Lightning would go on in the epoch that it is of.
+                        fit["state_dict"]["combined_loader"] = []
         except TrainingError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if "meta tensor" in str(error):
+                raise TrainingError(
+                    'map_location="meta" leaves multipliers without values: load with "cpu".'
+                ) from error
             raise damaged(str(error)) from error
 
     # Going on -----------------------------------------------------------------------------------
 
-    def _restore(self, restored: Mapping[str, Any], new_epoch: bool, plateau: bool) -> None:
-        """Puts the random state back where it stood, unless the number of ranks is another now."""
-        task, states = self.task, restored["random_states"]
-        if len(states) == task.trainer.world_size:
-            try:
-                restore_random_state(states[task.global_rank], task.device)
-            except (LookupError, TypeError, ValueError, RuntimeError) as error:
-                raise damaged(f"the random state of rank {task.global_rank}") from error
-            if new_epoch and not hasattr(task.trainer.train_dataloader, "load_state_dict"):
-                # For this one epoch Lightning made the iterator, which draws the order, before.
-                iter(task.trainer.fit_loop._data_fetcher)
-        if plateau and restored["epoch_is_open"] and task.current_epoch > 0:
-            self.step_schedulers(after_epoch=True, epoch=task.current_epoch)
+    def _place_loops(self, next_is: str, loaders: Sequence[Any]) -> None:
+        """Makes Lightning's loops go on with what :func:`correct_loaded_progress` found."""
+        loop, loader = self.task.trainer.fit_loop, self.task.trainer.train_dataloader
+        batches, fetcher = loop.epoch_loop, loop._data_fetcher
+        if next_is != "batch" and hasattr(loader, "load_state_dict") and loaders:
+            # It has given its last batch: the iterator after this one is of the next epoch.
+            loader.load_state_dict(loaders[0])
+            if isinstance(loader, ResumableDataLoader):
+                loader.start_epoch()
+            else:
+                next(iter(fetcher).iterator, None)
+        if next_is == "epoch":
+            # As if nothing had been loaded: its iterator is made when it starts.
+            batches.restarting = loop._resuming_from_checkpoint = False
+            return
+        if next_is == "epoch's end":
+            fetcher.done, fetcher.batches = True, []
+        if batches._should_check_val_fx(fetcher):  # It, or its place, counts this batch once more.
+            batches._batches_that_stepped -= 1
+
+    def _restore_random_state(self, states: Sequence[Any]) -> None:
+        """Puts it back where it stood, unless the number of ranks is another now."""
+        task = self.task
+        if len(states) != task.trainer.world_size:
+            return
+        state = states[task.global_rank]
+        try:
+            restore_random_state(state, task.device)
+            generators = generators_of(task.trainer.train_dataloader)
+            for generator, own in zip(generators, state.get("loader", []), strict=False):
+                generator.set_state(own)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise damaged(f"the random state of rank {task.global_rank}") from error
 
     def open_step(self, batch_idx: int) -> None:
         """Before a step; the first one after a resume goes on where the run stood."""
+        batch = self.task.trainer.fit_loop.epoch_loop.total_batch_idx
+        if batch == self._stepped:
+            raise TrainingError(
+                f"super().training_step came twice for batch {batch_idx}: a batch is one step, so "
+                "call it once."
+            )
+        self._stepped, self._opened, self._epoch_is_open = batch, True, True
         restored, self._restored = self._restored, None
-        self._opened = self._epoch_is_open = True
+        self._before_evaluation = None
         if restored is None:
             return
-        # Counts the running epoch and batch as begun, the ones before as complete. Resumed from the
-        # last batch of an epoch, Lightning does not count the next epoch as begun, and what is
-        # saved in it misleads the resume after that one: it trains another order.
         loop, loader = self.task.trainer.fit_loop, self.task.trainer.train_dataloader
-        for epochs in (loop.epoch_progress.total, loop.epoch_progress.current):
-            epochs.ready = epochs.started = epochs.processed + 1
-        progress = loop.epoch_loop.batch_progress
-        for batches in (progress.total, progress.current):
-            batches.processed = batches.completed = batches.ready - 1
         unused = getattr(loop, "_combined_loader_states_to_load", [])
         stands = getattr(loader, "position", batch_idx + 1) == batch_idx + 1
-        if batch_idx and (unused or not stands or not hasattr(loader, "load_state_dict")):
+        goes_on = stands and not unused and hasattr(loader, "load_state_dict")
+        if restored["next"] == "batch" and not goes_on:
             raise TrainingError(
                 f"This checkpoint stopped after {batch_idx} batches of an epoch, and the training "
                 "DataLoader cannot continue there. Use PointwiseDataModule, do not read "
                 "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
+        check_frozen(self.task, restored["frozen"], restored["frozen_at_start"])
 
 
-def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:
-    """Changes a checkpoint's counters to where the run stood; True if an epoch's start is next.
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The random generators of a loader's own, and its sampler's; none of one with a state."""
+    if hasattr(loader, "load_state_dict"):
+        return []
+    found = [getattr(part, "generator", None) for part in (loader, sampler_of(loader))]
+    return [each for each in found if isinstance(each, torch.Generator)]
 
-    A stop within an epoch (``max_steps``, ``should_stop``) counts that epoch as done, and Lightning
-    would drop its other batches; a save after the fit, or at an epoch's start, leaves the counters
-    of the epoch before. An evaluation that broke off is made again whole.
+
+def correct_loaded_progress(fit: dict[str, Any], entry: Mapping[str, Any]) -> str:
+    """Changes the counters of a checkpoint's fit loop to where the run stood; returns what is next.
+
+    That is a "batch", an "epoch's end" or an "epoch". An evaluation that was due before it and had
+    not ended is made again whole. Lightning counts an epoch that ``max_steps`` or ``should_stop``
+    cut short as done, and leaves out what stands between an epoch's last batch and the next.
+    ``entry``: the module's own.
     """
-    loops = checkpoint.get("loops")
-    if loops is None:  # Weights only: the trainer says so.
-        return False
-    fit = loops["fit_loop"]
     epochs, batches = fit["epoch_progress"], fit["epoch_loop.batch_progress"]
     of_epoch, of_run = batches["current"], batches["total"]
     if of_run["ready"] != of_run["processed"]:
@@ -398,22 +464,21 @@ def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:
             f"This checkpoint was written within step {of_run['ready']}: it may have new weights "
             "and old multipliers. Resume from the one before it."
         )
-    if checkpoint[STATE_KEY]["in_evaluation"]:
+    counted = epochs["current"]["started"] == epochs["current"]["processed"]
+    if entry["in_evaluation"] or (not counted and of_epoch["completed"] != of_epoch["processed"]):
         evaluated = fit["epoch_loop.val_loop.batch_progress"]
         evaluated["current"] = dict.fromkeys(evaluated["current"], 0)
         evaluated["total"] = {**evaluated["current"], "ready": 1, "started": 1}
-    if epochs["current"]["started"] != epochs["current"]["processed"]:
-        return False
-    between = bool(batches["is_last_batch"] or not of_epoch["ready"])
-    for count in (epochs["total"], epochs["current"]):
-        if between:
-            count["ready"] = count["started"] = count["completed"] = count["processed"]
-        else:
-            count["ready"] = count["started"] = count["processed"]
-            count["processed"] = count["completed"] = count["processed"] - 1
-    if between:
-        batches["current"] = dict.fromkeys(of_epoch, 0)
-        batches["is_last_batch"] = False
-        for loader in fit["state_dict"].get("combined_loader", []):
-            ResumableDataLoader.finish_epoch(loader)
-    return between
+        evaluated["is_last_batch"] = False
+    next_is = "epoch's end" if batches["is_last_batch"] and of_epoch["ready"] else "batch"
+    if counted and (not of_epoch["ready"] or (next_is != "batch" and not entry["epoch_is_open"])):
+        next_is = "epoch"
+        of_epoch["ready"], batches["is_last_batch"] = 0, False
+    for count in (epochs["total"], epochs["current"]) if counted else ():
+        count["ready"] = count["started"] = count["processed"]
+        count["processed"] -= next_is != "epoch"
+        count["completed"] = count["processed"]
+    fit["epoch_loop.state_dict"]["_batches_that_stepped"] = of_run["started"]
+    batches["current"] = dict.fromkeys(of_epoch, of_epoch["ready"])
+    batches["total"] = dict.fromkeys(of_run, of_run["ready"])
+    return next_is

@@ -333,16 +333,19 @@ def require_names(what: str, given: Any, names: Iterable[str], partial: bool = F
 # A step without some samples ---------------------------------------------------------------------
 
 
-def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iterator[str]:
-    """Which value of which sample is not finite, in words; of so many of the samples ``bad``."""
+def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 3) -> Iterator[str]:
+    """A value of each sample that is not finite, in words; of so many of the samples ``bad``."""
     for row in bad.nonzero()[:at_most, 0].tolist():
         terms = {"Objective": measured.objective[row].reshape(1)}
         terms |= {f'Constraint "{n}"': v[row] for n, v in measured.followed.items()}
         if measured.strict:
             terms |= {f'Strict value of "{n}"': v[row] for n, v in measured.judged.items()}
-        for term, values in terms.items():
-            for value in values[~torch.isfinite(values.float())][:1].tolist():
-                yield f"{term}: {value} for sample {int(measured.index[row])}"
+        found = [
+            f"{term}: {value} for sample {int(measured.index[row])}"
+            for term, values in terms.items()
+            for value in values[~torch.isfinite(values.float())][:1].tolist()
+        ]
+        yield from found[:1]
 
 
 def without_samples(

@@ -18,6 +18,7 @@ from torch.utils.data import (
     RandomSampler,
     Subset,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 from pl_pointwise import (
@@ -95,21 +96,50 @@ class Constant(Rows):
         return {**super().__getitem__(position), "index": 0}
 
 
+class Numbered(Rows):
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        return {**super().__getitem__(position), "index": position}
+
+
+class Wrapped:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.dataset[position]
+
+
 @pytest.mark.parametrize(
     "dataset",
     [
         ConcatDataset([IndexedDataset(Rows(4)), IndexedDataset(Rows(4, seed=1))]),
         Constant(8),
         Subset(IndexedDataset(Rows(12)), range(3, 11)),
+        ConcatDataset([IndexedDataset(Rows(2000)), IndexedDataset(Rows(20, seed=1))]),
+        ConcatDataset([Numbered(2000), Numbered(20)]),
+        Wrapped(ConcatDataset([IndexedDataset(Rows(2000)), IndexedDataset(Rows(20))])),
+        Subset(IndexedDataset(Rows(2000)), [*range(1990), 1991, 1990, *range(1992, 2000)]),
+        Subset(IndexedDataset(Rows(2020)), range(2000)),
     ],
-    ids=["two indexed", "constant", "subset"],
+    ids=["two", "constant", "subset", "few more", "own numbers", "wrapped", "order", "first rows"],
 )
 def test_an_index_that_is_not_the_position_is_refused(dataset: Any) -> None:
     """Samples shared rows of λ, other rows stayed 0, without a word."""
     module = Line()
-    with pytest.raises(TrainingError, match=r"has \"index\" \d+.*wrap the whole data set"):
-        fit(module, loader(dataset))
+    with pytest.raises(TrainingError, match=r"wrap the whole data set"):
+        fit(module, loader(dataset, sampler=WeightedRandomSampler(torch.ones(len(dataset)), 16)))
     assert module.global_step == 0
+
+
+@pytest.mark.parametrize("kind", ["wrapped", "whole", "all"])
+def test_an_indexed_data_set_with_its_own_positions_is_welcome(kind: str) -> None:
+    indexed = IndexedDataset(Rows(8))
+    sets = {"wrapped": Wrapped(indexed), "all": Subset(indexed, range(8))}
+    whole = IndexedDataset(ConcatDataset([indexed, IndexedDataset(Rows(4))]))
+    assert fit(Line(), loader(sets.get(kind, whole))).global_step in (2, 3)
 
 
 def collate_counting_from_zero(rows: list[Any]) -> dict[str, Tensor]:

@@ -83,6 +83,13 @@ CASES = {
     ],
     f"test {LINE} {QUIET} --ckpt_path ''": ["--ckpt_path is empty"],
     f"test {LINE} {QUIET} --ckpt_path base.yaml": ["base.yaml is a configuration"],
+    **{
+        f"{command} {LINE} {QUIET} --ckpt_path {named}": [
+            f"--ckpt_path {named} finds no checkpoint"
+        ]
+        for command, named in [("test", "last"), ("validate", "best"), ("predict", "last")]
+    },
+    f"fit {LINE} {QUIET} --ckpt_path best": ["--ckpt_path best finds no checkpoint"],
     f"fit {LINE} {QUIET} --data.batch_size 0": ["error: batch_size=0: "],
     "fit --config reranker --model.model_name ./nomodel": ["./nomodel: there is no such folder."],
     # compare.

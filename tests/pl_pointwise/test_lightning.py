@@ -251,6 +251,66 @@ def test_a_longer_run_continues_the_shorter(plain: Toy) -> None:
     assert_identical_run(module, plain)
 
 
+def test_a_longer_run_measures_units_as_one_run_does() -> None:
+    """The unit of an adaptive α was measured anew, although the steps went on."""
+    runs = []
+    for parts in ([3, 6], [6]):
+        module, runner = Toy(Pointwise()), trainer()
+        for epochs in parts:
+            runner.fit_loop.max_epochs = epochs
+            runner.fit(module, ToyData(ToyRows(11), batch_size=4))
+        runs.append(module)
+    assert_identical_run(*runs)
+
+
+class LeavesEarly(Toy):
+    """Its schedulers never stepped: an epoch's last batch did not reach training_step."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        return -1 if batch_idx == 2 else None
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.02)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+def test_an_epoch_that_a_hook_ends_steps_its_schedulers(tmp_path: Path) -> None:
+    def run(epochs: int, path: Any = None) -> Any:
+        runner = trainer(max_epochs=epochs)
+        data = ToyData(ToyRows(13), ToyRows(5), batch_size=4)
+        runner.fit(LeavesEarly(Pointwise()), data, ckpt_path=path, weights_only=path and True)
+        return runner
+
+    whole = run(4)
+    assert whole.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.00125)
+    assert whole.global_step == 8
+    run(2).save_checkpoint(tmp_path / "a.ckpt")
+    resumed = run(4, tmp_path / "a.ckpt")
+    assert resumed.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.00125)
+    assert_identical_run(resumed.lightning_module, whole.lightning_module)
+
+
+class StepsTwice(Toy):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        super().training_step(batch, batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+class NeverSteps(Toy):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(StepsTwice, "came twice for batch 0"), (NeverSteps, r"Epoch 0 took no step.*NeverSteps")],
+)
+def test_a_training_step_that_calls_ours_twice_or_never(kind: type[Toy], message: str) -> None:
+    """A sample was said to come twice; all epochs ran without a step."""
+    with pytest.raises(TrainingError, match=message):
+        trainer(max_epochs=3).fit(kind(Pointwise()), data())
+
+
 def test_a_trainer_that_is_used_up_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """The second module came back untrained, without a word but Lightning's "stopped"."""
     runner = trainer()

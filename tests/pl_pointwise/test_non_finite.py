@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pl_pointwise import Average, Pointwise
+from pl_pointwise import Average, Pointwise, Tilted
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
@@ -255,3 +255,27 @@ def test_batch_of_bad_samples_only_is_skipped_and_the_rest_is_trained() -> None:
     assert module.trainer.global_step == 2
     assert torch.isfinite(weights_of(module)).all()
     assert module.multipliers["pair"] > 0
+
+
+def test_a_run_that_diverges_logs_a_few_lines_a_step(caplog: pytest.LogCaptureFixture) -> None:
+    """Two for each of eight samples hid what had come before."""
+    module = Toy(Pointwise(alpha=1.0))
+    with torch.no_grad():
+        module.last.fill_(torch.nan)
+    with pytest.raises(TrainingError, match="All 1 steps"):
+        fit(module, ToyRows(12), batch_size=12, epochs=1)
+    assert len(caplog.records) <= 5
+
+
+def test_a_batch_of_no_row_is_skipped_by_every_statistic(caplog: Any) -> None:
+    """Tilted looked for the largest of no violation."""
+
+    class Emptied(ToyData):
+        def collate(self, rows: Any) -> Any:
+            batch = super().collate(rows)
+            return batch if 0 in batch["index"] else {key: v[:0] for key, v in batch.items()}
+
+    module = Toy(Tilted(tilt=2.0, dual_lr=0.5))
+    trainer().fit(module, Emptied(ToyRows(12), batch_size=4))
+    assert lost(module) == (0, 2)
+    assert "no sample of the batch is left" in caplog.text

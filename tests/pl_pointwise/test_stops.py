@@ -313,7 +313,8 @@ def test_saved_around_the_end_of_an_epoch(hook: str, limits: Any, tmp_path: Path
         assert rest.batches == whole.batches[len(whole.batches) - len(rest.batches) :]
         assert_identical_run(resumed.lightning_module, uninterrupted.lightning_module)
         rates = [r.optimizers[0].param_groups[0]["lr"] for r in (resumed, uninterrupted)]
-        assert rates[0] == rates[1]
+        # Without a step left, what was due at the epoch's end is due in a longer run.
+        assert rates[0] == rates[1] or not rest.batches
 
 
 def test_plain_loader_saved_after_the_fit_goes_on_exactly(tmp_path: Path) -> None:
