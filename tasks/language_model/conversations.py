@@ -103,13 +103,15 @@ class ConversationEncoder:
         run = rf"\s*((?:{self._special})*?{re.escape(end)}|{self._special})"
         self.closing = near[0] if (near := re.match(run, tail)) else end
         self._ends = [end, re.findall(self._special, self.closing)[-1]]
-        self._tail, self._call_closing, self._call_tail = near and tail, self.closing, None
+        self._tail, self._call_closing = tail if near else None, self.closing
         self._probe_calls()
-        if tools and _TOOL["name"] not in self._render([_ASK], [_TOOL], "probe"):
+        try:
+            self._render([_ASK], [_TOOL] if tools else [], "probe")
+        except DataError as error:
             raise DataError(
                 f"The chat template of {name} ignores the tools it is given. Use a model trained "
                 "to call tools, or a template that shows them."
-            )
+            ) from error
         if tools and not self.calls_by_template:
             log.warning("%s has no form for tool calls: they are written as <TOOLCALL>…", name)
 
@@ -127,8 +129,9 @@ class ConversationEncoder:
             return
         tail = written.rpartition(_VALUE)[2]
         marks = list(re.finditer(self._special, tail))
-        if last := [each for end in self._ends for each in marks if each[0] == end] or marks[-1:]:
-            self._call_closing, self._call_tail = last[0][0], tail[last[0].start() :]
+        last = [each for end in self._ends for each in marks if each[0] == end] or marks[-1:]
+        self._call_closing = last[0][0] if last else self.closing
+        self._call_tail = tail[last[0].start() :] if last else None
         second = {**_CALL, "name": "another_probe"}
         with suppress(DataError):
             self._loses_calls = second["name"] not in self._probe(Parts(calls=[_CALL, second]))
@@ -223,11 +226,10 @@ class ConversationEncoder:
             place = next((start for start, end in inside if start < place < end), place)
             if place >= _shared(head, stem):  # DeepSeek's calls do not go on from a tool's result.
                 head = head[:place]
-        given = head
-        if not head.startswith(stem):  # Mistral's: the last user's turn has the system's in it
-            last = messages[-1]["content"].strip()
-            front, found, _ = base.rpartition(last or base)
-            given = front + found + head.rpartition(found)[2]
+        given, last = head, messages[-1]["content"].strip()
+        if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
+            (front, mine, _), (_, theirs, rest) = base.rpartition(last), head.rpartition(last)
+            given = front + mine + rest if mine and theirs else ""
         if given.startswith(base):  # A blank at its end stays in the response: tokenizers join it
             prompt = base + given[len(base) :].rstrip(" \t")  # to the word behind it.
             return prompt, head[: len(head) - len(given) + len(prompt)]
@@ -256,8 +258,8 @@ class ConversationEncoder:
         stem, begin = prompt.removesuffix(thought), thought.rstrip()
         if closing and whole.startswith(stem):  # An answer of this record thinks.
             rest = whole[len(stem) :].removeprefix(begin)
-            kept = len(stem) + len(rest) < len(whole)
-            return rest.lstrip("\n") if kept else reasoning + closing + rest
+            written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
+            return rest.lstrip("\n") if written else reasoning + closing + rest
         for calls in () if thought and reasoning else (False, True):
             made, head = self._cut(messages, tools, where, calls)
             if made == prompt and whole.startswith(head):
@@ -343,7 +345,11 @@ class ConversationEncoder:
                 "record to what the model's format allows, or take it out."
             ) from error
         assert isinstance(text, str)
-        for turn in turns if not answered else ():
+        if answered:
+            return text
+        for tool in listed:
+            _must_hold(tool["function"]["name"], text, where, "a tool")
+        for turn in turns:
             said = turn["content"]
             if turn["role"] == "assistant" and self._thinks:  # Templates drop earlier thoughts.
                 said = split_thought(said)[1]

@@ -15,6 +15,7 @@ from pl_pointwise.tasks.language_model import generation
 from pl_pointwise.tasks.language_model.calls import calls_in
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.generation import Generation, generate_answers
+from pl_pointwise.tasks.language_model.messages import parts_of
 from pl_pointwise.tasks.language_model.refusals import is_refusal
 from tests.tasks.conftest import build_model, build_tokenizer
 
@@ -208,11 +209,17 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "history": ([*ASKED, {"role": "assistant", "content": "Hello."}, *ASKED], []),
     "tools": (ASKED, [TOOL]),
 }
+TOOLLESS = {n for n, form in CALLS.items() if form is None} | {"deepseek_v3"}
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [(n, kind) for n in ALL for kind in CONVERSATIONS if (n, kind) != ("gemma_2", "system")],
+    [
+        (name, kind)
+        for name in ALL
+        for kind in CONVERSATIONS
+        if (name, kind) != ("gemma_2", "system") and not (kind == "tools" and name in TOOLLESS)
+    ],
 )
 def test_prompt_and_response_are_the_tokens_of_the_whole(name, kind) -> None:
     """So no seam is within a special token; and only the last token of a response ends it."""
@@ -271,6 +278,22 @@ def test_every_turn_is_in_the_prompt_or_the_record_is_refused(name, roles) -> No
         assert name not in ("glm_4_7", "qwq") or roles == ["system", "system"]
     else:
         assert re.match("here: the chat template (leaves out a turn of role|refuses)", why)
+
+
+@pytest.mark.parametrize("name", sorted(TOOLLESS))
+def test_tools_that_a_template_leaves_out_are_refused(name) -> None:
+    with pytest.raises(DataError, match="here: the chat template leaves out a tool"):
+        rendered(name, REFUSAL, ASKED, [TOOL])
+
+
+@pytest.mark.parametrize("name", sorted({*THINKING} - {"gpt_oss"}))
+def test_answers_with_and_without_a_thought_share_a_prompt(name) -> None:
+    made, thought = encoder(name), {"content": "Four.", "reasoning_content": "I add."}
+    prompt = made.prompt(ASKED, [], "here", [thought, REFUSAL])
+    for answer in (thought, REFUSAL):
+        response = made.response(ASKED, [], answer, prompt, "here")
+        assert (prompt + response).count("</think>") == 1
+        assert response.endswith(parts_of(answer).text + made.closing)
 
 
 def test_thoughts_of_earlier_turns_may_be_left_out() -> None:
