@@ -326,7 +326,7 @@ class ConversationEncoder:
                 f"{where}: the chat template writes one tool call a turn, and there are several. "
                 "Give each a turn of its own, followed by its result, or take the record out."
             )
-        listed = [
+        listed: list[dict[str, Any]] = [
             dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
             for tool in tools
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pl_pointwise.tasks.language_model.calls import calls_in
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.generation import Generation, generate_answers
 from pl_pointwise.tasks.language_model.messages import parts_of
+from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.refusals import is_refusal
 from tests.tasks.conftest import build_model, build_tokenizer
 
@@ -309,6 +311,20 @@ def test_calls_are_read_back_or_not_judged(name) -> None:
     response = rendered(name, [CALL])[1]
     read = calls_in(response[: made.characters(response)])
     assert read == ([CALL] if made.reads_calls else None)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm_4_5"])
+def test_predictions_say_nothing_of_calls_that_are_not_read(name, caplog) -> None:
+    made = encoder(name)
+    made.__dict__.pop("reads_calls", None)
+    module: Any = SimpleNamespace(
+        encoder=made, _answers=lambda prompts: generation.Answers([[]], ["No."], [False])
+    )
+    asked = {"messages": ASKED, "tools": [TOOL]}
+    for _ in range(2):
+        (row,) = LanguageModelModule.answers_to(module, [asked])
+        assert ("valid_call" in row) == (name == "qwen3")
+    assert caplog.text.count("not read back") == (name == "glm_4_5")
 
 
 @pytest.mark.parametrize("name", ["llama_3_1", "mistral_v3"])
