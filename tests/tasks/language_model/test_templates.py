@@ -372,6 +372,9 @@ def test_calls_and_results_of_earlier_turns_stay(name, thanks) -> None:
     head = prompt.partition("It makes 1.")[0]
     assert ("add" in head and '"a"' in head) or "<arg_key>a" in head
     assert REFUSAL in response
+    # Beside a call, which DeepSeek's template does not write behind a result.
+    prompt = encoder(name).prompt(messages, [], "here", [REFUSAL, [CALL]])
+    assert REFUSAL in encoder(name).response(messages, [], REFUSAL, prompt, "here")
 
 
 @pytest.mark.parametrize("name", THINKING)
