@@ -36,7 +36,9 @@ from pl_pointwise.step import judged_values
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.answering import Rate
-from pl_pointwise.tasks.language_model.calls import call_report, text_of_response
+from pl_pointwise.tasks.language_model.calls import call_report
+from pl_pointwise.tasks.language_model.generation import text_of_response
+from pl_pointwise.tasks.language_model.messages import parts_of
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import PreferenceLosses, preference_loss
@@ -387,7 +389,9 @@ class ConversationModule(LanguageModelModule):
             called = texts["prefer"] + texts["learn"]
             if wanted := [text.strip() for text in called + texts["refuse"]]:
                 answer["exact"] = answer["answer"].strip() in wanted
-            answer |= call_report(answer["answer"], called, batch["records"][row])
+            record = batch["records"][row]
+            if any(parts_of(each).calls for each in record.answers) and self.encoder.reads_calls:
+                answer |= call_report(answer["answer"], called, record)
         if kept and self.lora is not None:
             rows = [row for row, _ in kept]
             prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]

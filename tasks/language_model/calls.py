@@ -6,10 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pl_pointwise.task import Batch
-
-from .conversations import ConversationEncoder
-from .generation import decoded
 from .messages import tool_calls
 from .reasoning import final_answer
 
@@ -85,12 +81,3 @@ def _required(tools: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
         listed = names if isinstance(names, list) else ()
         found[tool["name"]] = {name for name in listed if isinstance(name, str)}
     return found
-
-
-def text_of_response(encoder: ConversationEncoder, batch: Batch, row: int, column: int) -> str:
-    """A response of a batch as the text that a generated answer would have."""
-    length = int(batch["response_lengths"][row, column])
-    ids = batch["response_ids"][row, column, :length].tolist()
-    while ids and ids[-1] in encoder.end_ids:
-        ids.pop()
-    return final_answer(decoded(ids, encoder))

@@ -8,12 +8,14 @@ Everything is rendered by the tokenizer's own chat template:
 so that the prompt's tokens are a prefix of the whole's, the response is what the model itself would
 have to generate, and a token that begins a sequence stands where the template puts it, once.
 
-What a template writes in front of every answer (its *scaffold*: an empty thought as
-``<think></think>``, a channel's name) belongs to the prompt: it is found on two answers that have
-nothing in common. Where a generation prompt begins a thought and the template leaves thoughts out
-of what was said, as DeepSeek's, the scaffold ends it. With tools the scaffold is what answers and
-tool calls have in common, so that the choice between them stays in the response. The prompt of an
-answer with a thought of its own ends where the assistant begins.
+Where the answer begins is seen on a probe that answers the same conversation: what the template
+writes in front of it (a *scaffold*: an empty thought as ``<think></think>``, a channel's name)
+belongs to the prompt. With tools, a probe that calls is beside it, and the prompt is what both
+share, so that the choice between them stays in the response. The prompt of an answer with a thought
+of its own is the generation prompt alone.
+
+Templates leave out what they have no place for, in silence. So every text that is given is looked
+for in what was rendered, and a record of which one is missing is refused.
 
 Answers are those of messages.py. A template without a form for tool calls gets one text in their
 place, ``<TOOLCALL>[…]</TOOLCALL>``.
@@ -25,15 +27,19 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 from jinja2 import TemplateError
-from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.records import shown
 
+from .calls import calls_in
 from .messages import Answer, Message, Parts, calls_as_text, parts_of
 from .reasoning import THOUGHTS, empty_thought, split_thought
 
@@ -42,8 +48,8 @@ log = logging.getLogger(__name__)
 DATE = datetime(2024, 7, 26)
 """The date that a template gets as today's, or a run could not be repeated tomorrow."""
 
-_PROBES = ("probe of an answer", "Another one")
-_CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": "1"}}
+_PROBE, _VALUE = "probe of an answer", "probe of an argument"
+_CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
 _TOOL: dict[str, Any] = {
     "name": "probe_of_tool_support",
     "description": "A test.",
@@ -63,7 +69,6 @@ class ConversationEncoder:
     Attributes:
         calls_by_template: whether the template has a form for tool calls.
         closing: what ends an assistant's turn, the end token included.
-        scaffold: what the template writes in front of every answer that is a text.
     """
 
     def __init__(
@@ -81,63 +86,80 @@ class ConversationEncoder:
                 remedy = "Take the instruction-tuned model's, or set it"
                 raise DataError(f"The tokenizer {name} has no {what}. {remedy}.")
         assert isinstance(end, str)
-        added = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
-        self._special = sorted({end, *added}, key=len, reverse=True)
+        added = tokenizer.added_tokens_decoder.values()
+        self._special = _any_of([end, *(token.content for token in added if token.special)])
+        self._tokens = _any_of([end, *(token.content for token in added)])
         self._thinks = any(mark in tokenizer.get_chat_template() for _, mark in THOUGHTS)
-        self._loses_calls = False
-        self._probe_texts(end)
+        self._loses_calls = self.calls_by_template = self._arguments_as_text = False
+        try:
+            written = self._probe(Parts(_PROBE))
+        except DataError as error:
+            raise DataError(
+                f"The chat template of {name} does not continue its own generation prompt with an "
+                f"answer. Take another in chat_template. ({error})"
+            ) from error
+        # The token behind a text closes its turn, or those behind it up to the end token.
+        tail = written.rpartition(_PROBE)[2]
+        run = rf"\s*((?:{self._special})*?{re.escape(end)}|{self._special})"
+        self.closing = near[0] if (near := re.match(run, tail)) else end
+        self._ends = [end, re.findall(self._special, self.closing)[-1]]
+        self._tail, self._call_closing = tail if near else None, self.closing
         self._probe_calls()
-        if tools and _TOOL["name"] not in self._render([_ASK], [_TOOL], "probe"):
+        try:
+            self._render([_ASK], [_TOOL] if tools else [], "probe")
+        except DataError as error:
             raise DataError(
                 f"The chat template of {name} ignores the tools it is given. Use a model trained "
                 "to call tools, or a template that shows them."
-            )
+            ) from error
         if tools and not self.calls_by_template:
             log.warning("%s has no form for tool calls: they are written as <TOOLCALL>…", name)
 
-    def _probe_texts(self, end: str) -> None:
-        """Finds how the template writes a text: scaffold, and what closes the turn."""
-        self._opening, self._ending = empty_thought(self._render([_ASK], [], "probe"))
-        first, second = (self._continuation(Parts(probe)) for probe in _PROBES)
-        if not (_PROBES[0] in first and _PROBES[1] in second):
-            raise DataError(
-                f"The chat template of {self.tokenizer.name_or_path} does not continue its own "
-                "generation prompt with an answer. Take another in chat_template."
-            )
-        # A blank at its end stays in the response: tokenizers join it to the word behind it.
-        self.scaffold = _common_prefix(first, second).rstrip(" \t")
-        tail = first.partition(_PROBES[0])[2]
-        found = re.search("|".join(map(re.escape, self._special)), tail)
-        near = found is not None and not tail[: found.start()].strip()
-        self.closing = tail[: found.end()] if found and near else end
-
     def _probe_calls(self) -> None:
-        """Finds how the template writes tool calls, if it does, and how text with them."""
-        self._call_scaffold, self._call_closing = self.scaffold, self.closing
-        self.calls_by_template = self._writes_both = True
+        """Finds how the template writes tool calls, if it does: arguments as an object, or text."""
+        written, self.calls_by_template = "", True
         for as_text in (False, True):
             self._arguments_as_text = as_text
-            written = self._continuation(Parts(calls=[_CALL]))
-            if _CALL["name"] in written:
+            with suppress(DataError):
+                written = self._probe(Parts(calls=[_CALL]))
+            if _VALUE in written:
                 break
         else:
             self.calls_by_template = False
             return
-        self._call_scaffold = _common_prefix(self.scaffold, written)
-        tail = written.rpartition(_CALL["name"])[2]
-        marks = re.findall("|".join(map(re.escape, self._special)), tail)
-        self._call_closing = marks[-1] if marks else ""
+        tail = written.rpartition(_VALUE)[2]
+        marks = list(re.finditer(self._special, tail))
+        last = [each for end in self._ends for each in marks if each[0] == end] or marks[-1:]
+        self._call_closing = last[0][0] if last else self.closing
+        self._call_tail = tail[last[0].start() :] if last else None
         second = {**_CALL, "name": "another_probe"}
-        pair = self._continuation(Parts(calls=[_CALL, second]))
-        self._loses_calls = pair != "" and second["name"] not in pair
-        both = self._continuation(Parts(_PROBES[0], [_CALL]))
-        self._writes_both = _PROBES[0] in both and _CALL["name"] in both
+        with suppress(DataError):
+            self._loses_calls = second["name"] not in self._probe(Parts(calls=[_CALL, second]))
+
+    def _probe(self, parts: Parts) -> str:
+        """What the template writes for an answer to a question."""
+        head = self._cut([_ASK], [], "probe", calls=bool(parts.calls))[1]
+        return self._render([_ASK, _said(parts)], [], "probe", answered=True)[len(head) :]
+
+    @cached_property
+    def reads_calls(self) -> bool:
+        """Whether :func:`~.calls.calls_in` reads a call as this template writes it."""
+        prompt = self.prompt([_ASK], [], "probe", [[_CALL]])
+        text = self.response([_ASK], [], [_CALL], prompt, "probe")
+        read = calls_in(text[: self.characters(text)]) == [_CALL]
+        if not read:
+            log.warning(
+                "Tool calls in the form of the chat template of %s are not read back: answers have "
+                "no valid_call, existing_tool and right_tool.",
+                self.tokenizer.name_or_path,
+            )
+        return read
 
     @property
     def end_ids(self) -> list[int]:
         """Token ids at which a generated answer stops."""
-        texts = [text for text in (self.closing, self._call_closing) if text]
-        return sorted({self.tokenizer.eos_token_id, *(ids[-1] for ids in self._ids(texts))})
+        closings = self._ids([self.closing, self._call_closing])
+        return sorted({self.tokenizer.eos_token_id, *(ids[-1] for ids in closings)})
 
     def prompt(
         self,
@@ -147,14 +169,11 @@ class ConversationEncoder:
         answers: Sequence[Answer] = (),
     ) -> str:
         """The text up to where the answer begins, the scaffold of its ``answers`` included."""
-        base = self._render(messages, tools, where)
         parts = [self._parts(answer) for answer in answers]
         if any(part.reasoning for part in parts):
-            return base
-        if self._ending and not base.endswith(self._opening):
-            return base  # DeepSeek's, behind the result of a tool
-        calls = tools or any(part.calls for part in parts)
-        return base + (self._call_scaffold if calls else self.scaffold)
+            return self._render(messages, tools, where)
+        calls = bool(tools) or any(part.calls for part in parts)
+        return self._cut(messages, tools, where, calls)[0]
 
     def response(
         self,
@@ -166,54 +185,86 @@ class ConversationEncoder:
     ) -> str:
         """The text of an answer behind its prompt, with what ends the turn."""
         parts = self._parts(answer)
-        if parts.text and parts.calls and not self._writes_both:
-            raise DataError(
-                f"{where}: the chat template writes either a text or tool calls, and the answer "
-                "has both. Leave one of them out, or change the template."
-            )
         whole = self._render([*messages, _said(parts)], tools, where, answered=True)
-        text = self._behind(prompt, whole, parts.reasoning)
-        if text is None:
+        _must_hold(parts.text, whole, where, "the text of an answer")
+        text = self._behind(prompt, whole, messages, tools, parts.reasoning, where)
+        tail, closing = self._tail, self.closing
+        if parts.calls and self.calls_by_template:
+            tail, closing = self._call_tail, self._call_closing
+        text = text.rstrip() if tail is None else text.removesuffix(tail)
+        _must_hold(parts.reasoning, text, where, "the thought of an answer")
+        _must_hold(parts.text, text, where, "the text of an answer")
+        for call in parts.calls:
+            _must_hold(call["name"], text, where, "a tool call of an answer")
+        ends = self._ends[: 1 if parts.calls else 2]  # GigaChat puts its other one before a call.
+        if end := next((end for end in ends if end in text), None):
             raise DataError(
-                f"{where}: with the answer, the chat template renders the conversation before it "
-                "differently. Change the template, or take out the record; for a thought there is "
-                "no room with enable_thinking=false."
+                f"{where}: the answer holds {end}, at which the model's answers end. Take it out."
             )
-        if parts.reasoning and parts.reasoning.strip() not in text:
-            raise DataError(
-                f"{where}: the chat template leaves out the thought of an answer. Take it out of "
-                "the record, or take the template of a model that reasons."
-            )
-        place = text.rfind(self.closing)
-        if place >= 0:
-            return text[: place + len(self.closing)]
-        text = text.rstrip()
-        return text if text.endswith(tuple(self._special)) else text + self.closing
+        return text + closing
 
     def characters(self, response: str) -> int:
         """Characters of a response, without what ends the turn."""
-        ending = next((s for s in [self.closing, *self._special] if response.endswith(s)), "")
-        return len(response) - len(ending)
+        closings = (self.closing, self._call_closing)
+        return len(response) - max(len(each) for each in closings if response.endswith(each))
 
-    def _behind(self, prompt: str, whole: str, reasoning: str = "") -> str | None:
-        """What the whole has behind the prompt, a thought it leaves out put back, or None."""
+    def _cut(
+        self, messages: Sequence[Message], tools: Sequence[Message], where: str, calls: bool
+    ) -> tuple[str, str]:
+        """(prompt, what stands in its place in the conversation with an answer)."""
+        base = self._render(messages, tools, where)
+        thought, closing = empty_thought(base)
+        stem = base.removesuffix(thought)
+        texts = self._render([*messages, _said(Parts(_PROBE))], tools, where, answered=True)
+        _must_hold(_PROBE, texts, where, "an answer")
+        head = texts[: texts.rfind(_PROBE)]
+        if calls and self.calls_by_template:
+            probe = _said(Parts(calls=[_CALL]))
+            called = self._render([*messages, probe], tools, where, answered=True)
+            place = _shared(head, called)
+            inside = (found.span() for found in re.finditer(self._tokens, texts))
+            place = next((start for start, end in inside if start < place < end), place)
+            if place >= _shared(head, stem):  # DeepSeek's calls do not go on from a tool's result.
+                head = head[:place]
+        given, last = head, messages[-1]["content"].strip()
+        if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
+            (front, mine, _), (_, theirs, rest) = base.rpartition(last), head.rpartition(last)
+            given = front + mine + rest if mine and theirs else ""
+        if given.startswith(base):  # A blank at its end stays in the response: tokenizers join it
+            prompt = base + given[len(base) :].rstrip(" \t")  # to the word behind it.
+            return prompt, head[: len(head) - len(given) + len(prompt)]
+        own = given[len(stem) :]
+        if not given.startswith(stem):
+            raise _differs(where)
+        ends = [mark for marks in THOUGHTS for mark in marks if mark in own]
+        if ends and closing:  # The template's own empty thought: Nemotron 3, GLM 4.7.
+            return given, head
+        own = own.rpartition(ends[-1])[2] if ends else own
+        return base + closing + own, head  # Gemma 4's closed thought, DeepSeek's open one
+
+    def _behind(
+        self,
+        prompt: str,
+        whole: str,
+        messages: Sequence[Message],
+        tools: Sequence[Message],
+        reasoning: str,
+        where: str,
+    ) -> str:
+        """What the whole has behind the prompt, a thought that it leaves out put back."""
         if whole.startswith(prompt):
             return whole[len(prompt) :]
-        for tail in (self._opening + self._ending, self._opening):
-            stem = prompt.removesuffix(tail)
-            if stem != prompt and whole.startswith(stem):
-                thought = reasoning + self._ending if tail == self._opening else ""
-                return thought + whole[len(stem) :]
-        return None
-
-    def _continuation(self, parts: Parts) -> str:
-        """What the template puts behind its generation prompt for an answer; "" if it cannot."""
-        try:
-            prompt = self._render([_ASK], [], "probe")
-            whole = self._render([_ASK, _said(parts)], [], "probe", answered=True)
-            return self._behind(prompt, whole) or ""
-        except DataError:
-            return ""
+        thought, closing = empty_thought(prompt)
+        stem, begin = prompt.removesuffix(thought), thought.rstrip()
+        if closing and whole.startswith(stem):  # An answer of this record thinks.
+            rest = whole[len(stem) :].removeprefix(begin)
+            written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
+            return rest.lstrip("\n") if written else reasoning + closing + rest
+        for calls in () if thought and reasoning else (False, True):
+            made, head = self._cut(messages, tools, where, calls)
+            if made == prompt and whole.startswith(head):
+                return whole[len(head) :]
+        raise _differs(where)
 
     def _parts(self, answer: Answer) -> Parts:
         """The parts of an answer; a thought in the text is separated if the template knows any."""
@@ -240,12 +291,6 @@ class ConversationEncoder:
             if thought := message.get("reasoning_content"):
                 turn["thinking"] = thought  # another name that templates have for it
             if calls := turn.pop("tool_calls", None):
-                if turn["content"] and not self._writes_both:
-                    rank_zero_warn(  # which Python shows once
-                        f"The chat template of {self.tokenizer.name_or_path} writes either a text "
-                        "or tool calls: in turns that have both, the text is left out."
-                    )
-                    turn["content"] = ""
                 functions = [call["function"] for call in calls]
                 written = [self._call(each, place) for place, each in enumerate(functions, known)]
                 pairs = zip(calls, written, strict=True)
@@ -281,7 +326,7 @@ class ConversationEncoder:
                 f"{where}: the chat template writes one tool call a turn, and there are several. "
                 "Give each a turn of its own, followed by its result, or take the record out."
             )
-        listed = [
+        listed: list[dict[str, Any]] = [
             dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
             for tool in tools
         ]
@@ -300,6 +345,17 @@ class ConversationEncoder:
                 "record to what the model's format allows, or take it out."
             ) from error
         assert isinstance(text, str)
+        if answered:
+            return text
+        for tool in listed:
+            _must_hold(tool["function"]["name"], text, where, "a tool")
+        for turn in turns:
+            said = turn["content"]
+            if turn["role"] == "assistant" and self._thinks:  # Templates drop earlier thoughts.
+                said = split_thought(said)[1]
+            _must_hold(said, text, where, f"a turn of role {turn['role']}")
+            for call in turn.get("tool_calls") or ():
+                _must_hold(call["function"]["name"], text, where, "a tool call of an earlier turn")
         return text
 
     def encode(
@@ -340,9 +396,36 @@ def _with_date(template: str) -> str:
     return re.sub(asked, lambda found: repr(DATE.strftime(found[2])), template)
 
 
-def _common_prefix(first: str, second: str) -> str:
-    pairs = enumerate(zip(first, second, strict=False))
-    return first[: next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))]
+def _any_of(tokens: Sequence[str]) -> str:
+    """A pattern of these tokens, of two that begin alike the longer one."""
+    return "|".join(map(re.escape, sorted(set(tokens), key=len, reverse=True)))
+
+
+def _shared(first: str, second: str) -> int:
+    """The length of what two texts begin with alike."""
+    return len(commonprefix([first, second]))  # noqa: RUF071  (of texts, not of paths)
+
+
+def _differs(where: str) -> DataError:
+    return DataError(
+        f"{where}: with the answer, the chat template renders the conversation before it "
+        "differently. Take another in chat_template, or take out the record; for a thought there "
+        "is no room with enable_thinking=false."
+    )
+
+
+def _must_hold(text: str, rendered: str, where: str, what: str) -> None:
+    """Refuses a record of which a text is not in what the template made, as it is or as JSON."""
+    text = text.strip()
+    forms = (json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True))
+    if text in rendered or any(form in rendered for form in forms):
+        return
+    if "".join(text.split()) not in "".join(rendered.split()):  # Falcon's joins paragraphs.
+        raise DataError(
+            f"{where}: the chat template leaves out {what}, or changes it: {shown(text)}. Change "
+            "the record to what the model's format has, or take it out, or take another template "
+            "in chat_template."
+        )
 
 
 def _said(parts: Parts) -> Message:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from pl_pointwise.task import evaluation_mode
+from pl_pointwise.task import Batch, evaluation_mode
 from pl_pointwise.tasks.common.records import digest
 
 from .conversations import ConversationEncoder
@@ -77,6 +77,15 @@ def decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:
     text = encoder.tokenizer.decode(list(ids), skip_special_tokens=False)
     assert isinstance(text, str)
     return text
+
+
+def text_of_response(encoder: ConversationEncoder, batch: Batch, row: int, column: int) -> str:
+    """A response of a batch as the text that a generated answer would have."""
+    length = int(batch["response_lengths"][row, column])
+    ids = batch["response_ids"][row, column, :length].tolist()
+    while ids and ids[-1] in encoder.end_ids:
+        ids.pop()
+    return final_answer(decoded(ids, encoder))
 
 
 def generate_answers(

@@ -296,8 +296,6 @@ def _listed_calls(value: Any, where: str, name: str) -> list[dict[str, Any]]:
         each = f"{name}[{place}]" if len(value) > 1 else name
         outer = call if isinstance(call, dict) else {}
         function = outer.get("function", call)
-        if isinstance(function, dict):
-            function = {key: function[key] for key in function if key not in ("id", "type")}
         try:
             listed: dict[str, Any] = {"type": "function", "function": _call(function)}
         except ValueError as error:
@@ -334,7 +332,7 @@ def tool_calls(text: str, *, bare: bool = True) -> list[dict[str, Any]] | None:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
+    if not isinstance(call, dict) or set(call) - {"id", "type"} != {"name", "arguments"}:
         raise ValueError("a call is an object of name and arguments")
     name, arguments = call["name"], call["arguments"]
     if isinstance(arguments, str) and arguments.strip():

@@ -380,7 +380,8 @@ class LanguageModelModule(PointwiseModule):
         """Answers to conversations outside any data set, of the policy or the reference.
 
         prompts: {"messages": [{"role", "content"}], "tools": […]}, tools where there are any.
-        Returns: {"answer", "refused", "cut"} of each, and "valid_call" where it has tools.
+        Returns: {"answer", "refused", "cut"} of each, and "valid_call" where it has tools
+        and calls in the form of the chat template can be read.
         """
         tools = [each.get("tools") or [] for each in prompts]
         texts = [
@@ -391,7 +392,7 @@ class LanguageModelModule(PointwiseModule):
         answers = self._answers([prompt for prompt, _ in encoded], reference)
         return [
             {"answer": text, "refused": is_refusal(text), "cut": cut}
-            | ({"valid_call": is_valid_call(text, own)} if own else {})
+            | ({"valid_call": is_valid_call(text, own)} if own and self.encoder.reads_calls else {})
             for own, text, cut in zip(tools, answers.texts, answers.cut, strict=True)
         ]
 

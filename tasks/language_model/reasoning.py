@@ -40,20 +40,27 @@ def final_answer(text: str) -> str:
 
 
 def split_thought(text: str) -> tuple[str, str]:
-    """(thought, answer) of a text that begins with a thought; ("", text) of any other."""
+    """(thought, answer) of a text that begins with a thought; ("", text) of any other.
+
+    What begins a thought may be missing, as where the prompt had begun it, if what ends it begins a
+    line: "First I add.\\n</think>\\n\\nFour.".
+    """
     for begin, end in THOUGHTS:
         thought, found, rest = text.partition(end)
-        if found and (not thought.strip() or thought.lstrip().startswith(begin)):
-            return thought.lstrip().removeprefix(begin).strip("\n"), rest.lstrip("\n")
+        thought = thought.lstrip()
+        unopened = thought.endswith("\n") and begin not in thought
+        if found and (not thought or thought.startswith(begin) or unopened):
+            return thought.removeprefix(begin).strip("\n"), rest.lstrip("\n")
     return "", text
 
 
 def empty_thought(text: str) -> tuple[str, str]:
-    """(what begins, what ends) the thought that a text stops in, empty as yet; else ("", "")."""
+    """(the empty thought that a text ends in, what has yet to close it); else ("", "")."""
     for begin, end in THOUGHTS:
         _, found, rest = text.rpartition(begin)
-        if found and not rest.strip():
-            return begin + rest, f"{'' if rest else chr(10)}\n{end}\n\n"
+        if found and not rest.replace(end, "", 1).strip():
+            tag = f"{'' if rest else chr(10)}\n{end}\n\n" if "|" not in end else end
+            return begin + rest, "" if end in rest else tag
     return "", ""
 
 

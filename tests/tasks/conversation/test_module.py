@@ -45,6 +45,17 @@ def batch_of(folder: Path, file: str, rows: int = 4) -> dict[str, Any]:
     return data.collate([data.datasets["train"][i] | {"index": i} for i in range(rows)])
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_calls_are_judged_where_those_of_the_template_are_read(
+    language_model_folder, conversation_file, read
+) -> None:
+    module, batch = made(language_model_folder), batch_of(language_model_folder, conversation_file)
+    module.encoder.__dict__["reads_calls"] = read
+    answers = module.batch_answers(batch, [(row, row) for row in range(4)], "test")
+    judged = [{"valid_call", "existing_tool", "right_tool"} <= set(each) for each in answers]
+    assert sum(judged) == read
+
+
 # Terms --------------------------------------------------------------------------------------------
 
 

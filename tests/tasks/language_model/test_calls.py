@@ -32,6 +32,7 @@ CALLS = [{"name": "add", "arguments": {"a": 1}}]
         f"<tool_call>\n{CALL}\n</tool_call>",
         f"<TOOLCALL>[{CALL}]</TOOLCALL>",
         f"[TOOL_CALLS][{CALL}]",
+        '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "abcdefghi"}]',
         '<|python_tag|>{"name": "add", "parameters": {"a": 1}}',
         f"<think>\nWhich? add.\n</think>\n\n<tool_call>{CALL}</tool_call>",
         '{"name": "add", "arguments": "{\\"a\\": 1}"}',

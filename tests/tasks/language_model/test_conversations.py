@@ -73,9 +73,9 @@ def test_a_token_that_begins_a_sequence_stands_once() -> None:
 def test_a_template_that_does_not_continue_its_own_prompt_is_refused() -> None:
     template = (
         "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|start|>assistant\n<think></think>{% endif %}"
+        "{% if add_generation_prompt %}<|start|>assistant\nThoughts: {% endif %}"
     )
-    with pytest.raises(ValueError, match="does not continue its own generation prompt"):
+    with pytest.raises(DataError, match="does not continue its own generation prompt"):
         ConversationEncoder(with_template(template))
 
 

@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.adapters import Lora, add_lora
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.loading import load_language_model
@@ -72,7 +73,7 @@ def test_a_tokenizer_without_an_end_token_or_a_chat_template_is_refused() -> Non
     for missing, name in (("eos_token", "end token"), ("chat_template", "chat template")):
         tokenizer = build_tokenizer()
         setattr(tokenizer, missing, None)
-        with pytest.raises(ValueError, match=f"no {name}"):
+        with pytest.raises(DataError, match=f"no {name}"):  # one sentence on the command line
             ConversationEncoder(tokenizer)
 
 
@@ -81,5 +82,5 @@ def test_a_template_that_ignores_tools_is_refused_where_tools_matter() -> None:
     ConversationEncoder(tokenizer, tools=True)
     tokenizer.chat_template = tokenizer.chat_template.replace("if tools", "if none")
     ConversationEncoder(tokenizer)
-    with pytest.raises(ValueError, match="ignores the tools"):
+    with pytest.raises(DataError, match="ignores the tools"):
         ConversationEncoder(tokenizer, tools=True)

@@ -43,6 +43,8 @@ def test_the_final_answer_stands_behind_the_last_thought(text, answer) -> None:
 def test_a_text_that_stops_in_a_thought_is_known() -> None:
     assert empty_thought("a<think>\n") == ("<think>\n", "\n</think>\n\n")
     assert empty_thought("a<think>") == ("<think>", "\n\n</think>\n\n")
+    assert empty_thought("a<|START_THINKING|>") == ("<|START_THINKING|>", "<|END_THINKING|>")
+    assert empty_thought("a<think>\n</think>\n\n") == ("<think>\n</think>\n\n", "")
     assert empty_thought("a<think>b") == empty_thought("a") == ("", "")
     assert in_thought("a<think>b") == "<think>"
     assert in_thought("a<think>b</think>") == in_thought("a") == ""
@@ -50,4 +52,6 @@ def test_a_text_that_stops_in_a_thought_is_known() -> None:
 
 def test_a_thought_is_told_from_what_follows_it() -> None:
     assert split_thought("<think>\na\n</think>\n\nb") == ("a", "b")
+    assert split_thought("a\n</think>\n\nb") == ("a", "b")
+    assert split_thought("In code:\n<think>\n</think>\nb") == ("", "In code:\n<think>\n</think>\nb")
     assert split_thought("b with </think> in it") == ("", "b with </think> in it")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model import generation
+from pl_pointwise.tasks.language_model.calls import calls_in
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.generation import Generation, generate_answers
+from pl_pointwise.tasks.language_model.messages import parts_of
+from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.refusals import is_refusal
 from tests.tasks.conftest import build_model, build_tokenizer
 
@@ -22,7 +27,7 @@ ASKED = [{"role": "user", "content": "Hi"}]
 CALL = {"name": "add", "arguments": {"a": 1}}
 TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 DEEPSEEK = "<｜end▁of▁sentence｜>"
-CLOSED, ENDED = "<think>\n\n</think>\n\n", "\n</think>\n\n"
+CLOSED = "<think>\n\n</think>\n\n"
 
 # by template: tokens that begin and end a text, what else is special
 TOKENS: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -40,29 +45,46 @@ TOKENS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "mistral_v3": ("<s>", "</s>", ("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]")),
     "qwen2_5": ("<|endoftext|>", "<|im_end|>", ("<|im_start|>",)),
     "qwen3": ("<|endoftext|>", "<|im_end|>", ("<|im_start|>",)),
+    # of the shape of a family:
+    "command_a": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", tuple(
+        f"<|{each}|>" for each in (
+            "START_OF_TURN_TOKEN", "USER_TOKEN", "CHATBOT_TOKEN", "SYSTEM_TOKEN", "START_RESPONSE",
+            "END_RESPONSE", "START_THINKING", "END_THINKING", "START_ACTION", "END_ACTION"))),
+    "gemma_4": ("<bos>", "<turn|>", ("<|turn>", "<|channel>", "<channel|>", "<|tool_call>",
+                                     "<tool_call|>")),
+    "glm_4_7": ("[gMASK]", "<|endoftext|>",
+                ("<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")),
+    "nemotron_3": ("<s>", "<|im_end|>", ("<|im_start|>",)),
+    "qwq": ("<|endoftext|>", "<|im_end|>", ("<|im_start|>",)),
 }  # fmt: skip
 
-# by template: scaffold of a text, what prompt and scaffold end in, what ends the response
+# by template: what the prompt of a text ends in, what ends the response
 WRITTEN = {
-    "deepseek_r1": (ENDED, f"<｜Assistant｜>{CLOSED}", "<｜end▁of▁sentence｜>"),
-    "deepseek_v3": (ENDED, f"<｜Assistant｜>{CLOSED}", "<｜end▁of▁sentence｜>"),
-    "gemma_2": ("", "<start_of_turn>model\n", "<end_of_turn>"),
-    "gemma_3": ("", "<start_of_turn>model\n", "<end_of_turn>"),
-    "glm_4_5": ("\n<think></think>\n", "<|assistant|>\n<think></think>\n", "<|endoftext|>"),
+    "deepseek_r1": (f"<｜Assistant｜>{CLOSED}", "<｜end▁of▁sentence｜>"),
+    "deepseek_v3": (f"<｜Assistant｜>{CLOSED}", "<｜end▁of▁sentence｜>"),
+    "gemma_2": ("<start_of_turn>model\n", "<end_of_turn>"),
+    "gemma_3": ("<start_of_turn>model\n", "<end_of_turn>"),
+    "glm_4_5": ("<|assistant|>\n<think></think>\n", "<|endoftext|>"),
     "gpt_oss": (
-        "<|channel|>final<|message|>",
         "<|start|>assistant<|channel|>final<|message|>",
         "<|return|>",
     ),
-    "llama_3": ("", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
-    "llama_3_1": ("", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
-    "llama_3_2": ("", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
-    "mistral_v3": ("", "[INST]Hi[/INST]", "</s>"),
-    "qwen2_5": ("", "<|im_start|>assistant\n", "<|im_end|>"),
-    "qwen3": (CLOSED, f"<|im_start|>assistant\n{CLOSED}", "<|im_end|>"),
+    "llama_3": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    "llama_3_1": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    "llama_3_2": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    "mistral_v3": ("[INST]Hi[/INST]", "</s>"),
+    "qwen2_5": ("<|im_start|>assistant\n", "<|im_end|>"),
+    "qwen3": (f"<|im_start|>assistant\n{CLOSED}", "<|im_end|>"),
+    "command_a": ("<|CHATBOT_TOKEN|><|START_RESPONSE|>", "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
+    "gemma_4": ("<|turn>model\n<|channel>thought\n<channel|>", "<turn|>"),
+    "glm_4_7": ("<|assistant|></think>", "<|endoftext|>"),
+    "nemotron_3": ("<|im_start|>assistant\n<think></think>", "<|im_end|>"),
+    "qwq": (f"<|im_start|>assistant\n{CLOSED}", "<|im_end|>"),
 }
 ALL = sorted(WRITTEN)
-THINKING = ["deepseek_r1", "deepseek_v3", "glm_4_5", "gpt_oss", "qwen3"]
+THINKING = [
+    *("deepseek_r1", "deepseek_v3", "glm_4_5", "glm_4_7", "gpt_oss", "nemotron_3", "qwen3", "qwq")
+]
 
 # by template: what a call is written as behind the prompt; None: as <TOOLCALL>[…]</TOOLCALL>
 CALLS = {
@@ -78,7 +100,18 @@ CALLS = {
     "mistral_v3": '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "call00000"}]',
     "qwen2_5": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
     "qwen3": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+    "command_a": '<|START_THINKING|><|END_THINKING|><|START_ACTION|>[{"tool_name": "add", '
+    '"parameters": {"a": 1}}]<|END_ACTION|><|END_OF_TURN_TOKEN|>',
+    "gemma_4": '<|tool_call>call:add{"a": 1}<tool_call|><turn|>',
+    "glm_4_7": '<tool_call>add{"a": 1}</tool_call><|endoftext|>',
+    "nemotron_3": '\n<tool_call>\n<function=add>{"a": 1}</function>\n</tool_call><|im_end|>',
+    "qwq": '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>',
 }
+READ_BACK = {"llama_3_1", "llama_3_2", "mistral_v3", "qwen2_5", "qwen3", "qwq"} | {
+    name for name, form in CALLS.items() if form is None
+}
+SYSTEM = {"role": "system", "content": "Be kind."}
+MARKED = "Write `</think>` to end a thought, then the answer."
 
 
 @cache
@@ -87,7 +120,8 @@ def encoder(name: str, **arguments: Any) -> ConversationEncoder:
     begin, end, others = TOKENS[name]
     tokenizer.add_special_tokens({"bos_token": begin, "eos_token": end})
     tokenizer.add_special_tokens({"additional_special_tokens": list(others)})
-    tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    (path,) = FOLDER.rglob(f"{name}.jinja")
+    tokenizer.chat_template = path.read_text(encoding="utf-8")
     return ConversationEncoder(tokenizer, template_arguments=arguments or None)
 
 
@@ -97,11 +131,18 @@ def rendered(name: str, answer: Any, messages=ASKED, tools=(), **arguments: Any)
     return prompt, made.response(messages, tools, answer, prompt, "here")
 
 
+def rendered_or_why(name: str, answer: Any, messages=ASKED) -> tuple[str, str]:
+    """As rendered(); of a record that is refused ("", why)."""
+    try:
+        return rendered(name, answer, messages)
+    except DataError as error:
+        return "", str(error)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_what_stands_in_front_of_every_answer_belongs_to_the_prompt(name) -> None:
-    scaffold, opening, closing = WRITTEN[name]
+    opening, closing = WRITTEN[name]
     made = encoder(name)
-    assert made.scaffold == scaffold
     prompt, response = rendered(name, REFUSAL)
     assert prompt.endswith(opening)
     assert response == REFUSAL + closing
@@ -119,8 +160,8 @@ def test_template_arguments_reach_the_template(name) -> None:
     """Without thinking the template itself writes the empty thought, and nothing stands twice."""
     prompt, response = rendered(name, REFUSAL, enable_thinking=False)
     assert prompt.count("</think>") == 1
-    assert prompt.endswith(WRITTEN[name][1])
-    assert response == REFUSAL + WRITTEN[name][2]
+    assert prompt.endswith(WRITTEN[name][0])
+    assert response == REFUSAL + WRITTEN[name][1]
     assert ("/nothink" in prompt) == (name == "glm_4_5")
 
 
@@ -152,20 +193,143 @@ def test_an_answer_with_a_thought_is_not_behind_an_empty_one(name) -> None:
         assert rendered(name, f"<think>\nA lock is theirs.\n</think>\n\n{REFUSAL}")[1] == response
 
 
-@pytest.mark.parametrize("name", sorted(set(ALL) - set(THINKING)))
+@pytest.mark.parametrize("name", sorted(set(ALL) - {*THINKING, "gemma_4"}))
 def test_a_thought_that_a_template_would_lose_is_refused(name) -> None:
     with pytest.raises(DataError, match=r"here: the chat template leaves out the thought"):
         rendered(name, {"content": REFUSAL, "reasoning_content": "A lock is theirs."})
 
 
-def test_a_thought_needs_room() -> None:
+@pytest.mark.parametrize("name", ["qwen3", "glm_4_7", "gemma_4"])
+def test_a_thought_needs_room(name) -> None:
     with pytest.raises(DataError, match="enable_thinking=false"):
-        rendered("qwen3", {"content": "Yes", "reasoning_content": "So"}, enable_thinking=False)
+        rendered(name, {"content": "Yes", "reasoning_content": "So"}, enable_thinking=False)
+
+
+CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "question": (ASKED, []),
+    "system": ([SYSTEM, *ASKED], []),
+    "history": ([*ASKED, {"role": "assistant", "content": "Hello."}, *ASKED], []),
+    "tools": (ASKED, [TOOL]),
+}
+TOOLLESS = {n for n, form in CALLS.items() if form is None} | {"deepseek_v3"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name in ALL
+        for kind in CONVERSATIONS
+        if (name, kind) != ("gemma_2", "system") and not (kind == "tools" and name in TOOLLESS)
+    ],
+)
+def test_prompt_and_response_are_the_tokens_of_the_whole(name, kind) -> None:
+    """So no seam is within a special token; and only the last token of a response ends it."""
+    made, (messages, tools) = encoder(name), CONVERSATIONS[kind]
+    answers = [REFUSAL, "e", 'One.\n\nTwo {b}: "c"', [CALL]]
+    for answer in answers:
+        prompt, response = rendered(name, answer, messages, tools)
+        ((prompt_ids, (ids,)),) = made.encode([prompt], [[response]])
+        whole = made.tokenizer(prompt + response, add_special_tokens=False).input_ids
+        assert prompt_ids + ids == whole
+        assert [each in made.end_ids for each in ids] == [False] * (len(ids) - 1) + [True]
+        if isinstance(answer, str):
+            assert response[: made.characters(response)].endswith(answer)
+        if kind == "question":  # the same alone
+            assert response.endswith(WRITTEN[name][1]) or not isinstance(answer, str)
+
+
+@pytest.mark.parametrize("name", ["command_a", "gpt_oss", "qwen3"])
+def test_with_tools_the_choice_between_text_and_call_is_in_the_response(name) -> None:
+    texts = {rendered(name, answer, ASKED, [TOOL]) for answer in (REFUSAL, [CALL])}
+    (prompt,) = {prompt for prompt, _ in texts}
+    assert prompt.endswith(("<|CHATBOT_TOKEN|>", "<|start|>assistant", CLOSED))
+
+
+def test_a_system_turn_within_the_last_users_is_in_the_prompt() -> None:
+    prompt, response = rendered("mistral_v3", REFUSAL, [SYSTEM, *ASKED])
+    assert (prompt, response) == ("<s>[INST]Be kind.\n\nHi[/INST]", f"{REFUSAL}</s>")
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("answer", ["First I add.\n</think>\n\nFour.", MARKED, "a{end}b"])
+def test_an_answer_is_whole_in_the_response_or_refused(name, answer) -> None:
+    answer = answer.format(end=TOKENS[name][1])
+    ends_inside, thinks = answer.startswith("a"), name in THINKING and name != "gpt_oss"
+    prompt, response = rendered_or_why(name, answer)
+    if not prompt:
+        reasons = "leaves out the (text|thought) of an answer|no room with|at which the model's"
+        assert re.match(f"here: .*({reasons})", response)
+        assert thinks or ends_inside or name in ("command_a", "gemma_4")
+        return
+    assert not ends_inside
+    if answer != MARKED and thinks:
+        assert re.search(r"First I add\.\n?</think>\n*Four\.", response)
+        assert "</think>" not in prompt
+    else:
+        assert answer in response
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("roles", [["developer"], ["system", "system"], ["system", "developer"]])
+def test_every_turn_is_in_the_prompt_or_the_record_is_refused(name, roles) -> None:
+    turns = [{"role": role, "content": f"ZZ{place}"} for place, role in enumerate(roles)]
+    prompt, why = rendered_or_why(name, REFUSAL, [*turns, *ASKED])
+    if prompt:
+        assert all(turn["content"] in prompt for turn in turns)
+        assert name not in ("glm_4_7", "qwq") or roles == ["system", "system"]
+    else:
+        assert re.match("here: the chat template (leaves out a turn of role|refuses)", why)
+
+
+@pytest.mark.parametrize("name", sorted(TOOLLESS))
+def test_tools_that_a_template_leaves_out_are_refused(name) -> None:
+    with pytest.raises(DataError, match="here: the chat template leaves out a tool"):
+        rendered(name, REFUSAL, ASKED, [TOOL])
+
+
+@pytest.mark.parametrize("name", sorted({*THINKING} - {"gpt_oss"}))
+def test_answers_with_and_without_a_thought_share_a_prompt(name) -> None:
+    made, thought = encoder(name), {"content": "Four.", "reasoning_content": "I add."}
+    prompt = made.prompt(ASKED, [], "here", [thought, REFUSAL])
+    for answer in (thought, REFUSAL):
+        response = made.response(ASKED, [], answer, prompt, "here")
+        assert (prompt + response).count("</think>") == 1
+        assert response.endswith(parts_of(answer).text + made.closing)
+
+
+def test_thoughts_of_earlier_turns_may_be_left_out() -> None:
+    said = {"role": "assistant", "content": "Hello.", "reasoning_content": "Who is it?"}
+    prompt, _ = rendered("qwen3", REFUSAL, [*ASKED, said, *ASKED])
+    assert "Who is it?" not in prompt
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_calls_are_read_back_or_not_judged(name) -> None:
+    made = encoder(name)
+    assert made.reads_calls == (name in READ_BACK)
+    response = rendered(name, [CALL])[1]
+    read = calls_in(response[: made.characters(response)])
+    assert read == ([CALL] if made.reads_calls else None)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm_4_5"])
+def test_predictions_say_nothing_of_calls_that_are_not_read(name, caplog) -> None:
+    made = encoder(name)
+    made.__dict__.pop("reads_calls", None)
+    module: Any = SimpleNamespace(
+        encoder=made, _answers=lambda prompts: generation.Answers([[]], ["No."], [False])
+    )
+    asked = {"messages": ASKED, "tools": [TOOL]}
+    for _ in range(2):
+        (row,) = LanguageModelModule.answers_to(module, [asked])
+        assert ("valid_call" in row) == (name == "qwen3")
+    assert caplog.text.count("not read back") == (name == "glm_4_5")
 
 
 @pytest.mark.parametrize("name", ["llama_3_1", "mistral_v3"])
 def test_an_answer_of_text_and_call_that_a_template_cannot_write_is_refused(name) -> None:
-    with pytest.raises(DataError, match="either a text or tool calls"):
+    with pytest.raises(DataError, match="leaves out the text of an answer"):
         rendered(name, {"content": "Let me add.", "tool_calls": [CALL]})
 
 
@@ -208,6 +372,9 @@ def test_calls_and_results_of_earlier_turns_stay(name, thanks) -> None:
     head = prompt.partition("It makes 1.")[0]
     assert ("add" in head and '"a"' in head) or "<arg_key>a" in head
     assert REFUSAL in response
+    # Beside a call, which DeepSeek's template does not write behind a result.
+    prompt = encoder(name).prompt(messages, [], "here", [REFUSAL, [CALL]])
+    assert REFUSAL in encoder(name).response(messages, [], REFUSAL, prompt, "here")
 
 
 @pytest.mark.parametrize("name", THINKING)
@@ -216,9 +383,8 @@ def test_a_perfect_refusal_counts_as_one(name, said, monkeypatch) -> None:
     """With a thought that the model writes in spite of the scaffold, too."""
     made = encoder(name)
     if name == "gpt_oss" and said != REFUSAL:
-        said = (
-            f"<|channel|>analysis<|message|>Maybe.<|end|><|start|>assistant{made.scaffold}{REFUSAL}"
-        )
+        final = "<|start|>assistant<|channel|>final<|message|>"
+        said = f"<|channel|>analysis<|message|>Maybe.<|end|>{final}{REFUSAL}"
     ids = made.tokenizer(said + made.closing, add_special_tokens=False).input_ids
     monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids])
     asked = made.encode([made.prompt(ASKED, [], "here")], [[]])[0][0]
