@@ -1,37 +1,95 @@
-"""Names in a configuration of strangers that a parser would import."""
+"""What a stranger's configuration holds that a parser would import, or read from somewhere else.
+
+A parser takes a class's name, YAML in a text, or the path of another file for almost any argument,
+so all texts are looked at, wherever they stand and however they are written.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, LightningModule
+import yaml
+from lightning.pytorch import LightningDataModule
 
+from .errors import DataError
 from .formulations import Formulation
+from .module import PointwiseModule
 
 PACKAGE = __name__.partition(".")[0]
+LONGEST = 100_000
+"""Bytes of a configuration; those of runs have some thousands."""
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Without anchors: a few lines of them stand for billions of values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if getattr(self.peek_event(), "anchor", None) and not self.check_event(yaml.AliasEvent):
+            raise DataError("it has a YAML anchor (&), which configurations of runs do not have")
+        return super().compose_node(parent, index)
+
+
+def read_foreign(path: Path) -> dict[str, Any]:
+    """Returns what a stranger's configuration maps names to; DataError where that is unreadable."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(LONGEST + 1)
+        if len(text) > LONGEST:
+            raise DataError(f"it has more than {LONGEST:,} bytes")
+        found = yaml.load(text, _PlainLoader)  # A SafeLoader.
+        if not isinstance(found, dict):
+            raise DataError("it maps no names to values")
+    except (DataError, yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is not read: {reason}. Export the model again.") from None
+    return found
 
 
 def foreign_names(value: Any) -> Iterator[str]:
-    """Dotted names of what is installed, anywhere in a plain value; none of them is imported.
+    """What a parser would import or follow, anywhere in a plain value; nothing of it is done.
 
-    Not those of classes that this package ships, and of modules, data and formulations that are
-    loaded already.
+    Classes and dotted names of what is installed, but not models, data and formulations that this
+    package ships or that are loaded already; and names of files and addresses.
     """
     if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
+        if "class_path" in value and not _is_known(str(value["class_path"])):
+            yield str(value["class_path"])
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple, set)):
         yield from (name for entry in value for name in foreign_names(entry))
-    elif isinstance(value, str):  # Which may be YAML.
+    elif isinstance(value, str):
         for name in re.findall(r"[^\W\d]\w*(?:\.\w+)+", value):
             first = name.partition(".")[0]
             if (first in sys.modules or find_spec(first)) and not _is_known(name):
                 yield name
+        if _is_elsewhere(value):
+            yield value
+        try:
+            inner = yaml.load(value, _PlainLoader)  # A SafeLoader.
+        except (DataError, RecursionError):
+            yield value
+        except (yaml.YAMLError, ValueError):
+            pass  # A text for the parser too.
+        else:
+            yield from () if inner == value else foreign_names(inner)
+
+
+def _is_elsewhere(text: str) -> bool:
+    """Whether a parser may read it as the name of a file, or of one at an address."""
+    if re.match(r"\s*[\w+.-]*(::|://)", text):
+        return True
+    with suppress(OSError, ValueError):  # Too long, or with a NUL.
+        path = os.path.expanduser(text.strip())
+        return os.path.exists(path) and not os.path.isdir(path)
+    return False
 
 
 def _is_known(path: str) -> bool:
@@ -40,7 +98,8 @@ def _is_known(path: str) -> bool:
         with suppress(ImportError):
             importlib.import_module(module)
     found = getattr(sys.modules.get(module), name, None)
-    return isinstance(found, type) and (
-        found.__module__.startswith(f"{PACKAGE}.")
-        or issubclass(found, (LightningModule, LightningDataModule, Formulation))
+    return (
+        isinstance(found, type)
+        and issubclass(found, (PointwiseModule, LightningDataModule, Formulation))
+        and not found.__module__.startswith(("lightning.", "pytorch_lightning."))
     )

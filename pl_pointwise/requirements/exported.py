@@ -10,6 +10,7 @@ And its model on new records, for ``monitor`` and ``check``.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -21,16 +22,23 @@ import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.foreign_names import foreign_names
+from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence, shortened
+from pl_pointwise.errors import printable
+from pl_pointwise.foreign_names import foreign_names, read_foreign
+from pl_pointwise.loading import certificate_in
 
 from .requirement import RequirementError
-from .samples import Bounds, bounds_of, samples_of
+from .samples import COLUMNS, Bounds, bounds_of, samples_of
 
 CERTIFICATE, CHECKPOINT = "certificate", "model.ckpt"
 """The folder in an exported one, and the trained module in it."""
 
 START = "start"
 """The predecessor that a model was trained from, instead of a folder."""
+
+
+MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
+"""What classes raise that are given other arguments than they take."""
 
 
 def write_certificate(
@@ -57,9 +65,15 @@ def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
             f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
             "--require wrote."
         )
-    inside = Path(folder) / CERTIFICATE
-    certificate = json.loads((inside / "certificate.json").read_text())
-    return certificate, pd.read_parquet(inside / "samples.parquet")
+    certificate = certificate_in(Path(folder))
+    path = Path(folder) / CERTIFICATE / "samples.parquet"
+    try:
+        samples = pd.read_parquet(path, columns=list(COLUMNS))
+    except (OSError, ValueError) as error:  # pyarrow's are of both.
+        raise RequirementError(
+            f"{path}: {shortened(str(error))}. Export the model again."
+        ) from None
+    return certificate, samples
 
 
 def measure_new_records(
@@ -83,7 +97,12 @@ def measure_new_records(
         )
     if not configs:
         configs = [yaml.safe_dump(own_classes_only(inside / "config.yaml"))]
-    cli = PointwiseCLI.of_data(configs, options)
+    try:
+        cli = PointwiseCLI.of_data(configs, options)
+    except (argparse.ArgumentError, *MISTAKES) as error:
+        if debugging():
+            raise
+        raise RequirementError(f"{sentence(error)}{place_in_own_code(error)}") from None
     return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
 
 
@@ -112,13 +131,24 @@ def model_files(folder: str | Path) -> Path:
 
 
 def own_classes_only(path: Path) -> dict[str, Any]:
-    """Returns model, data and precision; refuses classes that this package does not ship."""
-    config = config_for_new_records(yaml.safe_load(path.read_text(encoding="utf-8")))
-    for part in ("model", "data"):
-        for name in foreign_names(config[part]):
+    """Returns model, data and precision; refuses classes that this package does not ship, and what
+    the parser would read from elsewhere.
+    """
+    given = read_foreign(path)
+    for part in ("model", "data", "trainer"):
+        if not isinstance(given.get(part) or {}, dict) or (part == "model" and not given.get(part)):
             raise RequirementError(
-                f"{path}: {part} names {name}, which pl_pointwise does not ship, and a folder's "
-                f"own word is not imported. Read the file; if you trust it: --config {path}"
+                f"{path}: {part} is {shortened(printable(given.get(part)), 80)}, and has to be a "
+                "mapping, as pl-pointwise writes it. Export the model again."
+            )
+    config = config_for_new_records(given)
+    for part in config:
+        for name in foreign_names(config[part]):
+            name = shortened(printable(name), 80)
+            raise RequirementError(
+                f"{path}: {part} names {name}, which pl_pointwise does not ship, and "
+                "a folder's own word is not imported or followed. Read the file; if you trust it: "
+                f"--config {path}"
             )
     return config
 
@@ -126,9 +156,9 @@ def own_classes_only(path: Path) -> dict[str, Any]:
 def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns model, data and precision of a run's configuration, without the run's files."""
     data = config.get("data")
-    if isinstance(data, dict):
-        arguments = data.get("init_args") or {}
-        given: dict[str, Any] = {name: None for name in arguments if name.endswith("_file")}
+    arguments = (data or {}).get("init_args")
+    if isinstance(arguments, dict):
+        given: dict[str, Any] = {n: None for n in arguments if n.endswith(("_file", "hub_path"))}
         if "source" in arguments:
             given["source"] = "files"
         data = {**data, "init_args": {**arguments, **given}}

@@ -97,6 +97,7 @@ def monitor(
 
     options, configs: see :func:`~.exported.measure_new_records`. state: of the calls so far.
     """
+    read_certificate(folder)  # Before a forward pass.
     samples, _ = measure_new_records(folder, options, configs)
     return check(folder, samples, state)
 
