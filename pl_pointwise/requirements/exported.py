@@ -135,21 +135,16 @@ def own_classes_only(path: Path) -> dict[str, Any]:
     the parser would read from elsewhere.
     """
     given = read_foreign(path)
-    for part in ("model", "data", "trainer"):
-        if not isinstance(given.get(part) or {}, dict) or (part == "model" and not given.get(part)):
-            raise RequirementError(
-                f"{path}: {part} is {shortened(printable(given.get(part)), 80)}, and has to be a "
-                "mapping, as pl-pointwise writes it. Export the model again."
-            )
-    config = config_for_new_records(given)
-    for part in config:
-        for name in foreign_names(config[part]):
-            name = shortened(printable(name), 80)
-            raise RequirementError(
-                f"{path}: {part} names {name}, which pl_pointwise does not ship, and "
-                "a folder's own word is not imported or followed. Read the file; if you trust it: "
-                f"--config {path}"
-            )
+    parts = ("model", "data", "trainer")  # Mappings: of a text the parser would go on elsewhere.
+    found = [(each, given[each]) for each in parts if not isinstance(given.get(each) or {}, dict)]
+    config = {} if found else config_for_new_records(given)
+    found += [(part, name) for part in config for name in foreign_names(config[part])]
+    for part, name in found:
+        raise RequirementError(
+            f"{path}: {part} names {shortened(printable(name), 80)}, which pl_pointwise does not "
+            "ship, and a folder's own word is not imported or followed. Read the file; if you "
+            f"trust it: --config {path}"
+        )
     return config
 
 
@@ -163,4 +158,4 @@ def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
             given["source"] = "files"
         data = {**data, "init_args": {**arguments, **given}}
     precision = (config.get("trainer") or {}).get("precision")
-    return {"model": config["model"], "data": data, "trainer": {"precision": precision}}
+    return {"model": config.get("model"), "data": data, "trainer": {"precision": precision}}

@@ -30,11 +30,12 @@ from pl_pointwise.errors import DataError
 from .p_values import Losses
 
 NUMBER = r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
-FORM = re.compile(
-    r"\s*((?P<change>lost|gained)\s*\((?P<of>[^()]+)\)"
+LONGEST = 500
+FORM = re.compile(  # Of a text with single blanks, and none at its ends.
+    r"((?P<change>lost|gained)\s*\((?P<of>[^()]+)\)"
     r"|(?P<name>[^:<>=]+?)(\s*:\s*(?P<statistic>violated|q\d{1,2}(\.\d+)?))?)"
     rf"\s*(?P<sign><=|>=)\s*((?P<bound>[-+]?{NUMBER})"
-    rf"|predecessor\s*(?P<margin>[-+]\s*{NUMBER})?)\s*"
+    rf"|predecessor\s*(?P<margin>[-+]\s*{NUMBER})?)"
 )
 
 EXAMPLES = (
@@ -72,7 +73,10 @@ class Requirement:
         >>> round(found.at_most, 3), found.beyond
         (0.1, 0.5)
         """
-        match = FORM.fullmatch(text)
+        if len(text) > LONGEST:
+            start = f"{text[:40]!r} …"
+            raise RequirementError(f"{start} is no requirement: it has over {LONGEST} characters.")
+        match = FORM.fullmatch(" ".join(text.split()))
         found: dict[str, Any] = match.groupdict() if match else {}
         change, statistic, bound = (found.get(key) for key in ("change", "statistic", "bound"))
         if not match or (bound is None and (change or statistic)):
