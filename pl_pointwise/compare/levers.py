@@ -12,9 +12,9 @@ import numpy as np
 import yaml
 
 from pl_pointwise.requirements.answer import Answer
-from pl_pointwise.requirements.p_values import p_value, samples_needed
+from pl_pointwise.requirements.p_values import p_value, samples_needed_like
 from pl_pointwise.requirements.requirement import Subject
-from pl_pointwise.requirements.samples import CERTIFICATION, values_of
+from pl_pointwise.requirements.samples import CERTIFICATION, losses_of, values_of
 
 from .runs import Comparison, Run
 
@@ -22,10 +22,12 @@ from .runs import Comparison, Run
 def advice(answer: Answer, comparison: Comparison, run: Run) -> list[str]:
     """What may help the requirement with the largest p-value; ``run`` is of the nearest model."""
     config = yaml.safe_load((run.folder / "config.yaml").read_text())
-    found = zip(answer.findings[answer.nearest()], answer.subjects, strict=True)
-    finding, subject = max(found, key=lambda pair: pair[0].p)
+    nearest = answer.nearest()
+    found = zip(answer.findings[nearest], answer.subjects, answer.selection.zero_one, strict=True)
+    finding, subject, kind = max(found, key=lambda each: each[0].p)
+    losses = losses_of(answer.models[nearest].samples, subject, CERTIFICATION)
     rate, files = finding.requirement.at_most, test_files(config)
-    needed = samples_needed(rate, finding.share, answer.confidence)
+    needed = samples_needed_like(losses, rate, answer.confidence, kind)
     levers = _levers(answer, subject, comparison, run, config)
     note = "is not less: more certification samples alone do not help."
     if needed is not None:

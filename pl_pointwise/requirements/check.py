@@ -15,18 +15,18 @@ this package are built; --config names one that you trust.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pandas import DataFrame
 
 from pl_pointwise.cli_errors import CommandParser, fraction
 
-from .answer import Finding
+from .answer import Finding, repetitions
 from .exported import START, measure_new_records, read_certificate
-from .p_values import samples_needed
+from .p_values import Losses, samples_needed_like
 from .requirement import Requirement, RequirementError, Subject
-from .samples import CERTIFICATION, beside, known_from, require_same_bounds, values_of
+from .samples import CERTIFICATION, beside, known_from, losses_of, require_same_bounds, values_of
 
 SHOWN = 5
 
@@ -38,6 +38,8 @@ class Verdict(Finding):
     met: bool
     worst: list[int]
     """Positions of the first samples that count against it."""
+    losses: Losses = field(compare=False, repr=False)
+    """By unit."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -104,36 +106,46 @@ def _judge(samples: DataFrame, subject: Subject, confidence: float) -> Verdict:
         raise RequirementError(f"{subject.requirement.text!r}: none of the records is about it.")
     each = values_of(samples, subject, CERTIFICATION)
     worst = each[each["loss"] > (0.0 if zero_one else 0.5)]["index"].sort_values()[:SHOWN].tolist()
-    return Verdict(**vars(found), met=found.p <= 1 - confidence, worst=worst)
+    losses = losses_of(samples, subject, CERTIFICATION)
+    return Verdict(**vars(found), met=found.p <= 1 - confidence, worst=worst, losses=losses)
 
 
 def report(found: Sequence[Verdict], confidence: float) -> str:
     """Returns the answer as Markdown."""
-    sure = f"{100 * confidence:g} % confidence"
+    sure, wrong = f"{100 * confidence:g} %", f"{100 * (1 - confidence):.3g} %"
     lines = [
-        f"**Yes**, with {sure}: every requirement is met on inputs like these."
+        f"**Yes**, with {sure} confidence: every requirement was shown to be met on inputs like "
+        f"these, by a test that says so wrongly in at most {wrong} of cases."
         if all(each.met for each in found)
-        else f"**No**: not shown with {sure}.",
+        else f"**No**: not shown with {sure} confidence.",
         "",
-        "| required | met | mean loss here | at most, on inputs like these | required at most "
+        f"| required | met | seen here | at most, each alone with {sure} | required at most "
         "| p | samples | against it, first samples |",
         "|---" * 8 + "|",
     ]
     for each in found:
         positions = ", ".join(map(str, each.worst)) or "–"
-        required = each.requirement
+        seen, bound, most = map(each.shown, (each.share, each.bound, each.requirement.at_most))
+        met = "yes" if each.met else "no"
         lines.append(
-            f"| {required.text} | {'yes' if each.met else 'no'} | {each.share:.3g} | "
-            f"{each.bound:.3g} | {required.at_most:.3g} | {each.p:.2g} | {each.n:,} | {positions} |"
+            f"| {each.requirement.text} | {met} | {seen} | {bound} | {most} | {each.p:.2g} "
+            f"| {each.n:,} | {positions} |"
         )
     for each in found:
-        required, needed = each.requirement, None
+        if each.before is not None:
+            lines += ["", f"{each.requirement.text}: {each.text()}."]
+        rate, zero_one = each.requirement.at_most, each.requirement.beyond is not None
+        needed = None
         if not each.met:
-            needed = samples_needed(required.at_most, each.share, confidence)
+            needed = samples_needed_like(each.losses, rate, confidence, zero_one)
         if needed is not None:
             lines += [
                 "",
-                f"{required.text}: {each.share:.3g} here is below the bound; if that holds, "
-                f"{needed:,} samples show it four times in five. Give more records.",
+                f"{each.requirement.text}: {each.shown(each.share)} here is below the bound; "
+                f"if that holds, {needed:,} samples show it four times in five. Give more.",
             ]
-    return "\n".join(lines)
+    assumed = (
+        "Assumed: these records are independent draws of the inputs to come, and no choice of "
+        "either model has used them."
+    )
+    return "\n".join([*lines, "", *repetitions(found), assumed])

@@ -97,7 +97,9 @@ def test_the_model_is_exported_with_its_certificate(certified) -> None:
     model = certified / "model"
     card = (model / "README.md").read_text()
     assert "of 200 units (prompts, queries) fail" in card
-    assert "meets the requirement on new inputs, with 95 % confidence" in card
+    assert "was shown to meet the requirement on new inputs, with 95 % confidence" in card
+    assert "which does not in at most 5 % of cases" in card
+    assert "once: 400 samples are of 200, the largest has 0.5 % of them. Warning" in card
     assert "Clopper" not in card  # A statement that knows nothing of the choice.
     assert (model / "plane.pt").is_file()
     config = yaml.safe_load((model / "certificate/config.yaml").read_text())
@@ -430,9 +432,7 @@ def test_a_verdict_is_told_before_the_state_is_written(watched, tmp_path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(
-        RequirementError, match=r"No space left on device\. These records are not on"
-    ):
+    with pytest.raises(RequirementError, match=r"No space left on device\. These"):
         check(watched, records(watched, "a"), tmp_path / "state.json", told.append)
     assert [each.verdict for each in told[0]] == ["believable"] * 2
     assert not [*tmp_path.glob("*.json"), *tmp_path.glob("*.part")]
@@ -517,6 +517,8 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     lost = (started & ~near).reshape(200, 2).any(1).sum()
     not_gained = (~(near & ~started)).reshape(200, 2).any(1).sum()
     assert lost > 0
+    before = 100 * started.reshape(200, 2).all(1).mean()
+    assert f"; the predecessor meets it on {before:.3g} % of them" in answer["statement"]
     found = {each["text"]: each for each in answer["requirements"]}
     assert [found[text]["share"] for text in paired[:2]] == [lost / 200, not_gained / 200]
     assert found[paired[0]]["p"] == pytest.approx(binom.cdf(lost, 200, 0.1))
