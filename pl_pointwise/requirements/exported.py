@@ -23,7 +23,7 @@ from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence, shortened
-from pl_pointwise.errors import printable
+from pl_pointwise.errors import DataError, TrainingError, printable
 from pl_pointwise.foreign_names import foreign_names, read_foreign
 from pl_pointwise.loading import certificate_in
 
@@ -99,11 +99,13 @@ def measure_new_records(
         configs = [yaml.safe_dump(own_classes_only(inside / "config.yaml"))]
     try:
         cli = PointwiseCLI.of_data(configs, options)
+        return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
+    except (DataError, TrainingError):
+        raise
     except (argparse.ArgumentError, *MISTAKES) as error:
         if debugging():
             raise
         raise RequirementError(f"{sentence(error)}{place_in_own_code(error)}") from None
-    return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
 
 
 def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = False) -> DataFrame:
