@@ -50,7 +50,7 @@ WORDS = {
     "docs/paper.md": 1100,
     "docs/penalties.md": 900,
     "docs/problem.md": 600,
-    "docs/requirement.md": 1_230,
+    "docs/requirement.md": 1_400,
     "docs/reranker.md": 650,
     "docs/safety.md": 1000,
     "docs/settings.md": 1000,

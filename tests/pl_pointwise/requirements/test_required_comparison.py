@@ -20,10 +20,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.stats import binom
 from torchmetrics import Metric
 
+import pl_pointwise
 from pl_pointwise import PointwiseModule
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import certification, command
 from pl_pointwise.compare.levers import epochs_of
+from pl_pointwise.errors import DataError
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
@@ -343,6 +345,16 @@ def test_monitor_does_not_judge_by_records_of_the_certificate(certified, tmp_pat
     new = before.assign(unit=before["unit"].where(before["index"] < 100, "new " + before["unit"]))
     [found] = check(certified / "model", new, tmp_path / "state.json")
     assert (found.n, found.again) == (150, 50)
+
+
+def test_a_task_of_ones_own_is_loaded_by_its_class(certified) -> None:
+    """It ended in a traceback of transformers."""
+    with pytest.raises(DataError, match=r"Give it, load\(…, module_class=YourModule\)"):
+        pl_pointwise.load(certified / "model")
+    module = pl_pointwise.load(certified / "model", quiet=True, module_class=PlaneModule)
+    stored = torch.load(certified / "model/plane.pt", weights_only=True)["weight"]
+    assert torch.equal(module.weight.detach(), stored)
+    assert not module.training
 
 
 RARE = ["near: violated <= 0.1", "near/left: violated <= 0.3"]

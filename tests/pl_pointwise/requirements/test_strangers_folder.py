@@ -143,7 +143,8 @@ def test_no_command_runs_what_a_folder_names(
     assert nothing_ran()
 
 
-def test_what_the_package_writes_is_read() -> None:
+def test_what_the_package_writes_is_read(stranger: Path) -> None:
+    assert own_classes_only(write(stranger, {}))["data"]["class_path"] == DATA
     for part in {part for parts in packaged_configs().values() for part in parts}:
         config = config_for_new_records({"model": {}} | yaml.safe_load(text_of(part)))
         assert not list(foreign_names(config))
