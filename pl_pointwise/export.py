@@ -85,44 +85,34 @@ def _refuse_other_files(folder: Path) -> None:
 
 def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
     """The class of a checkpoint's module: the configurations', or one that this package ships."""
+    named = str(hyperparameters(checkpoint).get("_class_path") or "")
     if configs:
         kind = _class_named_by(configs)
-        require_class(checkpoint, _class_path(checkpoint), kind)
+        require_class(checkpoint, named, kind)
         return kind
-    if kind := shipped_class(checkpoint):
-        refuse_foreign_names(checkpoint)
-        return kind
-    named = _class_path(checkpoint) or "a class that it does not name"
-    config = config_of(checkpoint) or "CONFIG, the config.yaml that fit wrote"
-    raise TrainingError(
-        f"--ckpt_path {checkpoint} is of {named}, which {PACKAGE} does not ship, and a "
-        f"checkpoint's own word is not imported. Name the class: --config {config}"
-    )
-
-
-def shipped_class(checkpoint: str | Path) -> type[PointwiseModule] | None:
-    """The class of a checkpoint's module if this package ships it."""
-    found, named = None, _class_path(checkpoint)
+    refuse_foreign_names(checkpoint)
+    found = None
     if named.partition(".")[0] == PACKAGE:
         with suppress(ModuleNotFoundError, AttributeError, ValueError):
             found = resolve_name(named)
-    return found if isinstance(found, type) and issubclass(found, PointwiseModule) else None
+    if isinstance(found, type) and issubclass(found, PointwiseModule):
+        return found
+    raise TrainingError(
+        f"--ckpt_path {checkpoint} is of {printable(named) or 'a class that it does not name'}, "
+        f"which {PACKAGE} does not ship, and a checkpoint's own word is not imported. Name the "
+        f"class: --config {config_of(checkpoint) or 'CONFIG, the config.yaml that fit wrote'}, or "
+        "load(…, module_class=YourModule)."
+    )
 
 
 def refuse_foreign_names(checkpoint: str | Path) -> None:
     """Refuses a checkpoint whose arguments name what building the module would import."""
-    arguments = hyperparameters(checkpoint)
-    arguments.pop("_class_path", None)
+    arguments = {**hyperparameters(checkpoint), "_class_path": None}
     for name in foreign_names(arguments):
         raise TrainingError(
-            f"{checkpoint}: the model's arguments name {printable(name)}, which {PACKAGE} does not "
-            "ship, and a checkpoint's own word is not imported. If you trust it: pl-pointwise "
-            "export --config CONFIG, the config.yaml that fit wrote."
+            f"{checkpoint}: its arguments name {printable(name)}, which {PACKAGE} does not ship. "
+            "If you trust it: pl-pointwise export --config CONFIG, the config.yaml that fit wrote."
         )
-
-
-def _class_path(checkpoint: str | Path) -> str:
-    return printable(hyperparameters(checkpoint).get("_class_path") or "")
 
 
 def _class_named_by(configs: Sequence[str]) -> type[PointwiseModule]:

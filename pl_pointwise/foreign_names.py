@@ -1,7 +1,5 @@
-"""What a stranger's configuration holds that a parser would import, or read from somewhere else.
-
-A parser takes a class's name, YAML in a text, or the path of another file for almost any argument,
-so all texts are looked at, wherever they stand and however they are written.
+"""What a stranger's configuration holds that a parser would import, or read from somewhere else:
+almost any argument may be a class's name, YAML in a text, or the path of another file.
 """
 
 from __future__ import annotations
@@ -19,13 +17,12 @@ from typing import Any
 import yaml
 from lightning.pytorch import LightningDataModule
 
-from .errors import DataError
+from .errors import DataError, printable
 from .formulations import Formulation
 from .module import PointwiseModule
 
 PACKAGE = __name__.partition(".")[0]
-LONGEST = 100_000
-"""Bytes of a configuration; those of runs have some thousands."""
+LONGEST = 100_000  # Bytes; configurations of runs have some thousands.
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -47,9 +44,8 @@ def read_foreign(path: Path) -> dict[str, Any]:
         found = yaml.load(text, _PlainLoader)  # A SafeLoader.
         if not isinstance(found, dict):
             raise DataError("it maps no names to values")
-    except (DataError, yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} is not read: {reason}. Export the model again.") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not read: {printable(error)}. Export again.") from None
     return found
 
 

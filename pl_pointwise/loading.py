@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .module import PointwiseModule
 
 CERTIFICATE = Path("certificate") / "certificate.json"
+DAMAGED = "is damaged. Copy the folder again from where it is whole, or export again."
 
 
 def load(
@@ -59,7 +60,7 @@ def load(
     config = _mapping_in(folder / "config.json")
     is_text = "model_type" in config or (folder / "adapter_config.json").is_file()
     if module_class is not None or not is_text:
-        return _module_in(folder, module_class)
+        return _module_in(folder / "certificate" / "model.ckpt", module_class).eval()
     if "sentence_transformers" in config:
         from sentence_transformers import CrossEncoder
 
@@ -72,25 +73,17 @@ def load(
     return load_language_model(str(folder)), load_tokenizer(str(folder))
 
 
-def _module_in(folder: Path, kind: type[PointwiseModule] | None) -> PointwiseModule:
-    """The module of a task that exports no text model, from the checkpoint of its certificate."""
-    from .export import refuse_foreign_names, shipped_class
+def _module_in(checkpoint: Path, kind: type[PointwiseModule] | None) -> PointwiseModule:
+    from .export import class_of, refuse_foreign_names
 
-    checkpoint = folder / "certificate" / "model.ckpt"
     if not checkpoint.is_file():
         raise DataError(
-            f"{folder}: there is no language model, no re-ranker and no certificate with a "
-            "checkpoint. Its README.md may say how to read it."
+            f"{checkpoint.parents[1]}: there is no language model, no re-ranker and no "
+            "certificate/model.ckpt. Its README.md may say how to read it."
         )
-    kind = kind or shipped_class(checkpoint)
-    if kind is None:
-        raise DataError(
-            f"{folder} is of a task of its author's own, whose class is not imported from a "
-            "folder's word. Give it, load(…, module_class=YourModule), or read its README.md."
-        )
+    kind = kind or class_of(str(checkpoint), [])
     refuse_foreign_names(checkpoint)
-    module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
-    return module.eval()
+    return kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
 
 
 def required_of(folder: Path) -> str:
@@ -101,65 +94,43 @@ def required_of(folder: Path) -> str:
         found = certificate_in(folder)
     except DataError as error:
         return str(error)
-    lines = [f"{each['text']}: {each.get('seen', 'certified')}" for each in found["requirements"]]
-    since = f", since {found['date']}" if "date" in found else ""
-    sure = f"{100 * found['confidence']:g} %"
-    first = f"{folder}: its certificate.json says, with {sure} confidence{since}"
-    last = "Whether this is so, and of these weights, pl-pointwise check and monitor measure again."
-    return "\n  ".join([first, *lines, last])
+    sure = f"{100 * found['confidence']:g} % confidence, since {found.get('date', 'some day')}"
+    lines = [
+        f"{folder}: its certificate.json says, with {sure}",
+        *(f"{each['text']}: {each.get('seen', 'certified')}" for each in found["requirements"]),
+        "pl-pointwise check and monitor measure whether this is so, of these weights.",
+    ]
+    return "\n  ".join(map(printable, lines))
 
 
 def certificate_in(folder: Path) -> dict[str, Any]:
-    """Returns an exported folder's certificate, its texts without control characters.
-
-    Raises:
-        DataError: there is none, or none that can be read.
-    """
-    path = folder / CERTIFICATE
+    """Returns an exported folder's certificate; DataError where none can be read."""
+    found = _mapping_in(folder / CERTIFICATE)
     try:
-        found = _printable(json.loads(path.read_text("utf-8")))
         texts = [each["text"] for each in found["requirements"]]
-        sound = 0 < found["confidence"] < 1 and all(isinstance(text, str) for text in texts)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        sound = False
-    if not sound:
-        raise DataError(
-            f"{path} is damaged, or no certificate. Copy the folder again from where it is whole, "
-            "or write it again by pl-pointwise compare --require."
-        )
-    return found
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {printable(key): _printable(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_printable(entry) for entry in value]
-    return printable(value) if isinstance(value, str) else value
+        if 0 < found["confidence"] < 1 and all(isinstance(text, str) for text in texts):
+            return found
+    except (LookupError, TypeError):
+        pass
+    raise DataError(f"{folder / CERTIFICATE} {DAMAGED}")
 
 
 def _require_torch_modules(folder: Path) -> None:
     """Refuses what sentence-transformers would call by its name, functions of torch among them."""
-    for path in folder.rglob("*.json"):  # Of the parts that modules.json names too.
-        if path.name in ("config.json", "config_sentence_transformers.json"):
-            texts = re.findall(r'"(torch\.[^"]*)"', json.dumps(_mapping_in(path)))
-            for module, _, name in (text.rpartition(".") for text in texts):
-                found = getattr(sys.modules.get(module), name, None)
-                if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-                    raise DataError(
-                        f"{path} names {printable(f'{module}.{name}')}, which is no module of "
-                        "torch, and is not called. Export the model again."
-                    )
+    for path in folder.rglob("config*.json"):  # Of the parts that modules.json names too.
+        for name in re.findall(r'"(torch\.[^"]*)"', json.dumps(_mapping_in(path))):
+            module, _, kind = name.rpartition(".")
+            found = getattr(sys.modules.get(module), kind, None)
+            if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+                raise DataError(f"{path} names {name}, no module of torch: it is not called.")
 
 
 def _mapping_in(path: Path) -> dict[str, Any]:
-    """A model's config.json; empty where there is none."""
-    if not path.is_file():
-        return {}
+    """What a JSON file maps names to; empty where there is none."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if isinstance(found, dict):
+            return found
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise DataError(f"{path} is damaged. Copy the folder again from where it is whole.")
-    return found
+        pass
+    raise DataError(f"{path} {DAMAGED}")

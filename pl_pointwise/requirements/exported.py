@@ -153,8 +153,7 @@ def own_classes_only(path: Path) -> dict[str, Any]:
 def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns model, data and precision of a run's configuration, without the run's files."""
     data = config.get("data")
-    arguments = (data or {}).get("init_args")
-    if isinstance(arguments, dict):
+    if isinstance(data, dict) and isinstance(arguments := data.get("init_args"), dict):
         given: dict[str, Any] = {n: None for n in arguments if n.endswith(("_file", "hub_path"))}
         if "source" in arguments:
             given["source"] = "files"

@@ -139,18 +139,14 @@ def samples_needed(
 def samples_needed_like(
     losses: Losses, at_most: float, confidence: float, zero_one: bool, power: float = 0.8
 ) -> int | None:
-    """Returns :func:`samples_needed` of the test that :func:`p_value` takes, of losses like these.
-
-    The betting test is made on draws of them. None where too many are needed to try.
+    """Returns :func:`samples_needed` of losses like these, in between by betting on draws of them.
 
     >>> samples_needed_like(np.array([0.5]), 0.51, 0.95, zero_one=False)  # Equal, 0.02 allowed.
     173
     """
     share = float(losses.mean()) if len(losses) else 1.0
-    if zero_one:
+    if zero_one or share >= at_most:
         return samples_needed(at_most, share, confidence, power)
-    if share >= at_most:
-        return None
     draws = 100 if losses.std() > 0 else 1
 
     def suffices(n: int) -> bool:
@@ -158,9 +154,6 @@ def samples_needed_like(
         values = (betting(random.choice(losses, n), at_most, confidence) for _ in range(draws))
         return sum(value <= 1 - confidence for value in values) >= power * draws
 
-    most = 1
-    while not suffices(most):
-        most *= 2
-        if most * draws > 10_000_000:
-            return None
-    return bisect_left(range(most), True, key=suffices)
+    enough = (2**k for k in range(24) if 2**k * draws <= 10_000_000 and suffices(2**k))
+    most = next(enough, None)
+    return None if most is None else bisect_left(range(most), True, key=suffices)

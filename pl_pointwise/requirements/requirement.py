@@ -74,9 +74,9 @@ class Requirement:
         >>> round(found.at_most, 3), found.beyond
         (0.1, 0.5)
         """
-        if len(text) > LONGEST:
-            start = f"{text[:40]!r} …"
-            raise RequirementError(f"{start} is no requirement: it has over {LONGEST} characters.")
+        if len(text) > LONGEST or not text.isprintable():  # Of strangers' certificates.
+            limit = f"at most {LONGEST} characters, all printable"
+            raise RequirementError(f"{text[:40]!r} …: a requirement has {limit}.")
         match = FORM.fullmatch(" ".join(text.split()))
         found: dict[str, Any] = match.groupdict() if match else {}
         change, statistic, bound = (found.get(key) for key in ("change", "statistic", "bound"))

@@ -118,10 +118,9 @@ def digits_in(path: str) -> tuple[Tensor, Tensor]:
     """Images and labels of a CSV file: a line each, 64 numbers from 0 to 16, then the digit."""
     try:
         lines = torch.tensor(np.loadtxt(path, delimiter=",", ndmin=2)).reshape(-1, 65)
-        labels = one_hot(lines[:, 64].long(), 10).argmax(dim=1)  # Of digits alone.
     except (ValueError, RuntimeError) as error:
         raise DataError(f"{path}: {error}. Give lines of 64 pixels and a digit.") from error
-    return lines[:, :64].float() / 16, labels
+    return lines[:, :64].float() / 16, lines[:, 64].long()
 
 
 class DigitsDataModule(PointwiseDataModule):
@@ -129,16 +128,11 @@ class DigitsDataModule(PointwiseDataModule):
 
     Args:
         test_file: other test data, for ``pl-pointwise check`` and ``monitor``: see `digits_in`.
-        batch_size, eval_batch_size: samples in a batch.
+        batch_size: samples in a batch.
     """
 
-    def __init__(
-        self,
-        test_file: str | None = None,
-        batch_size: int = 64,
-        eval_batch_size: int | None = None,
-    ) -> None:
-        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size)
+    def __init__(self, test_file: str | None = None, batch_size: int = 64) -> None:
+        super().__init__(batch_size=batch_size)
         self.test_file = test_file
 
     def setup(self, stage: str) -> None:

@@ -40,7 +40,7 @@ def test_a_language_model_gives_what_the_module_gives(
     said = capsys.readouterr().out
     assert "certificate.json says, with 95 % confidence, since 2026-11-23" in said
     assert "refuse: violated <= 0.1: 6 of 300 samples fail\n" in said
-    assert "check and monitor measure again" in said
+    assert "check and monitor measure whether" in said
     ids = torch.tensor([tokenizer("a b c")["input_ids"]])
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, module.model.eval()(ids).logits)

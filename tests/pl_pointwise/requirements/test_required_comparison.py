@@ -25,7 +25,7 @@ from pl_pointwise import PointwiseModule
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import certification, command
 from pl_pointwise.compare.levers import epochs_of
-from pl_pointwise.errors import DataError
+from pl_pointwise.errors import TrainingError
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
@@ -349,7 +349,7 @@ def test_monitor_does_not_judge_by_records_of_the_certificate(certified, tmp_pat
 
 def test_a_task_of_ones_own_is_loaded_by_its_class(certified) -> None:
     """It ended in a traceback of transformers."""
-    with pytest.raises(DataError, match=r"Give it, load\(…, module_class=YourModule\)"):
+    with pytest.raises(TrainingError, match=r"load\(…, module_class=YourModule\)"):
         pl_pointwise.load(certified / "model")
     module = pl_pointwise.load(certified / "model", quiet=True, module_class=PlaneModule)
     stored = torch.load(certified / "model/plane.pt", weights_only=True)["weight"]

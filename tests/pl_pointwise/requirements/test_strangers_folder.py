@@ -139,7 +139,7 @@ def test_no_command_runs_what_a_folder_names(
     DataFrame(columns=COLUMNS).to_parquet(stranger / "certificate/samples.parquet")
     with pytest.raises(SystemExit):
         main([*words[command], *OPTIONS])
-    assert "data is stranger/certificate/sub.yaml" in capsys.readouterr().err
+    assert "data names stranger/certificate/sub.yaml" in capsys.readouterr().err
     assert nothing_ran()
 
 
@@ -178,7 +178,7 @@ def test_an_activation_is_a_module_of_torch(
     model = {"model_type": "bert", "sentence_transformers": {"version": "6"}}
     (stranger / "config.json").write_text(json.dumps(model))
     (stranger / file).write_text(json.dumps(model | named))
-    with pytest.raises(DataError, match="is no module of torch"):
+    with pytest.raises(DataError, match="no module of torch"):
         pl_pointwise.load(stranger)
 
 

@@ -46,7 +46,7 @@ def test_digits_of_a_file_are_the_test_data(tmp_path: Path) -> None:
     torch.testing.assert_close(given.datasets["test"], shipped.datasets["test"])
 
 
-@pytest.mark.parametrize("text", ["1,2,3\n", "a,b\n", "0," * 64 + "11"])
+@pytest.mark.parametrize("text", ["1,2,3\n", "a,b\n"])
 def test_a_file_without_digits_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text(text)
     with pytest.raises(DataError, match=r"bad\.csv: .*Give lines of 64 pixels and a digit"):
