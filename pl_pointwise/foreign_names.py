@@ -26,12 +26,26 @@ LONGEST = 100_000  # Bytes; configurations of runs have some thousands.
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Without anchors: a few lines of them stand for billions of values."""
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise DataError("it merges mappings (<<), which no configuration of a run does")
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if getattr(self.peek_event(), "anchor", None) and not self.check_event(yaml.AliasEvent):
-            raise DataError("it has a YAML anchor (&), which configurations of runs do not have")
-        return super().compose_node(parent, index)
+
+def _load(text: str | bytes) -> Any:
+    """Loads plain YAML; not what aliases unfold: a few lines may stand for billions of values."""
+    value = yaml.load(text, _PlainLoader)  # A SafeLoader.
+    if _nodes(value, {}) > LONGEST / 10:
+        raise DataError("its YAML aliases (*) unfold to too many values")
+    return value
+
+
+def _nodes(value: Any, known: dict[int, int]) -> int:
+    """The number of values, each as often as it is repeated."""
+    if id(value) not in known:
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        several = isinstance(inner, (list, tuple, set))
+        known[id(value)] = 1 + (sum(_nodes(each, known) for each in inner) if several else 0)
+    return known[id(value)]
 
 
 def read_foreign(path: Path) -> dict[str, Any]:
@@ -41,7 +55,7 @@ def read_foreign(path: Path) -> dict[str, Any]:
             text = file.read(LONGEST + 1)
         if len(text) > LONGEST:
             raise DataError(f"it has more than {LONGEST:,} bytes")
-        found = yaml.load(text, _PlainLoader)  # A SafeLoader.
+        found = _load(text)
         if not isinstance(found, dict):
             raise DataError("it maps no names to values")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -69,7 +83,7 @@ def foreign_names(value: Any) -> Iterator[str]:
         if _is_elsewhere(value):
             yield value
         try:
-            inner = yaml.load(value, _PlainLoader)  # A SafeLoader.
+            inner = _load(value)
         except (DataError, RecursionError):
             yield value
         except (yaml.YAMLError, ValueError):

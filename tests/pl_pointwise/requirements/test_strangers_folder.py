@@ -63,6 +63,13 @@ def arguments(**init_args: Any) -> dict[str, Any]:
     return {"model": {"class_path": MODEL, "init_args": init_args}}
 
 
+def bomb(start: str) -> list[str]:
+    """Lines of YAML, each of twice as much as the one before."""
+    first = start.replace("{}", "0") + "&a0 x"
+    lines = (f"&a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))
+    return [first, *(start.replace("{}", f"{n}") + line for n, line in enumerate(lines, 1))]
+
+
 ESCAPED = '{"class_path": "evil\\u002eBoom"}'
 PATH = "stranger/certificate/evil.yaml"
 HOSTILE: dict[str, dict[str, Any] | str] = {
@@ -94,8 +101,11 @@ HOSTILE: dict[str, dict[str, Any] | str] = {
     "training is a path": arguments(training=PATH),
     "policy is a path": arguments(policy={"lora": PATH}),
     "set": f"model: {{class_path: {MODEL}, init_args: {{formulation: !!set {{evil.Boom: }}}}}}",
-    "anchor in a text": arguments(formulation="[&a evil, *a]"),
-    "aliases": "a: &a [x, x]\nb: &b [*a, *a]\nmodel: *b",
+    "bomb in a text": arguments(formulation="\n".join(bomb("- "))),
+    "bomb": "\n".join(bomb("x{}: ")),
+    "bomb of merged mappings": "a0: &a0 {x: 1}\n"
+    + "\n".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 40)),
+    "circle": "model: &a [*a]",
     "deep": "model: " + "[" * 5000,
     "long": "model: " + "x" * 200_000,
     "text": "model",
@@ -145,6 +155,8 @@ def test_no_command_runs_what_a_folder_names(
 
 def test_what_the_package_writes_is_read(stranger: Path) -> None:
     assert own_classes_only(write(stranger, {}))["data"]["class_path"] == DATA
+    twice = {"learning_rate": 0.1}  # YAML writes it once.
+    own_classes_only(write(stranger, arguments(training=[twice, twice])))
     for part in {part for parts in packaged_configs().values() for part in parts}:
         config = config_for_new_records({"model": {}} | yaml.safe_load(text_of(part)))
         assert not list(foreign_names(config))
