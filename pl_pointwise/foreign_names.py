@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
 
 from .errors import DataError, printable
 from .formulations import Formulation
-from .module import PointwiseModule
 
 PACKAGE = __name__.partition(".")[0]
 LONGEST = 100_000  # Bytes; configurations of runs have some thousands.
@@ -110,6 +109,6 @@ def _is_known(path: str) -> bool:
     found = getattr(sys.modules.get(module), name, None)
     return (
         isinstance(found, type)
-        and issubclass(found, (PointwiseModule, LightningDataModule, Formulation))
+        and issubclass(found, (LightningModule, LightningDataModule, Formulation))
         and not found.__module__.startswith(("lightning.", "pytorch_lightning."))
     )

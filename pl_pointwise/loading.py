@@ -6,14 +6,11 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .errors import DataError, printable
-
-if TYPE_CHECKING:
-    from .module import PointwiseModule
 
 CERTIFICATE = Path("certificate") / "certificate.json"
 DAMAGED = "is damaged. Copy the folder again from where it is whole, or export again."
@@ -24,7 +21,7 @@ def load(
     *,
     revision: str | None = None,
     quiet: bool = False,
-    module_class: type[PointwiseModule] | None = None,
+    module_class: type[Any] | None = None,
 ) -> Any:
     """Load what ``module.export`` or ``compare --require`` wrote, and print its certificate.
 
@@ -73,7 +70,7 @@ def load(
     return load_language_model(str(folder)), load_tokenizer(str(folder))
 
 
-def _module_in(checkpoint: Path, kind: type[PointwiseModule] | None) -> PointwiseModule:
+def _module_in(checkpoint: Path, kind: type[Any] | None) -> Any:
     from .export import class_of, refuse_foreign_names
 
     if not checkpoint.is_file():
