@@ -128,11 +128,11 @@ class DigitsDataModule(PointwiseDataModule):
 
     Args:
         test_file: other test data, for ``pl-pointwise check`` and ``monitor``: see `digits_in`.
-        batch_size: samples in a batch.
+        options: of `PointwiseDataModule`.
     """
 
-    def __init__(self, test_file: str | None = None, batch_size: int = 64) -> None:
-        super().__init__(batch_size=batch_size)
+    def __init__(self, test_file: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self.test_file = test_file
 
     def setup(self, stage: str) -> None:
