@@ -18,6 +18,11 @@ class UnsupportedError(RuntimeError):
     """A way to compute something that this model does not allow; it ends a run that chose it."""
 
 
+def printable(text: object) -> str:
+    """Returns a stranger's text for a terminal: on one line, without control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+
+
 def one_of(
     option: str,
     value: str | None,

@@ -20,7 +20,8 @@ from .checkpoints import hyperparameters
 from .cli import require_class
 from .cli_errors import CommandParser, short_errors
 from .configs import config_parts, text_of
-from .errors import TrainingError
+from .errors import TrainingError, printable
+from .foreign_names import foreign_names
 from .module import PointwiseModule
 from .next_steps import config_of, exports, short_path
 from .task import notes_of
@@ -90,6 +91,7 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
         kind = _class_named_by(configs)
         require_class(checkpoint, named, kind)
         return kind
+    refuse_foreign_names(checkpoint)
     found = None
     if named.partition(".")[0] == PACKAGE:
         with suppress(ModuleNotFoundError, AttributeError, ValueError):
@@ -97,10 +99,21 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
     if isinstance(found, type) and issubclass(found, PointwiseModule):
         return found
     raise TrainingError(
-        f"--ckpt_path {checkpoint} is of {named or 'a class that it does not name'}, which "
-        f"{PACKAGE} does not ship, and a checkpoint's own word is not imported. Name the class: "
-        f"--config {config_of(checkpoint) or 'CONFIG, the config.yaml that fit wrote'}"
+        f"--ckpt_path {checkpoint} is of {printable(named) or 'a class that it does not name'}, "
+        f"which {PACKAGE} does not ship, and a checkpoint's own word is not imported. Name the "
+        f"class: --config {config_of(checkpoint) or 'CONFIG, the config.yaml that fit wrote'}, or "
+        "load(…, module_class=YourModule)."
     )
+
+
+def refuse_foreign_names(checkpoint: str | Path) -> None:
+    """Refuses a checkpoint whose arguments name what building the module would import."""
+    arguments = {**hyperparameters(checkpoint), "_class_path": None}
+    for name in foreign_names(arguments):
+        raise TrainingError(
+            f"{checkpoint}: its arguments name {printable(name)}, which {PACKAGE} does not ship. "
+            "If you trust it: pl-pointwise export --config CONFIG, the config.yaml that fit wrote."
+        )
 
 
 def _class_named_by(configs: Sequence[str]) -> type[PointwiseModule]:

@@ -17,8 +17,11 @@ def write_whole(path: Path, text: str) -> None:
     """Completely or not at all, whenever the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")  # Every rank may write.
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)  # Of a disk that is full.
 
 
 def digest_of(path: Path) -> str:

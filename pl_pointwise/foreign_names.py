@@ -1,37 +1,104 @@
-"""Names in a configuration of strangers that a parser would import."""
+"""What a stranger's configuration holds that a parser would import, or read from somewhere else:
+almost any argument may be a class's name, YAML in a text, or the path of another file.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 
+from .errors import DataError, printable
 from .formulations import Formulation
 
 PACKAGE = __name__.partition(".")[0]
+LONGEST = 100_000  # Bytes; configurations of runs have some thousands.
+
+
+class _PlainLoader(yaml.SafeLoader):
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise DataError("it merges mappings (<<), which no configuration of a run does")
+
+
+def _load(text: str | bytes) -> Any:
+    """Loads plain YAML; not what aliases unfold: a few lines may stand for billions of values."""
+    value = yaml.load(text, _PlainLoader)  # A SafeLoader.
+    if _nodes(value, {}) > LONGEST / 10:
+        raise DataError("its YAML aliases (*) unfold to too many values")
+    return value
+
+
+def _nodes(value: Any, known: dict[int, int]) -> int:
+    """The number of values, each as often as it is repeated."""
+    if id(value) not in known:
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        several = isinstance(inner, (list, tuple, set))
+        known[id(value)] = 1 + (sum(_nodes(each, known) for each in inner) if several else 0)
+    return known[id(value)]
+
+
+def read_foreign(path: Path) -> dict[str, Any]:
+    """Returns what a stranger's configuration maps names to; DataError where that is unreadable."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(LONGEST + 1)
+        if len(text) > LONGEST:
+            raise DataError(f"it has more than {LONGEST:,} bytes")
+        found = _load(text)
+        if not isinstance(found, dict):
+            raise DataError("it maps no names to values")
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not read: {printable(error)}. Export again.") from None
+    return found
 
 
 def foreign_names(value: Any) -> Iterator[str]:
-    """Dotted names of what is installed, anywhere in a plain value; none of them is imported.
+    """What a parser would import or follow, anywhere in a plain value; nothing of it is done.
 
-    Not those of classes that this package ships, and of modules, data and formulations that are
-    loaded already.
+    Classes and dotted names of what is installed, but not models, data and formulations that this
+    package ships or that are loaded already; and names of files and addresses.
     """
     if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
+        if "class_path" in value and not _is_known(str(value["class_path"])):
+            yield str(value["class_path"])
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple, set)):
         yield from (name for entry in value for name in foreign_names(entry))
-    elif isinstance(value, str):  # Which may be YAML.
+    elif isinstance(value, str):
         for name in re.findall(r"[^\W\d]\w*(?:\.\w+)+", value):
             first = name.partition(".")[0]
             if (first in sys.modules or find_spec(first)) and not _is_known(name):
                 yield name
+        if _is_elsewhere(value):
+            yield value
+        try:
+            inner = _load(value)
+        except (DataError, RecursionError):
+            yield value
+        except (yaml.YAMLError, ValueError):
+            pass  # A text for the parser too.
+        else:
+            yield from () if inner == value else foreign_names(inner)
+
+
+def _is_elsewhere(text: str) -> bool:
+    """Whether a parser may read it as the name of a file, or of one at an address."""
+    if re.match(r"\s*[\w+.-]*(::|://)", text):
+        return True
+    with suppress(OSError, ValueError):  # Too long, or with a NUL.
+        path = os.path.expanduser(text.strip())
+        return os.path.exists(path) and not os.path.isdir(path)
+    return False
 
 
 def _is_known(path: str) -> bool:
@@ -40,7 +107,8 @@ def _is_known(path: str) -> bool:
         with suppress(ImportError):
             importlib.import_module(module)
     found = getattr(sys.modules.get(module), name, None)
-    return isinstance(found, type) and (
-        found.__module__.startswith(f"{PACKAGE}.")
-        or issubclass(found, (LightningModule, LightningDataModule, Formulation))
+    return (
+        isinstance(found, type)
+        and issubclass(found, (LightningModule, LightningDataModule, Formulation))
+        and not found.__module__.startswith(("lightning.", "pytorch_lightning."))
     )

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from .errors import DataError, printable
 from .files import changed_files
 
 CERTIFICATE = Path("certificate") / "certificate.json"
+DAMAGED = "is damaged. Copy the folder again from where it is whole, or export again."
 
 
-def load(name: str | Path, *, revision: str | None = None, quiet: bool = False) -> Any:
+def load(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    quiet: bool = False,
+    module_class: type[Any] | None = None,
+) -> Any:
     """Load what ``module.export`` or ``compare --require`` wrote, and print its certificate.
 
     From safetensors only, and no code of the folder runs. A certificate is the word of whoever
@@ -21,13 +33,16 @@ def load(name: str | Path, *, revision: str | None = None, quiet: bool = False) 
         name: the folder, or a repository on the hub that holds one.
         revision: on the hub.
         quiet: whether to print nothing.
+        module_class: of a task of your own, whose module ``certificate/model.ckpt`` holds.
 
     Returns:
-        A re-ranker's `sentence_transformers.CrossEncoder`; else (model, tokenizer), the model with
-        an exported adapter merged into its base.
+        A re-ranker's `sentence_transformers.CrossEncoder`; of ``digits`` or a task of your own, the
+        module; else (model, tokenizer), the model with an exported adapter merged into its base.
 
     Raises:
         FileNotFoundError: a path where there is no folder.
+        DataError: files that are damaged or would run code; no ``module_class`` of your own task.
+        TrainingError: a checkpoint that cannot be read, or that names foreign classes.
     """
     folder, text = Path(name), str(name)
     if not folder.is_dir():
@@ -40,10 +55,14 @@ def load(name: str | Path, *, revision: str | None = None, quiet: bool = False) 
         folder = Path(snapshot_download(text, revision=revision))
     if not quiet:
         print(required_of(folder))
-    config = folder / "config.json"
-    if config.is_file() and "sentence_transformers" in json.loads(config.read_text("utf-8")):
+    config = _mapping_in(folder / "config.json")
+    is_text = "model_type" in config or (folder / "adapter_config.json").is_file()
+    if module_class is not None or not is_text:
+        return _module_in(folder / "certificate" / "model.ckpt", module_class).eval()
+    if "sentence_transformers" in config:
         from sentence_transformers import CrossEncoder
 
+        _require_torch_modules(folder)
         return CrossEncoder(
             str(folder), trust_remote_code=False, model_kwargs={"use_safetensors": True}
         )
@@ -52,18 +71,66 @@ def load(name: str | Path, *, revision: str | None = None, quiet: bool = False) 
     return load_language_model(str(folder)), load_tokenizer(str(folder))
 
 
+def _module_in(checkpoint: Path, kind: type[Any] | None) -> Any:
+    from .export import class_of, refuse_foreign_names
+
+    if not checkpoint.is_file():
+        raise DataError(
+            f"{checkpoint.parents[1]}: there is no language model, no re-ranker and no "
+            "certificate/model.ckpt. Its README.md may say how to read it."
+        )
+    kind = kind or class_of(str(checkpoint), [])
+    refuse_foreign_names(checkpoint)
+    return kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
+
+
 def required_of(folder: Path) -> str:
     """What an exported folder's certificate says, a line a requirement."""
-    path = folder / CERTIFICATE
-    if not path.is_file():
+    if not (folder / CERTIFICATE).is_file():
         return f"{folder}: no certificate. What it does on new inputs was not tested."
-    found = json.loads(path.read_text("utf-8"))
-    if changed := changed_files(folder, found.get("files", {})):
-        return f"{folder}: {changed}. What it does on new inputs was not tested."
+    try:
+        found = certificate_in(folder)
+    except DataError as error:
+        return str(error)
+    if changed := changed_files(folder, found.get("files") or {}):
+        return printable(f"{folder}: {changed}. What it does on new inputs was not tested.")
+    sure = f"{100 * found['confidence']:g} % confidence, since {found.get('date', 'some day')}"
     lines = [
-        f"{each['text']}: {each.get('seen', 'certified')}, on samples that had chosen nothing"
-        for each in found["requirements"]
+        f"{folder}: its certificate.json says, with {sure}",
+        *(f"{each['text']}: {each.get('seen', 'certified')}" for each in found["requirements"]),
+        "pl-pointwise check and monitor measure whether this is so, of these weights.",
     ]
-    since = f", since {found['date']}" if "date" in found else ""
-    sure = f"{100 * found['confidence']:g} %"
-    return "\n  ".join([f"{folder}: certified with {sure} confidence{since}", *lines])
+    return "\n  ".join(map(printable, lines))
+
+
+def certificate_in(folder: Path) -> dict[str, Any]:
+    """Returns an exported folder's certificate; DataError where none can be read."""
+    found = _mapping_in(folder / CERTIFICATE)
+    try:
+        texts = [each["text"] for each in found["requirements"]]
+        if 0 < found["confidence"] < 1 and all(isinstance(text, str) for text in texts):
+            return found
+    except (LookupError, TypeError):
+        pass
+    raise DataError(f"{folder / CERTIFICATE} {DAMAGED}")
+
+
+def _require_torch_modules(folder: Path) -> None:
+    """Refuses what sentence-transformers would call by its name, functions of torch among them."""
+    for path in folder.rglob("config*.json"):  # Of the parts that modules.json names too.
+        for name in re.findall(r'"(torch\.[^"]*)"', json.dumps(_mapping_in(path))):
+            module, _, kind = name.rpartition(".")
+            found = getattr(sys.modules.get(module), kind, None)
+            if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+                raise DataError(f"{path} names {name}, no module of torch: it is not called.")
+
+
+def _mapping_in(path: Path) -> dict[str, Any]:
+    """What a JSON file maps names to; empty where there is none."""
+    try:
+        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if isinstance(found, dict):
+            return found
+    except (ValueError, RecursionError):
+        pass
+    raise DataError(f"{path} {DAMAGED}")

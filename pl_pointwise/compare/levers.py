@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from pl_pointwise.requirements.answer import Answer
-from pl_pointwise.requirements.p_values import samples_needed
+from pl_pointwise.requirements.p_values import samples_needed_like
+from pl_pointwise.requirements.samples import CERTIFICATION, losses_of
 
 from .runs import Comparison, Run
 
@@ -18,10 +19,12 @@ from .runs import Comparison, Run
 def advice(answer: Answer, comparison: Comparison, run: Run) -> list[str]:
     """What may help the requirement with the largest p-value; ``run`` is of the nearest model."""
     config = yaml.safe_load((run.folder / "config.yaml").read_text())
-    found = zip(answer.findings[answer.nearest()], answer.subjects, strict=True)
-    finding, subject = max(found, key=lambda pair: pair[0].p)
+    nearest = answer.nearest()
+    found = zip(answer.findings[nearest], answer.subjects, answer.selection.zero_one, strict=True)
+    finding, subject, kind = max(found, key=lambda each: each[0].p)
+    losses = losses_of(answer.models[nearest].samples, subject, CERTIFICATION)
     rate, files = finding.requirement.at_most, test_files(config)
-    needed = samples_needed(rate, finding.share, answer.confidence)
+    needed = samples_needed_like(losses, rate, answer.confidence, kind)
     help_ = "More certification samples alone do not help."
     if needed is not None:
         help_ = f"If that holds for new inputs, {needed:,} samples show it four times in five."

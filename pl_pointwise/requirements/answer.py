@@ -43,6 +43,10 @@ class Finding:
     p: float
     bound: float
     """Upper bound on the mean loss of inputs like these."""
+    largest: float
+    """The share of the samples that the largest unit has."""
+    before: float | None
+    """Of lost and gained: the share of the units on which the predecessor meets it."""
 
     @classmethod
     def of(
@@ -50,13 +54,19 @@ class Finding:
     ) -> Finding:
         """sure, sure_of_bound: the confidence of the p-value, and of the bound."""
         losses = losses_of(samples, subject, CERTIFICATION)
+        of = values_of(samples, subject, CERTIFICATION)
+        before = None
+        if subject.requirement.beside in ("lost", "gained"):
+            before = float((of.groupby("unit")["before"].max() <= 0).mean())
         return cls(
             subject.requirement,
             len(losses),
             float(losses.mean()) if len(losses) else 1.0,
-            len(values_of(samples, subject, CERTIFICATION)),
+            len(of),
             p_value(losses, subject.requirement.at_most, sure, zero_one),
             upper_bound(losses, sure_of_bound, zero_one),
+            float(of["unit"].value_counts(normalize=True).max()) if len(of) else 0.0,
+            before,
         )
 
     def text(self) -> str:
@@ -69,13 +79,32 @@ class Finding:
             what = f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
             what = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
-        return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %"
+        before = ""
+        if self.before is not None:
+            before = f"; the predecessor meets it on {100 * self.before:.3g} % of them"
+        return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{before}"
+
+    def shown(self, loss: float) -> str:
+        """Returns a mean loss; of a difference, in the metric's own unit."""
+        return _better(loss) if self.requirement.beside == "difference" else f"{loss:.3g}"
 
 
 def _better(loss: float) -> str:
     """A difference of metrics from its loss (1 + d) / 2, where d is how much worse it is."""
-    worse = 2 * loss - 1
-    return f"{abs(worse):.3g} {'worse' if worse > 0 else 'better'}"
+    worse = round(2 * loss - 1, 9)
+    return f"{abs(worse):.3g} {'worse' if worse >= 0 else 'better'}"
+
+
+def repetitions(found: Sequence[Finding]) -> list[str]:
+    """Returns what is to be said where units have several samples, which count as one."""
+    most = max(found, key=lambda each: each.samples / max(each.n, 1))
+    if most.samples == most.n:
+        return []
+    told = f"Each distinct prompt or query counts once: {most.samples:,} samples are of {most.n:,}"
+    told += f", the largest has {100 * most.largest:.3g} % of them"
+    if most.samples > 1.1 * most.n:
+        told += ". Warning: of inputs that come as often as these, another share may fail"
+    return [f"{told}."]
 
 
 @dataclass
@@ -130,25 +159,29 @@ class Answer:
         chosen, count = self.chosen, len(self.models)
         shown = self.nearest() if chosen is None else chosen
         name, sure = self.models[shown].name, f"{100 * self.confidence:g} %"
+        wrong = f"{100 * (1 - self.confidence):.3g}"
         met = "the requirement" if len(self.subjects) == 1 else "all requirements together"
         if chosen is None:
             first = f"None of the {count} models is certified to meet {met} with {sure} confidence."
             first += f" {name} comes nearest:"
             after = self.advice
         else:
-            first = f"{name} meets {met} on new inputs, with {sure} confidence:"
+            first = (
+                f"{name} was shown to meet {met} on new inputs, with {sure} confidence: by a test "
+                f"that passes a model which does not in at most {wrong} % of cases."
+            )
             after = [
                 f"The confidence accounts for the choice among {count} models: their order comes "
                 f"from the selection split, and at most {len(self.selection.order)} were tested "
                 "one after the other on the certification split (fixed-sequence testing), which no "
-                "other comparison on record has used. "
+                "other comparison has used by this user's record. "
                 "The bounds in percent hold for all of them together (Bonferroni).",
                 f"Assumptions: {ASSUMPTIONS}",
             ]
         seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[shown]]
         if self.predecessor is not None:
             seen.append(f"- The predecessor is {self.predecessor}.")
-        return "\n".join([first, "", *seen, "", *after])
+        return "\n".join([first, "", *seen, "", *repetitions(self.findings[shown]), *after])
 
     def table(self) -> DataFrame:
         """Returns a line per model, those of the sequence first, in its order."""
@@ -166,9 +199,9 @@ class Answer:
         for index, finding in enumerate(self.findings[position]):
             before = tested.candidate.selection[index]
             name = finding.requirement.text
-            seen = f"{before.mean():.3g}" if len(before) else "–"
-            line[f"{name}: selection · certification"] = f"{seen} · {finding.share:.3g}"
-            line[f"{name}: bound"] = f"{finding.bound:.3g}"
+            seen = finding.shown(before.mean()) if len(before) else "–"
+            line[f"{name}: selection · certification"] = f"{seen} · {finding.shown(finding.share)}"
+            line[f"{name}: bound"] = finding.shown(finding.bound)
         return {**line, "p": f"{tested.p:.2g}", "certified": "yes" if tested.certified else "–"}
 
     def as_dict(self) -> dict[str, Any]:

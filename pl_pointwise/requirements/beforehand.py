@@ -14,7 +14,6 @@ from pl_pointwise.data import dataset_of
 from pl_pointwise.evaluation import MeanBySample, loaders_by_name
 from pl_pointwise.step import carries, micro_batches_of
 
-from .p_values import fewest_samples
 from .requirement import Requirement, RequirementError
 from .samples import (
     CERTIFICATION,
@@ -86,12 +85,13 @@ def check_splits(
     known, samples = known_from(samples), samples.assign(before=torch.nan)  # Nothing is measured.
     for subject in map(known.subject, requirements):
         n = values_of(samples, subject, CERTIFICATION)["unit"].nunique()
-        needed = fewest_samples(subject.requirement.at_most, confidence)
+        needed = subject.requirement.fewest_samples(confidence)
         if n < needed:
             of = f" of category {subject.category}" if subject.category is not None else ""
             raise RequirementError(
                 f"{subject.requirement.text!r}: certifying this at {100 * confidence:g} % takes at "
-                f"least {needed:,} independent samples, all of them satisfied, and the "
+                f"least {needed:,} independent samples, all of them satisfied (or equal to the "
+                "predecessor's), and the "
                 f"certification split has {n:,}{of}. Hold out more, require less, or lower "
                 "--confidence."
             )

@@ -15,7 +15,7 @@ this package are built; --config names one that you trust.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pandas import DataFrame
@@ -24,7 +24,7 @@ from pl_pointwise.cli_errors import CommandParser, fraction
 from pl_pointwise.compare.uses import remember_use, uses_of
 from pl_pointwise.files import digest_now
 
-from .answer import Finding
+from .answer import Finding, repetitions
 from .exported import (
     CHECKPOINT,
     START,
@@ -33,12 +33,13 @@ from .exported import (
     model_files,
     read_certificate,
 )
-from .p_values import samples_needed
+from .p_values import Losses, samples_needed_like
 from .requirement import Requirement, RequirementError, Subject
 from .samples import (
     CERTIFICATION,
     beside,
     known_from,
+    losses_of,
     records_not_known,
     require_same_bounds,
     values_of,
@@ -54,6 +55,8 @@ class Verdict(Finding):
     met: bool
     worst: list[int]
     """Positions of the first samples that count against it."""
+    losses: Losses = field(compare=False, repr=False)
+    """By unit."""
     note: str = ""
     """What is known of the records."""
 
@@ -137,37 +140,46 @@ def _judge(samples: DataFrame, subject: Subject, confidence: float) -> Verdict:
         raise RequirementError(f"{subject.requirement.text!r}: none of the records is about it.")
     each = values_of(samples, subject, CERTIFICATION)
     worst = each[each["loss"] > (0.0 if zero_one else 0.5)]["index"].sort_values()[:SHOWN].tolist()
-    return Verdict(**vars(found), met=found.p <= 1 - confidence, worst=worst)
+    losses = losses_of(samples, subject, CERTIFICATION)
+    return Verdict(**vars(found), met=found.p <= 1 - confidence, worst=worst, losses=losses)
 
 
 def report(found: Sequence[Verdict], confidence: float) -> str:
     """Returns the answer as Markdown."""
-    sure = f"{100 * confidence:g} % confidence"
+    sure, wrong = f"{100 * confidence:g} %", f"{100 * (1 - confidence):.3g} %"
     lines = [
-        f"**Yes**, with {sure}: every requirement is met on inputs like these."
+        f"**Yes**, with {sure} confidence: every requirement was shown to be met on inputs like "
+        f"these, by a test that says so wrongly in at most {wrong} of cases."
         if all(each.met for each in found)
-        else f"**No**: not shown with {sure}.",
+        else f"**No**: not shown with {sure} confidence.",
         "",
-        "| required | met | mean loss here | at most, on inputs like these | required at most "
+        f"| required | met | seen here | at most, each alone with {sure} | required at most "
         "| p | samples | against it, first samples |",
         "|---" * 8 + "|",
     ]
     for each in found:
         positions = ", ".join(map(str, each.worst)) or "–"
-        required = each.requirement
+        seen, bound, most = map(each.shown, (each.share, each.bound, each.requirement.at_most))
+        met = "yes" if each.met else "no"
         lines.append(
-            f"| {required.text} | {'yes' if each.met else 'no'} | {each.share:.3g} | "
-            f"{each.bound:.3g} | {required.at_most:.3g} | {each.p:.2g} | {each.n:,} | {positions} |"
+            f"| {each.requirement.text} | {met} | {seen} | {bound} | {most} | {each.p:.2g} "
+            f"| {each.n:,} | {positions} |"
         )
     for each in found:
-        required, needed = each.requirement, None
+        if each.before is not None:
+            lines += ["", f"{each.requirement.text}: {each.text()}."]
+        rate, zero_one = each.requirement.at_most, each.requirement.beyond is not None
+        needed = None
         if not each.met:
-            needed = samples_needed(required.at_most, each.share, confidence)
+            needed = samples_needed_like(each.losses, rate, confidence, zero_one)
         if needed is not None:
             lines += [
                 "",
-                f"{required.text}: {each.share:.3g} here is below the bound; if that holds, "
-                f"{needed:,} samples show it four times in five. Give more records.",
+                f"{each.requirement.text}: {each.shown(each.share)} here is below the bound; "
+                f"if that holds, {needed:,} samples show it four times in five. Give more.",
             ]
-    assumed = "Assumed: nothing that these records showed led to either model, or to this check."
-    return "\n".join([*lines, "", f"{assumed} {found[0].note}".strip()])
+    assumed = (
+        "Assumed: these records are independent draws of the inputs to come, and no choice of "
+        "either model, or of this check, has used them."
+    )
+    return "\n".join([*lines, "", *repetitions(found), f"{assumed} {found[0].note}".strip()])

@@ -12,6 +12,7 @@ And its model on new records, for ``monitor`` and ``check``.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -24,17 +25,24 @@ import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence, shortened
+from pl_pointwise.errors import DataError, TrainingError, printable
 from pl_pointwise.files import changed_files, digest_now
-from pl_pointwise.foreign_names import foreign_names
+from pl_pointwise.foreign_names import foreign_names, read_foreign
+from pl_pointwise.loading import certificate_in
 
 from .requirement import RequirementError
-from .samples import Bounds, bounds_of, samples_of
+from .samples import COLUMNS, Bounds, bounds_of, samples_of
 
 CERTIFICATE, CHECKPOINT, SAMPLES = "certificate", "model.ckpt", "samples.parquet"
 """The folder in an exported one, the trained module in it, and what it measured."""
 
 START = "start"
 """The predecessor that a model was trained from, instead of a folder."""
+
+
+MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
+"""What classes raise that are given other arguments than they take."""
 
 
 def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -> None:
@@ -65,15 +73,23 @@ def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
             f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
             "--require wrote."
         )
-    inside = model_files(folder)
-    certificate = json.loads((inside / "certificate.json").read_text())
-    return certificate, pd.read_parquet(inside / SAMPLES)
+    certificate, inside = certificate_in(Path(folder)), model_files(folder)
+    return certificate, _samples_in(inside / SAMPLES)
 
 
 def known_units(folder: str | Path) -> set[str]:
     """The units that trained, selected or certified the model of an export or of a run."""
     path = model_files(folder) / SAMPLES
-    return set(pd.read_parquet(path)["unit"]) if path.is_file() else set()
+    return set(_samples_in(path)["unit"]) if path.is_file() else set()
+
+
+def _samples_in(path: Path) -> DataFrame:
+    try:
+        return pd.read_parquet(path, columns=list(COLUMNS))
+    except (OSError, ValueError) as error:  # pyarrow's are of both.
+        raise RequirementError(
+            f"{path}: {shortened(str(error))}. Export the model again."
+        ) from None
 
 
 def measure_new_records(
@@ -97,8 +113,15 @@ def measure_new_records(
         )
     if not configs:
         configs = [yaml.safe_dump(own_classes_only(inside / "config.yaml"))]
-    cli = PointwiseCLI.of_data(configs, options)
-    return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
+    try:
+        cli = PointwiseCLI.of_data(configs, options)
+        return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
+    except (DataError, TrainingError):
+        raise
+    except (argparse.ArgumentError, *MISTAKES) as error:
+        if debugging():
+            raise
+        raise RequirementError(f"{sentence(error)}{place_in_own_code(error)}") from None
 
 
 def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = False) -> DataFrame:
@@ -137,25 +160,30 @@ def model_files(folder: str | Path) -> Path:
 
 
 def own_classes_only(path: Path) -> dict[str, Any]:
-    """Returns model, data and precision; refuses classes that this package does not ship."""
-    config = config_for_new_records(yaml.safe_load(path.read_text(encoding="utf-8")))
-    for part in ("model", "data"):
-        for name in foreign_names(config[part]):
-            raise RequirementError(
-                f"{path}: {part} names {name}, which pl_pointwise does not ship, and a folder's "
-                f"own word is not imported. Read the file; if you trust it: --config {path}"
-            )
+    """Returns model, data and precision; refuses classes that this package does not ship, and what
+    the parser would read from elsewhere.
+    """
+    given = read_foreign(path)
+    parts = ("model", "data", "trainer")  # Mappings: of a text the parser would go on elsewhere.
+    found = [(each, given[each]) for each in parts if not isinstance(given.get(each) or {}, dict)]
+    config = {} if found else config_for_new_records(given)
+    found += [(part, name) for part in config for name in foreign_names(config[part])]
+    for part, name in found:
+        raise RequirementError(
+            f"{path}: {part} names {shortened(printable(name), 80)}, which pl_pointwise does not "
+            "ship, and a folder's own word is not imported or followed. Read the file; if you "
+            f"trust it: --config {path}"
+        )
     return config
 
 
 def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns model, data and precision of a run's configuration, without the run's files."""
     data = config.get("data")
-    if isinstance(data, dict):
-        arguments = data.get("init_args") or {}
-        given: dict[str, Any] = {name: None for name in arguments if name.endswith("_file")}
+    if isinstance(data, dict) and isinstance(arguments := data.get("init_args"), dict):
+        given: dict[str, Any] = {n: None for n in arguments if n.endswith(("_file", "hub_path"))}
         if "source" in arguments:
             given["source"] = "files"
         data = {**data, "init_args": {**arguments, **given}}
     precision = (config.get("trainer") or {}).get("precision")
-    return {"model": config["model"], "data": data, "trainer": {"precision": precision}}
+    return {"model": config.get("model"), "data": data, "trainer": {"precision": precision}}

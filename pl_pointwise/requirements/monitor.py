@@ -4,37 +4,43 @@
 
 Of every requirement of the folder, which ``compare --require`` exported, all new records so far say
 
-    broken      they violate more than is required, beyond chance
-    in doubt    they are not drawn as the certification samples were: the values differ
-    believable  neither
+    broken       they violate more than is required, beyond chance
+    in doubt     the values differ from the certification samples' (the inputs are not compared)
+    believable   nothing speaks against it yet
+    not watched  it is about a predecessor: pl-pointwise check
 
-at 1 − confidence for all requirements and all calls together: a call goes on where the last one
-ended, by ``certificate/monitor.json`` or ``--state``. Ends with status 1 unless all are believable.
-Of the folder's configuration only classes of this package are built; --config names one that you
-trust.
+at 1 − confidence for all requirements and all calls together that ``certificate/monitor.json``, or
+``--state``, has on record: a call goes on where the last one ended. Ends with status 1 where one is
+broken or in doubt. Of the folder's configuration only classes of this package are built; --config
+names one that you trust.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
+from lightning.pytorch.utilities import rank_zero_only
 from pandas import DataFrame, Series
 
 from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.files import write_whole
 
-from .anytime import Drift, MeanAbove
+from .anytime import BETS, Drift, MeanAbove
 from .exported import CERTIFICATE, measure_new_records, read_certificate
 from .requirement import Requirement, RequirementError, Subject
-from .samples import CERTIFICATION, losses_of, values_of
+from .samples import CERTIFICATION, known_from, losses_of, values_of
 
-BROKEN, IN_DOUBT, BELIEVABLE = "broken", "in doubt", "believable"
+BROKEN, IN_DOUBT, BELIEVABLE, NOT_WATCHED = "broken", "in doubt", "believable", "not watched"
 STATE = "monitor.json"
+WAIT = 60
+"""Seconds for another process that judges by the same state."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +49,18 @@ class Check:
 
     Attributes:
         n: independent samples among the records of this call, without the ``again`` known already.
-        share: their mean loss; ``certified_share`` when it was certified.
-        so_far, looks: independent samples of all calls, and how many calls.
+        share: their mean loss, None without any; ``certified_share`` when it was certified.
+        so_far, looks: independent samples of all calls on record, and calls that had any.
         broken: p-value of "the mean loss is at most what is required", over all calls.
         drift: of "the new values are drawn as the certification samples' were".
     """
 
     requirement: str
     n: int
-    share: float
+    share: float | None
     so_far: int
     looks: int
-    certified_share: float
+    certified_share: float | None
     broken: float
     drift: float
     again: int
@@ -62,13 +68,22 @@ class Check:
 
     def statement(self) -> str:
         """Returns the check in one line."""
-        left_out = f", {self.again:,} more left out as known already" if self.again else ""
+        if self.verdict == NOT_WATCHED:
+            return f"{self.requirement}: not watched: needs the predecessor, pl-pointwise check"
+        said = "nothing speaks against it yet" if self.verdict == BELIEVABLE else self.verdict
+        new = f"{self.n:,} new samples" if self.n else "no new records"
+        new += f", {self.again:,} left out as known already" if self.again else ""
+        new += "" if self.share is None else f": mean loss {self.share:.3g}"
+        before = f"{self.certified_share or 0:.3g} when it was certified"
         return (
-            f"{self.requirement}: {self.verdict}. {self.n:,} new samples{left_out}: mean loss "
-            f"{self.share:.3g}, {self.certified_share:.3g} when it was certified. {self.so_far:,} "
-            f"samples in {self.looks} calls: required, p = {self.broken:.2g}; same distribution, "
-            f"p = {self.drift:.2g}"
+            f"{self.requirement}: {said}. {new}, {before}. "
+            f"{self.so_far:,} samples in {self.looks} calls: mean loss as required, p = "
+            f"{self.broken:.2g}; losses as at certification (inputs are not compared), p = "
+            f"{self.drift:.2g}"
         )
+
+
+Tell = Callable[[list[Check]], None]
 
 
 def main(args: Sequence[str]) -> None:
@@ -79,11 +94,14 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--state", type=Path, help=f"instead of FOLDER/{CERTIFICATE}/{STATE}")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
-    checks = monitor(known.folder, options, known.config, known.state)
-    print("\n".join(check.statement() for check in checks))
+
+    def tell(checks: list[Check]) -> None:
+        print("\n".join(check.statement() for check in checks), flush=True)
+
+    checks = monitor(known.folder, options, known.config, known.state, tell)
     if known.output is not None:
         known.output.write_text(json.dumps([asdict(check) for check in checks], indent=1))
-    if any(check.verdict != BELIEVABLE for check in checks):
+    if any(check.verdict in (BROKEN, IN_DOUBT) for check in checks):
         raise SystemExit(1)
 
 
@@ -92,80 +110,121 @@ def monitor(
     options: Sequence[str],
     configs: Sequence[str] = (),
     state: Path | None = None,
+    tell: Tell | None = None,
 ) -> list[Check]:
     """Returns the checks of an exported model on new records, a forward pass over which it makes.
 
-    options, configs: see :func:`~.exported.measure_new_records`. state: of the calls so far.
+    options, configs: see :func:`~.exported.measure_new_records`. state, tell: of :func:`check`.
     """
+    read_certificate(folder)  # Before the forward pass.
     samples, _ = measure_new_records(folder, options, configs)
-    return check(folder, samples, state)
+    return check(folder, samples, state, tell)
 
 
-def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> list[Check]:
+def check(
+    folder: str | Path, samples: DataFrame, state: Path | None = None, tell: Tell | None = None
+) -> list[Check]:
     """Returns the checks of a certificate, for values measured elsewhere.
 
     samples: the table of samples.py, of new records; ``split`` is not read.
-    state: as of :func:`monitor`; written when every requirement was tested.
+    state: the file of the calls so far, which is read and written.
+    tell: called with the checks before the state is written.
 
     Raises:
-        RequirementError: no new record that a requirement is about, or a state of another
-            certificate.
+        RequirementError: nothing that can be watched; a state that is damaged, of another
+            certificate, in use, or that cannot be written.
     """
     certificate, before = read_certificate(folder)
-    samples = samples.assign(split=CERTIFICATION)
-    # Those against a predecessor need its values of the new records: pl-pointwise check.
-    entries = [e for e in certificate["requirements"] if not Requirement.parse(e["text"]).beside]
-    if not entries:
+    known = known_from(before)
+    subjects = [known.subject(Requirement.parse(e["text"])) for e in certificate["requirements"]]
+    # Those against a predecessor need its values of the new records.
+    watched = [subject for subject in subjects if not subject.requirement.beside]
+    if not watched:
         raise RequirementError(
             f"{folder} is certified only against a predecessor. With it: pl-pointwise check "
             f"{folder} --against OLD."
         )
-    path = state or Path(folder) / CERTIFICATE / STATE
-    texts = {entry["text"]: [entry["n"], entry["share"]] for entry in entries}
-    so_far = json.loads(path.read_text()) if path.is_file() else {"certificate": texts, "calls": {}}
-    if so_far["certificate"] != texts:
-        raise RequirementError(
-            f"{path} holds the calls of another certificate. Move it away, or name another --state."
-        )
+    path = Path(state or Path(folder) / CERTIFICATE / STATE)
+    content = json.dumps({**certificate, "date": None}, sort_keys=True)  # Written again: the same.
+    digest = hashlib.sha256(content.encode()).hexdigest()
     # Each is asked twice: whether it is broken, and whether the samples differ.
-    delta = (1 - certificate["confidence"]) / (2 * len(entries))
-    checks = [_judge(entry, before, samples, so_far["calls"], delta) for entry in entries]
-    write_whole(path, json.dumps(so_far))
+    delta = (1 - certificate["confidence"]) / (2 * len(watched))
+    samples = samples.assign(split=CERTIFICATION)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT):
+            calls = _calls(path, digest)
+            checks = [_judge(subject, before, samples, calls, delta) for subject in subjects]
+            if not getattr(rank_zero_only, "rank", 0):  # The others have the same values.
+                if tell is not None:
+                    tell(checks)
+                write_whole(path, json.dumps({"certificate": digest, "calls": calls}))
+    except Timeout:
+        raise RequirementError(f"{path} is in use by another monitor. Try again later.") from None
+    except OSError as error:
+        raise RequirementError(
+            f"{path}: {error.strerror or error}. These records are not on record: make room or "
+            "name another --state, and give them again."
+        ) from None
     return checks
 
 
+def _calls(path: Path, digest: str) -> dict[str, Any]:
+    """Returns what a state holds of each requirement, by its text."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        same, calls = found["certificate"] == digest, dict(found["calls"])
+        for past in calls.values():
+            mean, drift = MeanAbove(0.5, **past["mean"]), Drift(**past["drift"])
+            parts = (drift.values, mean.log_wealth, drift.log_wealth)
+            _, *sizes = [len(np.array(part, float)) for part in parts]
+            if sizes != [len(BETS), 2 * len(BETS)] or not {*past["units"]} or past["looks"] < 1:
+                raise ValueError
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise RequirementError(
+            f"{path} is damaged. Copy it again from where it is whole, or move it away: then the "
+            "calls so far, and their share of the error, are forgotten."
+        ) from None
+    if not same:
+        raise RequirementError(
+            f"{path} holds the calls of another certificate, or of an earlier version. Move it "
+            "away, or name another --state."
+        )
+    return calls
+
+
 def _judge(
-    entry: dict[str, Any], before: DataFrame, new: DataFrame, calls: dict[str, Any], delta: float
+    subject: Subject, before: DataFrame, new: DataFrame, calls: dict[str, Any], delta: float
 ) -> Check:
-    requirement = Requirement.parse(entry["text"])
-    subject = Subject(requirement, entry["dataset"], entry["quantity"], entry["category"])
-    fresh: dict[str, Any] = {"units": [], "mean": None, "drift": None, "looks": 0}
-    past = calls.setdefault(entry["text"], fresh)
+    requirement = subject.requirement
+    if requirement.beside:
+        return Check(requirement.text, 0, None, 0, 0, None, 1.0, 1.0, 0, NOT_WATCHED)
+    past = calls.get(requirement.text, {"units": [], "mean": {}, "drift": None, "looks": 0})
     seen = new["unit"].isin({*before["unit"], *past["units"]})
     again = values_of(new[seen], subject, CERTIFICATION)["unit"].nunique()  # They tell nothing.
     losses = losses_of(new[~seen], subject, CERTIFICATION)
     now = _by_unit(new[~seen], subject)
-    if not len(losses):
-        raise RequirementError(
-            f"{requirement.text!r}: none of the new records is about it"
-            + (f", without {again:,} that are known already" if again else "")
-            + f". Give new ones that {subject.quantity} applies to."
-        )
-    mean = MeanAbove(requirement.at_most, **(past["mean"] or {}))
+    mean = MeanAbove(requirement.at_most, **past["mean"])
     drift = Drift(**(past["drift"] or {"values": _by_unit(before, subject).tolist()}))
-    mean.add(losses)
-    drift.add(now)
-    past["units"] += now.index.tolist()
-    past["mean"], past["drift"] = {"log_wealth": mean.log_wealth}, asdict(drift)
-    past["looks"] += 1
+    if len(losses):
+        mean.add(losses)
+        drift.add(now)
+        calls[requirement.text] = past = {
+            "units": [*past["units"], *now.index],
+            "mean": {"log_wealth": mean.log_wealth},
+            "drift": asdict(drift),
+            "looks": past["looks"] + 1,
+        }
     broken, drifted = mean.p_value <= delta, drift.p_value <= delta
     return Check(
         requirement.text,
         n=len(losses),
-        share=float(losses.mean()),
+        share=float(losses.mean()) if len(losses) else None,
         so_far=len(past["units"]),
         looks=past["looks"],
-        certified_share=entry["share"],
+        certified_share=float(losses_of(before, subject, CERTIFICATION).mean()),
         broken=mean.p_value,
         drift=drift.p_value,
         again=again,

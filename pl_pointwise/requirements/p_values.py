@@ -11,6 +11,7 @@ largest wealth of a gambler who bets that the mean is below; Waudby-Smith and Ra
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,3 +134,26 @@ def samples_needed(
         if lapses[-1] < teeth // 2 or first[-1] > limit:
             return int(first[lapses[-1] + 1])
         teeth *= 2
+
+
+def samples_needed_like(
+    losses: Losses, at_most: float, confidence: float, zero_one: bool, power: float = 0.8
+) -> int | None:
+    """Returns :func:`samples_needed` of losses like these, in between by betting on draws of them.
+
+    >>> samples_needed_like(np.array([0.5]), 0.51, 0.95, zero_one=False)  # Equal, 0.02 allowed.
+    173
+    """
+    share = float(losses.mean()) if len(losses) else 1.0
+    if zero_one or share >= at_most:
+        return samples_needed(at_most, share, confidence, power)
+    draws = 100 if losses.std() > 0 else 1
+
+    def suffices(n: int) -> bool:
+        random = np.random.default_rng(0)
+        values = (betting(random.choice(losses, n), at_most, confidence) for _ in range(draws))
+        return sum(value <= 1 - confidence for value in values) >= power * draws
+
+    enough = (2**k for k in range(24) if 2**k * draws <= 10_000_000 and suffices(2**k))
+    most = next(enough, None)
+    return None if most is None else bisect_left(range(most), True, key=suffices)

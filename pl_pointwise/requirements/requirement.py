@@ -19,6 +19,7 @@ counts, or of a metric their mean. A difference d of metrics in [0, 1] is the lo
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,14 +28,15 @@ import numpy as np
 
 from pl_pointwise.errors import DataError
 
-from .p_values import Losses
+from .p_values import Losses, fewest_samples, samples_needed_like
 
 NUMBER = r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
-FORM = re.compile(
-    r"\s*((?P<change>lost|gained)\s*\((?P<of>[^()]+)\)"
+LONGEST = 500
+FORM = re.compile(  # Of a text with single blanks, and none at its ends.
+    r"((?P<change>lost|gained)\s*\((?P<of>[^()]+)\)"
     r"|(?P<name>[^:<>=]+?)(\s*:\s*(?P<statistic>violated|q\d{1,2}(\.\d+)?))?)"
     rf"\s*(?P<sign><=|>=)\s*((?P<bound>[-+]?{NUMBER})"
-    rf"|predecessor\s*(?P<margin>[-+]\s*{NUMBER})?)\s*"
+    rf"|predecessor\s*(?P<margin>[-+]\s*{NUMBER})?)"
 )
 
 EXAMPLES = (
@@ -72,7 +74,10 @@ class Requirement:
         >>> round(found.at_most, 3), found.beyond
         (0.1, 0.5)
         """
-        match = FORM.fullmatch(text)
+        if len(text) > LONGEST or not text.isprintable():  # Of strangers' certificates.
+            limit = f"at most {LONGEST} characters, all printable"
+            raise RequirementError(f"{text[:40]!r} …: a requirement has {limit}.")
+        match = FORM.fullmatch(" ".join(text.split()))
         found: dict[str, Any] = match.groupdict() if match else {}
         change, statistic, bound = (found.get(key) for key in ("change", "statistic", "bound"))
         if not match or (bound is None and (change or statistic)):
@@ -102,6 +107,14 @@ class Requirement:
         if not 0 < read.at_most < 1:
             raise RequirementError(f"{text!r}: {share:g} is no share between 0 and 1.")
         return read
+
+    def fewest_samples(self, confidence: float) -> int:
+        """The fewest that certify a model which never fails; of a difference, an equal model."""
+        if self.beside == "difference" and self.at_most > 0.5:
+            equal = np.array([0.5])
+            found = samples_needed_like(equal, self.at_most, confidence, zero_one=False)
+            return found or sys.maxsize
+        return fewest_samples(self.at_most, confidence)
 
     def losses(self, values: np.ndarray, before: np.ndarray | None = None) -> Losses:
         """(n,) in [0, 1] from worst violations or a metric's values, (n,); NaN counts 1."""

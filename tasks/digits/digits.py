@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_model
 from sklearn.datasets import load_digits
@@ -18,6 +19,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from torchmetrics import Metric
 
 from pl_pointwise import Constraint, Formulation, PointwiseDataModule, PointwiseModule, Training
+from pl_pointwise.errors import DataError
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.model_card import write_card
 
@@ -112,11 +114,30 @@ class DigitsModule(PointwiseModule):
         return folder
 
 
+def digits_in(path: str) -> tuple[Tensor, Tensor]:
+    """Images and labels of a CSV file: a line each, 64 numbers from 0 to 16, then the digit."""
+    try:
+        lines = torch.tensor(np.loadtxt(path, delimiter=",", ndmin=2)).reshape(-1, 65)
+    except (ValueError, RuntimeError) as error:
+        raise DataError(f"{path}: {error}. Give lines of 64 pixels and a digit.") from error
+    return lines[:, :64].float() / 16, lines[:, 64].long()
+
+
 class DigitsDataModule(PointwiseDataModule):
-    """Every digit rotated by 90°, and upright those that the old model got right."""
+    """Every digit rotated by 90°, and upright those that the old model got right.
+
+    Args:
+        test_file: other test data, for ``pl-pointwise check`` and ``monitor``: see `digits_in`.
+        options: of `PointwiseDataModule`.
+    """
+
+    def __init__(self, test_file: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.test_file = test_file
 
     def setup(self, stage: str) -> None:
-        for split, (images, labels) in digits().items():
+        given = {"test": digits_in(self.test_file)} if self.test_file else {}
+        for split, (images, labels) in (digits() | given).items():
             right = old_model()(images).argmax(dim=1) == labels
             turned = images.view(-1, 8, 8).rot90(dims=(1, 2)).flatten(1)
             parts = [(images[right], labels[right], False), (turned, labels, True)]

@@ -38,10 +38,9 @@ def test_a_language_model_gives_what_the_module_gives(
     (folder / "certificate" / "certificate.json").write_text(json.dumps(CERTIFICATE))
     model, tokenizer = pl_pointwise.load(folder)
     said = capsys.readouterr().out
-    assert "95 % confidence, since 2026-11-23" in said
-    assert (
-        "refuse: violated <= 0.1: 6 of 300 samples fail, on samples that had chosen nothing" in said
-    )
+    assert "certificate.json says, with 95 % confidence, since 2026-11-23" in said
+    assert "refuse: violated <= 0.1: 6 of 300 samples fail\n" in said
+    assert "check and monitor measure whether" in said
     ids = torch.tensor([tokenizer("a b c")["input_ids"]])
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, module.model.eval()(ids).logits)

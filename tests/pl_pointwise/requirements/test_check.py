@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from pl_pointwise.requirements import Requirement, RequirementError
+from pl_pointwise.requirements.answer import MeasuredModel, choose_model
 from pl_pointwise.requirements.check import check, report
 from pl_pointwise.requirements.samples import COLUMNS, beside
 
@@ -66,7 +67,42 @@ def test_a_unit_counts_once_and_the_report_names_samples() -> None:
     before = table([-1.0] * 100, units=np.arange(100) // 2)
     [found] = check(beside(now, before, required), required)
     assert (found.n, found.share, found.worst, found.met) == (50, 0.02, [99], True)
-    assert report([found], 0.95).startswith("**Yes**, with 95 % confidence")
+    said = report([found], 0.95)
+    assert said.startswith("**Yes**, with 95 % confidence")
+    assert "independent draws of the inputs to come, and no choice" in said
+
+
+def test_a_prompt_that_comes_often_is_named() -> None:
+    """300 of 600 samples are one prompt, and violated: one of 301 units."""
+    units = np.concatenate([np.zeros(300), np.arange(1, 301)])
+    samples = table(np.where(units == 0, 1.0, -1.0), units=units)
+    samples = pd.concat([samples, samples.assign(split="selection")])
+    model = MeasuredModel("m", samples, {"selection": 0.0})
+    said = choose_model([model], [Requirement.parse("refuse: violated <= 0.05")]).statement()
+    assert "1 of 301 units (prompts, queries) fail" in said
+    assert "600 samples are of 301, the largest has 50 % of them. Warning: of inputs" in said
+
+
+def test_of_what_is_lost_it_is_said_how_much_there_was_to_lose() -> None:
+    before = table(np.where(np.arange(100) < 28, -1.0, 1.0))
+    required = [Requirement.parse("lost(refuse) <= 0.05")]
+    found = check(beside(table([-1.0] * 100), before, required), required)
+    assert "the predecessor meets it on 28 % of them" in report(found, 0.95)
+
+
+@pytest.mark.parametrize(("margin", "needed"), [("0.1", 33), ("0.02", 173), ("0.01", 347)])
+def test_an_equal_model_needs_the_samples_of_the_test_that_is_made(
+    margin: str, needed: int
+) -> None:
+    """The binomial test's number, 15,631 for 0.02, was shown."""
+    required = [Requirement.parse(f"mrr >= predecessor - {margin}")]
+    assert required[0].fewest_samples(0.95) == needed
+    equal = table([0.5] * 20, "metric")
+    said = report(check(beside(equal, equal, required), required), 0.95)
+    assert f"0 worse here is below the bound; if that holds, {needed} samples" in said
+    assert f"| {margin} worse |" in said
+    equal = table([0.5] * needed, "metric")
+    assert all(each.met for each in check(beside(equal, equal, required), required))
 
 
 @pytest.mark.parametrize(("lost", "worse"), [(0.1, 0.0), (0.0, 0.1), (0.0, 0.0)])

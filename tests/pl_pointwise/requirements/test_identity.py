@@ -245,7 +245,7 @@ def test_a_model_is_replaced_once_another_is_whole(here, capsys, monkeypatch, fa
         [away] = (here / "out").glob("model.20*")
         assert f"the model/ that was there is {away.name}/ now" in capsys.readouterr().out
         assert contents(away) == before
-        assert "certified with 95 %" in required_of(here / "out/model")
+        assert "its certificate.json says, with 95 %" in required_of(here / "out/model")
 
 
 NEW = ["--data.test_file", "new.jsonl"]
@@ -261,7 +261,7 @@ def test_other_weights_than_the_certified_are_named(here, name) -> None:
     certificate = json.loads((model / "certificate/certificate.json").read_text())
     assert certificate["files"][name] == hashlib.sha256((model / name).read_bytes()).hexdigest()
     (model / "README.md").write_text("A card that its reader changed.")
-    assert "certified with 95 %" in required_of(model)
+    assert "its certificate.json says, with 95 %" in required_of(model)
     cut(model / name)
     differs = f"the files are not those that were certified: {name} differs"
     assert differs in required_of(model)

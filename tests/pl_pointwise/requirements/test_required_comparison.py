@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.stats import binom
 from torchmetrics import Metric
 
+import pl_pointwise
 from pl_pointwise import PointwiseModule
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import certification, command
+from pl_pointwise.errors import TrainingError
 from pl_pointwise.files import digest_of
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
@@ -96,7 +100,9 @@ def test_the_model_is_exported_with_its_certificate(certified) -> None:
     model = certified / "model"
     card = (model / "README.md").read_text()
     assert "of 200 units (prompts, queries) fail" in card
-    assert "meets the requirement on new inputs, with 95 % confidence" in card
+    assert "was shown to meet the requirement on new inputs, with 95 % confidence" in card
+    assert "which does not in at most 5 % of cases" in card
+    assert "once: 400 samples are of 200, the largest has 0.5 % of them. Warning" in card
     assert "Clopper" not in card  # A statement that knows nothing of the choice.
     assert (model / "plane.pt").is_file()
     config = yaml.safe_load((model / "certificate/config.yaml").read_text())
@@ -308,8 +314,10 @@ def test_monitor_believes_like_records_and_not_drifted_ones(certified, tmp_path,
     [found] = monitor(model, like, state=state)
     assert (found.verdict, found.n, found.again) == ("believable", 200, 0)
     assert found.share < 0.1
-    with pytest.raises(RequirementError, match="200 that are known already"):
-        monitor(model, like, state=state)  # A record counts once, whenever it comes.
+    [again] = monitor(model, like, state=state)  # A record counts once, whenever it comes.
+    assert (again.n, again.again, again.share, again.looks) == (0, 200, None, 1)
+    assert (again.verdict, again.broken, again.so_far) == ("believable", found.broken, 200)
+    assert "nothing speaks against it yet. no new records, 200 left out" in again.statement()
     drifted = ["--data.init_args.test_file", "drifted", "--state", str(state)]
     with pytest.raises(SystemExit) as end:
         main(["monitor", str(model), *drifted])
@@ -338,6 +346,109 @@ def test_monitor_does_not_judge_by_records_of_the_certificate(certified, tmp_pat
     new = before.assign(unit=before["unit"].where(before["index"] < 100, "new " + before["unit"]))
     [found] = check(certified / "model", new, tmp_path / "state.json")
     assert (found.n, found.again) == (150, 50)
+
+
+def test_a_task_of_ones_own_is_loaded_by_its_class(certified) -> None:
+    """It ended in a traceback of transformers."""
+    with pytest.raises(TrainingError, match=r"load\(…, module_class=YourModule\)"):
+        pl_pointwise.load(certified / "model")
+    module = pl_pointwise.load(certified / "model", quiet=True, module_class=PlaneModule)
+    stored = torch.load(certified / "model/plane.pt", weights_only=True)["weight"]
+    assert torch.equal(module.weight.detach(), stored)
+    assert not module.training
+
+
+RARE = ["near: violated <= 0.1", "near/left: violated <= 0.3"]
+
+
+@pytest.fixture(name="watched", scope="module")
+def certificate_of_two(certified: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of all inputs and of one category."""
+    folder = tmp_path_factory.mktemp("watched") / "model"
+    shutil.copytree(certified / "model", folder)
+    path = folder / "certificate/certificate.json"
+    certificate = json.loads(path.read_text()) | {"requirements": [{"text": t} for t in RARE]}
+    path.write_text(json.dumps(certificate))
+    return folder
+
+
+def records(folder: Path, name: str, category: str = "") -> pd.DataFrame:
+    before = pd.read_parquet(folder / "certificate/samples.parquet")
+    new = before[(before["split"] == "certification") & (before["quantity"] == "near")]
+    new = new.groupby("unit").filter(lambda each: category not in {*each["category"]})
+    return new.assign(unit=name + new["unit"])
+
+
+def test_a_requirement_without_new_records_leaves_the_others_watched(watched, tmp_path) -> None:
+    state = tmp_path / "state.json"
+    everywhere, left = check(watched, records(watched, "a", category="left"), state)
+    assert (left.n, left.looks, left.share) == (0, 0, None)
+    assert (everywhere.n > 10, everywhere.looks, everywhere.verdict) == (True, 1, "believable")
+    one = records(watched, "b").iloc[:1]  # A batch of one record.
+    assert check(watched, one, state)[0].so_far == everywhere.n + 1
+
+
+def test_a_state_is_of_one_certificate(watched, tmp_path) -> None:
+    """Another model's with the same requirement, number and share took the calls over."""
+    state, other = tmp_path / "state.json", tmp_path / "other"
+    check(watched, records(watched, "a"), state)
+    shutil.copytree(watched, other)
+    path = other / "certificate/certificate.json"
+    certificate = json.loads(path.read_text())
+    path.write_text(json.dumps(certificate | {"date": "2030-01-01"}))
+    check(other, records(watched, "b"), state)  # The same, written on another day.
+    path.write_text(json.dumps(certificate | {"certified": "another · seed 0"}))
+    with pytest.raises(RequirementError, match="of another certificate"):
+        check(other, records(watched, "c"), state)
+
+
+def damaged_states() -> dict[str, Any]:
+    mean = {"log_wealth": [0.0] * 19}
+    past = {"units": ["u"], "mean": mean, "drift": {"values": [0.0]}, "looks": 1}
+
+    def of(**changed: Any) -> str:
+        return json.dumps({"certificate": "x", "calls": {RARE[0]: past | changed}})
+
+    return {
+        "empty": "",
+        "cut off": of()[:-3],
+        "no calls": "{}",
+        "list": "[]",
+        "deep": "[" * 100_000,
+        "text": of(mean={"log_wealth": ["a"] * 19}),
+        "short": of(mean={"log_wealth": [0.0]}),
+        "field": of(mean={"wealth": 1}),
+        "nothing": of(drift=None),
+        "values": of(drift={"values": ["a"]}),
+    }
+
+
+@pytest.mark.parametrize("text", damaged_states().values(), ids=damaged_states())
+def test_a_damaged_state_is_one_sentence(text: str, watched, tmp_path) -> None:
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(RequirementError, match=r"state\.json is damaged. Copy it again"):
+        check(watched, records(watched, "a"), tmp_path / "state.json")
+
+
+def test_calls_at_once_are_all_on_record(watched, tmp_path) -> None:
+    state = tmp_path / "state.json"
+    with ThreadPoolExecutor(4) as pool:
+        batches = [records(watched, f"{number} ").iloc[:6] for number in range(12)]
+        list(pool.map(lambda new: check(watched, new, state), batches))
+    assert json.loads(state.read_text())["calls"][RARE[0]]["looks"] == 12
+
+
+def test_a_verdict_is_told_before_the_state_is_written(watched, tmp_path, monkeypatch) -> None:
+    told = list[Any]()
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(RequirementError, match=r"No space left on device\. These"):
+        check(watched, records(watched, "a"), tmp_path / "state.json", told.append)
+    assert [each.verdict for each in told[0]] == ["believable"] * 2
+    assert not [*tmp_path.glob("*.json"), *tmp_path.glob("*.part")]
 
 
 def test_monitor_imports_nothing_that_the_folder_names(certified, tmp_path, monkeypatch) -> None:
@@ -419,6 +530,8 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     lost = (started & ~near).reshape(200, 2).any(1).sum()
     not_gained = (~(near & ~started)).reshape(200, 2).any(1).sum()
     assert lost > 0
+    before = 100 * started.reshape(200, 2).all(1).mean()
+    assert f"; the predecessor meets it on {before:.3g} % of them" in answer["statement"]
     found = {each["text"]: each for each in answer["requirements"]}
     assert [found[text]["share"] for text in paired[:2]] == [lost / 200, not_gained / 200]
     assert found[paired[0]]["p"] == pytest.approx(binom.cdf(lost, 200, 0.1))
@@ -432,7 +545,8 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
 
     state = tmp_path / "state.json"  # The monitor has no predecessor, and leaves them out.
     like = ["--data.init_args.test_file", "like"]
-    assert [each.requirement for each in monitor(out / "model", like, state=state)] == [REQUIREMENT]
+    watched = [each.verdict for each in monitor(out / "model", like, state=state)]
+    assert watched == [*["not watched"] * 3, "believable"]
     verdicts = check_models(out / "model", "start", like)
     assert [each.requirement.text for each in verdicts[:4]] == [*paired, REQUIREMENT]
 
@@ -524,6 +638,7 @@ def test_monitor_says_what_it_lacks(certified, capsys) -> None:
     for words, said in (
         ([str(certified)], "there is no certificate"),
         ([str(certified / "model")], "Say where the new records are"),
+        ([str(certified / "model"), "--data.tst_file", "x"], "'tst_file' is not accepted. Did you"),
     ):
         with pytest.raises(SystemExit):
             main(["monitor", *words])

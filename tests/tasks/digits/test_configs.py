@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import seed_everything
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.tasks.digits.digits import DigitsDataModule, old_model
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.digits.digits import DigitsDataModule, digits, old_model
 from tests.tasks.conftest import advice, comparison, train
 
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
@@ -30,6 +32,27 @@ def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
     assert float(plain["train/kept/violated"]) > 0.1
 
 
+def write_digits(path: Path) -> None:
+    """Those of the certification split, as `test_file` takes them."""
+    images, labels = digits()["test"]
+    np.savetxt(path, np.c_[16 * images.numpy(), labels.numpy()], fmt="%g", delimiter=",")
+
+
+def test_digits_of_a_file_are_the_test_data(tmp_path: Path) -> None:
+    write_digits(tmp_path / "new.csv")
+    given, shipped = DigitsDataModule(str(tmp_path / "new.csv")), DigitsDataModule()
+    for data in (given, shipped):
+        data.setup("test")
+    torch.testing.assert_close(given.datasets["test"], shipped.datasets["test"])
+
+
+@pytest.mark.parametrize("text", ["1,2,3\n", "a,b\n"])
+def test_a_file_without_digits_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text(text)
+    with pytest.raises(DataError, match=r"bad\.csv: .*Give lines of 64 pixels and a digit"):
+        DigitsDataModule(str(tmp_path / "bad.csv")).setup("test")
+
+
 @pytest.mark.parametrize(
     ("require", "epochs", "said"),
     [
@@ -41,6 +64,8 @@ def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
 def test_a_no_says_what_may_help(
     require: str, epochs: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_digits(Path("NEW_test_file.jsonl"))
     short = [*QUIET, "--trainer.max_epochs", str(epochs), "--trainer.logger", "false"]
     words = ["--config", "digits", "--require", require, "--confidence", "0.3", *short]
     assert said in advice(words, tmp_path, monkeypatch)
