@@ -16,7 +16,7 @@ from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.adapters import (
     Lora,
     add_lora,
-    merged_weights,
+    merged_model,
 )
 from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
 from pl_pointwise.tasks.language_model.reference import adapters_off
@@ -72,8 +72,7 @@ def test_model_types_that_peft_does_not_know_train_their_attention(kind, options
     assert all(p.grad is not None and p.grad.any() for p in trained)
     assert scorer(batch).log_likelihood.sum() > before + 0.1
     assert scorer(batch).kl.sum() > 1e-4
-    merged = build_model(kind, **options)
-    merged.load_state_dict(merged_weights(model), strict=False)
+    merged = merged_model(model)
     with torch.no_grad():
         expected = model.eval()(IDS).logits
         torch.testing.assert_close(merged.eval()(IDS).logits, expected, atol=1e-4, rtol=0)
@@ -141,8 +140,7 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
         with adapters_off(model):
             torch.testing.assert_close(model(IDS).logits, start)
         merged = build_model("qwen3_moe", **EXPERTS).eval()
-        weights = merged_weights(model)
-        merged.load_state_dict(weights)
+        merged.load_state_dict(merged_model(model).state_dict())
         assert (expected - start).abs().max() > 0.1
         torch.testing.assert_close(merged(IDS).logits, expected, atol=1e-4, rtol=1e-4)
 

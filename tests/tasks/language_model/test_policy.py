@@ -23,10 +23,9 @@ from pl_pointwise.tasks import (
     When2CallDataModule,
     When2CallModule,
 )
-from pl_pointwise.tasks.language_model.adapters import merged_weights
+from pl_pointwise.tasks.language_model.adapters import merged_model
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
-from pl_pointwise.tasks.language_model.reference import base_of
 from pl_pointwise.tasks.safety.module import PAPER_LORA, PAPER_SAMPLING, SafetyEvaluation
 from tests.tasks.conftest import (
     build_model,
@@ -148,7 +147,7 @@ def test_pefts_options_train_and_are_merged(options, language_model_folder, data
         torch.testing.assert_close(merged(ids).logits, expected, atol=1e-4, rtol=0)
         with module.model.disable_adapter():
             assert (module.model(ids).logits - expected).abs().max() > 1e-2
-    assert merged_weights(module.model).keys() >= base_of(merged).state_dict().keys()
+    assert merged_model(module.model).state_dict().keys() == merged.state_dict().keys()
 
 
 def test_an_adapted_vocabulary_layer_is_exported_untied(language_model_folder, tmp_path) -> None:
