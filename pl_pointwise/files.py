@@ -12,8 +12,8 @@ from pathlib import Path
 from .errors import TrainingError
 
 PART = ".export.part"
-MODEL_FILES = ("model*.safetensors*", "adapter_model.safetensors", "chat_template.jinja")
-MODEL_FILES += ("config.json", "adapter_config.json", "generation_config.json")
+MODEL_FILES = "model*.safetensors* adapter_model.safetensors chat_template.jinja"
+MODEL_FILES += " config.json adapter_config.json generation_config.json"
 """What would make another model of an export if it stayed from an earlier one."""
 
 
@@ -69,7 +69,7 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
         yield new
         names = {each.name for each in new.iterdir()}
         check_export_folder(folder, names)
-        for old in {each for pattern in MODEL_FILES for each in folder.glob(pattern)}:
+        for old in {each for pattern in MODEL_FILES.split() for each in folder.glob(pattern)}:
             if old.name not in names:
                 old.unlink()
         for name in names:

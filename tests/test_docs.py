@@ -51,7 +51,7 @@ WORDS = {
     "docs/penalties.md": 900,
     "docs/problem.md": 600,
     "docs/requirement.md": 1_230,
-    "docs/reranker.md": 650,
+    "docs/reranker.md": 770,
     "docs/safety.md": 1000,
     "docs/settings.md": 1000,
     "docs/templates.md": 900,

@@ -28,9 +28,6 @@ from .vocabulary import decoder_of
 M = TypeVar("M", bound=nn.Module)
 ATTENTION = "attention"
 _LINEAR = (nn.Linear, Conv1D)
-# What PEFT notes itself, and adapters that wait for tokens that the scorer does not show them.
-_NO_OPTIONS = "auto_mapping base_model_name_or_path inference_mode peft_type peft_version revision"
-_NO_OPTIONS += " runtime_config task_type alora_invocation_tokens"
 
 
 @dataclass
@@ -65,11 +62,10 @@ class Lora:
     peft: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = {*vars(LoraConfig())}.difference(_NO_OPTIONS.split(), vars(self))
+        # Adapters that wait for tokens in the prompt are not shown them by the scorer.
+        not_here = {*vars(self), "task_type", "alora_invocation_tokens"}
         for name in self.peft:
-            if name in vars(self):
-                raise ValueError(f"lora.peft.{name}: it is an option of lora. Set lora.{name}.")
-            one_of("lora.peft", name, sorted(known))
+            one_of("lora.peft", name, sorted({*vars(LoraConfig())} - not_here))
         for name, safe in (("init_lora_weights", ("gaussian", "orthogonal")), ("bias", ("none",))):
             if isinstance(value := self.peft.get(name), str):
                 one_of(f"lora.peft.{name}", value, safe)
@@ -243,7 +239,7 @@ def merged_model(model: PeftModel, device: str = "cpu") -> PreTrainedModel:
 def check_merging(model: PeftModel, names: Set[str], lora: Lora) -> None:
     """Refuses adapters that PEFT cannot merge into weights of these names; computes nothing."""
     try:
-        other = names.symmetric_difference(merged_model(model, "meta").state_dict())
+        other = names ^ merged_model(model, "meta").state_dict().keys()
         problem = f"they change which weights there are, as {min(other)}." if other else ""
     except (RuntimeError, ValueError) as error:
         problem = str(error)

@@ -58,7 +58,8 @@ _NEEDS = {
 class RerankerDataModule(PointwiseDataModule):
     """Queries with one positive and up to ``negatives`` negative passages each, tokenised once.
 
-    A raw record has the schema of ``microsoft/ms_marco`` v2.1, other fields ignored::
+    A raw record has the schema of ``microsoft/ms_marco`` v2.1, other fields ignored, or another of
+    docs/reranker.md; of files, a record with several positives is a sample for each::
 
         {"query_id": 1115776, "query": "what is an aml surveillance analyst",
          "passages": {"is_selected": [0, 1, ...], "passage_text": ["Anti-Money ...", ...]}}
@@ -171,7 +172,7 @@ class RerankerDataModule(PointwiseDataModule):
         self.files["predict"] = predict_file
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
         self.negatives = negatives
-        self._counts = {"negatives": negatives, "least": least, "seed": seed}
+        self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": seed}
         self.limits = {"train": max_queries, "val": val_queries}
         self.limits["test"] = val_queries if test_queries is None else test_queries
         self.val_fraction, self.test_fraction = _fractions(

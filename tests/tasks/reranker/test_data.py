@@ -433,7 +433,7 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     ),
     "half a character": (changed(GOOD, query="a \ud83d b"), "query. holds half of a character"),
     "half in a passage": (texts("a", "b", "\udc00", "c"), r"passage_text\[2\]. holds half"),
-    "two forms": (changed(GOOD, pos=["a"]), "pos. stands beside .passages. Leave one"),
+    "two forms": (changed(GOOD, pos=["a"]), "pos. stands beside .passages.. Leave one"),
     "no form": ({"query": "a", "text": "b"}, "found: 'query', 'text'.*.pos. with .neg."),
     "labels of other length": (labels(0, 1), "has 2 entries for 4 passages"),
     "too few negatives": (
