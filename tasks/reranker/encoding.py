@@ -154,16 +154,14 @@ class RerankerDataset:
     def _problem(
         self, record: Record, pairs: Sequence[Encoding], lengths: Sequence[int]
     ) -> str | None:
-        """What to say if a passage has no token in the input, or is the positive to the model."""
-        max_length, template, predict = self._settings
+        """What to say if a passage has no token in the input; None if each has one."""
+        max_length, template, _ = self._settings
         start = 0 if template is None else len(template.format(query=record.query, passage=""))
         for text, pair, length in zip(record.passages, pairs, lengths, strict=True):
             if length == 0:
                 problem = "gives no token. Put words in it"
             elif pair.overflowing and not any(end > start for _, end in pair.offsets):
                 problem = f"is cut away: the query fills max_length={max_length}. Raise max_length"
-            elif not predict and pair is not pairs[0] and pair.ids == pairs[0].ids:
-                problem = f"has the positive's tokens in max_length={max_length}. Raise max_length"
             else:
                 continue
             which = f'{record.where}: field "passages": {shown(text)}'

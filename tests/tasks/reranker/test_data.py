@@ -518,13 +518,6 @@ def test_a_query_with_opposite_marks_is_refused_and_one_with_two_answers_read(
     assert len(made.datasets["train"]) == 2
 
 
-def test_a_negative_that_is_the_positive_once_cut_is_an_error(module: Make, make_row: Make) -> None:
-    row = make_row("how", "sea " * 40 + "ice", ["sea " * 40 + "snow", "rain", "lake"])
-    with pytest.raises(DataError, match=r"line 1: .* has the positive's tokens in max_length=24"):
-        module([row], max_length=24).setup("fit")
-    module([row], max_length=48).setup("fit")
-
-
 @pytest.mark.parametrize("template", [None, TEMPLATE], ids=["pair", "template"])
 def test_passage_without_a_token_in_the_input_is_an_error(
     template: str | None, module: Make, make_rows: Make, make_row: Make
