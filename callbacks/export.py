@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import one_of
 from pl_pointwise.extras import needs
+from pl_pointwise.files import check_export_folder, replaced_folder
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.task import notes_of
 
@@ -30,7 +31,8 @@ class ModelExport(Callback):
     chose, else of the last weights. The log and the model card say which.
 
     Args:
-        folder: where; a relative one is below the trainer's ``default_root_dir``.
+        folder: where; a relative one is below the trainer's ``default_root_dir``. An earlier export
+            there stays until the new one is complete; other files are refused before training.
         after: "fit", with the last validation of the exported weights on the card, or "test", of
             the weights that were tested, with what ``test`` found certified.
         license: of the exported model, by the hub's name for it, such as "apache-2.0", on the card.
@@ -52,6 +54,10 @@ class ModelExport(Callback):
         self._chosen = ""
         # What the last validation found, and that of the chosen weights.
         self._evaluated, self._of_chosen = dict[str, Any](), dict[str, Any]()
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        if stage == self.after:
+            check_export_folder(Path(trainer.default_root_dir) / self.folder)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Checkpoint callbacks run after this one: whether these weights are chosen shows later."""
@@ -96,7 +102,9 @@ class ModelExport(Callback):
 
     def _export(self, trainer: Trainer, module: PointwiseModule) -> None:
         notes_of(module).facts = self.facts
-        folder = module.export(Path(trainer.default_root_dir) / self.folder)
+        folder = Path(trainer.default_root_dir) / self.folder
+        with replaced_folder(folder) as whole:
+            module.export(whole)
         path = notes_of(module).checkpoint
         of = f"the checkpoint {path}" if path else "the last step"
         rank_zero_info(f"Model exported to {folder}, with the weights of {of}")

@@ -21,6 +21,7 @@ from .cli import require_class
 from .cli_errors import CommandParser, short_errors
 from .configs import config_parts, text_of
 from .errors import TrainingError, printable
+from .files import check_export_folder, replaced_folder
 from .foreign_names import foreign_names
 from .module import PointwiseModule
 from .next_steps import config_of, exports, short_path
@@ -50,11 +51,12 @@ def main(args: Sequence[str]) -> None:
         config = config_of(known.ckpt_path)
         run = Path(known.ckpt_path).parent if config is None else config.parent
         folder = known.output or run / "export"
-        _refuse_other_files(folder)
+        check_export_folder(folder)
         notes_of(module).facts = {
             name: getattr(known, name) for name in ("license", "language", "datasets")
         }
-        module.export(folder)
+        with replaced_folder(folder) as whole:
+            module.export(whole)
     print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
 
 
@@ -70,18 +72,6 @@ def module_of(checkpoint: str, configs: Sequence[str] = ()) -> PointwiseModule:
     module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
     notes_of(module).checkpoint = Path(checkpoint).name
     return module
-
-
-def _refuse_other_files(folder: Path) -> None:
-    """Refuses a folder with something that no export has written, by its model card."""
-    card = folder / "README.md"
-    if card.is_file() and "\n- pl-pointwise\n" in card.read_text(encoding="utf-8"):
-        return
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise TrainingError(
-            f"{folder} has files that are not of an earlier export. Name another --output, or move "
-            "them."
-        )
 
 
 def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:

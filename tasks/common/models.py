@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
 PREFIX = "package:"
 
 
@@ -49,3 +51,16 @@ def loading(name: str) -> Iterator[None]:
             f"{name}: the model or its tokenizer cannot be loaded ({error}). If its files are not "
             "what their names say, fetch or save them again."
         ) from error
+
+
+def check_weights(loader: type[_BaseAutoModelClass], folder: Path) -> None:
+    """Refuses a written model that its reader would fill with random weights; reads names alone."""
+    model, found = loader.from_pretrained(
+        folder, device_map="meta", output_loading_info=True, use_safetensors=True
+    )
+    problems = {name: sorted(map(str, names)) for name, names in found.items() if names}
+    if problems:
+        raise ValueError(
+            f"The export is not written: {type(model).__name__} would be read from it with other "
+            f"weights ({problems}). Export the adapter alone, if there is one."
+        )

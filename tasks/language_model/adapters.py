@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import warnings
+from collections.abc import Mapping, Set
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -21,6 +25,7 @@ from pl_pointwise.tasks.common.models import model_source
 
 from .vocabulary import decoder_of
 
+M = TypeVar("M", bound=nn.Module)
 ATTENTION = "attention"
 _LINEAR = (nn.Linear, Conv1D)
 
@@ -57,6 +62,10 @@ class Lora:
     peft: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Adapters that wait for tokens in the prompt are not shown them by the scorer.
+        not_here = {*vars(self), "task_type", "alora_invocation_tokens"}
+        for name in self.peft:
+            one_of("lora.peft", name, sorted({*vars(LoraConfig())} - not_here))
         for name, safe in (("init_lora_weights", ("gaussian", "orthogonal")), ("bias", ("none",))):
             if isinstance(value := self.peft.get(name), str):
                 one_of(f"lora.peft.{name}", value, safe)
@@ -78,21 +87,18 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
         targets = _attention_targets(model, lora)
+    others, more = _other_linear_layers(model), lora.peft
+    if targets == "all-linear" and others:
+        own = more.get("exclude_modules") or []
+        pattern = "|".join([f"({own})", *map(re.escape, others)]) if isinstance(own, str) else ""
+        more = {**more, "exclude_modules": pattern or [*own, *others]}
     try:
         options = {**vars(lora), "target_modules": targets, "task_type": "CAUSAL_LM"}
-        more = options.pop("peft")
+        del options["peft"]
         adapted = get_peft_model(model, LoraConfig(**options, **more))
         assert isinstance(adapted, PeftModel)
-        # Of several names PEFT leaves out without a word those that nothing has.
-        paths = [path for path, _ in adapted.get_base_model().named_modules()]
-        listed = lora.target_modules if isinstance(lora.target_modules, list) else []
-        for names, there in (
-            (listed, adapted.base_model.targeted_module_names),
-            (lora.modules_to_save or [], paths),
-        ):
-            if lost := [n for n in names if not any(f".{p}".endswith(f".{n}") for p in there)]:
-                raise ValueError(f"no {lost}, or none that the other options leave.")
-    except ValueError as error:
+        _check_targets(adapted, lora, others)
+    except (TypeError, ValueError) as error:
         head = model.get_output_embeddings()
         endings = {
             path.removesuffix(".base_layer").rpartition(".")[2]
@@ -105,6 +111,38 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         ) from error
     use_quick_dropout(adapted, RedrawnDropout)
     return adapted
+
+
+def _check_targets(adapted: PeftModel, lora: Lora, others: list[str]) -> None:
+    """Refuses what PEFT takes without a word, and what an adapter then does not do."""
+    taken = adapted.base_model.targeted_module_names
+    # Of several names it leaves out those that nothing has.
+    paths = [path for path, _ in adapted.get_base_model().named_modules()]
+    listed = lora.target_modules if isinstance(lora.target_modules, list) else []
+    for names, there in ((listed, taken), (lora.modules_to_save or [], paths)):
+        if lost := [n for n in names if not any(f".{p}".endswith(f".{n}") for p in there)]:
+            raise ValueError(f"no {lost}, or none that the other options leave.")
+    if wrong := sorted(set(taken).intersection(others)):
+        raise ValueError(f"{wrong} do not return what a linear layer does, so none can adapt them.")
+    if any(getattr(part, "kwargs", {}).get("tied_adapter") for part in adapted.modules()):
+        raise ValueError(
+            "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
+            "moves to its device. Name embed_tokens in modules_to_save instead."
+        )
+
+
+def _other_linear_layers(model: nn.Module) -> list[str]:
+    """Paths of linear layers by class alone: routers that return scores and indices, groups."""
+    found = []
+    for path, part in model.named_modules():
+        if isinstance(part, _LINEAR) and type(part).__module__.startswith("transformers.models."):
+            probe = torch.empty(2, part.weight.shape[1], device="meta", dtype=part.weight.dtype)
+            with suppress(Exception):  # Its forward is anything.
+                result = _copy_on(part, "meta")(probe)
+                if isinstance(result, Tensor) and result.shape == (2, part.weight.shape[0]):
+                    continue
+            found.append(path)
+    return found
 
 
 def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
@@ -166,31 +204,55 @@ def with_saved_adapter(
             "adapter again with save_pretrained."
         )
     adapted = PeftModel.from_pretrained(model, model_source(name), revision=revision)
-    merged = adapted.base_model.merge_and_unload(safe_merge=True)
-    assert isinstance(merged, PreTrainedModel)
+    merged = merged_model(adapted)
     # Left behind, it would be taken for an adapter that is still there.
     merged.__dict__.pop("peft_config", None)
     return merged.requires_grad_(True)
 
 
-def merged_weights(model: PeftModel) -> dict[str, Tensor]:
-    """The weights of the base, adapters merged into them, by its names, in its dtype, on the CPU.
+def merged_model(model: PeftModel, device: str = "cpu") -> PreTrainedModel:
+    """The base with adapters merged into it, under its own names; ``model`` stays as it is.
 
-    Each layer is merged in a copy: merging in place and back would round the model's own weights.
+    What no adapter changes shares its memory with ``model`` where that is on ``device``. On "meta"
+    nothing is computed: it shows whether PEFT can merge, and into which names.
     """
-    base, adapter = model.get_base_model(), model.active_adapter
-    adapted = {name: part for name, part in base.named_modules() if isinstance(part, LoraLayer)}
-    # Two parameters of one module are adapted by one layer around the other.
-    layers = {n: part for n, part in adapted.items() if n.removesuffix(".base_layer") == n}
-    merged = {}
-    for name, weight in base.state_dict().items():
-        if any(name.startswith(f"{layer}.") for layer in layers) or ".original_module." in name:
-            continue
-        merged[name.replace(f".modules_to_save.{adapter}.", ".")] = weight.cpu()
-    for name, layer in layers.items():
-        layer = deepcopy(layer)
-        for part in reversed([part for part in layer.modules() if isinstance(part, LoraLayer)]):
-            part.merge(adapter_names=[adapter])
-        for key, weight in layer.get_base_layer().state_dict().items():
-            merged[f"{name}.{key}"] = weight.cpu()
+    copy = _copy_on(model, device)
+    for part in copy.modules():
+        if isinstance(part, BaseTunerLayer):  # Merged in place, and tied weights one by one.
+            layer = part.get_base_layer()
+            for name, weight in list(layer.named_parameters(recurse=False)):
+                setattr(layer, name, nn.Parameter(weight.detach().clone(), requires_grad=False))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")
+        merged = copy.base_model.merge_and_unload(adapter_names=[model.active_adapter])
+    assert isinstance(merged, PreTrainedModel)
+    if getattr(model.get_base_model().config, "tie_word_embeddings", False):
+        embeddings, head = merged.get_input_embeddings(), merged.get_output_embeddings()
+        # Else some readers take one of the two for both.
+        tied = device == "meta" or torch.equal(embeddings.weight, head.weight)
+        if tied:
+            head.weight = embeddings.weight
+        merged.config.tie_word_embeddings = tied
     return merged
+
+
+def check_merging(model: PeftModel, names: Set[str], lora: Lora) -> None:
+    """Refuses adapters that PEFT cannot merge into weights of these names; computes nothing."""
+    try:
+        other = names ^ merged_model(model, "meta").state_dict().keys()
+        problem = f"they change which weights there are, as {min(other)}." if other else ""
+    except (RuntimeError, ValueError) as error:
+        problem = str(error)
+    if problem:
+        raise ValueError(
+            f"merge_on_export, or an adapter as model_name: adapters with lora.peft={lora.peft} "
+            f"cannot be merged: {problem} Leave such options out, or export the adapter alone."
+        )
+
+
+def _copy_on(module: M, device: str) -> M:
+    """A copy with frozen weights on a device, those that are there already shared."""
+    memo: dict[int, Any] = {id(each): each.to(device) for each in module.buffers()}
+    for weight in module.parameters():
+        memo[id(weight)] = nn.Parameter(weight.detach().to(device), requires_grad=False)
+    return deepcopy(module, memo)

@@ -25,7 +25,14 @@ from transformers import (
 from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
 
-from .adapters import Lora, add_lora, repository_file, saved_adapter, with_saved_adapter
+from .adapters import (
+    Lora,
+    add_lora,
+    check_merging,
+    repository_file,
+    saved_adapter,
+    with_saved_adapter,
+)
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
@@ -40,11 +47,13 @@ def load_language_model(
     quantize_4bit: bool = False,
     gradient_checkpointing: bool = False,
     revision: str | None = None,
+    merge: bool = False,
 ) -> PreTrainedModel | PeftModel:
     """A causal language model, with fresh adapters if asked for; then only they are trainable.
 
     The options are those of :class:`~.policy.Policy`. A PEFT adapter of this name is merged into
-    its base. Fresh adapters are in float32 even on a base in half precision.
+    its base. Fresh adapters are in float32 even on a base in half precision; with ``merge``, and on
+    an adapter, those that cannot be merged are refused.
     """
     with loading(name):
         adapter = saved_adapter(name, revision)
@@ -72,7 +81,11 @@ def load_language_model(
     if gradient_checkpointing:
         checkpoint_gradients(model)
     if lora is not None:
-        return add_lora(model, lora)
+        names = set(model.state_dict())
+        adapted = add_lora(model, lora)
+        if merge or adapter is not None:
+            check_merging(adapted, names, lora)
+        return adapted
     use_quick_dropout(model)
     return model
 

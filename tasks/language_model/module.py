@@ -149,6 +149,7 @@ class LanguageModelModule(PointwiseModule):
                 quantize_4bit=policy.quantize_4bit,
                 gradient_checkpointing=policy.gradient_checkpointing,
                 revision=policy.revision,
+                merge=policy.merge_on_export,
             )
         # Loaded in evaluation mode, and Lightning keeps the mode it finds.
         self.model = model.train()

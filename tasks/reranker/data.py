@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -37,7 +38,13 @@ from pl_pointwise.tasks.common.splits import (
 
 from .corpus import docstring_records
 from .encoding import RerankerDataset, split_template, token_lengths
-from .records import Record, parse_candidates, parse_labelled
+from .records import (
+    Record,
+    parse_candidates,
+    parse_labelled,
+    parse_positives,
+    without_contradictions,
+)
 
 _NEEDS = {
     "fit": ("train", "val"),
@@ -51,7 +58,8 @@ _NEEDS = {
 class RerankerDataModule(PointwiseDataModule):
     """Queries with one positive and up to ``negatives`` negative passages each, tokenised once.
 
-    A raw record has the schema of ``microsoft/ms_marco`` v2.1, other fields ignored::
+    A raw record has the schema of ``microsoft/ms_marco`` v2.1, other fields ignored, or another of
+    docs/reranker.md; of files, a record with several positives is a sample for each::
 
         {"query_id": 1115776, "query": "what is an aml surveillance analyst",
          "passages": {"is_selected": [0, 1, ...], "passage_text": ["Anti-Money ...", ...]}}
@@ -163,7 +171,8 @@ class RerankerDataModule(PointwiseDataModule):
         self.files = {"train": train_file, "val": val_file, "test": test_file}
         self.files["predict"] = predict_file
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
-        self.negatives, self.min_negatives = negatives, least
+        self.negatives = negatives
+        self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": seed}
         self.limits = {"train": max_queries, "val": val_queries}
         self.limits["test"] = val_queries if test_queries is None else test_queries
         self.val_fraction, self.test_fraction = _fractions(
@@ -281,7 +290,7 @@ class RerankerDataModule(PointwiseDataModule):
         shares = {"val": self.val_fraction, "test": self.test_fraction}
         if self.source == "files":
             read = {
-                name: records_of(rows_of(path), path, self._parse, self.skip_invalid)
+                name: self._of_file(path)
                 for name, path in self.files.items()
                 if path and name != "predict"
             }
@@ -330,7 +339,10 @@ class RerankerDataModule(PointwiseDataModule):
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()  # a state of its last use, as is padding
         backend.no_padding()
-        counts = self.negatives, self.min_negatives, self.seed
+        counts = [
+            *self._counts.values(),
+            "no twins",
+        ]  # Else what was kept under older rules counts.
         key = digest(rows._fingerprint, self._where(name, 0), backend.to_str(), counts)
         options: dict[str, Any] = {"batched": True, "batch_size": CHUNK, "with_indices": True}
         options |= {"remove_columns": rows.column_names, "new_fingerprint": key[:32]}
@@ -364,9 +376,12 @@ class RerankerDataModule(PointwiseDataModule):
         return f"{self.hub_path}, {split}, record {position + 1}"
 
     def _parse(self, row: Any, where: str) -> Record:
-        return parse_labelled(
-            row, where, negatives=self.negatives, least=self.min_negatives, seed=self.seed
-        )
+        return parse_labelled(row, where, **self._counts)
+
+    def _of_file(self, path: str) -> list[Record]:
+        parse = partial(parse_positives, **self._counts)
+        rows = records_of(rows_of(path), path, parse, self.skip_invalid)
+        return without_contradictions(list(chain.from_iterable(rows)), path, self.skip_invalid)
 
 
 def _fractions(

@@ -18,10 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from pl_pointwise.files import replaced_folder
 from pl_pointwise.model_card import write_card
-from pl_pointwise.tasks.common.models import model_source
+from pl_pointwise.tasks.common.models import check_weights, model_source
 
 from .encoding import split_template
 
@@ -62,19 +68,19 @@ def export_cross_encoder(module: RerankerModule, path: str | Path) -> Path:
     config.problem_type = None
     config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
 
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "chat_template.jinja").unlink(missing_ok=True)
-    module.model.save_pretrained(path, state_dict=state)
-    config.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    write_card(
-        module,
-        path,
-        library_name="sentence-transformers",
-        pipeline_tag="text-ranking",
-        base_model=module.model_name,
-        usage=USAGE,
-    )
+    with replaced_folder(path) as folder:
+        module.model.save_pretrained(folder, state_dict=state)
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        check_weights(AutoModelForSequenceClassification, folder)
+        write_card(
+            module,
+            folder,
+            library_name="sentence-transformers",
+            pipeline_tag="text-ranking",
+            base_model=module.model_name,
+            usage=USAGE,
+        )
     return path
 
 

@@ -15,6 +15,7 @@ positive.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,7 +69,8 @@ class RerankerModule(PointwiseModule):
         dropout: probability for every dropout of the model; None leaves the model's own.
         attention: attention implementation; None leaves the choice to transformers.
         max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
-            text is cut first. The data module takes it, model_name and template from here.
+            text is cut first; at most what the model has positions for. The data module takes it,
+            model_name and template from here.
         template: one text instead of a pair, such as "Query: {query}\\nSentence: {passage}".
         training: how it is trained; by default as in the paper.
     """
@@ -119,6 +121,9 @@ class RerankerModule(PointwiseModule):
         self.objective_candidates: CandidateSet = objective_candidates
         self.model_name, self.max_length, self.template = model_name, max_length, template
         self.model = load_cross_encoder(model_name, dropout, attention)
+        if max_length > (most := most_tokens(self.model)):
+            rank_zero_info(f"{model_name} has positions for {most} tokens: max_length is {most}.")
+            self.max_length = int(most)
         self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
 
     def forward(self, batch: Batch) -> Tensor:
@@ -202,6 +207,20 @@ def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
     signs[:, 0] = 1.0
     losses = torch.where(candidates, -logsigmoid(signs * scores), 0.0)
     return losses.sum(dim=1) / candidates.sum(dim=1).clamp(min=1)
+
+
+def most_tokens(model: PreTrainedModel) -> float:
+    """The longest input that a model's table of positions allows; inf without one."""
+    most = [math.inf]
+    for name, part in model.named_modules():
+        own = name.rpartition(".")[2]
+        if ("position" in own or own == "wpe") and isinstance(
+            getattr(part, "weight", None), Tensor
+        ):
+            padding = getattr(part, "padding_idx", None)  # Positions are counted from behind it.
+            rows = len(part.weight) - (0 if padding is None else padding + 1)
+            most.append(min(rows, getattr(model.config, "max_position_embeddings", rows)))
+    return min(most)
 
 
 def load_cross_encoder(

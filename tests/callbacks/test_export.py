@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, Trainer
 
 from pl_pointwise import Pointwise
 from pl_pointwise.callbacks import FeasibleCheckpoint, ModelExport
+from pl_pointwise.errors import TrainingError
 from pl_pointwise.model_card import write_card
 from tests.pl_pointwise.line_task import LineData, LineModule
 from tests.tasks.conftest import quiet_trainer
@@ -110,6 +111,31 @@ def test_a_task_without_export_says_so(tmp_path: Path) -> None:
         run(LineModule(Pointwise()), tmp_path, ModelExport())
 
 
-def test_what_cannot_work_is_refused_before_training() -> None:
+def test_an_export_that_fails_leaves_the_earlier_one_and_others_files_stay(tmp_path: Path) -> None:
+    class Failing(Exporting):
+        def export(self, path: str | Path) -> Path:
+            super().export(path)
+            raise OSError("No space left on device")
+
+    run(Exporting(Pointwise()), tmp_path, ModelExport("model"))
+    (tmp_path / "model/NOTES.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    for folder in ("model", "new"):
+        with pytest.raises(OSError, match="No space left"):
+            run(Failing(Pointwise()), tmp_path, ModelExport(folder))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "model/model-00001-of-00002.safetensors").write_bytes(b"of an earlier export")
+    run(Exporting(Pointwise()), tmp_path, ModelExport("model"))
+    assert {path.name for path in (tmp_path / "model").iterdir()} == before.keys()
+
+
+def test_what_cannot_work_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="after='predict'"):
         ModelExport(after="predict")  # type: ignore[arg-type]
+    (tmp_path / "mine/certificate").mkdir(parents=True)
+    for folder, said in (("mine/..", "not of an earlier export"), ("mine", "certified model")):
+        module = Exporting(Pointwise())
+        with pytest.raises(TrainingError, match=said):
+            run(module, tmp_path, ModelExport(folder))
+        assert not module.weight.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.adapters import (
     Lora,
     add_lora,
-    merged_weights,
+    merged_model,
 )
 from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
 from pl_pointwise.tasks.language_model.reference import adapters_off
@@ -72,8 +73,7 @@ def test_model_types_that_peft_does_not_know_train_their_attention(kind, options
     assert all(p.grad is not None and p.grad.any() for p in trained)
     assert scorer(batch).log_likelihood.sum() > before + 0.1
     assert scorer(batch).kl.sum() > 1e-4
-    merged = build_model(kind, **options)
-    merged.load_state_dict(merged_weights(model), strict=False)
+    merged = merged_model(model)
     with torch.no_grad():
         expected = model.eval()(IDS).logits
         torch.testing.assert_close(merged.eval()(IDS).logits, expected, atol=1e-4, rtol=0)
@@ -97,6 +97,28 @@ def test_a_target_that_is_lost_among_others_is_named() -> None:
         add_lora(build_model("phi3"), Lora(target_modules=["q_proj", "v_proj", "o_proj"]))
     with pytest.raises(ValueError, match=r"no \['embeddings'\].*\"llama\""):
         add_lora(build_model("llama"), Lora(modules_to_save=["embeddings"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "left", "taken"),
+    [
+        ("llama4_text", EXPERTS | {"intermediate_size_mlp": 16}, "router", "down_proj"),
+        ("phimoe", EXPERTS, "router", "o_proj"),
+        ("falcon", {}, "lm_head", "dense_h_to_4h"),  # Its own linear layer is one.
+    ],
+)
+def test_a_linear_layer_that_returns_no_tensor_takes_no_adapter(kind, options, left, taken) -> None:
+    model = build_model(kind, **options)
+    for own in ([], ["q_proj"], ".*q_proj"):
+        lora = Lora(r=2, target_modules="all-linear", peft={"exclude_modules": own})
+        adapted = add_lora(deepcopy(model), lora)
+        adapted(IDS)
+        ends = {path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names}
+        assert taken in ends
+        assert ends.isdisjoint({left, "q_proj"} if own else {left})
+    if left == "router":
+        with pytest.raises(ValueError, match=r"router'\] do not return what a linear layer does"):
+            add_lora(model, Lora(target_modules=["router"]))
 
 
 # PEFT's options -----------------------------------------------------------------------------------
@@ -141,8 +163,7 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
         with adapters_off(model):
             torch.testing.assert_close(model(IDS).logits, start)
         merged = build_model("qwen3_moe", **EXPERTS).eval()
-        weights = merged_weights(model)
-        merged.load_state_dict(weights)
+        merged.load_state_dict(merged_model(model).state_dict())
         assert (expected - start).abs().max() > 0.1
         torch.testing.assert_close(merged(IDS).logits, expected, atol=1e-4, rtol=1e-4)
 
@@ -151,6 +172,25 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
 def test_what_changes_the_bases_weights_is_refused(option, value) -> None:
     with pytest.raises(ValueError, match=option):
         Lora(peft={option: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"use_dorra": True}, "lora.peft='use_dorra': choose one of .*use_dora"),
+        ({"r": 4}, "lora.peft='r': choose one of"),
+        ({"task_type": "SEQ_CLS"}, "choose one of"),
+    ],
+)
+def test_options_that_peft_does_not_know_are_named(options, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        Lora(peft=options)
+
+
+def test_adapters_that_are_tied_until_they_move_are_refused() -> None:
+    lora = Lora(target_modules=["embed_tokens"], peft={"ensure_weight_tying": True})
+    with pytest.raises(ValueError, match=r"ensure_weight_tying: adapters .* in modules_to_save"):
+        add_lora(build_model("llama", tie_word_embeddings=True), lora)
 
 
 def test_options_of_an_older_checkpoint_are_pefts() -> None:

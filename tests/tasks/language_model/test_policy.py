@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.cli import PointwiseCLI
@@ -23,10 +24,10 @@ from pl_pointwise.tasks import (
     When2CallDataModule,
     When2CallModule,
 )
-from pl_pointwise.tasks.language_model.adapters import merged_weights
+from pl_pointwise.tasks.language_model import export
+from pl_pointwise.tasks.language_model.adapters import merged_model
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
-from pl_pointwise.tasks.language_model.reference import base_of
 from pl_pointwise.tasks.safety.module import PAPER_LORA, PAPER_SAMPLING, SafetyEvaluation
 from tests.tasks.conftest import (
     build_model,
@@ -148,23 +149,96 @@ def test_pefts_options_train_and_are_merged(options, language_model_folder, data
         torch.testing.assert_close(merged(ids).logits, expected, atol=1e-4, rtol=0)
         with module.model.disable_adapter():
             assert (module.model(ids).logits - expected).abs().max() > 1e-2
-    assert merged_weights(module.model).keys() >= base_of(merged).state_dict().keys()
+    assert merged_model(module.model).state_dict().keys() == merged.state_dict().keys()
 
 
-def test_an_adapted_vocabulary_layer_is_exported_untied(language_model_folder, tmp_path) -> None:
-    """A reader that ties weights by the configuration took the embeddings for both."""
+TOKENS: dict[str, Any] = {"trainable_token_indices": [5, 6]}
+TIED: dict[str, Any] = {"ensure_weight_tying": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "tied", "stays_tied"),
+    [
+        ({"peft": TOKENS}, False, False),
+        ({"peft": TOKENS}, True, True),
+        ({"peft": TOKENS, "use_rslora": True, "layers_to_transform": [1]}, True, True),
+        ({"peft": TIED, "modules_to_save": ["embed_tokens"]}, True, True),
+        ({"modules_to_save": ["embed_tokens"]}, True, False),
+        ({"target_modules": ["q_proj", "lm_head"]}, True, False),
+        ({"target_modules": ["q_proj", "embed_tokens"], "peft": {"use_dora": True}}, True, False),
+    ],
+)
+def test_a_merged_export_is_the_trained_model(
+    options, tied, stays_tied, language_model_folder, tmp_path
+) -> None:
     base = AutoModelForCausalLM.from_pretrained(language_model_folder)
-    tied = type(base)(
-        type(base.config).from_dict(base.config.to_dict() | {"tie_word_embeddings": True})
-    )
-    tied.save_pretrained(tmp_path / "tied")
-    AutoTokenizer.from_pretrained(language_model_folder).save_pretrained(tmp_path / "tied")
-    for targets in (["q_proj"], ["q_proj", "lm_head"]):
-        lora = Lora(r=2, lora_alpha=6, lora_dropout=0.0, target_modules=targets)
-        policy = Policy(str(tmp_path / "tied"), lora=lora, merge_on_export=True)
-        folder = When2CallModule(policy, None).export(tmp_path / "model")
-        exported = AutoConfig.from_pretrained(folder)
-        assert exported.tie_word_embeddings == ("lm_head" not in targets)
+    config = base.config.to_dict() | {"tie_word_embeddings": tied}
+    type(base)(type(base.config).from_dict(config)).save_pretrained(tmp_path / "base")
+    build_tokenizer().save_pretrained(tmp_path / "base")
+    lora = Lora(**{"r": 2, "lora_dropout": 0.0, "target_modules": ["q_proj"], **options})
+    module = When2CallModule(Policy(str(tmp_path / "base"), lora=lora, merge_on_export=True)).eval()
+    move_adapters(module)
+    ids = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        before = module.model(ids).logits
+        exported = AutoModelForCausalLM.from_pretrained(module.export(tmp_path / "model")).eval()
+        torch.testing.assert_close(exported(ids).logits, before, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(module.model(ids).logits, before, atol=0, rtol=0)
+        with module.model.disable_adapter():
+            assert (module.model(ids).logits - before).abs().max() > 0.1
+    assert exported.config.tie_word_embeddings == stays_tied
+    names = set(load_file(tmp_path / "model/model.safetensors"))
+    assert ("lm_head.weight" in names) == (not stays_tied)  # A reader that ties takes one for both.
+
+
+@pytest.mark.parametrize(
+    ("peft", "said"),
+    [
+        ({"lora_bias": True}, "cannot be merged: .*base layer has no bias"),
+        ({"layer_replication": [[0, 2], [1, 3]]}, "they change which weights there are"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused_before_training(
+    peft, said, language_model_folder
+) -> None:
+    lora = Lora(r=2, target_modules=["q_proj"], peft=peft)
+    When2CallModule(Policy(str(language_model_folder), lora=lora))
+    with pytest.raises(ValueError, match=said):
+        When2CallModule(Policy(str(language_model_folder), lora=lora, merge_on_export=True))
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(
+    language_model_folder, tmp_path, monkeypatch
+) -> None:
+    """So does one whose weights would be read as random ones."""
+    module = When2CallModule(Policy(str(language_model_folder), lora=SMALL, merge_on_export=True))
+    folder = module.export(tmp_path / "model")
+    (folder / "NOTES.txt").write_text("mine")
+    (folder / "adapter_config.json").write_text("{}")  # With it, weights would be looked for.
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    merge = export.merged_model
+
+    def incomplete(model: Any) -> Any:
+        merged = merge(model)
+        layer = merged.model.layers[0].mlp
+        layer.own, layer.up_proj = layer.up_proj, None
+        return merged
+
+    monkeypatch.setattr(export, "merged_model", incomplete)
+    with pytest.raises(ValueError, match=r"not written.*up_proj"):
+        module.export(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with pytest.raises(ValueError, match="not written"):
+        module.export(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    monkeypatch.undo()
+    module.export(folder)
+    assert {path.name for path in folder.iterdir()} == before.keys() - {"adapter_config.json"}
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    with pytest.raises(TrainingError, match="has files that are not of an earlier export"):
+        module.export(tmp_path / "base")
+    assert (tmp_path / "base/config.json").read_text() == "{}"
 
 
 def test_a_name_instead_of_a_policy_is_explained(language_model_folder) -> None:

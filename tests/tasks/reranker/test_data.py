@@ -27,7 +27,12 @@ from pl_pointwise.tasks.reranker.encoding import (
     encode,
     split_template,
 )
-from pl_pointwise.tasks.reranker.records import Record, parse_labelled
+from pl_pointwise.tasks.reranker.records import (
+    Record,
+    parse_candidates,
+    parse_labelled,
+    parse_positives,
+)
 
 Rows = list[dict[str, Any]]
 Make = Callable[..., Any]
@@ -419,8 +424,17 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         '"passages.passage_text" is a text. Give a list',
     ),
     "a passage is empty": (texts("a", "b", "", "c"), r'"passages.passage_text\[2\]" is empty'),
-    "no positive": (labels(0, 0, 0, 0), "marks no passages. Mark exactly one"),
-    "two positives": (labels(0, 1, 1, 0), "marks 2 passages. Mark exactly one"),
+    "no positive": (labels(0, 0, 0, 0), "marks no passages. Mark the answer with 1"),
+    "no label": (changed(GOOD, passages={"passage_text": ["a"]}), "selected. is not a list of 0"),
+    "a label is a text": (labels("1", 0, 0, 0), "is not a list of 0 and 1, or of grades"),
+    "twin": (
+        texts("sea", "a b", "ice", " A  B"),
+        r"passage_text\[3\]. is .*\[1\] again, but for case",
+    ),
+    "half a character": (changed(GOOD, query="a \ud83d b"), "query. holds half of a character"),
+    "half in a passage": (texts("a", "b", "\udc00", "c"), r"passage_text\[2\]. holds half"),
+    "two forms": (changed(GOOD, pos=["a"]), "pos. stands beside .passages.. Leave one"),
+    "no form": ({"query": "a", "text": "b"}, "found: 'query', 'text'.*.pos. with .neg."),
     "labels of other length": (labels(0, 1), "has 2 entries for 4 passages"),
     "too few negatives": (
         changed(GOOD, passages={"is_selected": [1, 0, 0], "passage_text": ["sea", "b", "c"]}),
@@ -437,6 +451,71 @@ def test_bad_record_is_an_error_naming_file_line_field_and_remedy(
     path.write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(row)}\n")
     with pytest.raises(DataError, match=rf"train\.jsonl, line 3: .*{message}"):
         records_of(rows_of(str(path)), str(path), parse)
+
+
+FORMS: dict[str, tuple[dict[str, Any], list[tuple[str, ...]]]] = {
+    "lists": ({"pos": ["p", "q"], "neg": ["a", "b", "c"]}, [("p", *"abc"), ("q", *"abc")]),
+    "texts": (
+        {"positive": "p", "negative": "a", "negative_2": "b", "negative_3": "c"},
+        [(*"pabc",)],
+    ),
+    "a table": (
+        {
+            "positive": "p",
+            "negative_1": "a",
+            "negative_2": "b",
+            "negative_3": "c",
+            "negative_4": None,
+        },
+        [(*"pabc",)],
+    ),
+    "negatives in a list": ({"positive": "p", "negative": ["a", "b", "c"]}, [(*"pabc",)]),
+    "labels": ({"docs": [*"apbc"], "labels": [0, 1, 0, 0]}, [(*"pabc",)]),
+    "grades": ({"docs": [*"abpqc"], "labels": [0, 0, 2, 1, 0]}, [(*"pabqc",), (*"qabc",)]),
+    "grades of passages": (
+        {"passages": [*"pabcd"], "labels": [0.5, 0, 0, 0, 0]},
+        [(*"pabcd",)],
+    ),
+    "several marked": (
+        {"passages": {"is_selected": [1, 1, 0, 0, 0], "passage_text": [*"pqabc"]}},
+        [(*"pabc",), (*"qabc",)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "expected"), FORMS.values(), ids=FORMS)
+def test_each_form_is_read_as_one_sample_a_positive(
+    fields: dict[str, Any], expected: list[tuple[str, ...]]
+) -> None:
+    row = {"anchor" if "positive" in fields else "query": "how long", **fields}
+    records = parse_positives(row, "f", negatives=4, least=3)
+    assert [record.passages for record in records] == expected
+    assert {record.unit for record in records} == {"how long"}
+    given = {text for record in records for text in record.passages}
+    assert set(parse_candidates(row, "f").passages) == given
+
+
+def test_scores_of_a_teacher_are_left_out_with_a_word() -> None:
+    row = {"query": "q", "pos": ["p"], "neg": ["a"], "pos_scores": [0.9], "neg_scores": [0.1]}
+    with pytest.warns(UserWarning, match="does not read the records' pos_scores, neg_scores"):
+        assert parse_positives(row, "f", negatives=1, least=1)[0].passages == ("p", "a")
+
+
+def test_a_query_with_opposite_marks_is_refused_and_one_with_two_answers_read(
+    module: Make, make_row: Make
+) -> None:
+    rows = [make_row("how", "sea", ["ice", "snow", "rain"])]
+    rows += [make_row("How ", "lake", ["ice", "snow", "rain"])]
+    made = module(rows)
+    made.setup("fit")
+    assert len(made.datasets["train"]) == 2
+    rows += [make_row("how", "Ice", ["a", "sea", "b"])]
+    with pytest.raises(DataError, match=r"line 3: 'Ice' is above .* above it .* line 1.*invalid"):
+        module(rows).setup("fit")
+    made = module(rows, invalid="skip")
+    with pytest.warns(UserWarning, match="left out 1 of 3"):
+        made.setup("fit")
+    assert len(made.datasets["train"]) == 2
 
 
 @pytest.mark.parametrize("template", [None, TEMPLATE], ids=["pair", "template"])

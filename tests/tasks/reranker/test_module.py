@@ -14,6 +14,8 @@ from lightning.pytorch import seed_everything
 from sklearn.metrics import log_loss
 from torch import Tensor
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
@@ -454,3 +456,18 @@ def test_predictions_order_the_candidates_given_and_skip_rows_that_fill_the_batc
     assert sorted(second["order"]) == [0, 1]
     assert len(second["scores"]) == 2
     assert second["scores"][second["order"][0]] == max(second["scores"])
+
+
+@pytest.mark.parametrize(("kind", "most"), [("bert", 40), ("xlm-roberta", 38), ("modernbert", 512)])
+def test_pairs_are_no_longer_than_the_models_positions(
+    kind: str, most: int, tiny_tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    """XLM-R counts its own from behind the pad token: 514 positions are 512."""
+    options = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    options |= {"num_attention_heads": 2, "vocab_size": 200, "max_position_embeddings": 40}
+    config = CONFIG_MAPPING[kind](**options, pad_token_id=1, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    module = RerankerModule(str(tmp_path)).eval()
+    assert module.max_length == most
+    ids = torch.full((1, 1, min(most, 60)), 5)
+    module({"input_ids": ids, "lengths": torch.tensor([[ids.shape[-1]]])})
