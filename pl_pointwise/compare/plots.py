@@ -107,7 +107,7 @@ def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
     """Returns the objective, and CVaR95 of the first constraint, "" where there is none."""
     stage = deciding_stage(metrics)
     tails = (name for name in metrics if re.fullmatch(f"{stage}/.*/cvar95", name))
-    return [f"{stage}/{objective}", next(tails, "")]
+    return [objective, next(tails, "")]
 
 
 def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf: bool) -> None:

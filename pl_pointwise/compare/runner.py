@@ -165,11 +165,12 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     def shown(name: str) -> bool:
         return not run.certified or name.partition("/")[0] in OPEN
 
-    objective = {
-        split: logged[name]
-        for stage, split in SPLITS.items()
-        if (name := f"{stage}/{module.shared_objective}") in logged
-    }
+    objective = {}
+    for stage, split in SPLITS.items():
+        # Of the training data where nothing held out has one, as where facts are learnt (keep).
+        for name in (f"{each}/{module.shared_objective}" for each in (NOT_HELD_OUT, stage)):
+            if name in logged:
+                objective[split] = logged[name]
     contents: dict[str, str] = {}
     if trainer.is_global_zero:
         sources = sources_of(module)

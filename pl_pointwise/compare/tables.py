@@ -114,17 +114,22 @@ def deciding_stage(names: Sequence[str]) -> str:
 
 
 def shared_objective(outcomes: Sequence[Outcome]) -> str:
-    """Returns the metric, without its stage, that is the objective of every method of the task."""
+    """Returns the metric that is the objective of every method of the task.
+
+    Held-out; of the training data where that has none, as where facts are learnt (keep).
+    """
     names = metric_names(outcomes)
-    shared = (str(result.get("shared_objective", OBJECTIVE)) for _, result in outcomes)
-    stage = deciding_stage(names)
-    return next((name for name in shared if f"{stage}/{name}" in names), OBJECTIVE)
+    shared = [str(result.get("shared_objective", OBJECTIVE)) for _, result in outcomes]
+    stages = (deciding_stage(names), "train")
+    every = [f"{stage}/{name}" for stage in stages for name in [*shared, OBJECTIVE]]
+    return next(filter(names.__contains__, every), every[0])
 
 
-def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECTIVE) -> Table:
+def results_table(runs: DataFrame, names: Sequence[str], objective: str) -> Table:
     """A line per method: the shared objective, violation rates, CVaR95, held-out; or its error."""
     stage = deciding_stage(names)
-    shown = {f"{stage}/{objective}": objective.replace("_", " ")}
+    title = objective.partition("/")[2].replace("_", " ")
+    shown = {objective: title if objective.startswith(f"{stage}/") else f"{title}, training"}
     constraints = [n.split("/")[1] for n in names if re.fullmatch(f"{stage}/[^/]+/cvar95", n)]
     for constraint in constraints:
         start = f"{constraint}: " if len(constraints) > 1 else ""

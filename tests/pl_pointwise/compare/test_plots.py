@@ -210,8 +210,10 @@ def test_the_default_plot_is_of_the_objective_that_all_methods_share() -> None:
     """Seen: one method's cross-entropy beside another's Lagrangian on one axis."""
     metrics = {"test/objective": 1.0, "test/kl": 2.0, "test/fit/cvar95": 0.0}
     done = [outcome("a", 0, metrics, shared_objective="kl"), outcome("b", 0, {}, error="x")]
-    assert tables.shared_objective(done) == "kl"
-    assert plots.default_axes([*metrics], "kl") == ["test/kl", "test/fit/cvar95"]
-    assert tables.shared_objective([outcome("a", 0, metrics)]) == "objective"
+    assert tables.shared_objective(done) == "test/kl"
+    assert plots.default_axes([*metrics], "test/kl") == ["test/kl", "test/fit/cvar95"]
+    assert tables.shared_objective([outcome("a", 0, metrics)]) == "test/objective"
     gone = [outcome("a", 0, {"test/objective": 1.0}, shared_objective="kl")]
-    assert tables.shared_objective(gone) == "objective"
+    assert tables.shared_objective(gone) == "test/objective"
+    learnt = [outcome("a", 0, {"test/fit/mean": 1.0, "train/nll": 1.0}, shared_objective="nll")]
+    assert tables.shared_objective(learnt) == "train/nll"

@@ -73,7 +73,7 @@ def test_the_share_of_samples_comes_before_that_of_values() -> None:
 
 def test_several_constraints_have_their_names() -> None:
     names = [f"val/{name}/{key}" for name in ("refuse", "comply") for key in ("violated", "cvar95")]
-    table = tables.results_table(frame(outcome("a", 0, dict.fromkeys(names, 0.5))), names)
+    table = tables.results_table(frame(outcome("a", 0, dict.fromkeys(names, 0.5))), names, "test/x")
     assert list(table.cells) == [
         "method",
         "refuse: violation rate",
