@@ -234,11 +234,20 @@ def training_set(task: Task) -> Any:
     dataset = dataset_of(loader)
     if has_multipliers_per_sample(task):
         if dataset is None:
-            raise TrainingError(
-                "Multipliers per sample need a training DataLoader over one map-style data set "
-                f"with a length, got {type(getattr(loader, 'dataset', None)).__name__}. Load the "
-                "data into one."
+            stated = [f for f in task.formulations.values() if f.scope == "sample"]
+            kind = type(getattr(loader, "dataset", None)).__name__
+            if not all(formulation.adaptive for formulation in stated):
+                raise TrainingError(
+                    "Multipliers per sample need a training DataLoader over one map-style data set "
+                    f"with a length, got {kind}. Load the data into one, or state no alpha: then "
+                    "a stream is trained without multipliers."
+                )
+            warn(
+                task,
+                f"{kind} is a stream, of which no sample comes again: λ stays 0, and the common "
+                "part of the force acts alone (docs/formulations.md).",
             )
+            return None
         check_sampler(loader, task.trainer.world_size)
         check_index(dataset)
     return dataset

@@ -60,6 +60,9 @@ class Duals:
         for name, formulation in self.task.formulations.items():
             if formulation.scope == "sample":
                 violation = terms.followed[name]
+                if not self.multipliers.samples:  # A stream.
+                    found[name] = torch.zeros_like(violation)
+                    continue
                 rows = self.multipliers.rows(name, index, violation.shape[1])
                 rows = rows.pin_memory() if violation.is_cuda else rows
                 found[name] = rows.to(violation.device, violation.dtype, non_blocking=True)
@@ -77,7 +80,7 @@ class Duals:
             rows = None if mask.all() else carries(mask)
             if rows is not None and not rows.any():
                 continue
-            if formulation.scope == "sample":
+            if formulation.scope == "sample" and self.multipliers.samples:
                 visit = [measured.index, measured.judged[name], mask, measured.multipliers[name]]
                 visit += [measured.followed[name]] if measured.strict else []
                 visits[name] = visit if rows is None else [part[rows] for part in visit]
@@ -223,6 +226,9 @@ class Duals:
         """Keeps the multipliers if they belong to this training set, or resets them."""
         if dataset is not None:
             self._keep_or_reset(dataset, restored)
+        elif self.multipliers.samples:  # A stream after a data set.
+            self.multipliers, self.fingerprint = self.multipliers.for_samples(0), None
+            self.thresholds, self.units, self._window = {}, GradientUnits(), []
         self._fit_tables()
         if restored is None and not self.task.global_step:
             # Steps are counted from 0: what was measured stays until it is measured again.

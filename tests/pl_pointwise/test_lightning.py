@@ -35,7 +35,7 @@ from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from pl_pointwise import Average, Constraint, Pointwise, PointwiseModule
+from pl_pointwise import Average, Constraint, Pointwise, PointwiseModule, Relaxed
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import (
@@ -224,12 +224,27 @@ class StreamWithLength(Stream):
 
 
 @pytest.mark.parametrize("stream", [Stream(), StreamWithLength()], ids=["without", "with length"])
-def test_a_stream_trains_statistics_and_refuses_multipliers_per_sample(stream: Any) -> None:
+def test_a_stream_trains_statistics_and_refuses_a_stated_alpha(stream: Any) -> None:
     """With a length it ended in an error of torch's own."""
     batches = DataLoader(stream, batch_size=3, collate_fn=stack)
     assert run(Toy(Average()), batches).multipliers["fit"].shape == ()
     with pytest.raises(TrainingError, match="map-style data set"):
         run(loaders=batches)
+
+
+@pytest.mark.parametrize("formulation", [Pointwise(), Relaxed(price=2.0)], ids=["hard", "relaxed"])
+def test_a_stream_is_trained_as_a_first_epoch_is(formulation: Any) -> None:
+    """In which λ is 0 too when a sample comes. And after a fit whose samples had multipliers."""
+    rows = IndexedDataset([ROWS[i] for i in range(9)])
+    first = run(Toy(formulation), DataLoader(rows, batch_size=3, collate_fn=stack), max_epochs=1)
+    assert first.multipliers["fit"].max() > 0
+    module = Toy(formulation)
+    run(module, DataLoader(rows, batch_size=3, collate_fn=stack), max_epochs=1)
+    module.load_state_dict(Toy(formulation).state_dict())
+    for streamed in (Toy(formulation), module):
+        run(streamed, DataLoader(Stream(), batch_size=3, collate_fn=stack), max_epochs=1)
+        assert not streamed.multipliers
+        assert torch.equal(weights_of(streamed), weights_of(first))
 
 
 # Where a run begins and ends ----------------------------------------------------------------------
