@@ -35,7 +35,7 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
     """The rule for the constraint "fit" on one batch of all rows, plain SGD: weights and λ."""
     weights = [w.clone().requires_grad_() for w in initial_weights()]
     multipliers = torch.zeros(len(rows), dtype=torch.float64)
-    unit, size, mean, share, least = torch.zeros(()), torch.zeros(()), 0.0, 1.0, 1.0
+    unit, size, mean, falls, largest = torch.zeros(()), torch.zeros(()), 0.0, 1.0, 1.0
     for step in range(steps):
         z = torch.tanh(rows.x @ weights[0]) @ weights[1]
         objective, v = (z - rows.y).square().mean(), z + 0.3
@@ -52,7 +52,7 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
             unit = now if step == 0 else (unit + now) / 2
         typical = v.detach()[violated].mean()
         size = typical if step == 0 else size
-        strength = min(max(3 * least, 0.5) * unit + mean, 100 * unit)
+        strength = min(2.5 * largest / falls * unit + mean, 100 * unit)
         aimed = v.detach() / size + 0.25
         pull = (multipliers + strength * aimed.clamp(max=1)).clamp(min=0)
         loss = objective + (pull * v).mean()  # Of the gradient of ψ: ∂ψ/∂v is the pull.
@@ -62,12 +62,11 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
                 weight -= rate * gradient
         in_play = violated | (multipliers > 0)
         mean += (float(multipliers[in_play].mean()) - mean) / min(step + 1, 10)
-        now = float(violated.double().mean())
-        if step == 0:
-            now = (float(violated.sum()) + 1) / (len(rows) + 1)
-        share += (now - share) / min(step + 1, 10)
-        least = min(least, share)
-        dual_step = min(0.6 * strength, 10 * unit) * aimed.clamp(-1, 1)
+        now = float(v.detach().clamp(min=0).mean())
+        falls = now if step == 0 else falls + (now - falls) / min(step + 1, 10)
+        # An epoch of one step counts as ten, and moves λ by a tenth.
+        largest = falls if step == 0 else max(0.9 * largest, falls)
+        dual_step = 0.1 * min(0.6 * strength, 10 * unit) * aimed.clamp(-1, 1)
         multipliers = (multipliers + dual_step).clamp(min=0).float().double()
         size = size + (typical - size) / min(step + 1, 10)
     return torch.cat([w.detach().flatten() for w in weights]), multipliers
