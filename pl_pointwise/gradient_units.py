@@ -26,7 +26,8 @@ The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
 - 100Λ and 10Λ are for samples that cannot be satisfied, whose λ would grow without end.
 
 Λ is measured in the steps 0, 1, 2, 4, 8, …, later as often as costs 3 % of the time; one step that
-a constraint is violated in is enough to start. m follows the last ten steps, r and λ̄ an epoch.
+a constraint is violated in is enough to start. m follows the last ten steps, r and λ̄ an epoch, or
+twenty steps where that is more.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ COST = 0.03
 WEIGHT = 0.5
 """Of a new measurement in the running mean of Λ."""
 WINDOW = 10
-"""Steps that m covers, and that r, λ̄ and M cover at least; else an epoch."""
+"""Steps that m covers, M at least, and r and λ̄ twice that at least; else an epoch."""
 
 
 @dataclass
@@ -147,7 +148,8 @@ class GradientUnits:
         steps_an_epoch: float,
     ) -> None:
         """Adds a step's values to the running means."""
-        window = max(WINDOW, min(steps_an_epoch, 1000))
+        window = max(2 * WINDOW, min(steps_an_epoch, 1000))
+        kept = 1 - 1 / max(WINDOW, steps_an_epoch)
         for name, formulation in in_force.items():
             mask = measured.masks[name]
             if not declared[name].adaptive or not mask.any():
@@ -160,7 +162,6 @@ class GradientUnits:
             state = self._states.setdefault(name, _State())
             state.visits += 1
             state.mean += (float(residual.mean()) - state.mean) / min(state.visits, WINDOW)
-            kept = 1 - 1 / max(WINDOW, steps_an_epoch)
             state.largest = max(kept * state.largest, state.mean)
             if pulls.any():
                 state.pulls += 1
