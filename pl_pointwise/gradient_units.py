@@ -17,8 +17,8 @@ The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
   left to push, and each pushes harder: that is all there is until λ has moved, in the first epoch
   or in a stream. Where pushing does not lower m, the force does not grow.
 - From the second epoch on λ does the rest: it grows by a factor while a violation stays and falls
-  by one where there is slack. The update is half of that for an interval, whose sides have a
-  multiplier each, and for an equality, whose multiplier has both sides.
+  by one where there is slack. For an interval the update is half of that, since each of its sides
+  has a multiplier; for an equality a quarter, since λ never has slack and follows noise.
 - Where an epoch is fewer than ten steps, the weights could not follow λ: an update is that part.
 - v⁺ aims inside the bound, or what is at a bound stays just beyond it. As violations shrink, so
   does r, and the aim becomes the bound.
@@ -90,10 +90,13 @@ class GradientUnits:
         self,
         declared: Mapping[str, Formulation],
         constraints: Mapping[str, Constraint],
-        steps_an_epoch: float = math.inf,
+        steps_between: float = math.inf,
     ) -> dict[str, Formulation]:
-        """The formulations with α a number; until something is violated, of λ alone."""
-        part = min(1.0, steps_an_epoch / WINDOW)
+        """The formulations with α a number; until something is violated, of λ alone.
+
+        ``steps_between``: steps of the weights from one update of a sample's λ to the next.
+        """
+        part = min(1.0, steps_between / WINDOW)
         found = dict(declared)
         for name, formulation in declared.items():
             if formulation.adaptive:
@@ -101,8 +104,8 @@ class GradientUnits:
                 unit, size = state.unit or 0.0, state.size or 0.0
                 growth = state.largest / state.mean if state.mean else 1.0
                 pull = min(LEAD * growth * unit + state.multiplier, LARGEST * unit)
-                sides = 2 if formulation.signed else constraints[name].sides
-                step = part * min(PATIENCE * pull, LARGEST_STEP * unit) / sides
+                divisor = 4 if formulation.signed else constraints[name].sides
+                step = part * min(PATIENCE * pull, LARGEST_STEP * unit) / divisor
                 found[name] = formulation.in_units(pull, step, unit, size)
         return found
 

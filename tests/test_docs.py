@@ -40,7 +40,7 @@ WORDS = {
     "docs/conversation.md": 1000,
     "docs/devices.md": 800,
     "docs/evidence.md": 1_650,
-    "docs/formulations.md": 1210,
+    "docs/formulations.md": 1255,
     "docs/index.md": 240,
     "docs/keep.md": 1_120,
     "docs/lightning.md": 950,
