@@ -5,25 +5,29 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
     Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
 
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
-values, s the least share of the values that was violated so far, λ̄ the mean multiplier of those
-that have a force or a multiplier, and v⁺ = v + r/4 (v for an equality),
+values, m that of (v)₊ over all values, M the largest that m was within about an epoch, λ̄ the mean
+multiplier of the values that have a force or a multiplier, and v⁺ = v + r/4 (v for an equality),
 
-    P = min(max(3s, 1/2)·Λ + λ̄, 100Λ),
+    P = min(2.5Λ·M/m + λ̄, 100Λ),
     force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
 
 The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
 
-- A requirement that all samples violate at the start pushes three times as hard as the objective.
-  One that is met at the start has to balance the objective only, and gets half of that.
-- λ does the rest: it grows by a factor while a violation stays and falls by one where there is
-  slack. For an interval the update is half of that, since each of its sides has a multiplier.
+- At first a requirement pushes 2.5 times as hard as the objective. As m falls, fewer samples are
+  left to push, and each pushes harder: that is all there is until λ has moved, in the first epoch
+  or in a stream. Where pushing does not lower m, the force does not grow.
+- From the second epoch on λ does the rest: it grows by a factor while a violation stays and falls
+  by one where there is slack. For an interval the update is half of that, since each of its sides
+  has a multiplier; for an equality a quarter, since λ never has slack and follows noise.
+- Where an epoch is fewer than ten steps, the weights could not follow λ: an update is that part.
 - v⁺ aims inside the bound, or what is at a bound stays just beyond it. As violations shrink, so
   does r, and the aim becomes the bound.
 - Nothing pushes harder the further it is than r: one bad sample does not take the step of all.
 - 100Λ and 10Λ are for samples that cannot be satisfied, whose λ would grow without end.
 
 Λ is measured in the steps 0, 1, 2, 4, 8, …, later as often as costs 3 % of the time; one step that
-a constraint is violated in is enough to start. r, s and λ̄ follow every step.
+a constraint is violated in is enough to start. m follows the last ten steps, r and λ̄ an epoch, or
+twenty steps where that is more.
 """
 
 from __future__ import annotations
@@ -42,12 +46,8 @@ from .task import Constraint
 
 log = logging.getLogger(__name__)
 
-LEAD = 3.0
-"""The force of a requirement that all samples violate, in Λ,"""
-LEAST = 0.5
-"""that of one that is met at the start,"""
-OF_MULTIPLIERS = 1.0
-"""what either adds, in λ̄,"""
+LEAD = 2.5
+"""The force of a requirement at the start, in Λ,"""
 LARGEST = 100.0
 """and the largest, in Λ."""
 PATIENCE = 0.6
@@ -59,7 +59,7 @@ COST = 0.03
 WEIGHT = 0.5
 """Of a new measurement in the running mean of Λ."""
 WINDOW = 10
-"""Steps that the running means of r, s and λ̄ cover at least; else an epoch."""
+"""Steps that m covers, M at least, and r and λ̄ twice that at least; else an epoch."""
 
 
 @dataclass
@@ -71,9 +71,9 @@ class _State:
     measurements: int = 0  # Of Λ; 0 where the objective has had no gradient yet.
     size: float | None = None  # r.
     steps: int = 0  # With a violated value, which r is the mean of.
-    share: float = 1.0  # Of the values, those violated, over the last steps.
-    least: float = 1.0  # s, the least that it was.
-    visits: int = 0  # Steps with a value, which the share is the mean of.
+    mean: float = 0.0  # m.
+    largest: float = 0.0  # M.
+    visits: int = 0  # Steps with a value, which m is the mean of.
     multiplier: float = 0.0  # λ̄.
     pulls: int = 0  # Steps with a value that pulls or has a multiplier, which λ̄ is the mean of.
 
@@ -87,17 +87,25 @@ class GradientUnits:
         self._next = 0  # The step of the next measurement.
 
     def in_force(
-        self, declared: Mapping[str, Formulation], constraints: Mapping[str, Constraint]
+        self,
+        declared: Mapping[str, Formulation],
+        constraints: Mapping[str, Constraint],
+        steps_between: float = math.inf,
     ) -> dict[str, Formulation]:
-        """The formulations with α a number; until something is violated, of λ alone."""
+        """The formulations with α a number; until something is violated, of λ alone.
+
+        ``steps_between``: steps of the weights from one update of a sample's λ to the next.
+        """
+        part = min(1.0, steps_between / WINDOW)
         found = dict(declared)
         for name, formulation in declared.items():
             if formulation.adaptive:
                 state = self._states.get(name, _State())
                 unit, size = state.unit or 0.0, state.size or 0.0
-                lead = max(LEAD * state.least, LEAST) * unit
-                pull = min(lead + OF_MULTIPLIERS * state.multiplier, LARGEST * unit)
-                step = min(PATIENCE * pull, LARGEST_STEP * unit) / constraints[name].sides
+                growth = state.largest / state.mean if state.mean else 1.0
+                pull = min(LEAD * growth * unit + state.multiplier, LARGEST * unit)
+                divisor = 4 if formulation.signed else constraints[name].sides
+                step = part * min(PATIENCE * pull, LARGEST_STEP * unit) / divisor
                 found[name] = formulation.in_units(pull, step, unit, size)
         return found
 
@@ -146,8 +154,9 @@ class GradientUnits:
         in_force: Mapping[str, Formulation],
         steps_an_epoch: float,
     ) -> None:
-        """Adds a step's values to the running means of r, s and λ̄."""
-        window = max(WINDOW, min(steps_an_epoch, 1000))
+        """Adds a step's values to the running means."""
+        window = max(2 * WINDOW, min(steps_an_epoch, 1000))
+        kept = 1 - 1 / max(WINDOW, steps_an_epoch)
         for name, formulation in in_force.items():
             mask = measured.masks[name]
             if not declared[name].adaptive or not mask.any():
@@ -159,11 +168,8 @@ class GradientUnits:
             pulls = (residual > 0) | (multiplier != 0)
             state = self._states.setdefault(name, _State())
             state.visits += 1
-            share, first = len(violated) / len(residual), state.visits == 1
-            if first:  # As if one more had been violated: a few samples do not tell.
-                share = (len(violated) + 1) / (len(residual) + 1)
-            state.share += (share - state.share) / min(state.visits, window)
-            state.least = min(state.least, state.share)
+            state.mean += (float(residual.mean()) - state.mean) / min(state.visits, WINDOW)
+            state.largest = max(kept * state.largest, state.mean)
             if pulls.any():
                 state.pulls += 1
                 mean = float(multiplier[pulls].abs().double().mean())

@@ -324,7 +324,9 @@ class Stepper:
                 units.measure(name, objective, violations, total / number)
             if not math.isfinite(norm + (objective or 0.0)):
                 again.append(name)
-        self.duals.in_force = units.in_force(self.task.formulations, self.task.constraints)
+        task, batches = self.task, self.task.trainer.num_training_batches
+        between = max(batches, task.training_settings.primal_steps)
+        self.duals.in_force = units.in_force(task.formulations, task.constraints, between)
         return again
 
     def _gradient_of(

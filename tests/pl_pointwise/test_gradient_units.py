@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
     """The rule for the constraint "fit" on one batch of all rows, plain SGD: weights and λ."""
     weights = [w.clone().requires_grad_() for w in initial_weights()]
     multipliers = torch.zeros(len(rows), dtype=torch.float64)
-    unit, size, mean, share, least = torch.zeros(()), torch.zeros(()), 0.0, 1.0, 1.0
+    unit, size, mean, falls, largest = torch.zeros(()), torch.zeros(()), 0.0, 1.0, 1.0
     for step in range(steps):
         z = torch.tanh(rows.x @ weights[0]) @ weights[1]
         objective, v = (z - rows.y).square().mean(), z + 0.3
@@ -52,7 +53,7 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
             unit = now if step == 0 else (unit + now) / 2
         typical = v.detach()[violated].mean()
         size = typical if step == 0 else size
-        strength = min(max(3 * least, 0.5) * unit + mean, 100 * unit)
+        strength = min(2.5 * largest / falls * unit + mean, 100 * unit)
         aimed = v.detach() / size + 0.25
         pull = (multipliers + strength * aimed.clamp(max=1)).clamp(min=0)
         loss = objective + (pull * v).mean()  # Of the gradient of ψ: ∂ψ/∂v is the pull.
@@ -61,15 +62,14 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight -= rate * gradient
         in_play = violated | (multipliers > 0)
-        mean += (float(multipliers[in_play].mean()) - mean) / min(step + 1, 10)
-        now = float(violated.double().mean())
-        if step == 0:
-            now = (float(violated.sum()) + 1) / (len(rows) + 1)
-        share += (now - share) / min(step + 1, 10)
-        least = min(least, share)
-        dual_step = min(0.6 * strength, 10 * unit) * aimed.clamp(-1, 1)
+        mean += (float(multipliers[in_play].mean()) - mean) / min(step + 1, 20)
+        now = float(v.detach().clamp(min=0).mean())
+        falls = now if step == 0 else falls + (now - falls) / min(step + 1, 10)
+        # An epoch of one step counts as ten, and moves λ by a tenth.
+        largest = falls if step == 0 else max(0.9 * largest, falls)
+        dual_step = 0.1 * min(0.6 * strength, 10 * unit) * aimed.clamp(-1, 1)
         multipliers = (multipliers + dual_step).clamp(min=0).float().double()
-        size = size + (typical - size) / min(step + 1, 10)
+        size = size + (typical - size) / min(step + 1, 20)
     return torch.cat([w.detach().flatten() for w in weights]), multipliers
 
 
@@ -237,16 +237,16 @@ def test_measurements_are_few_and_start_with_the_first_violation() -> None:
     assert units.not_finite == 1
     units.measure("fit", 6.0, 2.0, 0.5)
     units.measure("fit", float("inf"), 2.0, 0.5)
-    assert units.in_force(declared, ONE)["fit"].augmentation == pytest.approx(3 * 3.0 / (2 * 0.5))
+    assert units.in_force(declared, ONE)["fit"].augmentation == pytest.approx(2.5 * 3.0 / (2 * 0.5))
     assert units.in_force(declared, ONE)["other"] is declared["other"]
 
 
 @pytest.mark.parametrize(
     ("mean", "pull", "step"),
-    [(0.0, 4.5, 2.7), (6.0, 10.5, 6.3), (60.0, 64.5, 30.0), (1e6, 300.0, 30.0)],
+    [(0.0, 7.5, 4.5), (6.0, 13.5, 8.1), (60.0, 67.5, 30.0), (1e6, 300.0, 30.0)],
 )
-def test_alpha_follows_the_share_and_the_multipliers(mean: float, pull: float, step: float) -> None:
-    """Λ = 3, r = .5 and s = (1 + 1)/(3 + 1). Satisfied without a multiplier has no part."""
+def test_alpha_follows_the_multipliers(mean: float, pull: float, step: float) -> None:
+    """Λ = 3, r = .5, M = m. Satisfied without a multiplier has no part."""
     units, declared = GradientUnits(), {"fit": Pointwise()}
     units.measure("fit", 6.0, 2.0, 0.5)
     values = torch.tensor([[0.5], [-0.5], [-9.0]])
@@ -255,22 +255,48 @@ def test_alpha_follows_the_share_and_the_multipliers(mean: float, pull: float, s
     now = units.in_force(declared, ONE)["fit"]
     assert now.augmentation == pytest.approx(pull / (2 * 0.5))
     assert now.step_size == pytest.approx(step / 0.5)
-    halved = units.in_force(declared, {"fit": Constraint(at_least=0.0, at_most=1.0)})[
-        "fit"
-    ]  # Each side of an interval has its λ.
-    assert (halved.augmentation, halved.step_size) == (now.augmentation, now.step_size / 2)
 
 
-def test_what_is_met_at_the_start_leads_less_for_good() -> None:
-    """It has to balance the objective only, however many are violated later."""
+@pytest.mark.parametrize(
+    ("steps", "part"), [(1.0, 0.1), (5.0, 0.5), (10.0, 1.0), (math.inf, 1.0)], ids=str
+)
+def test_an_epoch_of_few_steps_moves_multipliers_by_a_part(steps: float, part: float) -> None:
+    """The force is the same. For an interval the update is half, for an equality a quarter."""
     units, declared = GradientUnits(), {"fit": Pointwise()}
     units.measure("fit", 6.0, 2.0, 0.5)
-    for violated in (False, True, True):
-        values = torch.full((9, 1), 0.5 if violated else -0.5)
-        force = units.in_force(declared, ONE)
-        units.add(measured_of(values, torch.zeros(9, 1)), declared, force, 1.0)
-    assert units.in_force(declared, ONE)["fit"].augmentation == pytest.approx(0.5 * 3.0 / (2 * 0.5))
-    assert units.state_dict()["states"]["fit"]["share"] > 0.5
+    now = units.in_force(declared, ONE, steps)["fit"]
+    assert now.augmentation == pytest.approx(7.5)
+    assert now.step_size == pytest.approx(part * 9.0)
+    interval = units.in_force(declared, {"fit": Constraint(at_least=0.0, at_most=1.0)}, steps)
+    equality = units.in_force({"fit": Pointwise().for_equality()}, ONE, steps)
+    for other, divisor in ((interval["fit"], 2), (equality["fit"], 4)):
+        assert other.augmentation == now.augmentation
+        assert other.step_size == pytest.approx(now.step_size / divisor)
+
+
+def forces(violations: list[float], steps_an_epoch: float) -> list[float]:
+    """P/Λ after each step, in which that part of the values was violated by .5."""
+    units, declared, found = GradientUnits(), {"fit": Pointwise()}, []
+    units.measure("fit", 6.0, 2.0, 0.5)
+    for share in violations:
+        values = torch.full((20, 1), -0.5)
+        values[: round(20 * share)] = 0.5
+        force = units.in_force(declared, ONE, steps_an_epoch)
+        units.add(measured_of(values, torch.zeros(20, 1)), declared, force, steps_an_epoch)
+        found.append(units.in_force(declared, ONE)["fit"].augmentation / 3.0)
+    return found
+
+
+def test_the_force_grows_as_violations_fall_and_not_while_they_stay() -> None:
+    """As M/m, m over ten steps; M is forgotten within epochs, and not in a stream."""
+    assert forces([1.0] * 30, 10.0) == pytest.approx([2.5] * 30)
+    fallen = forces([1.0] * 10 + [0.1] * 200, math.inf)
+    assert fallen[10] == pytest.approx(2.5 / (0.9 + 0.1 * 0.1))
+    assert fallen[-1] == pytest.approx(2.5 / 0.1, rel=1e-3)
+    assert forces([1.0] * 10 + [0.1] * 200, 20.0)[-1] == pytest.approx(2.5, rel=1e-3)
+    assert max(forces([1.0] * 10 + [0.0] * 200, math.inf)) == pytest.approx(100.0)
+    late = forces([0.0] * 30 + [0.2] * 30, math.inf)  # Met at the start: as any other.
+    assert late[29:] == pytest.approx([2.5] * 31)
 
 
 @pytest.mark.parametrize("formulation", [Pointwise(), Relaxed(price=1.0)], ids=str)
