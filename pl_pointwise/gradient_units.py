@@ -5,15 +5,16 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
     Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
 
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
-values, m that of (v)₊ over all values, M the largest that m was within about an epoch, λ̄ the mean
-multiplier of the values that have a force or a multiplier, and v⁺ = v + r/4 (v for an equality),
+values, m that of (v)₊ over all values, M the largest that m was within an epoch and a half, λ̄ the
+mean multiplier of the values that have a force or a multiplier, and v⁺ = v + r/4 (v for an
+equality),
 
-    P = min(2.5Λ·M/m + λ̄, 100Λ),
+    P = min(2Λ·M/m + λ̄, 100Λ),
     force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
 
 The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
 
-- At first a requirement pushes 2.5 times as hard as the objective. As m falls, fewer samples are
+- At first a requirement pushes twice as hard as the objective. As m falls, fewer samples are
   left to push, and each pushes harder: that is all there is until λ has moved, in the first epoch
   or in a stream. Where pushing does not lower m, the force does not grow.
 - From the second epoch on λ does the rest: it grows by a factor while a violation stays and falls
@@ -46,7 +47,7 @@ from .task import Constraint
 
 log = logging.getLogger(__name__)
 
-LEAD = 2.5
+LEAD = 2.0
 """The force of a requirement at the start, in Λ,"""
 LARGEST = 100.0
 """and the largest, in Λ."""
@@ -58,6 +59,8 @@ COST = 0.03
 """Of a fit's time: what later measurements of Λ may take, each one more pass a term."""
 WEIGHT = 0.5
 """Of a new measurement in the running mean of Λ."""
+MEMORY = 1.5
+"""Epochs within which M is forgotten."""
 WINDOW = 10
 """Steps that m covers, M at least, and r and λ̄ twice that at least; else an epoch."""
 
@@ -156,7 +159,7 @@ class GradientUnits:
     ) -> None:
         """Adds a step's values to the running means."""
         window = max(2 * WINDOW, min(steps_an_epoch, 1000))
-        kept = 1 - 1 / max(WINDOW, steps_an_epoch)
+        kept = 1 - 1 / max(WINDOW, MEMORY * steps_an_epoch)
         for name, formulation in in_force.items():
             mask = measured.masks[name]
             if not declared[name].adaptive or not mask.any():

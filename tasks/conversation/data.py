@@ -170,13 +170,13 @@ class ConversationDataModule(ResponseDataModule):
         return found
 
     def _split(
-        self, read: Mapping[str, list[Record]], files: Mapping[str, str | None]
-    ) -> dict[str, list[Record]]:
+        self, read: Mapping[str, list[Any]], files: Mapping[str, str | None]
+    ) -> dict[str, list[Any]]:
         """All splits. What is to be learnt or forgotten stays in training.
 
         A fact is no sample of others: what is held out of it would be taught to nobody.
         """
-        train = read.get("train", [])
+        train: list[Record] = read.get("train", [])
         taught = {each.unit for each in train if not TAUGHT.isdisjoint(each.roles)}
         rest = [record for record in train if record.unit not in taught]
         found = super()._split({**read, "train": rest}, files)
