@@ -19,6 +19,7 @@ from .random_state import replayed_random_state
 from .task import Task, judges_strictly
 
 OBJECTIVE = "objective"
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -106,15 +107,13 @@ def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[Mi
 def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
     """A piece with the masks of its terms; no term applies to a row of padding."""
     index = batch.get("index") if isinstance(batch, Mapping) else None
-    if not isinstance(index, Tensor) or index.dim() != 1:
+    if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in WHOLE:
+        found = index.dtype if isinstance(index, Tensor) else type(index).__name__
         raise DataError(
             f'A batch, here a {type(batch).__name__}, needs "index", the position of each sample, '
-            "a tensor (B,): use PointwiseDataModule, or wrap the data set in IndexedDataset(rows), "
-            'of tuples in IndexedDataset(rows, fields=["x", "y"]).'
-        )
-    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise DataError(
-            f'"index" of a batch is {index.dtype}: give whole numbers, each sample\'s position.'
+            f"a tensor (B,) of whole numbers, got {found}: use PointwiseDataModule, or wrap the "
+            'data set in IndexedDataset(rows), of tuples in IndexedDataset(rows, fields=["x", '
+            '"y"]).'
         )
     index = index.cpu()
     names, given = [OBJECTIVE, *task.constraints], task.membership(batch)

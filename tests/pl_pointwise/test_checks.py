@@ -160,7 +160,7 @@ def test_a_collate_function_with_indices_of_other_types_is_refused() -> None:
     def floating(rows: list[Any]) -> dict[str, Tensor]:
         return {**collate_counting_from_zero(rows), "index": torch.arange(len(rows)) * 1.0}
 
-    with pytest.raises(DataError, match="float32: give whole numbers"):
+    with pytest.raises(DataError, match="whole numbers, got torch.float32"):
         fit(Line(), loader(Rows(), collate_fn=floating))
 
 
