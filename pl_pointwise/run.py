@@ -59,9 +59,8 @@ class Run:
         self._restored: dict[str, Any] | None = None
         # Random and loaders' states after training, which may be saved and prolonged later.
         self._at_end: dict[str, Any] = {}
-        # Before an evaluation that may come; and of one within the fit, that before it.
+        # The random state before an evaluation within the fit that may come, or has begun.
         self._before_evaluation: dict[str, Any] | None = None
-        self._kept_random_state: dict[str, Any] | None = None
         self._epoch_is_open = False  # Whether an epoch's end, with what is due then, is to come.
         self._stepped = -1  # The batch of the run that the last step was of; −1 before the first.
 
@@ -242,14 +241,10 @@ class Run:
         """Before an evaluation that may come, whose loaders draw before it starts."""
         self._before_evaluation = self._random_state()
 
-    @part_of("on_validation_start")
-    def keep_random_state(self) -> None:
-        """A stop may add an evaluation, and a resume leave one out: neither may change the rest."""
-        self._kept_random_state, self._before_evaluation = self._before_evaluation, None
-
     @part_of("on_validation_end")
     def put_random_state_back(self) -> None:
-        kept, self._kept_random_state = self._kept_random_state, None
+        """A stop may add an evaluation, and a resume leave one out: neither may change the rest."""
+        kept, self._before_evaluation = self._before_evaluation, None
         if kept is not None:
             restore_random_state(kept, self.task.device)
 
@@ -282,7 +277,7 @@ class Run:
             "version": VERSION,
             **self.duals.state_dict(),
             "epoch_is_open": self._epoch_is_open,
-            "in_evaluation": bool(self._before_evaluation or self._kept_random_state)
+            "in_evaluation": self._before_evaluation is not None
             and (trainer.state.status == TrainerStatus.INTERRUPTED or not evaluated.is_last_batch),
             "frozen": frozen_weights(self.task),
             "left_out": self.stepper.left_out,
@@ -298,8 +293,7 @@ class Run:
 
     def _random_state_to_save(self) -> dict[str, Any]:
         """The one after the last step: later draws belong to an evaluation, a fetch or nothing."""
-        known = self._at_end.get("random_state")
-        if known := known or self._kept_random_state or self._before_evaluation:
+        if known := self._at_end.get("random_state") or self._before_evaluation:
             return known
         state = self._random_state()
         loader = self.task.trainer.train_dataloader
@@ -345,18 +339,14 @@ class Run:
             self.stepper.left_out = int(state["left_out"])
             self.stepper.skipped_steps = int(state["skipped_steps"])
             self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))
-            self._at_end, self._restored = {}, None
-            if resuming:
-                kept = ("fingerprint", "random_states", "monitored")
-                self._restored = {key: state[key] for key in kept}
-                self._restored["frozen"] = state.get("frozen")
-                if "loops" in checkpoint:  # Else, of weights only, the trainer says so.
-                    fit = checkpoint["loops"]["fit_loop"]
-                    next_is = correct_loaded_progress(fit, state)
-                    self._restored["next"] = next_is
-                    self._restored["loaders"] = fit["state_dict"].get("combined_loader", [])
-                    if next_is != "batch":  # Lightning would go on in the epoch that it is of.
-                        fit["state_dict"]["combined_loader"] = []
+            self._at_end, self._restored = {}, {**state} if resuming else None
+            if resuming and "loops" in checkpoint:  # Else, of weights only, the trainer says so.
+                fit = checkpoint["loops"]["fit_loop"]
+                next_is = correct_loaded_progress(fit, state)
+                loaders = fit["state_dict"].get("combined_loader", [])
+                self._restored = {**state, "next": next_is, "loaders": loaders}
+                if next_is != "batch":  # Lightning would go on in the epoch that it is of.
+                    fit["state_dict"]["combined_loader"] = []
         except TrainingError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -425,7 +415,7 @@ class Run:
                 "DataLoader cannot continue there. Use PointwiseDataModule, do not read "
                 "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
-        check_frozen(self.task, restored["frozen"], restored["frozen_at_start"])
+        check_frozen(self.task, restored.get("frozen"), restored["frozen_at_start"])
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:

@@ -145,9 +145,8 @@ def terms_of(
         require_names("constraint_values()", given, task.constraints)
     values, count = {OBJECTIVE: objective, **given}, len(micro.index)
     for name, value in values.items():
-        dims = (1,) if name == OBJECTIVE else (1, 2)
-        if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        shape, dims = shape_of(value), (1,) if name == OBJECTIVE else (1, 2)
+        if isinstance(shape, str) or len(shape) not in dims or shape[0] != count:
             wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
             raise DataError(
                 f'"{name}" must have one value per sample, shape {wanted}, got {shape}: '
@@ -166,6 +165,11 @@ def terms_of(
     return Terms(objective, followed, judged, {OBJECTIVE: mask, **masks})
 
 
+def shape_of(value: Any) -> tuple[int, ...] | str:
+    """A tensor's; of anything else the name of its type."""
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
 def judged_values(
     task: Task, outputs: Any, batch: Any, values: dict[str, Tensor]
 ) -> dict[str, Tensor]:
@@ -182,12 +186,10 @@ def judged_values(
                 f'strict_values()["{name}"]: the threshold of a CVaR is a quantile of what the '
                 "weights follow. Take Average, Tilted or Pointwise, or leave it out."
             )
-        shape = tuple(values[name].shape)
-        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-            other = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if shape_of(value) != shape_of(values[name]):
             raise DataError(
                 f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
-                f"{shape}, got {other}."
+                f"{shape_of(values[name])}, got {shape_of(value)}."
             )
         value = value.detach().to(values[name].device, non_blocking=True)
         strict[name] = value if value.dtype == torch.float64 else value.float()

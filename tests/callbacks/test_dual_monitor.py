@@ -138,7 +138,7 @@ def test_only_constraints_with_multipliers_are_reported() -> None:
 def test_figures_after_a_resume_are_those_of_an_uninterrupted_run(
     tmp_path: Path, batches: int
 ) -> None:
-    """After the last of the first epoch's six batches, whose end is to come, and within a second."""
+    """After the last of the first epoch's six batches, whose end is to come, or within one."""
 
     def run(path: Path | None = None, save: Path | None = None) -> list[dict[str, float]]:
         reported = Reported()

@@ -80,8 +80,7 @@ def loader(**options: Any) -> DataLoader[Any]:
 class ByDefault(Toy):
     """With the default optimizer and its schedule."""
 
-    def configure_optimizers(self) -> Any:
-        return PointwiseModule.configure_optimizers(self)
+    configure_optimizers = PointwiseModule.configure_optimizers
 
 
 # What changes nothing -----------------------------------------------------------------------------
@@ -368,18 +367,8 @@ def test_constraints_on_gradients_of_inputs_are_evaluated(stage: str) -> None:
 # What is refused before the first step ------------------------------------------------------------
 
 
-def overriding(hook: str) -> Any:
-    return type("Overriding", (Toy,), {hook: lambda *_, **__: None})
-
-
-class NoOptimizer(Toy):
-    def configure_optimizers(self) -> Any:
-        return None
-
-
-class TwoOptimizers(Toy):
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD([p], lr=0.1) for p in self.parameters()]
+def overriding(method: str, by: Any = lambda *_, **__: None) -> Any:
+    return type("Overriding", (Toy,), {method: by})
 
 
 class Frozen(Toy):
@@ -389,10 +378,8 @@ class Frozen(Toy):
         return declared
 
 
-class FrozenByItself(Toy):
-    """With the default optimizer, it ended in torch's "empty parameter list"."""
-
-    configure_optimizers = PointwiseModule.configure_optimizers
+class FrozenByItself(ByDefault):
+    """It ended in torch's "empty parameter list"."""
 
     def __init__(self, formulation: Any) -> None:
         super().__init__(formulation)
@@ -420,18 +407,9 @@ class Automatic(Toy):
         self.automatic_optimization = True
 
 
-class NeedsClosure(Toy):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.LBFGS(self.parameters())
-
-
 class NotConstructed(Toy):
     def __init__(self, formulation: Any) -> None:
         self.hidden = 3
-
-
-class WithoutObjective(Toy):
-    objective = PointwiseModule.objective  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
@@ -440,14 +418,20 @@ class WithoutObjective(Toy):
         (overriding("optimizer_step"), "optimizer_step, which is never called"),
         (overriding("configure_gradient_clipping"), "gradient_clip_val"),
         (overriding("optimizer_zero_grad"), "optimizer_zero_grad, which is never called"),
-        (NoOptimizer, "configure_optimizers returned None"),
-        (TwoOptimizers, "returned 2 optimizers"),
+        (overriding("configure_optimizers"), "configure_optimizers returned None"),
+        (
+            overriding("configure_optimizers", lambda s: [torch.optim.SGD([s.first], 0.1)] * 2),
+            "returned 2 optimizers",
+        ),
         (Frozen, "No weight requires a gradient"),
         (FrozenByItself, "No weight requires a gradient"),
         (TrainsByItself, r"training_step of TrainsByItself does not call super\(\)"),
         (Automatic, "automatic_optimization = True"),
-        (NeedsClosure, "LBFGS needs a closure"),
-        (WithoutObjective, r"WithoutObjective has no objective\(outputs, batch\): define it"),
+        (
+            overriding("configure_optimizers", lambda s: torch.optim.LBFGS(s.parameters())),
+            "LBFGS needs a closure",
+        ),
+        (overriding("objective", PointwiseModule.objective), r"has no objective\(.*: define it"),
     ],
 )
 def test_what_would_be_ignored_is_refused(kind: type[Toy], message: str) -> None:
@@ -490,9 +474,7 @@ def test_a_loader_without_a_batch_is_refused() -> None:
         run(loaders=few)
 
 
-class DefaultOptimizer(Toy):
-    configure_optimizers = PointwiseModule.configure_optimizers
-
+class DefaultOptimizer(ByDefault):
     def __init__(self, lr: float) -> None:
         super().__init__(Pointwise())
         self.training_settings.optimization.learning_rate = lr
