@@ -287,18 +287,18 @@ def check_index(dataset: Any) -> None:
 
     Also, whatever the rows say, an IndexedDataset within a data set whose positions are others.
     """
-    if not isinstance(dataset, IndexedDataset):  # Which sets the index itself.
-        count = len(dataset)
-        for inner in indexed_within(dataset):
-            order = getattr(dataset, "indices", range(count))
-            if len(inner) != count or [*order] != [*range(count)]:
-                raise TrainingError(
-                    f"A {type(dataset).__name__} of {count:,} rows takes them from an "
-                    f"IndexedDataset of {len(inner):,}, or in another order. {SHARED_ROWS}"
-                )
+    count = len(dataset)
+    # An IndexedDataset sets the index itself.
+    for inner in () if isinstance(dataset, IndexedDataset) else indexed_within(dataset):
+        order = getattr(dataset, "indices", range(count))
+        if len(inner) != count or [*order] != [*range(count)]:
+            raise TrainingError(
+                f"A {type(dataset).__name__} of {count:,} rows takes them from an IndexedDataset "
+                f"of {len(inner):,}, or in another order. {SHARED_ROWS}"
+            )
     parts = [end - 1 for end in getattr(dataset, "cumulative_sizes", ()) if end]
     with isolate_rng(include_cuda=False):
-        for position in sorted({*probes_of(len(dataset)), *parts}):
+        for position in sorted({*probes_of(count), *parts}):
             row = dataset[position]
             if not isinstance(row, Mapping) or "index" not in row:
                 return

@@ -211,7 +211,8 @@ class PointwiseDataModule(LightningDataModule):
 
         Here the row; override it where a row holds tokens instead of texts.
         """
-        return self.datasets["train"][index]  # type: ignore[no-any-return]
+        row: dict[str, Any] = self.datasets["train"][index]
+        return row
 
     @property
     def certification_is_separate(self) -> bool:

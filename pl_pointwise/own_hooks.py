@@ -51,7 +51,8 @@ def _with_parts(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         running = self._run.hooks_running
         if name in running:  # Called by an override of this very hook.
             return hook(self, *args, **named)
-        parts = [(part, owner) for owner in (self._run, self) for part in parts_of(type(owner))]
+        kinds: Any = [(type(owner), owner) for owner in (self._run, self)]
+        parts = [(part, owner) for kind, owner in kinds for part in parts_of(kind)]
         running.add(name)
         try:
             for (of, method), owner in parts:

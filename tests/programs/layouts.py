@@ -50,8 +50,8 @@ KINDS: dict[str, Any] = {
     **FORMULATIONS,
     "adaptive": Pointwise(),
 }
-FEW = {*toy.KINDS, "adaptive"}
-"""Those that ranks train in one piece: in two ranks in pieces all the rest happens too."""
+FEW = ("average augmented", "cvar", "adaptive")
+"""Those that ranks train in one piece: two ranks train all of them in pieces."""
 POISONED = ("average augmented", "pointwise", "adaptive")
 
 
