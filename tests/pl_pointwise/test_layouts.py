@@ -2,9 +2,9 @@
 
 1 rank × 8, 1 × 8 in pieces of 3, 2 × 4, 2 × 4 in pieces of 3, 4 × 2: the same weights and
 multipliers after every step, for every formulation over batches that do not divide, with padding,
-membership masks, clipping, and rows that are not finite; on several ranks in one piece for
-some of the formulations. Both the largest difference and the mean
-one are bounded: a small bias in one direction would hide in the largest alone.
+membership masks, clipping, and rows that are not finite; on several ranks in one piece for some of
+the formulations. Both the largest difference and the mean one are bounded: a small bias in one
+direction would hide in the largest alone.
 """
 
 from __future__ import annotations
