@@ -55,13 +55,10 @@ class DualMonitor(Callback):
         self._sums: dict[str, dict[str, Tensor]] = {}
         self._visited: dict[str, Tensor] = {}
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if batch_idx == 0:  # Lightning leaves on_train_epoch_start out where a resume starts one.
-            self._sums = {}
-            if trainer.global_step == 0:
-                self._visited = {}  # Those of an earlier fit.
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._sums = {}
+        if trainer.global_step == 0:
+            self._visited = {}  # Those of an earlier fit.
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         for name, step in pl_module.dual_steps.items():

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Mapping
 from html import escape
 from itertools import groupby
 from typing import Any
@@ -25,7 +26,6 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
-from pl_pointwise.data import plain_fields
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.random_state import random_state, restore_random_state
 
@@ -159,6 +159,33 @@ def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
     if hasattr(data, "describe"):
         return plain_fields(data.describe(index))
     return plain_fields(trainer.train_dataloader.dataset[index])  # type: ignore[union-attr]
+
+
+def plain_fields(row: Any) -> dict[str, str]:
+    """The fields of a row that :func:`text_of` has words for; "0", "1", … without names."""
+    if hasattr(row, "_asdict"):
+        row = row._asdict()
+    if not isinstance(row, Mapping):
+        row = dict(enumerate(row)) if isinstance(row, (list, tuple)) else {0: row}
+    texts = {str(name): text_of(value) for name, value in row.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def text_of(value: Any) -> str | None:
+    """A text, a number, a short vector, or what an array is; None of anything else."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() else value).numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.item() if not value.ndim else value
+    if isinstance(value, np.ndarray):
+        if value.ndim == 1 and len(value) <= 16:
+            written = "{:.4g}" if value.dtype.kind == "f" else "{}"
+            return ", ".join(map(written.format, value.tolist()))
+        return f"{value.dtype} array, {' × '.join(map(str, value.shape))}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value) if isinstance(value, (str, int)) else None
 
 
 # The tables of violations ----

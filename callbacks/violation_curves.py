@@ -53,11 +53,8 @@ class ViolationCurves(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.folder.claim(trainer)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if batch_idx == 0:  # Lightning leaves on_train_epoch_start out where a resume starts one.
-            self._last, self._held_out = LastViolations(), {}
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._last, self._held_out = LastViolations(), {}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         self._last.add(pl_module)

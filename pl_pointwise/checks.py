@@ -77,7 +77,8 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
     (
         lambda task: (
             any(getattr(c, "_update_attr", False) for c in task.trainer.callbacks)
-            and has_default_optimizer(task)
+            # Neither a subclass's nor the command line's.
+            and task.configure_optimizers.__qualname__ == "PointwiseModule.configure_optimizers"
         ),
         "LearningRateFinder, or Tuner.lr_find(), sets an attribute that nothing reads: the rate is "
         "Optimization(learning_rate=…). Write a configure_optimizers that reads the attribute, or "
@@ -88,12 +89,6 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
 
 NEVER_CALLED = ("optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
 """Hooks that Lightning calls under automatic optimization only."""
-
-
-def has_default_optimizer(task: Task) -> bool:
-    """Whether ``configure_optimizers`` is neither a subclass's nor the command line's."""
-    configure: Any = task.configure_optimizers
-    return str(configure.__qualname__) == "PointwiseModule.configure_optimizers"
 
 
 def check_settings(task: Task) -> None:
@@ -173,14 +168,12 @@ def check_frozen(task: Task, before: Sequence[str] | None, at_start: Sequence[st
 
     at_start: those before the hooks of this run, which may freeze and unfreeze.
     """
-    if before is None:  # An older checkpoint.
-        return
-    now, names = frozen_weights(task), {name for name, _ in task.named_parameters()}
-    frozen = set(now).intersection(at_start).difference(before)
-    thawed = names.intersection(before).difference(now, at_start)
-    if changed := sorted(frozen | thawed):
+    names, now = {name for name, _ in task.named_parameters()}, {*frozen_weights(task)}
+    # Of an older checkpoint it is not known. What the hooks changed is theirs to change.
+    changed = set() if before is None else (now ^ (names & {*before})) - (now ^ {*at_start})
+    if changed:
         raise TrainingError(
-            f"{len(changed)} weights ({changed[0]}, …) are frozen now and were not when this "
+            f"{len(changed)} weights ({min(changed)}, …) are frozen now and were not when this "
             "checkpoint was saved, or the reverse: a resume does not repeat what froze them then, "
             "such as BackboneFinetuning. Set requires_grad in on_fit_start as it was, or start "
             "from load_from_checkpoint, without ckpt_path."
@@ -208,15 +201,12 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
 
 def refuse_own_step(task: Task, name: str) -> None:
     """Refuses a ``training_step``, ``validation_step`` or ``test_step`` without the module's."""
-    kind = type(task).__name__
-    own = "objective() and constraint_values() instead"
-    without = "no weight is trained, whatever it returns"
-    if name != "training_step":
-        own = "update_evaluation_metrics() for metrics of your own"
-        without = "neither objective nor violations are evaluated"
+    without, own = "neither objective nor violations are evaluated", "update_evaluation_metrics()"
+    if name == "training_step":
+        without, own = "no weight is trained", "objective() and constraint_values()"
     raise TrainingError(
-        f"{name} of {kind} does not call super().{name}(…), so {without}. Leave it out, and write "
-        f"{own}; or call super().{name}(…) in it, in every batch."
+        f"{name} of {type(task).__name__} does not call super().{name}(…), so {without}. Leave it "
+        f"out, and write {own} instead; or call super().{name}(…) in it, in every batch."
     )
 
 
@@ -306,18 +296,18 @@ def check_index(dataset: Any) -> None:
 
     Also, whatever the rows say, an IndexedDataset within a data set whose positions are others.
     """
-    if not isinstance(dataset, IndexedDataset):  # Which sets the index itself.
-        count = len(dataset)
-        for inner in indexed_within(dataset):
-            order = getattr(dataset, "indices", range(count))
-            if len(inner) != count or [*order] != [*range(count)]:
-                raise TrainingError(
-                    f"A {type(dataset).__name__} of {count:,} rows takes them from an "
-                    f"IndexedDataset of {len(inner):,}, or in another order. {SHARED_ROWS}"
-                )
+    count = len(dataset)
+    # An IndexedDataset sets the index itself.
+    for inner in () if isinstance(dataset, IndexedDataset) else indexed_within(dataset):
+        order = getattr(dataset, "indices", range(count))
+        if len(inner) != count or [*order] != [*range(count)]:
+            raise TrainingError(
+                f"A {type(dataset).__name__} of {count:,} rows takes them from an IndexedDataset "
+                f"of {len(inner):,}, or in another order. {SHARED_ROWS}"
+            )
     parts = [end - 1 for end in getattr(dataset, "cumulative_sizes", ()) if end]
     with isolate_rng(include_cuda=False):
-        for position in sorted({*probes_of(len(dataset)), *parts}):
+        for position in sorted({*probes_of(count), *parts}):
             row = dataset[position]
             if not isinstance(row, Mapping) or "index" not in row:
                 return
@@ -337,39 +327,30 @@ class FirstSteps:
     def __init__(self) -> None:
         self.unproven: set[str] = set()  # Terms of which no sample has been seen yet.
         self._loader: Any = None  # The training loader that was checked.
+        self._dataset: Any = None
         self._fingerprint: str | None = None  # Of the data that the multipliers belong to.
-        # bool (N,): samples that this epoch has had, in the first one of a loader.
+        # bool (N,): samples that this epoch has had; not of one that was resumed in its midst.
         self._visited: np.ndarray[Any, Any] | None = None
-        self._begun = False  # Whether the loader has begun an epoch.
 
     def start(self, task: Task, dataset: Any, own_fingerprint: str | None) -> None:
         """A fit starts; ``dataset``: None where there is none to index."""
         trained = {name for name, f in task.formulations.items() if f.needs_gradient}
         self.unproven = {OBJECTIVE, *trained}
-        self._fingerprint = own_fingerprint
-        self._watch(task, dataset)
-
-    def _watch(self, task: Task, dataset: Any) -> None:
-        """The epoch that comes is a loader's first."""
-        watched = dataset is not None and has_multipliers_per_sample(task)
-        self._loader, self._begun = task.trainer.train_dataloader, False
-        self._visited = np.zeros(len(dataset), dtype=bool) if watched else None
+        self._fingerprint, self._visited = own_fingerprint, None
+        self._loader, self._dataset = task.trainer.train_dataloader, dataset
 
     def epoch(self, task: Task) -> None:
         """At the start of an epoch, in which Lightning may have reloaded other training data."""
+        by_sample = has_multipliers_per_sample(task)
         if task.trainer.train_dataloader is not self._loader:
-            dataset = training_set(task)
-            if has_multipliers_per_sample(task) and fingerprint(dataset) != self._fingerprint:
+            self._loader, self._dataset = task.trainer.train_dataloader, training_set(task)
+            if by_sample and fingerprint(self._dataset) != self._fingerprint:
                 raise TrainingError(
                     f"Epoch {task.current_epoch}: the training DataLoader was reloaded over "
                     "another training set or order. Leave reload_dataloaders_every_n_epochs out."
                 )
-            self._watch(task, dataset)
-        elif self._begun or self._visited is None:
-            self._visited = None
-        else:
-            self._visited.fill(False)  # It may hold the rest of an epoch that was resumed.
-        self._begun = True
+        watched = by_sample and not repeats_samples(self._loader)
+        self._visited = np.zeros(len(self._dataset), dtype=bool) if watched else None
 
     def require_gradients(self, task: Task, terms: Terms) -> None:
         """Refuses values without a gradient, in the first batch that a term applies to."""
@@ -400,10 +381,7 @@ class FirstSteps:
             return  # The store says which.
         again = distinct[(counts > 1) | visited[distinct]]
         visited[distinct] = True
-        if not len(again):
-            return
-        self._visited = None
-        if not repeats_samples(self._loader):
+        if len(again):
             raise TrainingError(
                 f"Sample index {again[0]} came twice in epoch {epoch}, and the sampler hands out "
                 f"each position once. {SHARED_ROWS}"

@@ -10,11 +10,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from .errors import DataError
@@ -211,9 +209,10 @@ class PointwiseDataModule(LightningDataModule):
     def describe(self, index: int) -> dict[str, Any]:
         """Training sample ``index`` for people to look at, by field: texts, numbers, short vectors.
 
-        Here the row's; override it where a row holds tokens instead of texts.
+        Here the row; override it where a row holds tokens instead of texts.
         """
-        return plain_fields(self.datasets["train"][index])
+        row: dict[str, Any] = self.datasets["train"][index]
+        return row
 
     @property
     def certification_is_separate(self) -> bool:
@@ -328,30 +327,3 @@ def _texts_of(rows: Any, name: str) -> list[str] | None:
         known = [part for part in parts if part is not None]
         return [text for part in known for text in part] if len(known) == len(parts) else None
     return None
-
-
-def plain_fields(row: Any) -> dict[str, str]:
-    """The fields of a row that :func:`text_of` has words for; "0", "1", … without names."""
-    if hasattr(row, "_asdict"):
-        row = row._asdict()
-    if not isinstance(row, Mapping):
-        row = dict(enumerate(row)) if isinstance(row, (list, tuple)) else {0: row}
-    texts = {str(name): text_of(value) for name, value in row.items()}
-    return {name: text for name, text in texts.items() if text is not None}
-
-
-def text_of(value: Any) -> str | None:
-    """A text, a number, a short vector, or what an array is; None of anything else."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        value = (value.float() if value.is_floating_point() else value).numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.item() if not value.ndim else value
-    if isinstance(value, np.ndarray):
-        if value.ndim == 1 and len(value) <= 16:
-            written = "{:.4g}" if value.dtype.kind == "f" else "{}"
-            return ", ".join(map(written.format, value.tolist()))
-        return f"{value.dtype} array, {' × '.join(map(str, value.shape))}"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value) if isinstance(value, (str, int)) else None

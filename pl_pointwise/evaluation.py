@@ -17,7 +17,7 @@ from .data import dataset_of
 from .errors import explain_gradient_errors
 from .metrics import share_violated, violation_statistics
 from .step import OBJECTIVE, micro_batches_of, terms_of, widest
-from .task import Task, judges_strictly, log_of_all_ranks
+from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
 
 
 @dataclass(frozen=True)
@@ -196,27 +196,23 @@ def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
 
     A rank that updated none of its own gets empty states of the other ranks' types.
     """
-    own: dict[str, Any] = {}
-    for name, metric in metrics.items():
-        states = {state: getattr(metric, state) for state in metric._defaults}
-        lists = {state: of for state, of in states.items() if isinstance(of, list) and of}
-        known = {s: (of[0].dtype, (0, *of[0].shape[1:])) for s, of in lists.items()}
-        own[name] = known if metric.update_called else None
-    everywhere = [own]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        everywhere = [own] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everywhere, own)
-    updated = {}
-    for name, metric in metrics.items():
-        found = [states[name] for states in everywhere if states[name] is not None]
-        for state, (dtype, shape) in [each for states in found for each in states.items()]:
+    own = {
+        name: {
+            state: torch.atleast_1d(of[0])[:0].clone().cpu()
+            for state in metric._defaults
+            if isinstance(of := getattr(metric, state), list) and of
+        }
+        for name, metric in metrics.items()
+        if metric.update_called
+    }
+    everywhere = objects_of_all_ranks(own)
+    for name, states in [each for of_rank in everywhere for each in of_rank.items()]:
+        metric = metrics[name]
+        metric._update_count = metric._update_count or 1  # Else it warns, and all is as it should.
+        for state, empty in states.items():
             if not getattr(metric, state):
-                getattr(metric, state).append(torch.empty(shape, dtype=dtype, device=metric.device))
-        if found and not metric.update_called:
-            metric._update_count = 1  # Else it warns of what is as it should be.
-        if found:
-            updated[name] = metric
-    return updated
+                getattr(metric, state).append(empty.to(metric.device))
+    return {name: metric for name, metric in metrics.items() if metric.update_called}
 
 
 def loaders_by_name(stage: str, loaders: Any) -> dict[str, Any]:

@@ -51,19 +51,17 @@ def _with_parts(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         running = self._run.hooks_running
         if name in running:  # Called by an override of this very hook.
             return hook(self, *args, **named)
-        calls: dict[bool, list[Callable[..., Any]]] = {False: [], True: []}
-        for owner in (self._run, self):
-            kind: Any = type(owner)
-            for (of, after), method in parts_of(kind):
-                if of == name:
-                    calls[after].append(getattr(owner, method))
+        kinds: Any = [(type(owner), owner) for owner in (self._run, self)]
+        parts = [(part, owner) for kind, owner in kinds for part in parts_of(kind)]
         running.add(name)
         try:
-            for part in calls[False]:
-                part(*args, **named)
+            for (of, method), owner in parts:
+                if of == (name, False):
+                    getattr(owner, method)(*args, **named)
             result = hook(self, *args, **named)
-            for part in calls[True]:
-                part(*args, **named)
+            for (of, method), owner in parts:
+                if of == (name, True):
+                    getattr(owner, method)(*args, **named)
             return result
         finally:
             running.discard(name)

@@ -34,7 +34,7 @@ from .optimizers import number_of_steps
 from .own_hooks import part_of
 from .random_state import random_state, restore_random_state
 from .stepper import Stepper
-from .task import Task, warn
+from .task import Task, objects_of_all_ranks, warn
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +59,10 @@ class Run:
         self._restored: dict[str, Any] | None = None
         # Random and loaders' states after training, which may be saved and prolonged later.
         self._at_end: dict[str, Any] = {}
-        # Before an evaluation that may come; and of one within the fit, that before it.
+        # The random state before an evaluation within the fit that may come, or has begun.
         self._before_evaluation: dict[str, Any] | None = None
-        self._kept_random_state: dict[str, Any] | None = None
-        self._opened = False  # Whether the fit has taken a step by the module's training_step.
         self._epoch_is_open = False  # Whether an epoch's end, with what is due then, is to come.
-        self._stepped = -1  # The batch of the run that the last step was of.
+        self._stepped = -1  # The batch of the run that the last step was of; −1 before the first.
 
     # The start of a fit -------------------------------------------------------------------------
 
@@ -114,12 +112,11 @@ class Run:
         self.evaluator.forget()
         self.stepper.last_words.start_fit()
         self._at_end, self._epoch_is_open, self._stepped = {}, False, -1
-        self._opened = False
-        if self._restored is not None:
-            self._epoch_is_open = self._restored["next"] != "epoch"
-            self._restored["frozen_at_start"] = frozen_weights(task)
-            self._place_loops(self._restored["next"], self._restored["loaders"])
-            self._restore_random_state(self._restored["random_states"])
+        if (restored := self._restored) is not None:
+            self._epoch_is_open = restored["next"] != "epoch"
+            restored["frozen_at_start"] = frozen_weights(task)
+            self._place_loops(restored["next"], restored["loaders"])
+            self._restore_random_state(restored["random_states"])
 
     def _limit_loader(self) -> None:
         """Tells the training loader how many batches the trainer takes of it."""
@@ -189,19 +186,13 @@ class Run:
 
     @part_of("on_train_batch_end")
     def require_own_step(self, *_: Any) -> None:
-        if not self._opened:
+        if self._stepped < 0:
             refuse_own_step(self.task, "training_step")
 
     @part_of("on_train_epoch_end", after=True)
     def end_epoch(self) -> None:
         """After an override, since a scheduler may monitor what it logs."""
         stepper, loop = self.stepper, self.task.trainer.fit_loop.epoch_loop
-        started = self._restored is None and loop.batch_progress.current.started
-        if started and not (stepper.skipped_now or stepper.taken_now):
-            raise TrainingError(
-                f"Epoch {self.task.current_epoch} took no step: the training_step of "
-                f"{type(self.task).__name__} has to call super().training_step(batch, batch_idx)."
-            )
         if stepper.skipped_now and not stepper.taken_now:
             raise TrainingError(
                 f"All {stepper.skipped_now} steps of epoch {self.task.current_epoch} were skipped: "
@@ -235,7 +226,7 @@ class Run:
                 f"{trainer.num_training_batches} batches an epoch. A Trainer that has fitted "
                 "another module counts on from there.",
             )
-        if self._opened:
+        if self._stepped >= 0:
             self.stepper.last_words.say(self.duals)
         if self._restored is not None:  # Resumed at its end: no step was taken.
             self._restore_random_state(self._restored["random_states"])
@@ -250,14 +241,10 @@ class Run:
         """Before an evaluation that may come, whose loaders draw before it starts."""
         self._before_evaluation = self._random_state()
 
-    @part_of("on_validation_start")
-    def keep_random_state(self) -> None:
-        """A stop may add an evaluation, and a resume leave one out: neither may change the rest."""
-        self._kept_random_state, self._before_evaluation = self._before_evaluation, None
-
     @part_of("on_validation_end")
     def put_random_state_back(self) -> None:
-        kept, self._kept_random_state = self._kept_random_state, None
+        """A stop may add an evaluation, and a resume leave one out: neither may change the rest."""
+        kept, self._before_evaluation = self._before_evaluation, None
         if kept is not None:
             restore_random_state(kept, self.task.device)
 
@@ -281,11 +268,6 @@ class Run:
     @part_of("on_save_checkpoint")
     def save(self, checkpoint: dict[str, Any]) -> None:
         trainer = self.task.trainer
-        states: list[Any] = [self._random_state_to_save()]
-        if trainer.world_size > 1:
-            own = states[0]
-            states = states * trainer.world_size
-            torch.distributed.all_gather_object(states, own)
         if self._at_end and "loops" in checkpoint:
             # Asked after training, a loader tells of an epoch that it did not begin.
             of_loop = checkpoint["loops"]["fit_loop"]["state_dict"]
@@ -295,7 +277,7 @@ class Run:
             "version": VERSION,
             **self.duals.state_dict(),
             "epoch_is_open": self._epoch_is_open,
-            "in_evaluation": bool(self._before_evaluation or self._kept_random_state)
+            "in_evaluation": self._before_evaluation is not None
             and (trainer.state.status == TrainerStatus.INTERRUPTED or not evaluated.is_last_batch),
             "frozen": frozen_weights(self.task),
             "left_out": self.stepper.left_out,
@@ -305,14 +287,13 @@ class Run:
                 for config in trainer.lr_scheduler_configs
                 if (value := self._monitored(config.scheduler)) is not None
             },
-            "random_states": states,
+            "random_states": objects_of_all_ranks(self._random_state_to_save()),
             "arguments_left_out": dict(self.arguments_left_out),
         }
 
     def _random_state_to_save(self) -> dict[str, Any]:
         """The one after the last step: later draws belong to an evaluation, a fetch or nothing."""
-        known = self._at_end.get("random_state")
-        if known := known or self._kept_random_state or self._before_evaluation:
+        if known := self._at_end.get("random_state") or self._before_evaluation:
             return known
         state = self._random_state()
         loader = self.task.trainer.train_dataloader
@@ -331,21 +312,21 @@ class Run:
         state = state_of(checkpoint)
         trainer = self.task._trainer
         resuming = trainer is not None and trainer.state.fn == TrainerFn.FITTING
+        left_out = self.arguments_left_out
         try:
-            missing = sorted(set(state["arguments_left_out"]).difference(self.arguments_left_out))
+            missing = sorted(set(state["arguments_left_out"]).difference(left_out))
             if trainer is None and missing:  # Their defaults were taken.
                 raise TrainingError(
                     "This checkpoint does not hold all arguments of the module. Give again: "
                     f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
                 )
-            stored = checkpoint.get("hyper_parameters") or {}
-            taken = {*self.task.hparams, *self.arguments_left_out}
-            unknown = sorted(n for n in stored if n not in taken and not n.startswith("_"))
-            if trainer is None and unknown:
-                kind = type(self.task).__name__
+            stored = {n for n in checkpoint.get("hyper_parameters") or {} if n[0] != "_"}
+            dropped = stored.difference(self.task.hparams, left_out)
+            if trainer is None and dropped:
                 log.warning(
-                    f"{kind} does not take the checkpoint's {', '.join(unknown)}, so their values "
-                    "are dropped. Of a renamed argument give load_from_checkpoint the value."
+                    f"{type(self.task).__name__} does not take the checkpoint's "
+                    f"{', '.join(sorted(dropped))}, so their values are dropped. Of a renamed "
+                    "argument give load_from_checkpoint the value."
                 )
             learned = [n for n, f in self.task.formulations.items() if f.scope != "none"]
             unknown = sorted(set(state["multipliers"]).difference(learned))
@@ -358,18 +339,14 @@ class Run:
             self.stepper.left_out = int(state["left_out"])
             self.stepper.skipped_steps = int(state["skipped_steps"])
             self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))
-            self._at_end, self._restored = {}, None
-            if resuming:
-                kept = ("fingerprint", "random_states", "monitored")
-                self._restored = {key: state[key] for key in kept}
-                self._restored["frozen"] = state.get("frozen")
-                if "loops" in checkpoint:  # Else, of weights only, the trainer says so.
-                    fit = checkpoint["loops"]["fit_loop"]
-                    next_is = correct_loaded_progress(fit, state)
-                    self._restored["next"] = next_is
-                    self._restored["loaders"] = fit["state_dict"].get("combined_loader", [])
-                    if next_is != "batch":  # Lightning would go on in the epoch that it is of.
-                        fit["state_dict"]["combined_loader"] = []
+            self._at_end, self._restored = {}, {**state} if resuming else None
+            if resuming and "loops" in checkpoint:  # Else, of weights only, the trainer says so.
+                fit = checkpoint["loops"]["fit_loop"]
+                next_is = correct_loaded_progress(fit, state)
+                loaders = fit["state_dict"].get("combined_loader", [])
+                self._restored = {**state, "next": next_is, "loaders": loaders}
+                if next_is != "batch":  # Lightning would go on in the epoch that it is of.
+                    fit["state_dict"]["combined_loader"] = []
         except TrainingError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -423,7 +400,7 @@ class Run:
                 f"super().training_step came twice for batch {batch_idx}: a batch is one step, so "
                 "call it once."
             )
-        self._stepped, self._opened, self._epoch_is_open = batch, True, True
+        self._stepped, self._epoch_is_open = batch, True
         restored, self._restored = self._restored, None
         self._before_evaluation = None
         if restored is None:
@@ -438,7 +415,7 @@ class Run:
                 "DataLoader cannot continue there. Use PointwiseDataModule, do not read "
                 "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
-        check_frozen(self.task, restored["frozen"], restored["frozen_at_start"])
+        check_frozen(self.task, restored.get("frozen"), restored["frozen_at_start"])
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:

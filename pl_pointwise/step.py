@@ -19,6 +19,7 @@ from .random_state import replayed_random_state
 from .task import Task, judges_strictly
 
 OBJECTIVE = "objective"
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -106,15 +107,13 @@ def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[Mi
 def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
     """A piece with the masks of its terms; no term applies to a row of padding."""
     index = batch.get("index") if isinstance(batch, Mapping) else None
-    if not isinstance(index, Tensor) or index.dim() != 1:
+    if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in WHOLE:
+        found = index.dtype if isinstance(index, Tensor) else type(index).__name__
         raise DataError(
             f'A batch, here a {type(batch).__name__}, needs "index", the position of each sample, '
-            "a tensor (B,): use PointwiseDataModule, or wrap the data set in IndexedDataset(rows), "
-            'of tuples in IndexedDataset(rows, fields=["x", "y"]).'
-        )
-    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise DataError(
-            f'"index" of a batch is {index.dtype}: give whole numbers, each sample\'s position.'
+            f"a tensor (B,) of whole numbers, got {found}: use PointwiseDataModule, or wrap the "
+            'data set in IndexedDataset(rows), of tuples in IndexedDataset(rows, fields=["x", '
+            '"y"]).'
         )
     index = index.cpu()
     names, given = [OBJECTIVE, *task.constraints], task.membership(batch)
@@ -146,9 +145,8 @@ def terms_of(
         require_names("constraint_values()", given, task.constraints)
     values, count = {OBJECTIVE: objective, **given}, len(micro.index)
     for name, value in values.items():
-        dims = (1,) if name == OBJECTIVE else (1, 2)
-        if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        shape, dims = shape_of(value), (1,) if name == OBJECTIVE else (1, 2)
+        if isinstance(shape, str) or len(shape) not in dims or shape[0] != count:
             wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
             raise DataError(
                 f'"{name}" must have one value per sample, shape {wanted}, got {shape}: '
@@ -167,6 +165,11 @@ def terms_of(
     return Terms(objective, followed, judged, {OBJECTIVE: mask, **masks})
 
 
+def shape_of(value: Any) -> tuple[int, ...] | str:
+    """A tensor's; of anything else the name of its type."""
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
 def judged_values(
     task: Task, outputs: Any, batch: Any, values: dict[str, Tensor]
 ) -> dict[str, Tensor]:
@@ -183,12 +186,10 @@ def judged_values(
                 f'strict_values()["{name}"]: the threshold of a CVaR is a quantile of what the '
                 "weights follow. Take Average, Tilted or Pointwise, or leave it out."
             )
-        shape = tuple(values[name].shape)
-        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-            other = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if shape_of(value) != shape_of(values[name]):
             raise DataError(
                 f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
-                f"{shape}, got {other}."
+                f"{shape_of(values[name])}, got {shape_of(value)}."
             )
         value = value.detach().to(values[name].device, non_blocking=True)
         strict[name] = value if value.dtype == torch.float64 else value.float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -70,9 +71,7 @@ class Stepper:
         for micro in micro_batches:  # Terms that apply to every sample share one mask.
             sums = {id(mask): carries(mask).sum() for mask in micro.masks.values()}
             found.append(torch.stack([sums[id(micro.masks[name])] for name in names]))
-        numbers = torch.stack(found).sum(0).float()
-        if trainer.world_size > 1:
-            numbers = self._over_ranks(numbers, "sum")
+        numbers = self._over_ranks(torch.stack(found).sum(0).float(), "sum")
         counts = dict(zip(names, numbers.clamp(min=1).unbind(), strict=True))
         # Lightning calls this hook under automatic optimization only.
         call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
@@ -146,24 +145,20 @@ class Stepper:
         on_batch = any(f.scope == "batch" for f in duals.in_force.values())
         slopes = self._slopes(micro_batches, counts) if on_batch else None
         packed = []
-        block = getattr(task.trainer.strategy, "block_backward_sync", nullcontext)
-        for position, micro in enumerate(micro_batches):
-            # The ranks add up their gradients in the last backward pass only.
-            with nullcontext() if position == len(micro_batches) - 1 else block():
-                terms = terms_of(task, micro, task(micro.batch), self.strict)
-                if self.first_steps.unproven:
-                    self.first_steps.require_gradients(task, terms)
-                multipliers = duals.rows(micro.index, terms)
-                loss = self._lagrangian(terms, multipliers, counts)
-                table, self._layout = pack(micro.index, terms, multipliers, loss, self.strict)
-                packed.append(table)
-                if on_batch:
-                    slopes = slopes or duals.slopes([terms], counts, task.device)
-                    loss = loss + duals.batch_loss(terms, slopes, counts)
-                # The ranks' gradients are averaged, and the counts are those of all ranks.
-                task.manual_backward(loss * ranks if ranks > 1 else loss)
-        if not micro_batches:  # All samples of this rank were left out; the others wait for it.
-            task.manual_backward(connected_zero(task))
+        for micro in self._each_with_its_backward_pass(micro_batches):
+            terms = terms_of(task, micro, task(micro.batch), self.strict)
+            if self.first_steps.unproven:
+                self.first_steps.require_gradients(task, terms)
+            multipliers = duals.rows(micro.index, terms)
+            loss = self._lagrangian(terms, multipliers, counts)
+            table, self._layout = pack(micro.index, terms, multipliers, loss, self.strict)
+            packed.append(table)
+            if on_batch:
+                slopes = slopes or duals.slopes([terms], counts, task.device)
+                loss = loss + duals.batch_loss(terms, slopes, counts)
+            # The ranks' gradients are averaged, and the counts are those of all ranks.
+            task.manual_backward(loss * ranks if ranks > 1 else loss)
+        if not micro_batches:
             width = sum(self._layout.values())
             packed = [torch.zeros(rows, width, dtype=widest(task.device), device=task.device)]
         norm = self._gradient_norm(task.training_settings.gradient_clip_val)
@@ -171,6 +166,15 @@ class Stepper:
         if ranks > 1:
             table = task.all_gather(table).flatten(0, 1)  # type: ignore[union-attr]
         return unpack(table, self._layout, norm)
+
+    def _each_with_its_backward_pass(self, micro_batches: list[MicroBatch]) -> Iterator[MicroBatch]:
+        """The ranks add up their gradients in the last backward pass, and each rank has one."""
+        block = getattr(self.task.trainer.strategy, "block_backward_sync", nullcontext)
+        for position, micro in enumerate(micro_batches):
+            with nullcontext() if position == len(micro_batches) - 1 else block():
+                yield micro
+        if not micro_batches:  # All samples of this rank were left out; the others wait for it.
+            self.task.manual_backward(connected_zero(self.task))
 
     def _lagrangian(
         self, terms: Terms, multipliers: dict[str, Tensor], counts: dict[str, Tensor]
@@ -336,24 +340,20 @@ class Stepper:
         task, device = self.task, self.task.device
         task.optimizers().zero_grad()  # type: ignore[union-attr]
         beside = torch.zeros(3, dtype=widest(device), device=device)
-        block = getattr(task.trainer.strategy, "block_backward_sync", nullcontext)
         with replayed_random_state(device):
-            for position, micro in enumerate(micro_batches):
-                with nullcontext() if position == len(micro_batches) - 1 else block():
-                    terms = terms_of(task, micro, task(micro.batch), strict=False)
-                    finite = finite_samples(terms.objective, terms.followed)
-                    if name == OBJECTIVE:
-                        values = torch.where(finite, terms.objective, 0)
-                    else:
-                        values = torch.where(finite[:, None], terms.followed[name], 0)
-                        signed = task.formulations[name].signed
-                        values = values.abs() if signed else values.clamp(min=0)
-                    found = values.detach().to(beside)
-                    beside += torch.stack([(found > 0).sum(), found.sum(), (~finite).sum()])
-                    scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
-                    task.manual_backward(values.sum() * scale + connected_zero(task))
-            if not micro_batches:  # All samples of this rank are left out; the others wait for it.
-                task.manual_backward(connected_zero(task))
+            for micro in self._each_with_its_backward_pass(micro_batches):
+                terms = terms_of(task, micro, task(micro.batch), strict=False)
+                finite = finite_samples(terms.objective, terms.followed)
+                if name == OBJECTIVE:
+                    values = torch.where(finite, terms.objective, 0)
+                else:
+                    values = torch.where(finite[:, None], terms.followed[name], 0)
+                    signed = task.formulations[name].signed
+                    values = values.abs() if signed else values.clamp(min=0)
+                found = values.detach().to(beside)
+                beside += torch.stack([(found > 0).sum(), found.sum(), (~finite).sum()])
+                scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
+                task.manual_backward(values.sum() * scale + connected_zero(task))
         norm = float(self._gradient_norm())
         self.buffers.restore(task)
         number, total, left_out = self._over_ranks(beside, "sum").tolist()

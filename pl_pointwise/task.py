@@ -224,6 +224,15 @@ def log_of_all_ranks(
     module.log_dict(values, sync_dist=ranks, reduce_fx="max" if ranks else "mean", **options)
 
 
+def objects_of_all_ranks(own: Any) -> list[Any]:
+    """What every rank gives, in their order: a collective."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [own]
+    found = [own] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, own)
+    return found
+
+
 def take_rows(batch: Mapping[str, Any], rows: Tensor) -> Any:
     """The given rows (R,), on the CPU, of a batch, a mapping with ``index``, (B,).
 

@@ -138,7 +138,7 @@ def test_only_constraints_with_multipliers_are_reported() -> None:
 def test_figures_after_a_resume_are_those_of_an_uninterrupted_run(
     tmp_path: Path, batches: int
 ) -> None:
-    """After the last of the first epoch's six batches, and after two of the second's."""
+    """After the last of the first epoch's six batches, whose end is to come, or within one."""
 
     def run(path: Path | None = None, save: Path | None = None) -> list[dict[str, float]]:
         reported = Reported()
@@ -150,7 +150,7 @@ def test_figures_after_a_resume_are_those_of_an_uninterrupted_run(
 
     checkpoint = tmp_path / "mid.ckpt"
     uninterrupted = run(save=checkpoint)
-    assert run(checkpoint) == uninterrupted[1:]
+    assert run(checkpoint) == uninterrupted[batches > 6 :]
 
 
 def test_a_second_fit_is_reported_as_if_it_were_the_first() -> None:

@@ -2,7 +2,7 @@
 
 The commonest stop, since ``every_n_train_steps`` often divides an epoch. A resumed run is compared
 with the rest of the uninterrupted one: hooks, evaluations, order of samples, logged steps, learning
-rates, and at the end weights and multipliers, to the last bit.
+rates (of a plateau too), and at the end weights and multipliers, to the last bit.
 """
 
 from __future__ import annotations
@@ -142,13 +142,15 @@ LOADERS: dict[str, Any] = {
     "torchdata, workers": lambda held_out: stateful(held_out, num_workers=2),
     "skipping": lambda held_out: foreign(Skipping, held_out),
 }
-SLOW = ("own, workers", "plain, own generator", "torchdata, workers")
 STOPS: dict[str, Any] = {
     "last batch": (StopAt, "on_train_batch_end", 2 * EPOCH),
     "last batch, error": (StopAt, "on_train_batch_end", 2 * EPOCH, True),
     "evaluation starts": (StopAt, "on_validation_start", 2),
     "evaluation starts, error": (StopAt, "on_validation_start", 2, True),
+    "in an evaluation, error": (StopAt, "on_validation_batch_end", 3, True),
+    "evaluated, error": (StopAt, "on_validation_epoch_end", 2, True),
     "evaluation ends": (StopAt, "on_validation_end", 2),
+    "epoch starts": (StopAt, "on_train_epoch_start", 2),
     "epoch ends": (StopAt, "on_train_epoch_end", 2),
     "epoch ended": (LastStop, "on_train_epoch_end", 2),
 }
@@ -177,13 +179,17 @@ def assert_resumes(loader: str, kind: str, held_out: Any, folder: Path, **option
     assert_identical_run(resumed, whole)
 
 
+def marks_of(loader: str, kind: str, held_out: Any) -> Any:
+    """Slow is what another row shows with other words."""
+    if loader in ("own", "plain", "torchdata"):
+        quick = bool(held_out) or kind in ("last batch", "epoch ended")
+    else:
+        quick = loader.endswith(("evaluation", "skipping")) and kind in ("last batch", "epoch ends")
+    return [] if quick and (held_out or loader != "skipping") else [pytest.mark.slow]
+
+
 CASES = [
-    pytest.param(
-        loader,
-        kind,
-        held_out,
-        marks=[pytest.mark.slow] if loader.endswith(("workers", "generator")) else [],
-    )
+    pytest.param(loader, kind, held_out, marks=marks_of(loader, kind, held_out))
     for loader in LOADERS
     for kind in STOPS
     for held_out in ([HELD_OUT] if "evaluat" in kind + loader else [HELD_OUT, None])
@@ -194,12 +200,13 @@ CASES = [
 def test_a_stop_around_an_epochs_end_resumes_exactly(
     loader: str, kind: str, held_out: Any, tmp_path: Path
 ) -> None:
-    """Dropped were an epoch of a loader with a state, hooks, an evaluation; drawn, other orders."""
+    """Dropped were an epoch of a loader with a state, hooks, an evaluation or the first part of it,
+    a plateau's judgement; drawn, other orders."""
     assert_resumes(loader, kind, held_out, tmp_path)
 
 
 @pytest.mark.parametrize("loader", ["own, plain evaluation", "plain", "torchdata"])
-@pytest.mark.parametrize("kind", ["last batch", "evaluation ends", "epoch ended"])
+@pytest.mark.parametrize("kind", ["last batch", "epoch starts", "epoch ended"])
 def test_under_max_steps_too(loader: str, kind: str, tmp_path: Path) -> None:
     """Lightning then takes its loops for interrupted ones."""
     assert_resumes(loader, kind, HELD_OUT, tmp_path, max_epochs=-1, max_steps=3 * EPOCH)

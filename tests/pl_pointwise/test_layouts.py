@@ -1,9 +1,10 @@
 """A batch of 8 is one step, however it is laid out over ranks and micro-batches.
 
 1 rank × 8, 1 × 8 in pieces of 3, 2 × 4, 2 × 4 in pieces of 3, 4 × 2: the same weights and
-multipliers after every step, for every formulation, over batches that do not divide, with padding,
-membership masks, clipping, and rows that are not finite. Both the largest difference and the mean
-one are bounded: a small bias in one direction would hide in the largest alone.
+multipliers after every step, for every formulation over batches that do not divide, with padding,
+membership masks, clipping, and rows that are not finite; on several ranks in one piece for some of
+the formulations. Both the largest difference and the mean one are bounded: a small bias in one
+direction would hide in the largest alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.programs.launch import run_program
-from tests.programs.layouts import PIECES, STEPS, Run, runs, train_all
+from tests.programs.layouts import PIECES, REFERENCE, STEPS, runs, train_all
 
 LARGEST, MEAN = 1e-6, 1e-7
 
@@ -22,7 +23,7 @@ States = list[dict[str, Tensor]]
 
 @pytest.fixture(name="reference", scope="module")
 def one_rank_in_one_piece() -> dict[str, States]:
-    return {run.name: run.train(1) for run in runs(1) if run.pieces is None}
+    return {run.name: run.train(1) for run in REFERENCE}
 
 
 @pytest.fixture(name="trajectories", scope="module")
@@ -78,4 +79,4 @@ def test_the_runs_learn_something(reference: dict[str, States]) -> None:
         learned = {key: value for key, value in end.items() if key != "weights"}
         if not name.startswith(("none", "penalty")):
             assert any((value > 0.01).any() for value in learned.values()), name
-    assert Run("pointwise", None, True).name in reference
+    assert "pointwise, poisoned" in reference

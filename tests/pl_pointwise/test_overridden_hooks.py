@@ -62,16 +62,14 @@ def _calling_super(name: str, owner: type) -> Callable[..., None]:
 
 SILENT = {name: _silent(name) for name in HOOKS}
 Overridden = type("Overridden", (Plateau,), dict(SILENT))
-Mixin = type("Mixin", (), dict(SILENT))
-WithMixin = type("WithMixin", (Mixin, Plateau), {})
-TwoLevels = type("TwoLevels", (type("First", (Plateau,), dict(SILENT)),), dict(SILENT))
+WithMixin = type("WithMixin", (type("Mixin", (), dict(SILENT)), Plateau), {})
 Polite = type("Polite", (Plateau,), {name: _calling_super(name, Plateau) for name in HOOKS})
 PoliteAboveSilent = type(
     "PoliteAboveSilent",
     (Overridden,),
     {name: _calling_super(name, Overridden) for name in HOOKS},
 )
-KINDS = [Overridden, WithMixin, TwoLevels, Polite, PoliteAboveSilent]
+KINDS = [Overridden, WithMixin, Polite, PoliteAboveSilent]
 
 
 def run(kind: type[Plateau], path: Path) -> tuple[Plateau, list[str]]:

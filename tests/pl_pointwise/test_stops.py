@@ -1,7 +1,8 @@
 """However a run stops, and wherever: resumed, it ends as the run that did not, to the last bit.
 
-The module is test_checkpoints.py's: dropout, windows of three steps, a growing α, Adam and a
-scheduler, four batches an epoch. What cannot be resumed exactly is refused.
+The module is test_checkpoints.py's: dropout, windows of three steps, a growing α, Adam, a
+scheduler and a plateau, which is judged once an epoch, four batches an epoch. What cannot be
+resumed exactly is refused.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import get_worker_info
 
 from pl_pointwise import Penalty, Pointwise
 from pl_pointwise.callbacks import SaveOnTermination
-from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import TrainingError
-from tests.pl_pointwise.test_checkpoints import HELD_OUT, ROWS, Hard, Saver
+from tests.pl_pointwise.test_checkpoints import HELD_OUT, ROWS, Hard
 from tests.pl_pointwise.toy import (
     At,
     Seen,
@@ -34,7 +34,6 @@ from tests.pl_pointwise.toy import (
     ToyData,
     ToyRows,
     assert_identical_run,
-    stack,
     trainer,
 )
 
@@ -95,8 +94,6 @@ def stopped_by(
             )
         ]
         path = folder / f"step={batches}.ckpt"
-    elif kind == "max_epochs":
-        options |= {"max_epochs": batches // 4}
     runner, seen, fit = start(folder, *callbacks, **options)
     if kind in ("an exception", "KeyboardInterrupt", "SIGTERM"):
         before = signal.getsignal(signal.SIGINT)
@@ -121,17 +118,8 @@ def _on_exception(folder: Path) -> ModelCheckpoint:
     )
 
 
-STOPS = [
-    "max_steps",
-    "max_steps alone",
-    "max_time",
-    "should_stop",
-    "an exception",
-    "KeyboardInterrupt",
-    "SIGTERM",
-    "by hand",
-    "every_n_train_steps",
-]
+STOPS = ["max_steps", "max_time", "should_stop", "an exception", "SIGTERM", "every_n_train_steps"]
+SELDOM = [*STOPS, "max_steps alone", "KeyboardInterrupt", "by hand"]
 
 
 def assert_resumes(kind: str, batches: int, folder: Path, epochs: int, **options: Any) -> None:
@@ -147,20 +135,22 @@ def assert_resumes(kind: str, batches: int, folder: Path, epochs: int, **options
 
 
 @pytest.mark.parametrize("batches", [WITHIN, AT_THE_END], ids=["within", "at the end"])
-@pytest.mark.parametrize("kind", STOPS)
-def test_a_stop_resumes_exactly(kind: str, batches: int, tmp_path: Path) -> None:
-    """The rest of an epoch cut short was dropped without a word."""
-    assert_resumes(kind, batches, tmp_path, epochs=3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("batches", [WITHIN, AT_THE_END], ids=["within", "at the end"])
-@pytest.mark.parametrize("kind", STOPS)
-def test_a_stop_resumes_exactly_into_a_longer_run(
-    kind: str, batches: int, workers: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "epochs", "workers"),
+    [
+        *((kind, 3, 0) for kind in STOPS),
+        *(
+            pytest.param(kind, epochs, workers, marks=pytest.mark.slow)
+            for kind in SELDOM
+            for epochs, workers in [(5, 0), (5, 2)]
+        ),
+    ],
+)
+def test_a_stop_resumes_exactly(
+    kind: str, epochs: int, workers: int, batches: int, tmp_path: Path
 ) -> None:
-    assert_resumes(kind, batches, tmp_path, epochs=5, workers=workers)
+    """The rest of an epoch cut short was dropped, and its end judged a plateau twice."""
+    assert_resumes(kind, batches, tmp_path, epochs=epochs, workers=workers)
 
 
 # In the midst of something ------------------------------------------------------------------------
@@ -241,7 +231,7 @@ def test_an_error_while_a_batch_is_fetched_resumes_exactly(workers: int, tmp_pat
     assert_identical_run(run(Failing(13, partial=True), path=path), uninterrupted)
 
 
-@pytest.mark.parametrize("batches", [2, 4, 6])
+@pytest.mark.parametrize("batches", [2, 4])
 def test_rows_that_draw_in_workers_draw_the_same_after_a_resume(
     batches: int, tmp_path: Path
 ) -> None:
@@ -258,135 +248,6 @@ def test_rows_that_draw_in_workers_draw_the_same_after_a_resume(
     uninterrupted = run(At(batches, lambda runner: runner.save_checkpoint(path)))
     assert_identical_run(run(path=path), uninterrupted)
     assert_identical_run(run(workers=1), uninterrupted)
-
-
-class Plateau(Hard):
-    """Its scheduler acts at the end of every epoch."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            optimizer, factor=0.5, patience=0, mode="max"
-        )
-        scheduler = {"scheduler": plateau, "monitor": "val/objective"}
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
-
-
-@pytest.mark.parametrize("kind", ["max_steps", "should_stop", "by hand"])
-@pytest.mark.parametrize("batches", [WITHIN, AT_THE_END])
-def test_a_plateau_is_judged_once_an_epoch(kind: str, batches: int, tmp_path: Path) -> None:
-    """The end of an epoch cut short judged it, and its real end once more."""
-    path, _ = stopped_by(kind, batches, tmp_path, module=Plateau())
-    runs = []
-    for checkpoint in (None, path):
-        runner, _, fit = start(tmp_path / "run", module=Plateau())
-        fit(checkpoint)
-        runs.append(runner)
-    rates = [runner.optimizers[0].param_groups[0]["lr"] for runner in runs]
-    assert rates[0] == rates[1] < 0.01
-    assert_identical_run(runs[1].lightning_module, runs[0].lightning_module)
-
-
-EPOCHS, STEPS = {"max_epochs": 3}, {"max_epochs": -1, "max_steps": 12}
-
-
-@pytest.mark.parametrize(
-    ("hook", "limits"),
-    [
-        ("on_train_epoch_start", EPOCHS),
-        ("on_train_epoch_start", STEPS),
-        ("on_validation_end", EPOCHS),
-        ("on_train_epoch_end", EPOCHS),
-        ("on_train_epoch_end", STEPS),
-    ],
-)
-def test_saved_around_the_end_of_an_epoch(hook: str, limits: Any, tmp_path: Path) -> None:
-    """Before the plateau was judged it was not judged at all; at an epoch's start, Lightning ran
-    an epoch without batches and skipped an order."""
-    saver = Saver(hook, tmp_path)
-    options = {"module": Plateau(), **limits}
-    uninterrupted, whole, fit = start(tmp_path, saver, **options)
-    fit()
-    for path in saver.paths:
-        resumed, rest, fit = start(tmp_path, **{**options, "module": Plateau()})
-        fit(path)
-        assert rest.batches == whole.batches[len(whole.batches) - len(rest.batches) :]
-        assert_identical_run(resumed.lightning_module, uninterrupted.lightning_module)
-        rates = [r.optimizers[0].param_groups[0]["lr"] for r in (resumed, uninterrupted)]
-        # Without a step left, what was due at the epoch's end is due in a longer run.
-        assert rates[0] == rates[1] or not rest.batches
-
-
-def test_plain_loader_saved_after_the_fit_goes_on_exactly(tmp_path: Path) -> None:
-    """Its order was drawn before the random state was restored."""
-
-    def run(epochs: int, path: Any = None) -> Any:
-        torch.manual_seed(0 if path is None else 1234)
-        loader = DataLoader(IndexedDataset(ROWS), 4, shuffle=True, collate_fn=stack)
-        runner = trainer(max_epochs=epochs)
-        runner.fit(Hard(), loader, ckpt_path=path, weights_only=path and True)
-        return runner
-
-    run(2).save_checkpoint(tmp_path / "after.ckpt")
-    expected = run(4).lightning_module
-    assert_identical_run(run(4, tmp_path / "after.ckpt").lightning_module, expected)
-
-
-class Sampling(Hard):
-    """Its evaluation draws random numbers, as generating answers does."""
-
-    def validation_step(self, batch: Any, *rest: Any) -> Any:
-        torch.rand(3)
-        return super().validation_step(batch, *rest)
-
-
-@pytest.mark.parametrize("kind", ["should_stop", "max_steps", "by hand"])
-def test_an_evaluation_that_a_stop_adds_draws_nothing_of_the_run(kind: str, tmp_path: Path) -> None:
-    path, _ = stopped_by(kind, WITHIN, tmp_path, module=Sampling())
-    modules = []
-    for checkpoint in (None, path):
-        runner, _, fit = start(tmp_path / "run", module=Sampling())
-        fit(checkpoint)
-        modules.append(runner.lightning_module)
-    assert_identical_run(modules[1], modules[0])
-
-
-class Unfinished(Plateau):
-    """Its second evaluation breaks off, in a hook."""
-
-    breaks_in = ""
-
-    def validation_step(self, batch: Any, batch_idx: int, *rest: Any) -> Any:
-        self._break("validation_step", batch_idx == 1)
-        return super().validation_step(batch, batch_idx, *rest)
-
-    def on_validation_epoch_end(self) -> None:
-        self._break("on_validation_epoch_end", True)
-
-    def _break(self, hook: str, here: bool) -> None:
-        if here and hook == self.breaks_in and self.global_step == AT_THE_END:
-            raise RuntimeError("in mid-evaluation")
-
-
-@pytest.mark.parametrize("hook", ["validation_step", "on_validation_epoch_end"])
-def test_an_evaluation_that_broke_off_is_made_again_whole(hook: str, tmp_path: Path) -> None:
-    """Lightning went on in the middle of it, so that a plateau was judged by a part of the data."""
-    module = Unfinished()
-    module.breaks_in = hook
-    _, _, fit = start(tmp_path, _on_exception(tmp_path), module=module)
-    with pytest.raises(RuntimeError, match="in mid-evaluation"):
-        fit()
-    (path,) = tmp_path.glob("*.ckpt")
-    runs = []
-    for checkpoint in (None, path):
-        runner, seen, fit = start(tmp_path, module=Unfinished())
-        fit(checkpoint)
-        runs.append((runner, seen))
-    (whole, _), (resumed, rest) = runs
-    assert len(rest.batches) == 4
-    assert_identical_run(resumed.lightning_module, whole.lightning_module)
-    rates = [r.optimizers[0].param_groups[0]["lr"] for r in (resumed, whole)]
-    assert rates[0] == rates[1] < 0.01
 
 
 def test_multipliers_changed_after_the_fit_are_what_goes_on(tmp_path: Path) -> None:

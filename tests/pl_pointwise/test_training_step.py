@@ -57,11 +57,10 @@ OPTIONS = {
     "simultaneous": {},
     "dual first": {"order": "dual_first"},
     "two steps": {"primal_steps": 2},
-    "three steps": {"primal_steps": 3},
 }
 LEARNING_RATE = 0.05
-# Batches of 4, 4 and 3, stopped in the fourth epoch: windows of 2 steps cross the epochs, and
-# neither 2 nor 3 divides the number of steps.
+# Batches of 4, 4 and 3, stopped in the fourth epoch: windows of 2 steps cross the epochs, and the
+# last stays open.
 STEPS, EPOCHS = 11, 4
 SIZES = [4, 4, 3, 4, 4, 3, 4, 4, 3, 4, 4]
 

@@ -43,13 +43,15 @@ ROWS = 21  # 8, 8 and 5: the last is 3 + 3 rows on two ranks, 2 + 2 + 2 + 2 on f
 EPOCHS = 2
 STEPS = 6
 
-PIECES: dict[int, list[int | None]] = {1: [None, 3], 2: [None, 3], 4: [None]}
+PIECES: dict[int, list[int | None]] = {1: [3], 2: [None, 3], 4: [None]}
 """Micro-batch sizes by number of ranks; 3 divides neither 8 nor the 4 of each of two ranks."""
 
 KINDS: dict[str, Any] = {
     **FORMULATIONS,
     "adaptive": Pointwise(),
 }
+FEW = ("average augmented", "cvar", "adaptive")
+"""Those that ranks train in one piece: two ranks train all of them in pieces."""
 POISONED = ("average augmented", "pointwise", "adaptive")
 
 
@@ -102,10 +104,14 @@ class Trajectory(Callback):
         )
 
 
+REFERENCE = [*(Run(kind, None) for kind in KINDS), *(Run(kind, None, True) for kind in POISONED)]
+"""Of one rank."""
+
+
 def runs(ranks: int) -> list[Run]:
-    """All runs on so many ranks; on one, in one piece, they are the reference."""
-    found = [Run(kind, pieces) for kind in KINDS for pieces in PIECES[ranks]]
-    return found + [Run(kind, pieces, True) for kind in POISONED for pieces in PIECES[ranks]]
+    """All runs on so many ranks."""
+    found = [Run(run.kind, pieces, run.poison) for run in REFERENCE for pieces in PIECES[ranks]]
+    return [run for run in found if run.pieces or run.kind in FEW]
 
 
 def train_all(ranks: int) -> dict[str, list[dict[str, torch.Tensor]]]:
