@@ -12,29 +12,34 @@ generated answers (answering.py) of its own.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from peft import PeftModel
 from torch import Tensor
 from torchmetrics import MeanMetric
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, TrainingError
+from pl_pointwise.files import replaced_folder
+from pl_pointwise.model_card import write_card
 from pl_pointwise.own_hooks import part_of
-from pl_pointwise.task import Batch, Metrics
+from pl_pointwise.task import Batch, Metrics, notes_of
+from pl_pointwise.tasks.common.models import check_weights
 
-from .adapters import Lora
-from .answering import Rate, answer_batch, finish_answers, rates_of, real_samples
+from .adapters import Lora, merged_model, saved_adapter
+from .answering import CUT, Rate, real_samples
 from .calls import is_valid_call
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
-from .export import export_policy
 from .generation import Answers, Generation, generate_answers
 from .loading import load_language_model, load_tokenizer
 from .policy import Policy
@@ -43,6 +48,14 @@ from .reference import ReferenceCache, belongs_to_adapter, caching_problem
 from .refusals import is_refusal
 from .roles import Requirement, divergence, drop, lead, mean_over
 from .scoring import ResponseScorer, ResponseStatistics
+
+USAGE = """
+from {package} import {kind}
+from transformers import AutoTokenizer
+
+name = "PATH OR NAME OF THIS REPOSITORY"
+model, tokenizer = {kind}.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+"""
 
 
 class LanguageModelModule(PointwiseModule):
@@ -306,7 +319,11 @@ class LanguageModelModule(PointwiseModule):
 
     def evaluation_metrics(self) -> Metrics:
         """The KL of adapters, and rates of the generated answers."""
-        return {"kl": MeanMetric(), **{name: r.metric() for name, r in rates_of(self).items()}}
+        return {"kl": MeanMetric(), **{name: r.metric() for name, r in self._rates.items()}}
+
+    @property
+    def _rates(self) -> dict[str, Rate]:
+        return {**self.rates, "cut": CUT} if self.rates else {}
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
@@ -315,7 +332,39 @@ class LanguageModelModule(PointwiseModule):
         carries = self.compared(batch).any(1).to(real.device) & real
         if outputs.kl is not None and carries.any():
             metrics["kl"].update(self._divergence(outputs, batch)[carries])
-        answer_batch(self, metrics, batch, stage)
+        if stage in self._answered:
+            self._answer(metrics, batch, stage)
+
+    @property
+    def _answered(self) -> list[str]:
+        """The data sets of this pass whose prompts are answered: none in validation in training."""
+        wanted = self.evaluation.answer_in if self.rates else []
+        if self.trainer.state.fn == TrainerFn.VALIDATING:
+            return ["val"] if "test" in wanted else []
+        return list(wanted) if self.trainer.testing else []
+
+    def _answer(self, metrics: Metrics, batch: Batch, stage: str) -> None:
+        """Answers the prompts of a batch that are among the first of their kind, and counts."""
+        if not metrics["cut"].update_called:  # Fresh metrics: another pass.
+            self.answers[stage] = []
+        limit, ranks = self.evaluation.answers_at_most, batch["rank"].tolist()
+        asked = [each for each in real_samples(batch) if limit is None or ranks[each[0]] < limit]
+        if not asked:
+            return
+        new = self.batch_answers(batch, asked, stage)
+        self.answers[stage] += new
+        kinds = [self.prompt_kind(batch["records"][row]) for row, _ in asked]
+        for name, rate in self._rates.items():
+            counted = [
+                answer
+                for answer, kind in zip(new, kinds, strict=True)
+                if rate.kind in (None, kind) and rate.entry in answer
+            ]
+            if counted:
+                index = torch.tensor([answer["index"] for answer in counted])
+                values = torch.tensor([float(rate.value(answer[rate.entry])) for answer in counted])
+                device = metrics[name].device
+                metrics[name].update(index.to(device), values.to(device))
 
     def prompt_kind(self, record: Record) -> str:
         """The kind of a prompt, of which some rates are."""
@@ -337,7 +386,33 @@ class LanguageModelModule(PointwiseModule):
 
     def finish_evaluation_metrics(self, metrics: dict[str, Metrics]) -> None:
         """Writes the answers to ``answers/<data set>.jsonl``; none of a confidential model."""
-        finish_answers(self, metrics)
+        answered = {name: metrics[name] for name in metrics if name in self._answered}
+        if not answered and not self.trainer.testing:  # A validation during training.
+            return
+        self.answers = {
+            name: self.answers[name] if of_it["cut"].update_called else []
+            for name, of_it in answered.items()
+        }
+        if not notes_of(self).confidential:
+            self.report_answers({name: self._write_answers(name) for name in answered})
+
+    def _write_answers(self, stage: str) -> list[dict[str, Any]]:
+        """Writes the answers of all ranks to one data set, and returns them by index."""
+        gathered = [self.answers[stage]] * self.trainer.world_size
+        if len(gathered) > 1:
+            torch.distributed.all_gather_object(gathered, self.answers[stage])
+        answers = [answer for of_rank in gathered for answer in of_rank]
+        answers.sort(key=lambda answer: int(answer["index"]))
+        if self.trainer.is_global_zero:
+            path = Path(self.trainer.default_root_dir) / "answers" / f"{stage}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
+            path.write_text("".join(lines), encoding="utf-8")
+            cut = sum(answer["cut"] for answer in answers)
+            rank_zero_info(
+                f"{stage}: {len(answers):,} answers, {cut:,} of them cut, are in {path}."
+            )
+        return answers
 
     def predict_step(
         self, batch: Batch, batch_idx: int = 0, dataloader_idx: int = 0
@@ -404,7 +479,35 @@ class LanguageModelModule(PointwiseModule):
         `AutoModelForCausalLM` loads, with ``merge_on_export``, without adapters, and where the base
         is itself an adapter on another.
         """
-        return export_policy(self, Path(path))
+        model, whole = self.model, self.policy.merge_on_export
+        if not isinstance(model, PeftModel):
+            whole = True
+        elif not whole and saved_adapter(self.model_name, self.revision):
+            whole = True  # An adapter file can name a base, but not two adapters.
+            rank_zero_info(
+                f"{self.model_name} is an adapter itself, so the whole model is exported, with "
+                "both adapters merged into it."
+            )
+        package = "transformers" if whole else "peft"
+        kind = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
+        with replaced_folder(Path(path)) as folder:
+            if isinstance(model, PeftModel) and not whole:
+                model.active_peft_config.revision = self.revision  # of the base
+                model.save_pretrained(folder)
+            else:
+                merged = merged_model(model) if isinstance(model, PeftModel) else model
+                merged.save_pretrained(folder)
+                check_weights(AutoModelForCausalLM, folder)
+            self.tokenizer.save_pretrained(folder)
+            write_card(
+                self,
+                folder,
+                library_name=package,
+                pipeline_tag="text-generation",
+                base_model=self.model_name,
+                usage=USAGE.format(package=package, kind=kind),
+            )
+        return Path(path)
 
     # The state: what is trained, and nothing of the frozen base -----------------------------------
 

@@ -24,7 +24,7 @@ from pl_pointwise.tasks import (
     When2CallDataModule,
     When2CallModule,
 )
-from pl_pointwise.tasks.language_model import export
+from pl_pointwise.tasks.language_model import module as own_module
 from pl_pointwise.tasks.language_model.adapters import merged_model
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
@@ -216,7 +216,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(
     (folder / "NOTES.txt").write_text("mine")
     (folder / "adapter_config.json").write_text("{}")  # With it, weights would be looked for.
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    merge = export.merged_model
+    merge = own_module.merged_model
 
     def incomplete(model: Any) -> Any:
         merged = merge(model)
@@ -224,7 +224,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(
         layer.own, layer.up_proj = layer.up_proj, None
         return merged
 
-    monkeypatch.setattr(export, "merged_model", incomplete)
+    monkeypatch.setattr(own_module, "merged_model", incomplete)
     with pytest.raises(ValueError, match=r"not written.*up_proj"):
         module.export(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
