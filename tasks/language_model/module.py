@@ -35,7 +35,7 @@ from pl_pointwise.own_hooks import part_of
 from pl_pointwise.task import Batch, Metrics, notes_of
 from pl_pointwise.tasks.common.models import check_weights
 
-from .adapters import Lora, merged_model, saved_adapter
+from .adapters import Lora, base_of_adapter, merged_model
 from .answering import CUT, Rate, real_samples
 from .calls import is_valid_call
 from .conversations import ConversationEncoder
@@ -443,9 +443,7 @@ class LanguageModelModule(PointwiseModule):
     ) -> Answers:
         """An answer to each prompt, (B, P) padded on the right, of the policy or the reference."""
         padded = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
-        return self._answers([ids[:length] for ids, length in padded], reference=reference)
-
-    def _answers(self, prompts: Sequence[Sequence[int]], reference: bool = False) -> Answers:
+        prompts = [ids[:length] for ids, length in padded]
         return generate_answers(
             self.model, self.encoder, prompts, self.generation, reference=reference
         )
@@ -465,7 +463,10 @@ class LanguageModelModule(PointwiseModule):
             for each, own in zip(prompts, tools, strict=True)
         ]
         encoded = self.encoder.encode(texts, [[] for _ in texts])
-        answers = self._answers([prompt for prompt, _ in encoded], reference)
+        ids = [prompt for prompt, _ in encoded]
+        answers = generate_answers(
+            self.model, self.encoder, ids, self.generation, reference=reference
+        )
         return [
             {"answer": text, "refused": is_refusal(text), "cut": cut}
             | ({"valid_call": is_valid_call(text, own)} if own and self.encoder.reads_calls else {})
@@ -482,7 +483,7 @@ class LanguageModelModule(PointwiseModule):
         model, whole = self.model, self.policy.merge_on_export
         if not isinstance(model, PeftModel):
             whole = True
-        elif not whole and saved_adapter(self.model_name, self.revision):
+        elif not whole and base_of_adapter(self.model_name, self.revision):
             whole = True  # An adapter file can name a base, but not two adapters.
             rank_zero_info(
                 f"{self.model_name} is an adapter itself, so the whole model is exported, with "
