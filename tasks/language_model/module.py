@@ -7,13 +7,15 @@ With s̄(y) the mean log-likelihood of a response's tokens under the policy π,
 
 The reference π_ref is the same model without its adapters, so there is none where all weights are
 trained. A task is a table of requirements (roles.py), and perhaps a loss, metrics and rates of
-generated answers (answering.py) of its own.
+generated answers of its own; then its evaluation has ``answer_in``, the data sets of `test` whose
+prompts are answered, and ``answers_at_most``, so many of each kind by a batch's "rank".
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +30,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.checkpoints import from_plain
+from pl_pointwise.data import PADDING
 from pl_pointwise.errors import DataError, TrainingError
+from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.files import replaced_folder
 from pl_pointwise.model_card import write_card
 from pl_pointwise.own_hooks import part_of
@@ -36,7 +40,6 @@ from pl_pointwise.task import Batch, Metrics, notes_of
 from pl_pointwise.tasks.common.models import check_weights
 
 from .adapters import Lora, base_of_adapter, merged_model
-from .answering import CUT, Rate, real_samples
 from .calls import is_valid_call
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
@@ -56,6 +59,28 @@ from transformers import AutoTokenizer
 name = "PATH OR NAME OF THIS REPOSITORY"
 model, tokenizer = {kind}.from_pretrained(name), AutoTokenizer.from_pretrained(name)
 """
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A metric: the mean over the answers of an entry of theirs.
+
+    Args:
+        entry: of an answer, such as "refused"; answers without it are not counted.
+        value: what counts of it; of a flag 1 or 0.
+        kind: of the prompts, as ``prompt_kind`` names it; None for all.
+        higher_is_better: None for neither.
+    """
+
+    entry: str
+    value: Callable[[Any], float] = float
+    kind: str | None = None
+    higher_is_better: bool | None = True
+
+
+def real_samples(batch: Batch) -> list[tuple[int, int]]:
+    """(position in the batch, index) of the samples of a batch that do not only fill it."""
+    return [each for each in enumerate(batch["index"].tolist()) if each[1] != PADDING]
 
 
 class LanguageModelModule(PointwiseModule):
@@ -319,11 +344,13 @@ class LanguageModelModule(PointwiseModule):
 
     def evaluation_metrics(self) -> Metrics:
         """The KL of adapters, and rates of the generated answers."""
-        return {"kl": MeanMetric(), **{name: r.metric() for name, r in self._rates.items()}}
+        rates = {name: MeanBySample(r.higher_is_better) for name, r in self._rates.items()}
+        return {"kl": MeanMetric(), **rates}
 
     @property
     def _rates(self) -> dict[str, Rate]:
-        return {**self.rates, "cut": CUT} if self.rates else {}
+        """The task's, and with any the share of answers that stop only at the length limit."""
+        return {**self.rates, "cut": Rate("cut", higher_is_better=False)} if self.rates else {}
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str

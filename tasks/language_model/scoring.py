@@ -35,7 +35,7 @@ from pl_pointwise.tasks.common.agreement import (
 )
 
 from .batch import Pairs, collate_responses
-from .reference import ReferenceCache, adapters_off, base_of, head_is_adapted, reference_problem
+from .reference import ReferenceCache, adapters_off, base_of, is_adapted, reference_problem
 from .shared_prompt import Layout, install, layout_in_use, uninstall
 from .vocabulary import (
     CHUNK_ELEMENTS,
@@ -182,9 +182,10 @@ class ResponseScorer:
         """The same from hidden states at the predicting positions only, logits in chunks."""
         reference = None if wanted is None else self._reference_hidden(wanted)
         hidden = self._hidden(pairs)
-        head = VocabularyHead(base_of(self.model))
+        base = base_of(self.model)
+        head = VocabularyHead(base)
         options: dict[str, Any] = {"chunk_elements": self.chunk_elements, "leads": leads}
-        if head_is_adapted(self.model):
+        if is_adapted(base.get_output_embeddings()):  # Then it is not the reference's.
             options["reference_mode"] = partial(adapters_off, self.model)
         reference = None if reference is None else reference.to(hidden.dtype)
         if wanted is None or len(wanted.targets) == len(pairs.targets):

@@ -15,7 +15,6 @@ from pl_pointwise.tasks.language_model.preference_losses import (
     cpo_loss,
     dpo_loss,
     safe_dpo_loss,
-    safe_dpo_pairs,
     simpo_loss,
 )
 
@@ -116,11 +115,3 @@ def test_likelihoods_far_apart_stay_finite_in_float32(
         assert value.isfinite()
         assert chosen.grad is not None
         assert chosen.grad.isfinite().all()
-
-
-def test_safe_dpo_drops_two_unsafe_responses_and_turns_round_an_unsafe_winner() -> None:
-    chosen_unsafe = torch.tensor([False, False, True, True])
-    rejected_unsafe = torch.tensor([False, True, False, True])
-    keep, swap = safe_dpo_pairs(chosen_unsafe, rejected_unsafe)
-    assert keep.tolist() == [True, True, True, False]
-    assert swap.tolist() == [False, False, True, False]

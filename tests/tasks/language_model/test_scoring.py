@@ -292,28 +292,17 @@ def test_a_cache_in_bfloat16_moves_the_divergence_little_and_always_alike(
 def test_cache_on_disk_serves_later_runs_of_the_same_model_only(
     tmp_path: Path, make_model: Make, make_adapted: Adapt
 ) -> None:
-    ResponseScorer(
-        first := make_adapted(make_model("llama")),
-        method="shared_prompt",
-        cache=ReferenceCache(first, tmp_path, dtype=torch.float32),
-    )(make_batch())
-
-    # other adapters, other targets: the reference is the same
-    later = make_adapted(make_model("llama"), seed=9, target_modules=["q_proj"])
-    cache = ReferenceCache(later, tmp_path, dtype=torch.float32)
-    values = ResponseScorer(later, method="shared_prompt", cache=cache)(make_batch())
-    assert (cache.hits, cache.misses) == (6, 0)
-    expected = ResponseScorer(later, method="plain")(make_batch())
-    assert_same_values(values, expected)
-
-    model = make_model("llama")
+    changed = make_model("llama")
     with torch.no_grad():
-        model.model.layers[2].mlp.up_proj.weight[3, 4] += 1e-3
-    other = make_adapted(model)
-    cache = ReferenceCache(other, tmp_path, dtype=torch.float32)
-    values = ResponseScorer(other, method="shared_prompt", cache=cache)(make_batch())
-    assert (cache.hits, cache.misses) == (0, 6)
-    assert_same_values(values, ResponseScorer(other, method="plain")(make_batch()))
+        changed.model.layers[2].mlp.up_proj.weight[3, 4] += 1e-3
+    # Other adapters and other targets have the same reference.
+    later = make_adapted(make_model("llama"), seed=9, target_modules=["q_proj"])
+    first, other = make_adapted(make_model("llama")), make_adapted(changed)
+    for model, found in ((first, (0, 6)), (later, (6, 0)), (other, (0, 6))):
+        cache = ReferenceCache(model, tmp_path, dtype=torch.float32)
+        values = ResponseScorer(model, method="shared_prompt", cache=cache)(make_batch())
+        assert (cache.hits, cache.misses) == found
+        assert_same_values(values, ResponseScorer(model, method="plain")(make_batch()))
 
 
 def test_cache_misses_when_a_token_changes(make_model: Make, make_adapted: Adapt) -> None:

@@ -129,11 +129,6 @@ def test_plain_pairs_are_read() -> None:
 # Splitting and grouping ---------------------------------------------------------------------------
 
 
-def test_other_tools_make_another_prompt() -> None:
-    with_tools, alone = (parse_preference(preference_row(tools=t), "x") for t in ([TOOL], []))
-    assert with_tools.prompt != alone.prompt
-
-
 def test_grouping_gathers_the_rejected_answers_of_one_prompt_and_chosen_answer() -> None:
     rows = [parse_preference(row, "x") for row in preference_rows(3)]
     other = parse_preference(preference_row("0 + 0?", "cannot_answer", "direct"), "x")

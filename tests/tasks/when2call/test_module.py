@@ -153,7 +153,7 @@ def test_training_makes_chosen_responses_likely_and_keeps_rejected_ones_unlikely
     run = quiet_trainer(tmp_path, max_epochs=0)
     run.test(module, data, verbose=False)
     before = run.callback_metrics
-    run = quiet_trainer(tmp_path, max_epochs=30)
+    run = quiet_trainer(tmp_path, max_epochs=24)
     run.fit(module, data)
     run.test(module, data, verbose=False)
     after = run.callback_metrics
