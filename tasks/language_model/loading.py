@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import torch
 from peft import PeftModel, prepare_model_for_kbit_training
@@ -33,31 +32,23 @@ from .adapters import (
     repository_file,
     with_saved_adapter,
 )
-
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
+from .policy import Policy
 
 
 def load_language_model(
-    name: str,
-    *,
-    lora: Lora | None = None,
-    dtype: Dtype = "auto",
-    attention: Attention | None = None,
-    quantize_4bit: bool = False,
-    gradient_checkpointing: bool = False,
-    revision: str | None = None,
-    merge: bool = False,
+    policy: Policy | str, lora: Lora | None = None
 ) -> PreTrainedModel | PeftModel:
-    """A causal language model, with fresh adapters if asked for; then only they are trainable.
+    """The model of a policy or name, with fresh adapters if given; then only they are trainable.
 
-    The options are those of :class:`~.policy.Policy`. A PEFT adapter of this name is merged into
-    its base. Fresh adapters are in float32 even on a base in half precision; with ``merge``, and on
-    an adapter, those that cannot be merged are refused.
+    A PEFT adapter of this name is merged into its base. Fresh adapters are in float32 even on a
+    base in half precision; with ``merge_on_export``, and on an adapter, those that cannot be merged
+    are refused.
     """
+    own = Policy(policy) if isinstance(policy, str) else policy
+    name, revision, dtype = own.model_name, own.revision, own.dtype
     with loading(name):
         base = base_of_adapter(name, revision)
-        if base and quantize_4bit:
+        if base and own.quantize_4bit:
             raise ValueError(
                 f"{name} is an adapter, which cannot be merged into weights of 4 bits without "
                 "loss. Export it merged (merge_on_export), or set quantize_4bit to false."
@@ -67,21 +58,21 @@ def load_language_model(
             model_source(source),
             revision=of_base,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            attn_implementation=attention,
-            quantization_config=_four_bits() if quantize_4bit else None,
+            attn_implementation=own.attention,
+            quantization_config=_four_bits() if own.quantize_4bit else None,
             use_safetensors=True,
             trust_remote_code=False,
         )
         if base:
             model = with_saved_adapter(model, name, revision)
-    if quantize_4bit:
+    if own.quantize_4bit:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    if gradient_checkpointing:
+    if own.gradient_checkpointing:
         checkpoint_gradients(model)
     if lora is not None:
         names = set(model.state_dict())
         adapted = add_lora(model, lora)
-        if merge or base:
+        if own.merge_on_export or base:
             check_merging(adapted, names, lora)
         return adapted
     use_quick_dropout(model)

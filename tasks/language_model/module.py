@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -169,26 +169,18 @@ class LanguageModelModule(PointwiseModule):
         self.model_name, self.revision = policy.model_name, policy.revision
         self.chat_template = policy.chat_template
         self.template_arguments = policy.template_arguments
-        dtype = policy.dtype
-        if self.lora is None and dtype in ("bfloat16", "float16"):
+        if self.lora is None and policy.dtype == "auto":
+            policy = replace(policy, dtype="float32")
+        elif self.lora is None and policy.dtype != "float32":
             rank_zero_warn(
-                f"policy.lora=null with dtype: {dtype}: a step smaller than 1/256 of a weight is "
-                'lost in rounding. Leave dtype "auto" for float32 weights, and set '
+                f"policy.lora=null with dtype: {policy.dtype}: a step smaller than 1/256 of a "
+                'weight is lost in rounding. Leave dtype "auto" for float32 weights, and set '
                 "trainer.precision to bf16-mixed for the speed."
             )
         with torch.random.fork_rng(devices=[]):
             # What the model's files lack depends on the seed alone, not on what was drawn before.
             torch.default_generator.manual_seed(torch.initial_seed())
-            model = load_language_model(
-                policy.model_name,
-                lora=self.lora,
-                dtype="float32" if self.lora is None and dtype == "auto" else dtype,
-                attention=policy.attention,
-                quantize_4bit=policy.quantize_4bit,
-                gradient_checkpointing=policy.gradient_checkpointing,
-                revision=policy.revision,
-                merge=policy.merge_on_export,
-            )
+            model = load_language_model(policy, self.lora)
         # Loaded in evaluation mode, and Lightning keeps the mode it finds.
         self.model = model.train()
         self.scorer = ResponseScorer(model, policy.scoring_method)

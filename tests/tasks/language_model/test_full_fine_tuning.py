@@ -54,9 +54,6 @@ def test_training_moves_every_weight_and_the_checkpoint_holds_them(
     loaded = When2CallModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
     for name, weight in module.model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], weight), name
-    state = {name: w for name, w in module.state_dict().items() if "o_proj" not in name}
-    with pytest.raises(RuntimeError, match=r"missing model.*o_proj"):
-        loaded.load_state_dict(state)
 
 
 def test_what_needs_the_reference_is_refused_and_its_kl_not_reported(

@@ -133,7 +133,6 @@ TIED: dict[str, Any] = {"ensure_weight_tying": True}
     [
         ({"peft": TOKENS}, False, False),
         ({"peft": TOKENS}, True, True),
-        ({"peft": TOKENS, "use_rslora": True, "layers_to_transform": [1]}, True, True),
         ({"peft": TIED, "modules_to_save": ["embed_tokens"]}, True, True),
         ({"modules_to_save": ["norm"], "peft": {"use_dora": True}}, True, True),
         ({"modules_to_save": ["embed_tokens"]}, True, False),

@@ -428,11 +428,6 @@ def test_the_comparison_holds_one_sequences_logits_at_a_time(
     assert all(count == 1 and tokens < longest for count, tokens in shapes)
 
 
-def test_an_unknown_method_is_refused(make_model: Make) -> None:
-    with pytest.raises(ValueError, match="method='fastest'"):
-        ResponseScorer(make_model("llama"), method="fastest")
-
-
 def test_generation_is_what_it_was_after_sharing_prompts(make_model: Make) -> None:
     model = make_model("mistral").eval()
     ids = make_batch()["prompt_ids"][2:]

@@ -144,18 +144,13 @@ def test_a_batch_without_one_kind_gives_zero_and_a_gradient(
     assert (members["refuse"].item(), members["comply"].item()) == (row == 3, row == 0)
 
 
-def test_a_positive_tolerance_is_refused_with_the_sign_explained(language_model_folder) -> None:
-    """The paper prints 0.08 and 0.16."""
-    message = r"refuse_tolerance=0.16: .*never above 0. Give a negative number"
-    with pytest.raises(ValueError, match=message):
-        made(language_model_folder, refuse_tolerance=0.16)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"objective": "sft"}, "objective='sft'"),
         ({"constrain": "x"}, "constrain='x'"),
+        # The paper prints 0.08 and 0.16.
+        ({"refuse_tolerance": 0.16}, r"=0.16: .*never above 0. Give a negative number"),
         ({"evaluation": {"answer_in": ["tset"]}}, "answer_in='tset': choose one of test, train"),
     ],
 )
