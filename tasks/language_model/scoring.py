@@ -13,7 +13,7 @@ differentiable in the policy. Three scoring methods differ in cost and in nothin
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -284,13 +284,12 @@ def _summed(pairs: Pairs, wanted: Pairs | None, found: TokenStatistics) -> Respo
         padded, lengths = by_response(tokens, owners)
         return (sums := padded.sum(-1)), sums / lengths.clamp(min=1), lengths
 
-    *own, lengths = summed(found.log_likelihood, pairs)
-    lead = None
+    sums, means, lengths = summed(found.log_likelihood, pairs)
+    own = ResponseStatistics(sums, means, lengths)
     if found.lead is not None:
         least = by_response(found.lead, pairs, torch.inf)[0].amin(-1)
-        lead = torch.where(lengths > 0, least, 0)
+        own = replace(own, lead=torch.where(lengths > 0, least, 0))
     if wanted is None or found.divergence is None or found.reference is None:
-        return ResponseStatistics(*own, lengths, lead=lead)
-    _, divergence, _ = summed(found.divergence, wanted)
-    *reference, _ = summed(found.reference, wanted)
-    return ResponseStatistics(*own, lengths, divergence, *reference, lead)
+        return own
+    kl, (sums, means, _) = summed(found.divergence, wanted)[1], summed(found.reference, wanted)
+    return replace(own, kl=kl, reference_log_likelihood=sums, reference_mean_log_likelihood=means)

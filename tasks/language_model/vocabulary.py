@@ -178,8 +178,9 @@ class _WithGradient(torch.autograd.Function):
 
 def joined(pieces: Sequence[TokenStatistics]) -> TokenStatistics:
     """Statistics of tokens one after the other."""
-    columns = ([e for e in each if e is not None] for each in zip(*pieces, strict=True))
-    return TokenStatistics(*(torch.cat(each) if each else None for each in columns))
+    first, *others = zip(*pieces, strict=True)
+    known = ([each for each in column if each is not None] for column in others)
+    return TokenStatistics(torch.cat(first), *(torch.cat(each) if each else None for each in known))
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
