@@ -47,7 +47,7 @@ from .generation import Answers, Generation, generate_answers
 from .loading import load_language_model, load_tokenizer
 from .policy import Policy
 from .records import Record
-from .reference import ReferenceCache, belongs_to_adapter, caching_problem
+from .reference import ReferenceCache, belongs_to_adapter
 from .refusals import is_refusal
 from .roles import Requirement, divergence, drop, lead, mean_over
 from .scoring import ResponseScorer, ResponseStatistics
@@ -136,21 +136,22 @@ class LanguageModelModule(PointwiseModule):
         objective: str,
         training: Training,
     ) -> None:
-        own = {name: value for name, value in tolerances.items() if value is not None}
-        measured = {name: getattr(evaluation, f"{name}_tolerance") for name in own}
+        measured = {
+            name: getattr(evaluation, f"{name}_tolerance")
+            for name, value in tolerances.items()
+            if value is not None
+        }
 
-        def constraints(
-            prefix: str, tolerances: Mapping[str, float | None]
-        ) -> dict[str, Constraint]:
+        def constraints(prefix: str, of: Mapping[str, float | None]) -> dict[str, Constraint]:
             return {
                 name: self.requirements[name].constraint(f"{prefix}{name}_tolerance", value)
-                for name, value in tolerances.items()
+                for name, value in of.items()
                 if value is not None
             }
 
         super().__init__(
             formulation=formulation,
-            constraints=constraints("", own),
+            constraints=constraints("", tolerances),
             evaluation_constraints=constraints("evaluation.", measured),
             training=training,
         )
@@ -313,11 +314,11 @@ class LanguageModelModule(PointwiseModule):
         self.scorer.method = self.policy.scoring_method
         kept_in = self.policy.reference_cache
         if kept_in is not None and self.scorer.cache is None:
-            if problem := caching_problem(self.model):
-                rank_zero_warn(problem)
-            else:
+            try:
                 folder = None if kept_in == "memory" else kept_in
                 self.scorer.cache = ReferenceCache(self.model, folder)
+            except ValueError as problem:
+                rank_zero_warn(str(problem))
 
     @part_of("on_train_start")
     def _prepare_training(self) -> None:

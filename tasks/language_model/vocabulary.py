@@ -96,7 +96,7 @@ def chunked_token_statistics(
     def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> TokenStatistics:
         return token_statistics(head(hidden), targets, reference_logits(reference), leads)
 
-    size = max(1, chunk_elements // head.vocabulary)
+    size = max(1, chunk_elements // int(head.model.config.get_text_config().vocab_size))
     several = len(hidden) > size and torch.is_grad_enabled()
     at_once = several and hidden.requires_grad and head.frozen
     pieces: list[TokenStatistics] = []
@@ -230,10 +230,6 @@ class VocabularyHead:
             return False
         inside = set(self.decoder.parameters())
         return not any(p.requires_grad for p in self.model.parameters() if p not in inside)
-
-    @property
-    def vocabulary(self) -> int:
-        return int(self.model.config.get_text_config().vocab_size)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         outputs = _DecoderOutputs(last_hidden_state=hidden[None])

@@ -251,7 +251,6 @@ def test_questions_need_no_answers(language_model_folder, tmp_path) -> None:
     ("options", "message"),
     [
         ({"schema": "x"}, "schema='x'"),
-        ({"preparation": {"invalid": "x"}}, "invalid='x'"),
         ({"source": "files"}, "needs train_file"),
         ({"train_file": "t.jsonl"}, "takes no files"),
         ({"preparation": {"val_fraction": 1.0}}, "val_fraction"),
