@@ -70,9 +70,8 @@ def test_what_needs_the_reference_is_refused_and_its_kl_not_reported(
         quiet_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
-@pytest.mark.parametrize("kind", [When2CallModule, SafetyModule])
-def test_the_export_is_a_plain_model(kind, language_model_folder, tmp_path) -> None:
-    module = make_module(kind, language_model_folder, FAST, True, lora=None)
+def test_the_export_is_a_plain_model(language_model_folder, tmp_path) -> None:
+    module = make_module(SafetyModule, language_model_folder, FAST, True, lora=None)
     path = module.export(tmp_path / "export")
     assert not list(path.glob("adapter*"))
     loaded = AutoModelForCausalLM.from_pretrained(path, use_safetensors=True).eval()

@@ -96,17 +96,10 @@ def test_each_prompt_has_numbers_of_its_own_whatever_the_default_type(make_model
         torch.set_default_dtype(before)
 
 
-def test_a_generated_draw_is_one_the_settings_allow(make_model) -> None:
-    """Each token is among the k likeliest where it stands, and not always the likeliest."""
+def test_a_draw_of_the_likeliest_alone_is_greedy(make_model) -> None:
     model = make_model("llama").eval()
-    ranks = []
-    for prompt, answer in zip(prompts_of(), answers(model, DRAWN), strict=True):
-        for place, token in enumerate(answer):
-            logits = next_logits(model, prompt + answer[:place])
-            ranks.append(int((logits > logits[token]).sum()))
-    assert 0 < max(ranks) < 20
     one = Generation(max_new_tokens=9, sample=True, top_k=1)
-    assert answers(model, one) == answers(model, GREEDY)
+    assert answers(model, one) == answers(model, GREEDY) != answers(model, DRAWN)
 
 
 @pytest.mark.parametrize("top_k", [0, 5, 500])
