@@ -55,6 +55,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     """Seconds a step, samples and prompt tokens a second, and the process's peak of memory."""
     from pl_pointwise.tasks.language_model.adapters import Lora
     from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
+    from pl_pointwise.tasks.language_model.policy import Policy
     from pl_pointwise.tasks.language_model.reference import ReferenceCache
     from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 
@@ -62,7 +63,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = str(arguments.model)
-    model = load_language_model(name, lora=Lora(), dtype=arguments.dtype).to(device).train()
+    model = load_language_model(Policy(name, dtype=arguments.dtype), Lora()).to(device).train()
     batches = _batches(arguments, load_tokenizer(name), device)
     cache = None
     if arguments.cache:

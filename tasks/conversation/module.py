@@ -35,11 +35,10 @@ from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.step import judged_values
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.answering import Rate
 from pl_pointwise.tasks.language_model.calls import call_report
 from pl_pointwise.tasks.language_model.generation import text_of_response
 from pl_pointwise.tasks.language_model.messages import parts_of
-from pl_pointwise.tasks.language_model.module import LanguageModelModule
+from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import PreferenceLosses, preference_loss
 from pl_pointwise.tasks.language_model.records import Record

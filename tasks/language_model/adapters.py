@@ -8,13 +8,14 @@ from collections.abc import Mapping, Set
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
@@ -25,7 +26,6 @@ from pl_pointwise.tasks.common.models import model_source
 
 from .vocabulary import decoder_of
 
-M = TypeVar("M", bound=nn.Module)
 ATTENTION = "attention"
 _LINEAR = (nn.Linear, Conv1D)
 
@@ -136,9 +136,11 @@ def _other_linear_layers(model: nn.Module) -> list[str]:
     found = []
     for path, part in model.named_modules():
         if isinstance(part, _LINEAR) and type(part).__module__.startswith("transformers.models."):
-            probe = torch.empty(2, part.weight.shape[1], device="meta", dtype=part.weight.dtype)
+            weights = {name: weight.to("meta") for name, weight in part.state_dict().items()}
             with suppress(Exception):  # Its forward is anything.
-                result = _copy_on(part, "meta")(probe)
+                result = functional_call(
+                    part, weights, weights["weight"].new_empty(2, part.weight.shape[1])
+                )
                 if isinstance(result, Tensor) and result.shape == (2, part.weight.shape[0]):
                     continue
             found.append(path)
@@ -173,12 +175,13 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
 # Adapters that are already trained ----------------------------------------------------------------
 
 
-def saved_adapter(name: str, revision: str | None = None) -> PeftConfig | None:
-    """The configuration of the adapter in a folder or hub repository; None if it holds none."""
+def base_of_adapter(name: str, revision: str | None = None) -> tuple[str, str | None] | None:
+    """(name, revision) of the base of a saved adapter; None where ``name`` holds none."""
     path = repository_file(name, "adapter_config.json", revision)
     if path is None:
         return None
-    return PeftConfig.from_pretrained(path.removesuffix("adapter_config.json"))
+    config = PeftConfig.from_pretrained(path.removesuffix("adapter_config.json"))
+    return str(config.base_model_name_or_path), config.revision
 
 
 def repository_file(name: str, file: str, revision: str | None = None) -> str | None:
@@ -216,7 +219,10 @@ def merged_model(model: PeftModel, device: str = "cpu") -> PreTrainedModel:
     What no adapter changes shares its memory with ``model`` where that is on ``device``. On "meta"
     nothing is computed: it shows whether PEFT can merge, and into which names.
     """
-    copy = _copy_on(model, device)
+    memo: dict[int, Any] = {id(each): each.to(device) for each in model.buffers()}
+    for weight in model.parameters():
+        memo[id(weight)] = nn.Parameter(weight.detach().to(device), requires_grad=False)
+    copy = deepcopy(model, memo)
     for part in copy.modules():
         if isinstance(part, BaseTunerLayer):  # Merged in place, and tied weights one by one.
             layer = part.get_base_layer()
@@ -248,11 +254,3 @@ def check_merging(model: PeftModel, names: Set[str], lora: Lora) -> None:
             f"merge_on_export, or an adapter as model_name: adapters with lora.peft={lora.peft} "
             f"cannot be merged: {problem} Leave such options out, or export the adapter alone."
         )
-
-
-def _copy_on(module: M, device: str) -> M:
-    """A copy with frozen weights on a device, those that are there already shared."""
-    memo: dict[int, Any] = {id(each): each.to(device) for each in module.buffers()}
-    for weight in module.parameters():
-        memo[id(weight)] = nn.Parameter(weight.detach().to(device), requires_grad=False)
-    return deepcopy(module, memo)

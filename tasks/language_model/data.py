@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
@@ -23,13 +23,10 @@ from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
 from .loading import load_tokenizer
 from .messages import answer_text, turn_text
-from .records import Record
 from .roles import collate_rows
 
 Needs = Mapping[str, tuple[str, ...]]
 """Data sets by stage."""
-
-R = TypeVar("R", bound=Record)
 
 
 @dataclass
@@ -253,8 +250,8 @@ class ResponseDataModule(PointwiseDataModule):
         )
 
     def _split(
-        self, read: Mapping[str, list[R]], files: Mapping[str, str | None]
-    ) -> dict[str, list[R]]:
+        self, read: Mapping[str, list[Any]], files: Mapping[str, str | None]
+    ) -> dict[str, list[Any]]:
         """All splits: those that were read, and those held out of the training records."""
         shares = {"val": self.preparation.val_fraction, "test": self.preparation.test_fraction}
         return with_held_out(read, shares, self.seed, files)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import torch
 from peft import PeftModel, prepare_model_for_kbit_training
@@ -28,62 +27,52 @@ from pl_pointwise.tasks.common.models import loading, model_source
 from .adapters import (
     Lora,
     add_lora,
+    base_of_adapter,
     check_merging,
     repository_file,
-    saved_adapter,
     with_saved_adapter,
 )
-
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
+from .policy import Policy
 
 
 def load_language_model(
-    name: str,
-    *,
-    lora: Lora | None = None,
-    dtype: Dtype = "auto",
-    attention: Attention | None = None,
-    quantize_4bit: bool = False,
-    gradient_checkpointing: bool = False,
-    revision: str | None = None,
-    merge: bool = False,
+    policy: Policy | str, lora: Lora | None = None
 ) -> PreTrainedModel | PeftModel:
-    """A causal language model, with fresh adapters if asked for; then only they are trainable.
+    """The model of a policy or name, with fresh adapters if given; then only they are trainable.
 
-    The options are those of :class:`~.policy.Policy`. A PEFT adapter of this name is merged into
-    its base. Fresh adapters are in float32 even on a base in half precision; with ``merge``, and on
-    an adapter, those that cannot be merged are refused.
+    A PEFT adapter of this name is merged into its base. Fresh adapters are in float32 even on a
+    base in half precision; with ``merge_on_export``, and on an adapter, those that cannot be merged
+    are refused.
     """
+    own = Policy(policy) if isinstance(policy, str) else policy
+    name, revision, dtype = own.model_name, own.revision, own.dtype
     with loading(name):
-        adapter = saved_adapter(name, revision)
-        base, base_revision = name, revision
-        if adapter is not None:
-            base, base_revision = str(adapter.base_model_name_or_path), adapter.revision
-            if quantize_4bit:
-                raise ValueError(
-                    f"{name} is an adapter, which cannot be merged into weights of 4 bits without "
-                    "loss. Export it merged (merge_on_export), or set quantize_4bit to false."
-                )
+        base = base_of_adapter(name, revision)
+        if base and own.quantize_4bit:
+            raise ValueError(
+                f"{name} is an adapter, which cannot be merged into weights of 4 bits without "
+                "loss. Export it merged (merge_on_export), or set quantize_4bit to false."
+            )
+        source, of_base = base or (name, revision)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model_source(base),
-            revision=base_revision,
+            model_source(source),
+            revision=of_base,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            attn_implementation=attention,
-            quantization_config=_four_bits() if quantize_4bit else None,
+            attn_implementation=own.attention,
+            quantization_config=_four_bits() if own.quantize_4bit else None,
             use_safetensors=True,
             trust_remote_code=False,
         )
-        if adapter is not None:
+        if base:
             model = with_saved_adapter(model, name, revision)
-    if quantize_4bit:
+    if own.quantize_4bit:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    if gradient_checkpointing:
+    if own.gradient_checkpointing:
         checkpoint_gradients(model)
     if lora is not None:
         names = set(model.state_dict())
         adapted = add_lora(model, lora)
-        if merge or adapter is not None:
+        if own.merge_on_export or base:
             check_merging(adapted, names, lora)
         return adapted
     use_quick_dropout(model)
@@ -93,13 +82,9 @@ def load_language_model(
 def model_type(name: str) -> str:
     """The architecture of a model, or of an adapter's base, by its configuration."""
     with loading(name):
-        adapter = saved_adapter(name, None)
-        base, revision = name, None
-        if adapter is not None:
-            base, revision = str(adapter.base_model_name_or_path), adapter.revision
-        config = AutoConfig.from_pretrained(
-            model_source(base), revision=revision, trust_remote_code=False
-        )
+        base, revision = base_of_adapter(name) or (name, None)
+        source = model_source(base)
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     return str(config.model_type)
 
 
@@ -121,9 +106,9 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; a :class:`~.conversations.ConversationEncoder` checks it."""
     with loading(name):
-        adapter = saved_adapter(name, revision)
-        if adapter is not None and not repository_file(name, "tokenizer_config.json", revision):
-            name, revision = str(adapter.base_model_name_or_path), adapter.revision
+        base = base_of_adapter(name, revision)
+        if base and not repository_file(name, "tokenizer_config.json", revision):
+            name, revision = base
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             model_source(name), revision=revision, trust_remote_code=False
         )

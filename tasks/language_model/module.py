@@ -7,42 +7,80 @@ With s̄(y) the mean log-likelihood of a response's tokens under the policy π,
 
 The reference π_ref is the same model without its adapters, so there is none where all weights are
 trained. A task is a table of requirements (roles.py), and perhaps a loss, metrics and rates of
-generated answers (answering.py) of its own.
+generated answers of its own; then its evaluation has ``answer_in``, the data sets of `test` whose
+prompts are answered, and ``answers_at_most``, so many of each kind by a batch's "rank".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from peft import PeftModel
 from torch import Tensor
 from torchmetrics import MeanMetric
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.checkpoints import from_plain
+from pl_pointwise.data import PADDING
 from pl_pointwise.errors import DataError, TrainingError
+from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.files import replaced_folder
+from pl_pointwise.model_card import write_card
 from pl_pointwise.own_hooks import part_of
-from pl_pointwise.task import Batch, Metrics
+from pl_pointwise.task import Batch, Metrics, notes_of
+from pl_pointwise.tasks.common.models import check_weights
 
-from .adapters import Lora
-from .answering import Rate, answer_batch, finish_answers, rates_of, real_samples
+from .adapters import Lora, base_of_adapter, merged_model
 from .calls import is_valid_call
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
-from .export import export_policy
 from .generation import Answers, Generation, generate_answers
 from .loading import load_language_model, load_tokenizer
 from .policy import Policy
 from .records import Record
-from .reference import ReferenceCache, belongs_to_adapter, caching_problem
+from .reference import ReferenceCache, belongs_to_adapter
 from .refusals import is_refusal
 from .roles import Requirement, divergence, drop, lead, mean_over
 from .scoring import ResponseScorer, ResponseStatistics
+
+USAGE = """
+from {package} import {kind}
+from transformers import AutoTokenizer
+
+name = "PATH OR NAME OF THIS REPOSITORY"
+model, tokenizer = {kind}.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+"""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A metric: the mean over the answers of an entry of theirs.
+
+    Args:
+        entry: of an answer, such as "refused"; answers without it are not counted.
+        value: what counts of it; of a flag 1 or 0.
+        kind: of the prompts, as ``prompt_kind`` names it; None for all.
+        higher_is_better: None for neither.
+    """
+
+    entry: str
+    value: Callable[[Any], float] = float
+    kind: str | None = None
+    higher_is_better: bool | None = True
+
+
+def real_samples(batch: Batch) -> list[tuple[int, int]]:
+    """(position in the batch, index) of the samples of a batch that do not only fill it."""
+    return [each for each in enumerate(batch["index"].tolist()) if each[1] != PADDING]
 
 
 class LanguageModelModule(PointwiseModule):
@@ -98,21 +136,22 @@ class LanguageModelModule(PointwiseModule):
         objective: str,
         training: Training,
     ) -> None:
-        own = {name: value for name, value in tolerances.items() if value is not None}
-        measured = {name: getattr(evaluation, f"{name}_tolerance") for name in own}
+        measured = {
+            name: getattr(evaluation, f"{name}_tolerance")
+            for name, value in tolerances.items()
+            if value is not None
+        }
 
-        def constraints(
-            prefix: str, tolerances: Mapping[str, float | None]
-        ) -> dict[str, Constraint]:
+        def constraints(prefix: str, of: Mapping[str, float | None]) -> dict[str, Constraint]:
             return {
                 name: self.requirements[name].constraint(f"{prefix}{name}_tolerance", value)
-                for name, value in tolerances.items()
+                for name, value in of.items()
                 if value is not None
             }
 
         super().__init__(
             formulation=formulation,
-            constraints=constraints("", own),
+            constraints=constraints("", tolerances),
             evaluation_constraints=constraints("evaluation.", measured),
             training=training,
         )
@@ -131,26 +170,18 @@ class LanguageModelModule(PointwiseModule):
         self.model_name, self.revision = policy.model_name, policy.revision
         self.chat_template = policy.chat_template
         self.template_arguments = policy.template_arguments
-        dtype = policy.dtype
-        if self.lora is None and dtype in ("bfloat16", "float16"):
+        if self.lora is None and policy.dtype == "auto":
+            policy = replace(policy, dtype="float32")
+        elif self.lora is None and policy.dtype != "float32":
             rank_zero_warn(
-                f"policy.lora=null with dtype: {dtype}: a step smaller than 1/256 of a weight is "
-                'lost in rounding. Leave dtype "auto" for float32 weights, and set '
+                f"policy.lora=null with dtype: {policy.dtype}: a step smaller than 1/256 of a "
+                'weight is lost in rounding. Leave dtype "auto" for float32 weights, and set '
                 "trainer.precision to bf16-mixed for the speed."
             )
         with torch.random.fork_rng(devices=[]):
             # What the model's files lack depends on the seed alone, not on what was drawn before.
             torch.default_generator.manual_seed(torch.initial_seed())
-            model = load_language_model(
-                policy.model_name,
-                lora=self.lora,
-                dtype="float32" if self.lora is None and dtype == "auto" else dtype,
-                attention=policy.attention,
-                quantize_4bit=policy.quantize_4bit,
-                gradient_checkpointing=policy.gradient_checkpointing,
-                revision=policy.revision,
-                merge=policy.merge_on_export,
-            )
+            model = load_language_model(policy, self.lora)
         # Loaded in evaluation mode, and Lightning keeps the mode it finds.
         self.model = model.train()
         self.scorer = ResponseScorer(model, policy.scoring_method)
@@ -283,11 +314,11 @@ class LanguageModelModule(PointwiseModule):
         self.scorer.method = self.policy.scoring_method
         kept_in = self.policy.reference_cache
         if kept_in is not None and self.scorer.cache is None:
-            if problem := caching_problem(self.model):
-                rank_zero_warn(problem)
-            else:
+            try:
                 folder = None if kept_in == "memory" else kept_in
                 self.scorer.cache = ReferenceCache(self.model, folder)
+            except ValueError as problem:
+                rank_zero_warn(str(problem))
 
     @part_of("on_train_start")
     def _prepare_training(self) -> None:
@@ -306,7 +337,13 @@ class LanguageModelModule(PointwiseModule):
 
     def evaluation_metrics(self) -> Metrics:
         """The KL of adapters, and rates of the generated answers."""
-        return {"kl": MeanMetric(), **{name: r.metric() for name, r in rates_of(self).items()}}
+        rates = {name: MeanBySample(r.higher_is_better) for name, r in self._rates.items()}
+        return {"kl": MeanMetric(), **rates}
+
+    @property
+    def _rates(self) -> dict[str, Rate]:
+        """The task's, and with any the share of answers that stop only at the length limit."""
+        return {**self.rates, "cut": Rate("cut", higher_is_better=False)} if self.rates else {}
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
@@ -315,7 +352,39 @@ class LanguageModelModule(PointwiseModule):
         carries = self.compared(batch).any(1).to(real.device) & real
         if outputs.kl is not None and carries.any():
             metrics["kl"].update(self._divergence(outputs, batch)[carries])
-        answer_batch(self, metrics, batch, stage)
+        if stage in self._answered:
+            self._answer(metrics, batch, stage)
+
+    @property
+    def _answered(self) -> list[str]:
+        """The data sets of this pass whose prompts are answered: none in validation in training."""
+        wanted = self.evaluation.answer_in if self.rates else []
+        if self.trainer.state.fn == TrainerFn.VALIDATING:
+            return ["val"] if "test" in wanted else []
+        return list(wanted) if self.trainer.testing else []
+
+    def _answer(self, metrics: Metrics, batch: Batch, stage: str) -> None:
+        """Answers the prompts of a batch that are among the first of their kind, and counts."""
+        if not metrics["cut"].update_called:  # Fresh metrics: another pass.
+            self.answers[stage] = []
+        limit, ranks = self.evaluation.answers_at_most, batch["rank"].tolist()
+        asked = [each for each in real_samples(batch) if limit is None or ranks[each[0]] < limit]
+        if not asked:
+            return
+        new = self.batch_answers(batch, asked, stage)
+        self.answers[stage] += new
+        kinds = [self.prompt_kind(batch["records"][row]) for row, _ in asked]
+        for name, rate in self._rates.items():
+            counted = [
+                answer
+                for answer, kind in zip(new, kinds, strict=True)
+                if rate.kind in (None, kind) and rate.entry in answer
+            ]
+            if counted:
+                index = torch.tensor([answer["index"] for answer in counted])
+                values = torch.tensor([float(rate.value(answer[rate.entry])) for answer in counted])
+                device = metrics[name].device
+                metrics[name].update(index.to(device), values.to(device))
 
     def prompt_kind(self, record: Record) -> str:
         """The kind of a prompt, of which some rates are."""
@@ -337,7 +406,33 @@ class LanguageModelModule(PointwiseModule):
 
     def finish_evaluation_metrics(self, metrics: dict[str, Metrics]) -> None:
         """Writes the answers to ``answers/<data set>.jsonl``; none of a confidential model."""
-        finish_answers(self, metrics)
+        answered = {name: metrics[name] for name in metrics if name in self._answered}
+        if not answered and not self.trainer.testing:  # A validation during training.
+            return
+        self.answers = {
+            name: self.answers[name] if of_it["cut"].update_called else []
+            for name, of_it in answered.items()
+        }
+        if not notes_of(self).confidential:
+            self.report_answers({name: self._write_answers(name) for name in answered})
+
+    def _write_answers(self, stage: str) -> list[dict[str, Any]]:
+        """Writes the answers of all ranks to one data set, and returns them by index."""
+        gathered = [self.answers[stage]] * self.trainer.world_size
+        if len(gathered) > 1:
+            torch.distributed.all_gather_object(gathered, self.answers[stage])
+        answers = [answer for of_rank in gathered for answer in of_rank]
+        answers.sort(key=lambda answer: int(answer["index"]))
+        if self.trainer.is_global_zero:
+            path = Path(self.trainer.default_root_dir) / "answers" / f"{stage}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
+            path.write_text("".join(lines), encoding="utf-8")
+            cut = sum(answer["cut"] for answer in answers)
+            rank_zero_info(
+                f"{stage}: {len(answers):,} answers, {cut:,} of them cut, are in {path}."
+            )
+        return answers
 
     def predict_step(
         self, batch: Batch, batch_idx: int = 0, dataloader_idx: int = 0
@@ -368,9 +463,7 @@ class LanguageModelModule(PointwiseModule):
     ) -> Answers:
         """An answer to each prompt, (B, P) padded on the right, of the policy or the reference."""
         padded = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
-        return self._answers([ids[:length] for ids, length in padded], reference=reference)
-
-    def _answers(self, prompts: Sequence[Sequence[int]], reference: bool = False) -> Answers:
+        prompts = [ids[:length] for ids, length in padded]
         return generate_answers(
             self.model, self.encoder, prompts, self.generation, reference=reference
         )
@@ -390,7 +483,10 @@ class LanguageModelModule(PointwiseModule):
             for each, own in zip(prompts, tools, strict=True)
         ]
         encoded = self.encoder.encode(texts, [[] for _ in texts])
-        answers = self._answers([prompt for prompt, _ in encoded], reference)
+        ids = [prompt for prompt, _ in encoded]
+        answers = generate_answers(
+            self.model, self.encoder, ids, self.generation, reference=reference
+        )
         return [
             {"answer": text, "refused": is_refusal(text), "cut": cut}
             | ({"valid_call": is_valid_call(text, own)} if own and self.encoder.reads_calls else {})
@@ -404,7 +500,35 @@ class LanguageModelModule(PointwiseModule):
         `AutoModelForCausalLM` loads, with ``merge_on_export``, without adapters, and where the base
         is itself an adapter on another.
         """
-        return export_policy(self, Path(path))
+        model, whole = self.model, self.policy.merge_on_export
+        if not isinstance(model, PeftModel):
+            whole = True
+        elif not whole and base_of_adapter(self.model_name, self.revision):
+            whole = True  # An adapter file can name a base, but not two adapters.
+            rank_zero_info(
+                f"{self.model_name} is an adapter itself, so the whole model is exported, with "
+                "both adapters merged into it."
+            )
+        package = "transformers" if whole else "peft"
+        kind = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
+        with replaced_folder(Path(path)) as folder:
+            if isinstance(model, PeftModel) and not whole:
+                model.active_peft_config.revision = self.revision  # of the base
+                model.save_pretrained(folder)
+            else:
+                merged = merged_model(model) if isinstance(model, PeftModel) else model
+                merged.save_pretrained(folder)
+                check_weights(AutoModelForCausalLM, folder)
+            self.tokenizer.save_pretrained(folder)
+            write_card(
+                self,
+                folder,
+                library_name=package,
+                pipeline_tag="text-generation",
+                base_model=self.model_name,
+                usage=USAGE.format(package=package, kind=kind),
+            )
+        return Path(path)
 
     # The state: what is trained, and nothing of the frozen base -----------------------------------
 

@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 from .adapters import Lora
 from .generation import Generation
-from .loading import Attention, Dtype
 from .scoring import ScoringMethod
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 
 
 @dataclass

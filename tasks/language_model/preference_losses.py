@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -95,22 +94,13 @@ def safe_dpo_loss(
 ) -> Tensor:
     """−log σ(β(r_w − r_l) − (h_l − h_w)Δ), of sums.  Kim et al., SafeDPO, 2025.
 
-    On pairs that :func:`safe_dpo_pairs` has put in order. h, bool, marks an unsafe response: the
-    margin Δ ≥ 0 counts only where a safe response stands against an unsafe one.
+    On pairs put in order as the paper does (``preference_pairs`` of safety/records.py). h, bool,
+    marks an unsafe response: the margin Δ ≥ 0 counts only where a safe response stands against an
+    unsafe one.
     """
     ratio = (chosen - reference_chosen) - (rejected - reference_rejected)
     offset = rejected_unsafe.to(ratio.dtype) - chosen_unsafe.to(ratio.dtype)
     return -logsigmoid(beta * ratio - margin * offset)
-
-
-def safe_dpo_pairs(chosen_unsafe: Tensor, rejected_unsafe: Tensor) -> tuple[Tensor, Tensor]:
-    """Which pairs Safe-DPO keeps, and which of them it turns round; all (B,) bool.
-
-    A pair of two unsafe responses is dropped; where only the chosen one is unsafe the two change
-    places; the others stay.
-    """
-    keep = ~(chosen_unsafe & rejected_unsafe)
-    return keep, torch.logical_and(chosen_unsafe, ~rejected_unsafe)
 
 
 @dataclass

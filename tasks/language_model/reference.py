@@ -87,11 +87,6 @@ def caching_problem(model: nn.Module) -> str | None:
     return None
 
 
-def head_is_adapted(model: nn.Module) -> bool:
-    """Whether the vocabulary layer itself differs between policy and reference."""
-    return is_adapted(base_of(model).get_output_embeddings())
-
-
 def is_adapted(module: object) -> bool:
     return isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
 

@@ -13,7 +13,7 @@ differentiable in the policy. Three scoring methods differ in cost and in nothin
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -35,7 +35,7 @@ from pl_pointwise.tasks.common.agreement import (
 )
 
 from .batch import Pairs, collate_responses
-from .reference import ReferenceCache, adapters_off, base_of, head_is_adapted, reference_problem
+from .reference import ReferenceCache, adapters_off, base_of, is_adapted, reference_problem
 from .shared_prompt import Layout, install, layout_in_use, uninstall
 from .vocabulary import (
     CHUNK_ELEMENTS,
@@ -135,7 +135,7 @@ class ResponseScorer:
         with evaluation_mode(self.model), torch.no_grad():
             singly = [pairs.only({place}) for place in pairs.places]
             found = joined([self._plain(pair, pair if own else None) for pair in singly])
-            plain = _values(_summed(pairs, wanted, *found))
+            plain = _values(_summed(pairs, wanted, found))
             for method in methods:
                 try:
                     trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
@@ -158,10 +158,10 @@ class ResponseScorer:
         self, pairs: Pairs, wanted: Pairs | None, leads: bool = False
     ) -> ResponseStatistics:
         way = self._plain if self.method == "plain" else self._chunked
-        return _summed(pairs, wanted, *way(pairs, wanted, leads))
+        return _summed(pairs, wanted, way(pairs, wanted, leads))
 
     def _plain(self, pairs: Pairs, wanted: Pairs | None, leads: bool = False) -> TokenStatistics:
-        """Per-token statistics (n,), (m,), (m,), (n,) from full logits; the others' yardstick."""
+        """From full logits; the others' yardstick."""
 
         def logits_of(pairs: Pairs) -> Tensor:
             ids, mask, predicting = pairs.sequences()
@@ -170,44 +170,35 @@ class ResponseScorer:
             return found
 
         logits = logits_of(pairs)
-        log_likelihood, kl, reference_ll, lead = token_statistics(
-            logits, pairs.targets, leads=leads
-        )
-        if wanted is not None:
-            with adapters_off(self.model):
-                reference = logits_of(wanted)
-            chosen = logits[wanted.within(pairs)]
-            _, kl, reference_ll, _ = token_statistics(chosen, wanted.targets, reference)
-        return log_likelihood, kl, reference_ll, lead
+        found = token_statistics(logits, pairs.targets, leads=leads)
+        if wanted is None:
+            return found
+        with adapters_off(self.model):
+            reference = logits_of(wanted)
+        some = token_statistics(logits[wanted.within(pairs)], wanted.targets, reference)
+        return found._replace(divergence=some.divergence, reference=some.reference)
 
     def _chunked(self, pairs: Pairs, wanted: Pairs | None, leads: bool = False) -> TokenStatistics:
         """The same from hidden states at the predicting positions only, logits in chunks."""
         reference = None if wanted is None else self._reference_hidden(wanted)
         hidden = self._hidden(pairs)
-        head = VocabularyHead(base_of(self.model))
+        base = base_of(self.model)
+        head = VocabularyHead(base)
         options: dict[str, Any] = {"chunk_elements": self.chunk_elements, "leads": leads}
-        if head_is_adapted(self.model):
+        if is_adapted(base.get_output_embeddings()):  # Then it is not the reference's.
             options["reference_mode"] = partial(adapters_off, self.model)
         reference = None if reference is None else reference.to(hidden.dtype)
         if wanted is None or len(wanted.targets) == len(pairs.targets):
             return chunked_token_statistics(head, hidden, pairs.targets, reference, **options)
         others = pairs.only(set(pairs.places) - set(wanted.places))
         # Not by a bool mask, whose count of tokens the host would wait for.
-        asked, left = wanted.within(pairs), others.within(pairs)
-        some, kl, reference_ll, lead = chunked_token_statistics(
-            head, hidden.index_select(0, asked), wanted.targets, reference, **options
-        )
-        rest, _, _, led = chunked_token_statistics(
-            head, hidden.index_select(0, left), others.targets, None, **options
-        )
-
-        def merged(some: Tensor, rest: Tensor) -> Tensor:
-            whole = some.new_zeros(len(hidden)).index_copy(0, asked, some)
-            return whole.index_copy(0, left, rest)
-
-        if lead is not None and led is not None:
-            lead = merged(lead, led)
-        return merged(some, rest), kl, reference_ll, lead
+        order = torch.cat([wanted.within(pairs), others.within(pairs)])
+        rows, back = hidden.index_select(0, order), order.argsort()
+        targets = pairs.targets.index_select(0, order)
+        found = chunked_token_statistics(head, rows, targets, reference, **options)
+        lead = None if found.lead is None else found.lead.index_select(0, back)
+        likelihood = found.log_likelihood.index_select(0, back)
+        return found._replace(log_likelihood=likelihood, lead=lead)
 
     def _hidden(self, pairs: Pairs) -> Tensor:
         """Last hidden states (n, H) at the places that predict a response token."""
@@ -281,34 +272,24 @@ def _values_of_clone(clone: nn.Module, method: ScoringMethod) -> Values:
     return _values(scorer._statistics(pairs, pairs))
 
 
-def _summed(
-    pairs: Pairs,
-    wanted: Pairs | None,
-    log_likelihood: Tensor,
-    kl: Tensor | None = None,
-    reference_log_likelihood: Tensor | None = None,
-    lead: Tensor | None = None,
-) -> ResponseStatistics:
-    """Sums, means and least ones over a response's tokens, (n,), or (m,) for what is wanted."""
+def _summed(pairs: Pairs, wanted: Pairs | None, found: TokenStatistics) -> ResponseStatistics:
+    """Sums, means and least ones over the tokens of each response, 0 where there is none."""
 
-    def per_response(tokens: Tensor, owners: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+    def by_response(tokens: Tensor, owners: Pairs, filler: float = 0) -> tuple[Tensor, Tensor]:
         lengths = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
-        places = torch.arange(owners.widths[1], device=tokens.device)
-        mask = places < lengths[..., None]  # (B, R, T)
-        sums = tokens.new_zeros(mask.shape).masked_scatter(mask, tokens).sum(-1)
-        return sums, sums / lengths.clamp(min=1), lengths
+        mask = torch.arange(owners.widths[1], device=tokens.device) < lengths[..., None]
+        return tokens.new_full(mask.shape, filler).masked_scatter(mask, tokens), lengths
 
-    found = per_response(log_likelihood, pairs)
-    least = None if lead is None else _least(lead, found[2])
-    if wanted is None or kl is None or reference_log_likelihood is None:
-        return ResponseStatistics(*found, lead=least)
-    divergence = per_response(kl, wanted)[1]
-    reference = per_response(reference_log_likelihood, wanted)[:2]
-    return ResponseStatistics(*found, divergence, *reference, least)
+    def summed(tokens: Tensor, owners: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+        padded, lengths = by_response(tokens, owners)
+        return (sums := padded.sum(-1)), sums / lengths.clamp(min=1), lengths
 
-
-def _least(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """The least of each response's tokens: (n,), (B, R) → (B, R), 0 where there is no response."""
-    mask = torch.arange(int(lengths.max()), device=tokens.device) < lengths[..., None]
-    padded = tokens.new_full(mask.shape, torch.inf).masked_scatter(mask, tokens)
-    return torch.where(lengths > 0, padded.amin(-1), 0)
+    sums, means, lengths = summed(found.log_likelihood, pairs)
+    own = ResponseStatistics(sums, means, lengths)
+    if found.lead is not None:
+        least = by_response(found.lead, pairs, torch.inf)[0].amin(-1)
+        own = replace(own, lead=torch.where(lengths > 0, least, 0))
+    if wanted is None or found.divergence is None or found.reference is None:
+        return own
+    kl, (sums, means, _) = summed(found.divergence, wanted)[1], summed(found.reference, wanted)
+    return replace(own, kl=kl, reference_log_likelihood=sums, reference_mean_log_likelihood=means)

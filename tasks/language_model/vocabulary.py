@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +32,16 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pl_pointwise.errors import UnsupportedError
 
-# (n,) log-likelihood, KL, log-likelihood under the reference, lead; the second and third are None
-# without a reference, the lead where it is not asked for
-TokenStatistics = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
-
 CHUNK_ELEMENTS = 2**23  # logits in a chunk: 32 MiB in float32, of which seven or so are alive
+
+
+class TokenStatistics(NamedTuple):
+    """Of n response tokens; of the m of them that a reference is asked for; None: not asked for."""
+
+    log_likelihood: Tensor  # (n,)
+    divergence: Tensor | None = None  # (m,)
+    reference: Tensor | None = None  # (m,) log-likelihood
+    lead: Tensor | None = None  # (n,)
 
 
 def token_statistics(
@@ -56,9 +62,10 @@ def _statistics(
     if leads:
         lead = log_likelihood - log_policy.gather(1, _rivals(log_policy, target)).squeeze(1)
     if log_reference is None:
-        return log_likelihood, None, None, lead
+        return TokenStatistics(log_likelihood, lead=lead)
     divergence = (log_policy.exp() * (log_policy - log_reference)).sum(-1)
-    return log_likelihood, divergence, log_reference.gather(1, target).squeeze(1), lead
+    known = log_reference.gather(1, target).squeeze(1)
+    return TokenStatistics(log_likelihood, divergence, known, lead)
 
 
 def _rivals(log_policy: Tensor, target: Tensor) -> Tensor:
@@ -77,30 +84,33 @@ def chunked_token_statistics(
 ) -> TokenStatistics:
     """:func:`token_statistics` from hidden states (n, H), differentiable in the policy's.
 
+    reference_hidden: (m, H), of the first m of them.
     reference_mode: a context in which the head is the reference's, where the two differ.
     chunk_elements: the most logits to hold at a time.
     """
 
     def reference_logits(reference: Tensor | None) -> Tensor | None:
-        if reference is None:
-            return None
         with torch.no_grad(), reference_mode():
-            return head(reference)
+            return None if reference is None else head(reference)
 
     def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> TokenStatistics:
         return token_statistics(head(hidden), targets, reference_logits(reference), leads)
 
-    size = max(1, chunk_elements // head.vocabulary)
+    size = max(1, chunk_elements // int(head.model.config.get_text_config().vocab_size))
     several = len(hidden) > size and torch.is_grad_enabled()
     at_once = several and hidden.requires_grad and head.frozen
     pieces: list[TokenStatistics] = []
-    for start in range(0, len(hidden), size):
-        rows = slice(start, start + size)
-        reference = None if reference_hidden is None else reference_hidden[rows]
+    known = 0 if reference_hidden is None else len(reference_hidden)
+    bounds = [*range(0, known, size), *range(known, len(hidden), size), len(hidden)]
+    for start, end in pairwise(bounds):
+        rows = slice(start, end)
+        reference = (
+            reference_hidden[rows] if reference_hidden is not None and start < known else None
+        )
         chunk = hidden[rows], targets[rows], reference
         if at_once:
-            own = reference_logits(reference)
-            pieces.append(_WithGradient.apply(*chunk[:2], own, head, leads))
+            found = _WithGradient.apply(*chunk[:2], reference_logits(reference), head, leads)
+            pieces.append(TokenStatistics(*found))
         elif several:
             rng = not head.plain  # only an adapted head can hold dropout
             pieces.append(checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng))
@@ -138,9 +148,9 @@ class _WithGradient(torch.autograd.Function):
         if leads:  # 1_y − 1_rival
             slopes[3] = torch.zeros_like(probability).scatter_(1, target, ones)
             slopes[3].scatter_(1, _rivals(log_policy, target), -ones)
-        if log_reference is not None and found[1] is not None:
+        if log_reference is not None and found.divergence is not None:
             # ∂KL/∂z = π ∘ (log π − log π_ref − KL)
-            slopes[1] = log_policy.sub_(log_reference).sub_(found[1][:, None])
+            slopes[1] = log_policy.sub_(log_reference).sub_(found.divergence[:, None])
             slopes[1].mul_(probability)
         slopes[0] = probability.neg_().scatter_add_(1, target, ones)  # 1_y − π
         ctx.save_for_backward(
@@ -151,8 +161,8 @@ class _WithGradient(torch.autograd.Function):
         )
         ctx.outputs, ctx.dtype = list(slopes), hidden.dtype
         ctx.set_materialize_grads(False)
-        if found[2] is not None:
-            ctx.mark_non_differentiable(found[2])
+        if found.reference is not None:
+            ctx.mark_non_differentiable(found.reference)
         return found
 
     @staticmethod
@@ -167,10 +177,10 @@ class _WithGradient(torch.autograd.Function):
 
 
 def joined(pieces: Sequence[TokenStatistics]) -> TokenStatistics:
-    """Statistics of tokens one after the other, all with a reference or all without."""
+    """Statistics of tokens one after the other."""
     first, *others = zip(*pieces, strict=True)
-    divergence, reference, lead = (None if each[0] is None else torch.cat(each) for each in others)
-    return torch.cat(first), divergence, reference, lead
+    known = ([each for each in column if each is not None] for column in others)
+    return TokenStatistics(torch.cat(first), *(torch.cat(each) if each else None for each in known))
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
@@ -220,10 +230,6 @@ class VocabularyHead:
             return False
         inside = set(self.decoder.parameters())
         return not any(p.requires_grad for p in self.model.parameters() if p not in inside)
-
-    @property
-    def vocabulary(self) -> int:
-        return int(self.model.config.get_text_config().vocab_size)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         outputs = _DecoderOutputs(last_hidden_state=hidden[None])

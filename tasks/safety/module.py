@@ -31,9 +31,8 @@ from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.answering import Rate
 from pl_pointwise.tasks.language_model.generation import Generation
-from pl_pointwise.tasks.language_model.module import LanguageModelModule
+from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
 from pl_pointwise.tasks.language_model.reasoning import final_answer

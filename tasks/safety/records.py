@@ -6,12 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
-
 from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
 from pl_pointwise.tasks.language_model import records
 from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
-from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
 from pl_pointwise.tasks.language_model.records import (
     Response,
     conversation,
@@ -226,17 +223,16 @@ def unsafe_prompts(pairs: Iterable[AnswerPair], once: bool = False) -> list[Reco
 
 
 def preference_pairs(pairs: Iterable[AnswerPair]) -> list[Record]:
-    """Safe-DPO's pairs: the better answer first, changed round or dropped as it says.
+    """Safe-DPO's pairs: the better answer first, or the safe one; of two unsafe ones no pair.
 
     A pair counts as of an unsafe prompt if one of its answers is unsafe; a refusal is then its
     third response.
     """
     found = []
     for record, better, _ in pairs:
-        unsafe = torch.tensor([role == UNSAFE for role in record.roles])
-        keep, swap = safe_dpo_pairs(unsafe[better], unsafe[1 - better])
-        first = 1 - better if swap else better
-        if keep:
+        unsafe = [role == UNSAFE for role in record.roles]
+        first = 1 - better if unsafe[better] else better
+        if not all(unsafe):
             pair = record.responses[first], record.responses[1 - first]
             found.append(replace(record, responses=(*pair, *[REFUSES] * record.unsafe)))
     return found

@@ -28,9 +28,8 @@ from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import one_of
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.answering import real_samples
 from pl_pointwise.tasks.language_model.batch import collate_columns
-from pl_pointwise.tasks.language_model.module import LanguageModelModule
+from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import (
     NEED_REFERENCE,

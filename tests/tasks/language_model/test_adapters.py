@@ -62,17 +62,11 @@ def test_model_types_that_peft_does_not_know_train_their_attention(kind, options
     assert {path.rpartition(".")[2] for path in found} == names
     assert all("attn" in path for path in found)
     scorer, batch = ResponseScorer(model), random_batch((5, 9), ((4, 6), (2, 8)))
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=2e-2)
-    before = scorer(batch).log_likelihood.sum()
-    for _ in range(4):  # A gets its first gradient when B has left zero.
-        optimizer.zero_grad()
-        outputs = scorer(batch)
-        (-outputs.mean_log_likelihood.mean()).backward()
-        optimizer.step()
-    assert all(p.grad is not None and p.grad.any() for p in trained)
-    assert scorer(batch).log_likelihood.sum() > before + 0.1
-    assert scorer(batch).kl.sum() > 1e-4
+    move_adapters(model)
+    outputs = scorer(batch)
+    (outputs.kl - outputs.mean_log_likelihood).sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters() if p.requires_grad)
+    assert outputs.kl.sum() > 1e-4
     merged = merged_model(model)
     with torch.no_grad():
         expected = model.eval()(IDS).logits
@@ -179,7 +173,6 @@ def test_what_changes_the_bases_weights_is_refused(option, value) -> None:
     [
         ({"use_dorra": True}, "lora.peft='use_dorra': choose one of .*use_dora"),
         ({"r": 4}, "lora.peft='r': choose one of"),
-        ({"task_type": "SEQ_CLS"}, "choose one of"),
     ],
 )
 def test_options_that_peft_does_not_know_are_named(options, said) -> None:

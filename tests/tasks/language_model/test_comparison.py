@@ -103,10 +103,11 @@ def test_a_wrong_divergence_is_refused_though_adapters_are_fresh(
     def reversed_divergence(
         head: Any, hidden: Tensor, targets: Tensor, reference: Any, **rest: Any
     ):
-        log_likelihood, _, reference_ll = right(head, hidden, targets, reference, **rest)
+        found = right(head, hidden, targets, reference, **rest)
         if reference is None:
-            return log_likelihood, None, None
-        return log_likelihood, right(head, reference, targets, hidden, **rest)[1], reference_ll
+            return found
+        wrong = right(head, reference, targets, hidden, **rest).divergence
+        return found._replace(divergence=wrong)
 
     monkeypatch.setattr(scoring_module, "chunked_token_statistics", reversed_divergence)
     model = add_lora(make_model("llama").to(dtype), Lora(target_modules=["q_proj", "up_proj"]))

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from peft import PeftModel
-from torch.utils.data import DataLoader
 from transformers import GPT2Config
 
 from pl_pointwise.tasks import Policy, When2CallModule
@@ -98,17 +96,10 @@ def test_each_prompt_has_numbers_of_its_own_whatever_the_default_type(make_model
         torch.set_default_dtype(before)
 
 
-def test_a_generated_draw_is_one_the_settings_allow(make_model) -> None:
-    """Each token is among the k likeliest where it stands, and not always the likeliest."""
+def test_a_draw_of_the_likeliest_alone_is_greedy(make_model) -> None:
     model = make_model("llama").eval()
-    ranks = []
-    for prompt, answer in zip(prompts_of(), answers(model, DRAWN), strict=True):
-        for place, token in enumerate(answer):
-            logits = next_logits(model, prompt + answer[:place])
-            ranks.append(int((logits > logits[token]).sum()))
-    assert 0 < max(ranks) < 20
     one = Generation(max_new_tokens=9, sample=True, top_k=1)
-    assert answers(model, one) == answers(model, GREEDY)
+    assert answers(model, one) == answers(model, GREEDY) != answers(model, DRAWN)
 
 
 @pytest.mark.parametrize("top_k", [0, 5, 500])
@@ -223,24 +214,6 @@ def test_texts_end_before_the_end_token_and_the_cut_ones_are_told(language_model
     module.generation = Generation(**vars(DRAWN) | {"max_new_tokens": free.ids[1].index(end) + 1})
     # an end token in the last place is an end all the same
     assert not module.generate(rows["prompt_ids"], rows["prompt_lengths"]).cut[1]
-
-
-def test_generation_works_under_bf16_true(language_model_folder, tmp_path) -> None:
-    """There the default type is a half precision, with too few numbers in [0, 1) to draw by."""
-    module = made(language_model_folder)
-    trainer = Trainer(
-        precision="bf16-true",
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        default_root_dir=tmp_path,
-    )
-    loader: DataLoader[Any] = DataLoader([batch()], batch_size=None)
-    first, second = (trainer.predict(module, loader) for _ in range(2))
-    assert first == second
-    assert first
-    assert all(isinstance(row["answer"], str) and row["cut"] for row in first[0])
-    assert next(module.parameters()).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.language_model.adapters import Lora, add_lora
+from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.loading import load_language_model
+from pl_pointwise.tasks.language_model.policy import Policy
 from tests.tasks.conftest import build_tokenizer
 
 
 def test_only_the_adapters_are_trained_and_they_are_float32(language_model_folder: Path) -> None:
-    model = load_language_model(str(language_model_folder), lora=Lora(r=4), dtype="bfloat16")
+    model = load_language_model(Policy(str(language_model_folder), dtype="bfloat16"), Lora(r=4))
     assert isinstance(model, PeftModel)
     for name, weight in model.named_parameters():
         assert weight.requires_grad == ("lora_" in name)
@@ -29,7 +29,7 @@ def test_only_the_adapters_are_trained_and_they_are_float32(language_model_folde
 
 
 def test_without_lora_it_is_the_plain_model(language_model_folder: Path) -> None:
-    model = load_language_model(str(language_model_folder), attention="eager")
+    model = load_language_model(Policy(str(language_model_folder), attention="eager"))
     assert type(model) is LlamaForCausalLM
     assert model.config._attn_implementation == "eager"
     assert model.dtype == torch.float32  # that of the files
@@ -39,11 +39,8 @@ def test_gradient_checkpointing_keeps_the_gradient(language_model_folder: Path) 
     grads = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        model = load_language_model(
-            str(language_model_folder),
-            lora=Lora(lora_dropout=0.0),
-            gradient_checkpointing=checkpointing,
-        ).train()
+        policy = Policy(str(language_model_folder), gradient_checkpointing=checkpointing)
+        model = load_language_model(policy, Lora(lora_dropout=0.0)).train()
         base = model.get_base_model()  # Renamed in newer versions of transformers.
         flags = ("is_activation_checkpointing", "is_gradient_checkpointing")
         assert any(getattr(base, flag, False) for flag in flags) == checkpointing
@@ -55,18 +52,10 @@ def test_gradient_checkpointing_keeps_the_gradient(language_model_folder: Path) 
         torch.testing.assert_close(grads[1][name], gradient)
 
 
-def test_a_missing_target_is_named_with_what_there_is(
-    make_model: Callable[..., PreTrainedModel],
-) -> None:
-    with pytest.raises(ValueError, match=r"query.* 'q_proj'") as caught:
-        add_lora(make_model("llama"), Lora(target_modules=["query"]))
-    assert "lm_head" not in str(caught.value)
-
-
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="it is there")
 def test_four_bits_without_the_package_say_what_to_install(language_model_folder: Path) -> None:
     with pytest.raises(ImportError, match=r"pl-pointwise\[qlora\]"):
-        load_language_model(str(language_model_folder), quantize_4bit=True)
+        load_language_model(Policy(str(language_model_folder), quantize_4bit=True))
 
 
 def test_a_tokenizer_without_an_end_token_or_a_chat_template_is_refused() -> None:

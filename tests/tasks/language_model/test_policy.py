@@ -24,13 +24,11 @@ from pl_pointwise.tasks import (
     When2CallDataModule,
     When2CallModule,
 )
-from pl_pointwise.tasks.language_model import export
-from pl_pointwise.tasks.language_model.adapters import merged_model
+from pl_pointwise.tasks.language_model import module as own_module
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.safety.module import PAPER_LORA, PAPER_SAMPLING, SafetyEvaluation
 from tests.tasks.conftest import (
-    build_model,
     build_tokenizer,
     make_data,
     move_adapters,
@@ -126,32 +124,6 @@ def test_a_subclass_cannot_lose_that_the_frozen_base_is_left_out(
     assert set(names) == {name for name, p in module.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"target_modules": ["q_proj", "o_proj"], "use_rslora": True, "peft": {"use_dora": True}},
-        {"target_modules": ["v_proj"], "modules_to_save": ["norm"]},
-    ],
-)
-def test_pefts_options_train_and_are_merged(options, language_model_folder, data, tmp_path) -> None:
-    lora = Lora(r=2, lora_alpha=6, lora_dropout=0.0, **options)
-    policy = Policy(str(language_model_folder), lora=lora, merge_on_export=True)
-    training = Training(Optimization(learning_rate=1e-2))
-    module = When2CallModule(policy, Pointwise(), training=training)
-    before = {n: p.clone() for n, p in module.named_parameters() if p.requires_grad}
-    quiet_trainer(tmp_path, max_epochs=3).fit(module, data)
-    assert all((p != before[n]).any() for n, p in module.named_parameters() if n in before)
-    assert any("modules_to_save" in name for name in before) == ("modules_to_save" in options)
-    merged = AutoModelForCausalLM.from_pretrained(module.export(tmp_path / "model")).eval()
-    ids = torch.arange(3, 43)[None]
-    with torch.no_grad():
-        expected = module.eval().model(ids).logits
-        torch.testing.assert_close(merged(ids).logits, expected, atol=1e-4, rtol=0)
-        with module.model.disable_adapter():
-            assert (module.model(ids).logits - expected).abs().max() > 1e-2
-    assert merged_model(module.model).state_dict().keys() == merged.state_dict().keys()
-
-
 TOKENS: dict[str, Any] = {"trainable_token_indices": [5, 6]}
 TIED: dict[str, Any] = {"ensure_weight_tying": True}
 
@@ -161,8 +133,8 @@ TIED: dict[str, Any] = {"ensure_weight_tying": True}
     [
         ({"peft": TOKENS}, False, False),
         ({"peft": TOKENS}, True, True),
-        ({"peft": TOKENS, "use_rslora": True, "layers_to_transform": [1]}, True, True),
         ({"peft": TIED, "modules_to_save": ["embed_tokens"]}, True, True),
+        ({"modules_to_save": ["norm"], "peft": {"use_dora": True}}, True, True),
         ({"modules_to_save": ["embed_tokens"]}, True, False),
         ({"target_modules": ["q_proj", "lm_head"]}, True, False),
         ({"target_modules": ["q_proj", "embed_tokens"], "peft": {"use_dora": True}}, True, False),
@@ -216,7 +188,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(
     (folder / "NOTES.txt").write_text("mine")
     (folder / "adapter_config.json").write_text("{}")  # With it, weights would be looked for.
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    merge = export.merged_model
+    merge = own_module.merged_model
 
     def incomplete(model: Any) -> Any:
         merged = merge(model)
@@ -224,7 +196,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(
         layer.own, layer.up_proj = layer.up_proj, None
         return merged
 
-    monkeypatch.setattr(export, "merged_model", incomplete)
+    monkeypatch.setattr(own_module, "merged_model", incomplete)
     with pytest.raises(ValueError, match=r"not written.*up_proj"):
         module.export(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -264,22 +236,20 @@ def test_the_data_take_model_and_template_from_the_module(
     assert list(first) != list(data.datasets["train"][0]["prompt"])
 
 
-def test_two_models_are_refused(language_model_folder, data, tmp_path) -> None:
-    build_model("llama", vocab_size=len(build_tokenizer())).save_pretrained(tmp_path / "other")
-    build_tokenizer().save_pretrained(tmp_path / "other")
-    data.given_name = str(tmp_path / "other")
-    module = When2CallModule(Policy(str(language_model_folder), lora=SMALL))
-    with pytest.raises(DataError, match=r"model_name: .*Give it to the module alone"):
-        quiet_trainer(tmp_path, max_steps=1).fit(module, data)
-
-
-def test_a_chat_template_of_the_data_alone_is_refused(
-    language_model_folder, data, tmp_path
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("given_name", "other", r"model_name: .*Give it to the module alone"),
+        # Trained on one template, the model was exported and asked with its own.
+        ("preparation", Preparation(chat_template="x"), r"chat_template: When2CallModule has None"),
+    ],
+)
+def test_a_model_or_template_of_the_data_alone_is_refused(
+    option, value, said, language_model_folder, data, tmp_path
 ) -> None:
-    """Trained on one template, the model was exported and asked with its own."""
-    data.preparation = Preparation(chat_template="{{ messages }}")
+    setattr(data, option, value)
     module = When2CallModule(Policy(str(language_model_folder), lora=SMALL))
-    with pytest.raises(DataError, match=r"chat_template: When2CallModule has None.* module alone"):
+    with pytest.raises(DataError, match=said):
         quiet_trainer(tmp_path, max_steps=1).fit(module, data)
 
 

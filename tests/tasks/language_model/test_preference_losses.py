@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from pl_pointwise.tasks.language_model.preference_losses import (
     cpo_loss,
     dpo_loss,
     safe_dpo_loss,
-    safe_dpo_pairs,
     simpo_loss,
 )
 
@@ -38,87 +38,56 @@ def tensors(*columns: int) -> list[Tensor]:
     return [torch.tensor([pair[i] for pair in PAIRS], dtype=torch.float64) for i in columns]
 
 
-def check(loss: Callable[[Tensor, Tensor], Tensor], reference: Callable[..., float]) -> None:
-    """Values and both slopes of loss(s_w, s_l), (B,), against a scalar function of a pair."""
-    chosen, rejected = (column.requires_grad_() for column in tensors(0, 1))
-    values = loss(chosen, rejected)
+LOSSES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "dpo": (
+        lambda b, w, x, q, r, m, n: dpo_loss(w, x, q, r, beta=b),
+        lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * ((w - q) - (x - r))),
+    ),
+    "simpo": (
+        lambda b, w, x, q, r, m, n: simpo_loss(w / m, x / n, beta=b, gamma=1.3),
+        lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * (w / m - x / n) - 1.3),
+    ),
+    "cpo": (
+        lambda b, w, x, q, r, m, n: cpo_loss(w, x, w / m, beta=b, likelihood_weight=2.5),
+        lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * (w - x)) - 2.5 * w / m,
+    ),
+    "cal_dpo": (
+        lambda b, w, x, q, r, m, n: cal_dpo_loss(w, x, q, r, beta=b, calibration_weight=0.5),
+        lambda b, w, x, q, r, m, n: (
+            negative_log_sigmoid((w - q) - (x - r))
+            + 0.5 * ((w - q - 0.5 / b) ** 2 + (x - r + 0.5 / b) ** 2)
+        ),
+    ),
+    "safe_dpo, both safe": (
+        lambda b, w, x, q, r, m, n: safe_dpo_loss(w, x, q, r, m < 0, m < 0, beta=b, margin=2.0),
+        lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * ((w - q) - (x - r))),
+    ),
+    "safe_dpo, one unsafe": (
+        lambda b, w, x, q, r, m, n: safe_dpo_loss(w, x, q, r, m < 0, m > 0, beta=b, margin=2.0),
+        lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * ((w - q) - (x - r)) - 2.0),
+    ),
+}
+"""By name ours and the formula of one pair, of β and a pair's columns."""
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_values_and_slopes_are_those_of_the_formula(name: str, beta: float) -> None:
+    loss, formula = LOSSES[name]
+    chosen, rejected, *rest = tensors(*range(6))
+    values = loss(beta, chosen.requires_grad_(), rejected.requires_grad_(), *rest)
     assert values.shape == (len(PAIRS),)
     slopes = torch.autograd.grad(values.sum(), (chosen, rejected))
     step = 1e-5
-    for i, (s_w, s_l, *rest) in enumerate(PAIRS):
-        expected = reference(s_w, s_l, *rest)
+    for i, pair in enumerate(PAIRS):
+        expected = formula(beta, *pair)
         assert values[i].item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
         for side, slope in enumerate(slopes):
-            up, down = [s_w, s_l], [s_w, s_l]
+            up, down = list(pair), list(pair)
             up[side] += step
             down[side] -= step
-            difference = (reference(*up, *rest) - reference(*down, *rest)) / (2 * step)
+            difference = (formula(beta, *up) - formula(beta, *down)) / (2 * step)
             assert slope[i].item() == pytest.approx(difference, rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.parametrize("beta", BETAS)
-def test_dpo(beta: float) -> None:
-    ref_w, ref_l = tensors(2, 3)
-
-    def reference(s_w: float, s_l: float, r_w: float, r_l: float, *_: int) -> float:
-        return negative_log_sigmoid(beta * ((s_w - r_w) - (s_l - r_l)))
-
-    check(lambda w, x: dpo_loss(w, x, ref_w, ref_l, beta=beta), reference)
-
-
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("gamma", [0.0, 1.3])
-def test_simpo(beta: float, gamma: float) -> None:
-    n_w, n_l = tensors(4, 5)
-
-    def reference(s_w: float, s_l: float, _r: float, _q: float, k_w: int, k_l: int) -> float:
-        return negative_log_sigmoid(beta * (s_w / k_w - s_l / k_l) - gamma)
-
-    check(lambda w, x: simpo_loss(w / n_w, x / n_l, beta=beta, gamma=gamma), reference)
-
-
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("weight", [0.0, 1.0, 2.5])
-def test_cpo(beta: float, weight: float) -> None:
-    (n_w,) = tensors(4)
-
-    def reference(s_w: float, s_l: float, _r: float, _q: float, k_w: int, _k: int) -> float:
-        return negative_log_sigmoid(beta * (s_w - s_l)) - weight * s_w / k_w
-
-    check(lambda w, x: cpo_loss(w, x, w / n_w, beta=beta, likelihood_weight=weight), reference)
-
-
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("weight", [0.5, 1.0])
-def test_cal_dpo(beta: float, weight: float) -> None:
-    ref_w, ref_l = tensors(2, 3)
-
-    def reference(s_w: float, s_l: float, r_w: float, r_l: float, *_: int) -> float:
-        a, b = s_w - r_w, s_l - r_l
-        calibration = (a - 0.5 / beta) ** 2 + (b + 0.5 / beta) ** 2
-        return negative_log_sigmoid(a - b) + weight * calibration
-
-    check(
-        lambda w, x: cal_dpo_loss(w, x, ref_w, ref_l, beta=beta, calibration_weight=weight),
-        reference,
-    )
-
-
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("margin", [0.0, 2.0, 10.0])
-@pytest.mark.parametrize("unsafe", [(False, False), (False, True)])
-def test_safe_dpo(beta: float, margin: float, unsafe: tuple[bool, bool]) -> None:
-    ref_w, ref_l = tensors(2, 3)
-    h_w, h_l = (torch.full((len(PAIRS),), flag) for flag in unsafe)
-
-    def reference(s_w: float, s_l: float, r_w: float, r_l: float, *_: int) -> float:
-        delta = margin if unsafe == (False, True) else 0.0
-        return negative_log_sigmoid(beta * ((s_w - r_w) - (s_l - r_l)) - delta)
-
-    check(
-        lambda w, x: safe_dpo_loss(w, x, ref_w, ref_l, h_w, h_l, beta=beta, margin=margin),
-        reference,
-    )
 
 
 def all_losses() -> list[Callable[[Tensor, Tensor], Tensor]]:
@@ -146,11 +115,3 @@ def test_likelihoods_far_apart_stay_finite_in_float32(
         assert value.isfinite()
         assert chosen.grad is not None
         assert chosen.grad.isfinite().all()
-
-
-def test_safe_dpo_drops_two_unsafe_responses_and_turns_round_an_unsafe_winner() -> None:
-    chosen_unsafe = torch.tensor([False, False, True, True])
-    rejected_unsafe = torch.tensor([False, True, False, True])
-    keep, swap = safe_dpo_pairs(chosen_unsafe, rejected_unsafe)
-    assert keep.tolist() == [True, True, True, False]
-    assert swap.tolist() == [False, False, True, False]

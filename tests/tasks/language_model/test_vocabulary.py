@@ -104,11 +104,14 @@ def counted_products(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return products
 
 
-@pytest.mark.parametrize("trained", [None, "head", "decoder"])
+@pytest.mark.parametrize("trained", [None, "head", "decoder", "nothing"])
 def test_no_product_is_computed_twice_under_a_frozen_head(
     trained: str | None, make_model: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunk takes its logits, the reference's, and the gradients of ℓ and of KL."""
+    """A chunk takes its logits, the reference's, and the gradients of ℓ and of KL.
+
+    Nothing: as in the first step of a module whose trained weights lie elsewhere, logits alone.
+    """
     model = frozen(make_model)
     if trained == "head":
         model.get_output_embeddings().requires_grad_()
@@ -116,9 +119,14 @@ def test_no_product_is_computed_twice_under_a_frozen_head(
         decoder_of(model).requires_grad_()
     products = counted_products(monkeypatch)
     hidden, targets, reference = inputs(model)
+    hidden.requires_grad_(trained != "nothing")
     head = VocabularyHead(model)
     found = chunked_token_statistics(head, hidden, targets, reference, chunk_elements=CHUNK)
     forward = len(products)
+    if trained == "nothing":
+        assert forward == 8
+        assert not found[0].requires_grad
+        return
     total(found, "likelihood and divergence").backward()
     backward = len(products) - forward
     if trained == "head":  # Its gradient needs what comes in: computed again, and three products.
@@ -126,21 +134,6 @@ def test_no_product_is_computed_twice_under_a_frozen_head(
         assert model.get_output_embeddings().weight.grad is not None
     else:
         assert (forward, backward) == (16, 0)
-
-
-def test_hidden_states_that_nothing_trains_have_no_gradient_computed(
-    make_model: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in the first step of a module whose trained weights lie elsewhere: logits alone."""
-    model = frozen(make_model)
-    products = counted_products(monkeypatch)
-    hidden, targets, reference = inputs(model)
-    head = VocabularyHead(model)
-    found = chunked_token_statistics(
-        head, hidden.detach(), targets, reference, chunk_elements=CHUNK
-    )
-    assert len(products) == 8
-    assert not total(found, "likelihood and divergence").requires_grad
 
 
 def test_low_precision_rounds_the_gradient_once(make_model: Make) -> None:

@@ -135,12 +135,10 @@ def test_every_kind_may_be_a_conversation_of_several_turns(language_model_folder
     data.setup("test")
     train = data.datasets["train"]
     assert [record.kind for record in train.records] == ["benign", "unsafe", "borderline"]
-    decode = data._encoder.tokenizer.decode
-    for place, name in enumerate(("benign", "unsafe", "borderline")):
-        prompt = decode(train[place]["prompt"])
-        assert "<|start|>system\nYou are a locksmith.<|end|>" in prompt
-        assert "<|start|>assistant\nGood day.<|end|>" in prompt
-        assert prompt.endswith(f"<|start|>user\n{name}<|end|>\n<|start|>assistant\n")
+    assert [record.messages[:-1] for record in train.records] == [TURNS[:-1]] * 3
+    prompt = data._encoder.tokenizer.decode(train[1]["prompt"])
+    assert "<|start|>assistant\nGood day.<|end|>" in prompt
+    assert prompt.endswith("<|start|>user\nunsafe<|end|>\n<|start|>assistant\n")
     assert "system: You are a locksmith." in data.datasets["over_refusal"].records[0].text
 
 

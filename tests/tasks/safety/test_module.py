@@ -27,7 +27,7 @@ from tests.tasks.conftest import (
     random_batch,
     response_by_hand,
 )
-from tests.tasks.safety.conftest import pair_rows, record, write_rows
+from tests.tasks.safety.conftest import record, write_rows
 
 ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
 LARGE = Lora(
@@ -144,18 +144,13 @@ def test_a_batch_without_one_kind_gives_zero_and_a_gradient(
     assert (members["refuse"].item(), members["comply"].item()) == (row == 3, row == 0)
 
 
-def test_a_positive_tolerance_is_refused_with_the_sign_explained(language_model_folder) -> None:
-    """The paper prints 0.08 and 0.16."""
-    message = r"refuse_tolerance=0.16: .*never above 0. Give a negative number"
-    with pytest.raises(ValueError, match=message):
-        made(language_model_folder, refuse_tolerance=0.16)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"objective": "sft"}, "objective='sft'"),
         ({"constrain": "x"}, "constrain='x'"),
+        # The paper prints 0.08 and 0.16.
+        ({"refuse_tolerance": 0.16}, r"=0.16: .*never above 0. Give a negative number"),
         ({"evaluation": {"answer_in": ["tset"]}}, "answer_in='tset': choose one of test, train"),
     ],
 )
@@ -223,22 +218,6 @@ def test_a_term_that_no_prompt_carries_says_what_it_needs(
     data = data_of(safety_files)
     with pytest.raises(DataError, match=message):
         quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
-
-
-def test_safe_dpo_trains_on_pku_pairs_and_is_judged_by_the_constraints(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    files = {n: p for n, p in safety_files.items() if n.startswith("benign")}
-    files["unsafe_file"] = write_rows(tmp_path / "pairs.jsonl", pair_rows(16))
-    data = data_of(files, unsafe_schema="pku_pairs", val_fraction=0.25)
-    module = made(language_model_folder, moved=False, objective="safe_dpo")
-    run = quiet_trainer(tmp_path, max_epochs=1)
-    run.fit(module, data)
-    run.test(module, data, verbose=False)
-    found = run.callback_metrics
-    assert found["train/refuse/mean"] > 0
-    assert found["train/kl"] > 0
-    assert torch.isfinite(found["test/objective"])
 
 
 # The warm start -----------------------------------------------------------------------------------
@@ -378,16 +357,12 @@ def test_validate_answers_the_selection_split_and_keeps_each_answer(
     assert again == rows
 
 
-def test_alpaca_evals_file_is_a_list_of_stripped_answers_with_their_model(tmp_path) -> None:
-    answers = [
-        {"prompt": "1?", "answer": "<think>\nHm.\n</think>\n\n2", "reference": ' ünï\n"b"\n'}
-    ]
-    write_outputs(tmp_path, answers)
+def test_alpaca_evals_files_are_lists_of_stripped_answers_with_their_model(tmp_path) -> None:
+    said = {"prompt": "1?", "answer": "<think>\nHm.\n</think>\n\n2", "reference": ' ünï\n"b"\n'}
+    write_outputs(tmp_path / "both", [said])
     for who, output in (("policy", "2"), ("reference", 'ünï\n"b"')):
-        found = json.loads((tmp_path / who / "model_outputs.json").read_text(encoding="utf-8"))
+        path = tmp_path / "both" / who / "model_outputs.json"
+        found = json.loads(path.read_text(encoding="utf-8"))
         assert found == [{"instruction": "1?", "output": output, "generator": who}]
-
-
-def test_alpaca_evals_files_are_the_policys_alone_where_there_is_no_reference(tmp_path) -> None:
-    write_outputs(tmp_path, [{"prompt": "p", "answer": "a"}])
-    assert [each.name for each in tmp_path.iterdir()] == ["policy"]
+    write_outputs(tmp_path / "alone", [{"prompt": "p", "answer": "a"}])
+    assert [each.name for each in (tmp_path / "alone").iterdir()] == ["policy"]

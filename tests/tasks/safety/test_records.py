@@ -240,25 +240,12 @@ UNTRAINED = {"prompt": "a", "is_safe": True, "response": {"content": "b", "weigh
 @pytest.mark.parametrize(
     ("parse", "row", "name"),
     [
-        (parse_instruction, {"instruction": "a", "output": "b", "label": False}, "label"),
         (parse_labelled, {"prompt": "a", "images": ["b.png"]}, "images"),
         (parse_labelled, UNTRAINED, "response.weight"),
         (parse_borderline, {"prompt": "a", "context": "b"}, "context"),
         (parse_prompt, {"prompt": "a", "tools": [{"name": "f"}]}, "tools"),
-        (parse_prompt, {"prompt": "a", "system_prompt": "b"}, "system_prompt"),
     ],
 )
 def test_a_field_that_makes_the_record_another_is_refused(parse, row, name) -> None:
     with pytest.raises(DataError, match=f'f, line 2: field "{name}" is .* not read'):
         parse(row, "f, line 2")
-
-
-def test_turns_of_others_and_earlier_turns_are_read() -> None:
-    turns = [{"from": "system", "value": "S"}, {"from": "human", "value": "a"}]
-    assert [turn["role"] for turn in parse_prompt({"conversations": turns}, "f").messages] == [
-        "system", "user"
-    ]  # fmt: skip
-    asked = parse_prompt({"instruction": "Add.", "input": "1 + 1"}, "f")
-    assert asked.text == "Add.\n\n1 + 1"
-    told = parse_prompt({"prompt": "b", "history": [["c", "d"]], "system": "S"}, "f")
-    assert [turn["content"] for turn in told.messages] == ["S", "c", "d", "b"]

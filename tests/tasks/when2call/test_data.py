@@ -67,15 +67,9 @@ ROW, QUESTION = preference_row(), choice_row()
 BAD_PREFERENCES = [
     ("{", "line 2: not a readable record"),
     (without(ROW, "tools"), 'field "tools" is missing'),
-    (ROW | {"rejected_response": ROW["chosen_response"]}, "equals the chosen one"),
     (ROW | {"chosen_response": {"content": "<TOOLCALL>[{]</TOOLCALL>"}}, "malformed tool call"),
     (ROW | {"category": "joke"}, "\"category\" is 'joke'"),
     (ROW | {"history": [["a", "b"]]}, 'field "history" is .* not read'),
-    (
-        ROW | {"messages": [ROW["messages"][0] | {"images": ["a.png"]}]},
-        r'"messages\[0\].images" is',
-    ),
-    (ROW | {"chosen_response": {"content": "a", "weight": 0}}, '"chosen_response.weight" is 0'),
 ]
 BAD_CHOICES = [
     (QUESTION | {"correct_answer": "joke"}, "is 'joke'"),
@@ -130,17 +124,9 @@ def test_plain_pairs_are_read() -> None:
     record = parse_pair(row, "here")
     assert [message["role"] for message in record.messages] == ["system", "user"]
     assert record.answers == ["3", "4"]
-    for wrong in ({"rejected": "3"}, {"status": "tie"}, {"chosen": ""}):
-        with pytest.raises(DataError, match="here"):
-            parse_pair(row | wrong, "here")
 
 
 # Splitting and grouping ---------------------------------------------------------------------------
-
-
-def test_other_tools_make_another_prompt() -> None:
-    with_tools, alone = (parse_preference(preference_row(tools=t), "x") for t in ([TOOL], []))
-    assert with_tools.prompt != alone.prompt
 
 
 def test_grouping_gathers_the_rejected_answers_of_one_prompt_and_chosen_answer() -> None:
@@ -205,16 +191,6 @@ def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(
 # Lengths ------------------------------------------------------------------------------------------
 
 
-def test_a_response_that_does_not_fit_is_refused_by_name() -> None:
-    fits = len(dataset(ROW)[0]["prompt"]) + max(map(len, dataset(ROW)[0]["responses"]))
-    dataset(ROW, max_length=fits)
-    with pytest.raises(DataError, match=r"t.jsonl, line 3: a response of .* never cut.*Raise"):
-        dataset(ROW, max_length=fits - 1)
-    warns = pytest.warns(UserWarning, match="left out 1 of 1")
-    with warns, pytest.raises(DataError, match="no usable"):
-        dataset(ROW, max_length=fits - 1, skip_invalid=True)
-
-
 def test_prompts_that_are_too_long_are_counted_by_data_set(language_model_folder, tmp_path) -> None:
     rows = [preference_row("1 + 1?"), preference_row("1 + 1? " * 9), preference_row("2 + 1?")]
     limits = {"max_prompt_length": 160, "val_fraction": 0}
@@ -271,21 +247,10 @@ def test_questions_need_no_answers(language_model_folder, tmp_path) -> None:
     assert parse_question(rows[0], "x").answers == []
 
 
-def test_the_fingerprint_tells_orders_apart() -> None:
-    records = [parse_preference(row, "x") for row in preference_rows(3)]
-
-    def fingerprint(records) -> str:
-        return EncodedResponses(records, ENCODER, **LIMITS).fingerprint
-
-    assert fingerprint(records) == fingerprint(list(records))
-    assert fingerprint(records) != fingerprint(records[::-1])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"schema": "x"}, "schema='x'"),
-        ({"preparation": {"invalid": "x"}}, "invalid='x'"),
         ({"source": "files"}, "needs train_file"),
         ({"train_file": "t.jsonl"}, "takes no files"),
         ({"preparation": {"val_fraction": 1.0}}, "val_fraction"),
