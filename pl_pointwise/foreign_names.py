@@ -25,26 +25,18 @@ LONGEST = 100_000  # Bytes; configurations of runs have some thousands.
 
 
 class _PlainLoader(yaml.SafeLoader):
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise DataError("it merges mappings (<<), which no configuration of a run does")
+    def compose_node(self, *where: Any) -> Any:
+        """Refuses aliases: a few lines of them may stand for billions of values."""
+        if self.check_event(yaml.AliasEvent) and self.peek_event().anchor in self.anchors:
+            raise DataError("it has an alias (*), which no export writes")
+        return super().compose_node(*where)
 
 
-def _load(text: str | bytes) -> Any:
-    """Loads plain YAML; not what aliases unfold: a few lines may stand for billions of values."""
-    value = yaml.load(text, _PlainLoader)  # A SafeLoader.
-    if _nodes(value, {}) > LONGEST / 10:
-        raise DataError("its YAML aliases (*) unfold to too many values")
-    return value
+class Unfolded(yaml.SafeDumper):
+    """Writes a value each time that it occurs, without aliases."""
 
-
-def _nodes(value: Any, known: dict[int, int]) -> int:
-    """The number of values, each as often as it is repeated."""
-    if id(value) not in known:
-        inner = [*value, *value.values()] if isinstance(value, dict) else value
-        several = isinstance(inner, (list, tuple, set))
-        known[id(value)] = 1 + (sum(_nodes(each, known) for each in inner) if several else 0)
-    return known[id(value)]
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def read_foreign(path: Path) -> dict[str, Any]:
@@ -54,7 +46,7 @@ def read_foreign(path: Path) -> dict[str, Any]:
             text = file.read(LONGEST + 1)
         if len(text) > LONGEST:
             raise DataError(f"it has more than {LONGEST:,} bytes")
-        found = _load(text)
+        found = yaml.load(text, _PlainLoader)  # A SafeLoader.
         if not isinstance(found, dict):
             raise DataError("it maps no names to values")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -82,7 +74,7 @@ def foreign_names(value: Any) -> Iterator[str]:
         if _is_elsewhere(value):
             yield value
         try:
-            inner = _load(value)
+            inner = yaml.load(value, _PlainLoader)
         except (DataError, RecursionError):
             yield value
         except (yaml.YAMLError, ValueError):

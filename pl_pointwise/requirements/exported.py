@@ -28,7 +28,7 @@ from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence, shortened
 from pl_pointwise.errors import DataError, TrainingError, printable
 from pl_pointwise.files import changed_files, digest_now
-from pl_pointwise.foreign_names import foreign_names, read_foreign
+from pl_pointwise.foreign_names import Unfolded, foreign_names, read_foreign
 from pl_pointwise.loading import certificate_in
 
 from .requirement import RequirementError
@@ -57,7 +57,7 @@ def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -
         if path.is_file() and path.suffix != ".md"
     }
     config = config_for_new_records(yaml.safe_load((run / "config.yaml").read_text()))
-    (inside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    (inside / "config.yaml").write_text(yaml.dump(config, Dumper=Unfolded, sort_keys=False))
     whole = {**certificate, "date": date.today().isoformat(), "files": files}
     (inside / "certificate.json").write_text(json.dumps(whole, indent=1))
 
