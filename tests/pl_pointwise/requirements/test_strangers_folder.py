@@ -83,9 +83,7 @@ HOSTILE: dict[str, dict[str, Any] | str] = {
     "class by a short name": {"data": {"class_path": "BoringDataModule"}},
     "formulation": arguments(formulation=EVIL),
     "formulation is a name": arguments(formulation="evil.Boom"),
-    "formulation of the package, not of its own": arguments(
-        formulation="pl_pointwise.cli.os.mkdir"
-    ),
+    "another name of the package": arguments(formulation="pl_pointwise.cli.os.mkdir"),
     "class in a list": arguments(policy={"template_arguments": [{"class_path": "os.mkdir"}]}),
     "formulation is a path": arguments(formulation=PATH),
     "formulation is a path with blanks": arguments(formulation=f" {PATH} "),
