@@ -59,6 +59,9 @@ def load_yaml(text: str) -> Any:
 
 
 set_loader("yaml", load_yaml, (yaml.YAMLError,))  # Also of options' values: --model RerankerModule.
+logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(  # Its advertisements.
+    lambda record: "💡 Tip" not in record.getMessage()
+)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -85,8 +88,6 @@ class PointwiseCLI(LightningCLI):
         # The command line is handed on with the names of configurations resolved.
         for message in ("LightningCLI's args", ".*isinstance.treespec, LeafSpec", "No seed found"):
             warnings.filterwarnings("ignore", message=message)
-        # Lightning's advertisements.
-        logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_tip)
         super().__init__(
             PointwiseModule,
             None,  # Any LightningDataModule, or none where the module has loaders of its own.
@@ -210,10 +211,6 @@ class PointwiseCLI(LightningCLI):
         print(metrics_table(self.trainer.callback_metrics))
         if not self.config[self.subcommand].get("ckpt_path"):
             print("Of the model as it starts: no --ckpt_path was given.")
-
-
-def is_no_tip(record: logging.LogRecord) -> bool:
-    return "💡 Tip" not in record.getMessage()
 
 
 def _say_a_first_start(trainer: Any, _: Any) -> None:

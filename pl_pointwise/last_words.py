@@ -67,11 +67,8 @@ class LastWords:
             mean, largest = f"{worst.mean():.3g}", f"{worst.max():.3g}"
             text = f"off by {mean} on average, {largest} at most, in the last epoch"
         table, formulation = duals.multipliers.get(name), self.task.formulations.get(name)
-        if table is None or formulation is None:
+        if table is None or formulation is None or formulation.scope != "sample":
             return text
-        if table.dim() < 2:
-            sides = ", ".join(f"{value:.3g}" for value in table.reshape(-1).tolist())
-            return f"{text}, λ of its {type(formulation).__name__} {sides}"
         return f"{text}, λ {'≠' if formulation.signed else '>'} 0 on {int(table.any(1).sum()):,}"
 
     def _answer(self, name: str, worst: Tensor, duals: Duals) -> str:

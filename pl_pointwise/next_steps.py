@@ -79,17 +79,15 @@ def after_fit(trainer: Any, module: LightningModule, data: Any) -> None:
 
 def metrics_table(metrics: Mapping[str, Any]) -> str:
     """Returns a line per metric, a column per evaluated data set."""
-    table: dict[str, dict[str, float]] = {}
-    stages: dict[str, None] = {}
-    for name, value in metrics.items():
-        stage, _, metric = name.partition("/")
-        table.setdefault(metric, {})[stage] = float(value)
-        stages[stage] = None
-    width = max(map(len, table), default=0)
+    stages, names = (
+        [*dict.fromkeys(name.partition("/")[part] for name in metrics)] for part in (0, 2)
+    )
+    width = max(map(len, names), default=0)
     lines = [" " * width + "".join(f"{stage:>14}" for stage in stages)]
-    for metric, values in table.items():
-        cells = [f"{values[stage]:.4g}" if stage in values else "" for stage in stages]
-        lines.append(f"{metric:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
+    for name in names:
+        found = [metrics.get(f"{stage}/{name}") for stage in stages]
+        cells = ["" if value is None else f"{float(value):.4g}" for value in found]
+        lines.append(f"{name:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
     return "\n".join(lines)
 
 

@@ -53,14 +53,11 @@ def test_the_numbers_are_those_of_the_last_epoch(formulation, partial, caplog) -
     for name in module.constraints:
         count = f"{name}: {counted.violated[name]} of {counted.seen[name]} violated in the last"
         assert count in lines + warned
-        if formulation is None:
+        if formulation is None or formulation.scope != "sample":
             assert f"{count} epoch." in lines
-        elif formulation.scope == "sample":
+        else:
             active = int((module.multipliers[name] > 0).any(1).sum())
             assert f"{count} epoch, λ > 0 on {active}" in lines + warned
-        else:
-            value = f"λ of its {type(formulation).__name__} {module.multipliers[name]:.3g}"
-            assert f"{count} epoch, {value}" in lines + warned
 
 
 @pytest.mark.parametrize(
@@ -77,7 +74,7 @@ def test_the_numbers_are_those_of_the_last_epoch(formulation, partial, caplog) -
             "9 of 9 violated in the last epoch: its",
         ),
         (Pointwise(), Constraint(at_most=1e3), "λ > 0 on 0: it never acted, so"),
-        (Average(), Constraint(at_most=1e3), "λ of its Average 0: it never acted, so"),
+        (Average(), Constraint(at_most=1e3), "last epoch: it never acted, so"),
         (Penalty(weight=1.0, shape="hinge"), Constraint(at_most=1e3), "it never acted, so"),
         (Penalty(weight=1.0), Constraint(at_most=1e3), ""),
         (None, Constraint(at_most=1e3), ""),
