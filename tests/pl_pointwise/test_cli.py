@@ -106,11 +106,6 @@ def test_version_is_the_packages(capsys) -> None:
     assert pl_pointwise.__version__ == version("pl-pointwise")
 
 
-def test_formulation_by_short_name_becomes_an_object() -> None:
-    cli = PointwiseCLI([*TASK, *SMALL, *POINTWISE], run=False)
-    assert cli.model.formulations == {"fit": Pointwise(alpha=2.0)}
-
-
 def test_a_formulation_per_constraint_from_yaml(tmp_path) -> None:
     config = tmp_path / "one_each.yaml"
     one = {"class_path": "pl_pointwise.Pointwise", "init_args": {"alpha": 2.0}}
