@@ -52,47 +52,46 @@ class LastWords:
     def say(self, duals: Duals) -> None:
         """Logs what calls for an answer, and keeps the other lines."""
         for name, found in self._worst.items():
-            worst = torch.cat(found)
-            line, answer = self._count(name, worst, duals), self._answer(name, worst, duals)
+            text, answer = self._ending(name, torch.cat(found), duals)
             if answer:
-                warn(self.task, f"{name}: {line}: {answer}")
+                warn(self.task, f"{name}: {text}: {answer}")
             else:
-                self.lines.append(f"{name}: {line}.")
+                self.lines.append(f"{name}: {text}.")
 
-    def _count(self, name: str, worst: Tensor, duals: Duals) -> str:
+    def _ending(self, name: str, worst: Tensor, duals: Duals) -> tuple[str, str]:
+        """How a constraint ended, and what to do, or "" where nothing is to be done."""
         if not len(worst):
-            return "applied to no sample in the last epoch"
+            answer = "membership() leaves all of them out, or there are none."
+            return "applied to no sample in the last epoch", answer
+        equality, largest = self.task.constraints[name].equals is not None, 0.0
         text = f"{int((worst > 0).sum()):,} of {len(worst):,} violated in the last epoch"
-        if self.task.constraints[name].equals is not None:
-            mean, largest = f"{worst.mean():.3g}", f"{worst.max():.3g}"
-            text = f"off by {mean} on average, {largest} at most, in the last epoch"
-        table, formulation = duals.multipliers.get(name), self.task.formulations.get(name)
-        if table is None or formulation is None or formulation.scope != "sample":
-            return text
-        return f"{text}, λ {'≠' if formulation.signed else '>'} 0 on {int(table.any(1).sum()):,}"
-
-    def _answer(self, name: str, worst: Tensor, duals: Duals) -> str:
-        """What to do, or "" where nothing is to be done or said."""
-        if not len(worst):
-            return "membership() leaves all of them out, or there are none."
+        if equality:
+            mean, most = f"{worst.mean():.3g}", f"{worst.max():.3g}"
+            text = f"off by {mean} on average, {most} at most, in the last epoch"
         formulation, table = duals.in_force.get(name), duals.multipliers.get(name)
-        if formulation is None or self.task.constraints[name].equals is not None:
-            return ""
-        largest = 0.0 if table is None or not table.numel() else float(table.abs().max())
+        if formulation is None:
+            return text, ""
+        if table is not None and table.numel():
+            largest = float(table.abs().max())
+            if formulation.scope == "sample":
+                text += f", λ {'≠' if equality else '>'} 0 on {int(table.any(1).sum()):,}"
+        # Of all formulations only the linear penalty acts below the bound.
+        below = formulation.lagrangian(torch.tensor([-2.0, -1.0]), torch.zeros(2))
+        times = largest / (duals.units.unit(name) or torch.inf)
+        answer = ""
+        if equality:
+            return text, ""
         if name not in self._ever:
-            # Of all formulations only the linear penalty acts below the bound.
-            below = formulation.lagrangian(torch.tensor([-2.0, -1.0]), torch.zeros(2))
-            idle = not largest and below[0] == below[1]
-            return "it never acted, so this run is one with formulation: null." if idle else ""
-        if (worst > 0).all():
-            return (
+            if not largest and below[0] == below[1]:
+                answer = "it never acted, so this run is one with formulation: null."
+        elif (worst > 0).all():
+            answer = (
                 "its bound is out of reach, the epochs were too few, or it is the wrong way round "
                 "(at_most for at_least). See docs/settings.md."
             )
-        times = largest / (duals.units.unit(name) or torch.inf)
-        if times > LARGE and (worst > 0).float().mean() > STAYS:
-            return (
+        elif times > LARGE and (worst > 0).float().mean() > STAYS:
+            answer = (
                 f"λ has grown to {times:,.0f} times its unit and the weights do not follow. "
                 "Raise training.primal_steps, or the bound is out of reach."
             )
-        return ""
+        return text, answer
