@@ -22,7 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
 from .configs import missing_base
-from .errors import DataError, TrainingError
+from .errors import DataError, TrainingError, printable
 from .extras import MissingPackageError
 
 DEBUG = "PL_POINTWISE_DEBUG"
@@ -78,11 +78,11 @@ class ShortErrorParser(LightningArgumentParser):
         if isinstance(last, Refusal):
             option, reason = ".".join(filter(None, (option, last.option))), last.reason
         elif isinstance(last, SyntaxError) or place_in_own_code(last):
-            reason = f"{type(last).__name__}: {shortened(str(last))}{place_in_own_code(last)}."
+            reason = f"{type(last).__name__}: {printable(last)}{place_in_own_code(last)}."
         else:
             hint = class_hint(reason) or ("" if key else self._hint(reason))
             hint = RATE if re.search(r"(--|\.|')(lr|learning_rate)\b", reason) else hint
-            reason = f"{shortened(reason).rstrip('.')}.{hint}"
+            reason = f"{printable(reason).rstrip('.')}.{hint}"
         if self.words is not None:
             reason += missing_base(self.words)
         refusal = Refusal(option, reason)
@@ -136,12 +136,6 @@ def innermost(error: BaseException) -> BaseException:
     return error
 
 
-def shortened(text: str, longest: int = 400) -> str:
-    """Returns a text of another library on one line, its end cut off where it is long."""
-    line = " ".join(text.split())
-    return line if len(line) <= longest else f"{line[:longest]} …"
-
-
 # What is refused later --------------------------------------------------------------------------
 
 
@@ -163,7 +157,7 @@ def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Ite
 def sentence(error: BaseException) -> str:
     """Returns what an error says, on one line if it is not of this package."""
     text = str(error).strip() or type(error).__name__
-    return text if isinstance(error, (DataError, TrainingError)) else shortened(text)
+    return text if isinstance(error, (DataError, TrainingError)) else printable(text)
 
 
 def place_in_own_code(error: BaseException) -> str:

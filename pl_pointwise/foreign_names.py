@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from .errors import DataError, printable
+from .configs import read_mapping
+from .errors import DataError
 from .formulations import Formulation
 
 PACKAGE = __name__.partition(".")[0]
@@ -28,7 +29,7 @@ class _PlainLoader(yaml.SafeLoader):
     def compose_node(self, *where: Any) -> Any:
         """Refuses aliases: a few lines of them may stand for billions of values."""
         if self.check_event(yaml.AliasEvent) and self.peek_event().anchor in self.anchors:
-            raise DataError("it has an alias (*), which no export writes")
+            raise DataError("it has an alias (*), which no export writes.")
         return super().compose_node(*where)
 
 
@@ -41,16 +42,9 @@ class Unfolded(yaml.SafeDumper):
 
 def read_foreign(path: Path) -> dict[str, Any]:
     """Returns what a stranger's configuration maps names to; DataError where that is unreadable."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(LONGEST + 1)
-        if len(text) > LONGEST:
-            raise DataError(f"it has more than {LONGEST:,} bytes")
-        found = yaml.load(text, _PlainLoader)  # A SafeLoader.
-        if not isinstance(found, dict):
-            raise DataError("it maps no names to values")
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not read: {printable(error)}. Export again.") from None
+    if path.stat().st_size > LONGEST:
+        raise DataError(f"{path} has more than {LONGEST:,} bytes. Export again.")
+    found: dict[str, Any] = read_mapping(path, _PlainLoader)
     return found
 
 

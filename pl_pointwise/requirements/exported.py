@@ -25,7 +25,7 @@ import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence, shortened
+from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence
 from pl_pointwise.errors import DataError, TrainingError, printable
 from pl_pointwise.files import changed_files, digest_now
 from pl_pointwise.foreign_names import Unfolded, foreign_names, read_foreign
@@ -87,9 +87,7 @@ def _samples_in(path: Path) -> DataFrame:
     try:
         return pd.read_parquet(path, columns=list(COLUMNS))
     except (OSError, ValueError) as error:  # pyarrow's are of both.
-        raise RequirementError(
-            f"{path}: {shortened(str(error))}. Export the model again."
-        ) from None
+        raise RequirementError(f"{path}: {printable(error)}. Export the model again.") from None
 
 
 def measure_new_records(
@@ -170,7 +168,7 @@ def own_classes_only(path: Path) -> dict[str, Any]:
     found += [(part, name) for part in config for name in foreign_names(config[part])]
     for part, name in found:
         raise RequirementError(
-            f"{path}: {part} names {shortened(printable(name), 80)}, which pl_pointwise does not "
+            f"{path}: {part} names {printable(name, 80)}, which pl_pointwise does not "
             "ship, and a folder's own word is not imported or followed. Read the file; if you "
             f"trust it: --config {path}"
         )
