@@ -167,11 +167,10 @@ class PointwiseCLI(LightningCLI):
     def before_fit(self) -> None:
         """``--ckpt_path last`` is a first start where there is none yet, which is said."""
         trainer: Any = self.trainer
-        named = self.config["fit"].get("ckpt_path")
-        if named == "best":
-            self.before_test()
-        if named == "last":
+        if self.config["fit"].get("ckpt_path") == "last":
             trainer.callbacks.append(LambdaCallback(on_fit_start=_say_a_first_start))
+        else:
+            self.before_test()
 
     def before_test(self) -> None:
         """Refuses ``last`` and ``best`` without such a file: the model would be untrained."""

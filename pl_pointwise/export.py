@@ -10,7 +10,6 @@ the ``config.yaml`` that ``fit`` wrote.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -22,12 +21,10 @@ from .cli_errors import CommandParser, short_errors
 from .configs import config_parts, text_of
 from .errors import TrainingError, printable
 from .files import check_export_folder, replaced_folder
-from .foreign_names import foreign_names
+from .foreign_names import PACKAGE, foreign_names, known_class
 from .module import PointwiseModule
 from .next_steps import config_of, exports, short_path
 from .task import notes_of
-
-PACKAGE = __name__.partition(".")[0]
 
 
 def main(args: Sequence[str]) -> None:
@@ -82,11 +79,8 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
         require_class(checkpoint, named, kind)
         return kind
     refuse_foreign_names(checkpoint)
-    found = None
-    if named.partition(".")[0] == PACKAGE:
-        with suppress(ModuleNotFoundError, AttributeError, ValueError):
-            found = resolve_name(named)
-    if isinstance(found, type) and issubclass(found, PointwiseModule):
+    found = known_class(named) if named.partition(".")[0] == PACKAGE else None
+    if found is not None and issubclass(found, PointwiseModule):
         return found
     raise TrainingError(
         f"--ckpt_path {checkpoint} is of {printable(named) or 'a class that it does not name'}, "

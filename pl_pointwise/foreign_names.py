@@ -55,7 +55,7 @@ def foreign_names(value: Any) -> Iterator[str]:
     package ships or that are loaded already; and names of files and addresses.
     """
     if isinstance(value, Mapping):
-        if "class_path" in value and not _is_known(str(value["class_path"])):
+        if "class_path" in value and not known_class(str(value["class_path"])):
             yield str(value["class_path"])
         value = [*value, *value.values()]
     if isinstance(value, (list, tuple, set)):
@@ -63,7 +63,7 @@ def foreign_names(value: Any) -> Iterator[str]:
     elif isinstance(value, str):
         for name in re.findall(r"[^\W\d]\w*(?:\.\w+)+", value):
             first = name.partition(".")[0]
-            if (first in sys.modules or find_spec(first)) and not _is_known(name):
+            if (first in sys.modules or find_spec(first)) and not known_class(name):
                 yield name
         if _is_elsewhere(value):
             yield value
@@ -87,14 +87,14 @@ def _is_elsewhere(text: str) -> bool:
     return False
 
 
-def _is_known(path: str) -> bool:
+def known_class(path: str) -> type | None:
+    """Returns the model, data or formulation of a name, if it ships or is loaded already."""
     module, _, name = path.rpartition(".")
     if module.partition(".")[0] == PACKAGE:
         with suppress(ImportError):
             importlib.import_module(module)
     found = getattr(sys.modules.get(module), name, None)
-    return (
-        isinstance(found, type)
-        and issubclass(found, (LightningModule, LightningDataModule, Formulation))
-        and not found.__module__.startswith(("lightning.", "pytorch_lightning."))
-    )
+    kinds = (LightningModule, LightningDataModule, Formulation)
+    if not (isinstance(found, type) and issubclass(found, kinds)):
+        return None
+    return None if found.__module__.startswith(("lightning.", "pytorch_lightning.")) else found
