@@ -74,10 +74,12 @@ class PointwiseCLI(LightningCLI):
     Args:
         args: a command line; None takes the process's.
         run: False only builds trainer, model and data, as ``compare`` needs them.
+        build: False only reads and checks the command line.
     """
 
-    def __init__(self, args: ArgsType = None, run: bool = True) -> None:
+    def __init__(self, args: ArgsType = None, run: bool = True, build: bool = True) -> None:
         args = sys.argv[1:] if args is None else args
+        self._build = build
         self._words = args if isinstance(args, list) else []
         if isinstance(args, list):
             args = with_config_parts(args)
@@ -155,6 +157,8 @@ class PointwiseCLI(LightningCLI):
             config.verbose = False  # Lightning's tables cut names off; another follows.
 
     def instantiate_classes(self) -> None:
+        if not self._build:
+            return
         refused = (ValueError, TypeError, ImportError, RuntimeError)
         command = f"pl-pointwise {self.subcommand}"
         with short_errors(command, refused) if self.subcommand else nullcontext():

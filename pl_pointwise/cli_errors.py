@@ -30,8 +30,10 @@ DEBUG = "PL_POINTWISE_DEBUG"
 KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*')
 NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')")
 """What may be a misspelt option in a reason."""
-WITH_CLASSES = ("pl_pointwise.tasks", "pl_pointwise.callbacks")
-WITH_CLASSES += ("lightning.pytorch.callbacks", "lightning.pytorch.loggers")
+WITH_CLASSES = (
+    *("pl_pointwise.tasks", "pl_pointwise.callbacks"),
+    *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
+)
 RATE = " The rate is --model.init_args.training.optimization.learning_rate."
 
 

@@ -51,7 +51,7 @@ def test_a_method_without_training_stays_untrained_whatever_holds_for_all(config
         [config], folder / "out", str(folder / "methods.yaml"), overrides=options
     ).runs
     for run, epochs in zip(runs[:4], (0, 5, 0, 5), strict=True):
-        cli = PointwiseCLI(run.arguments, run=False)
+        cli = PointwiseCLI(run.arguments, run=False, build=False)
         assert cli.config["trainer"]["max_epochs"] == epochs
 
 
