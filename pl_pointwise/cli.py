@@ -180,8 +180,9 @@ class PointwiseCLI(LightningCLI):
         """Refuses ``last`` and ``best`` without such a file: the model would be untrained."""
         named = self.config[self.subcommand].get("ckpt_path")
         savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        last = any(saver._find_last_checkpoints(self.trainer) for saver in savers)
-        if named == "best" or (named == "last" and not last):
+        if named == "best" or (
+            named == "last" and not any(s._find_last_checkpoints(self.trainer) for s in savers)
+        ):
             raise TrainingError(
                 f"--ckpt_path {named} finds no checkpoint. Give its path, or for last a "
                 "ModelCheckpoint with the dirpath and save_last of the run."
