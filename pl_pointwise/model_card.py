@@ -10,7 +10,7 @@ import os
 import re
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,16 +19,10 @@ from .extras import needs
 from .task import notes_of
 
 if TYPE_CHECKING:
+    from .evaluation import SampleViolations
     from .module import PointwiseModule
 
 TEMPLATE = Path(__file__).parent / "templates/model_card.md.jinja"
-STATISTICS = {
-    "mean": "mean",
-    "max": "max",
-    "violated_samples": "violation rate of samples",
-    "violated": "violation rate of values",
-    "cvar95": "CVaR95 of values",
-}
 
 
 def write_card(
@@ -66,9 +60,10 @@ def write_card(
         checkpoint=notes_of(module).checkpoint,
         seed=os.environ.get("PL_GLOBAL_SEED", ""),
         versions=f"torch {torch.__version__}, lightning {version('lightning')}",
-        statistics=[*STATISTICS.values()],
+        # Of the last passes: the objective and the task's own metrics among them.
+        logged=module._trainer.callback_metrics if module._trainer is not None else {},
+        statement_of=_statement,
         certificate=notes_of(module).certificate,
-        held_out=[_held_out(module, stage) for stage in module.evaluated if stage != "train"],
     )
     path = folder / "README.md"
     card.save(path)
@@ -81,25 +76,8 @@ def public_name(model: str | None) -> str | None:
     return model if model and looks_public and not Path(model).exists() else None
 
 
-def _held_out(module: PointwiseModule, stage: str) -> dict[str, Any]:
-    """Returns statistics and a certificate of one data set, for the template."""
-    lines, statements = [], []
-    for name, found in module.evaluated[stage].items():
-        known = found.statistics()
-        if "violated_samples" not in known:  # A value each.
-            known["violated_samples"] = known.pop("violated")
-        cells = [f"{float(known[key]):.3g}" if key in known else "" for key in STATISTICS]
-        lines.append([name, *cells])
-        if notes_of(module).certificate is None:  # It says what holds, the choice included.
-            try:
-                statements.append((name, certify(found.worst()).statement()))
-            except ValueError as error:
-                statements.append((name, f"No certificate: {error}"))
-    # The objective and the task's own metrics of the last pass over these data.
-    logged = module._trainer.callback_metrics if module._trainer is not None else {}
-    metrics = [
-        f"{name.partition('/')[2]} {float(value):.4g}"
-        for name, value in logged.items()
-        if re.fullmatch(f"{re.escape(stage)}/[^/]+", name)
-    ]
-    return {"stage": stage, "lines": lines, "metrics": ", ".join(metrics), "statements": statements}
+def _statement(found: SampleViolations) -> str:
+    try:
+        return certify(found.worst()).statement()
+    except ValueError as error:
+        return f"No certificate: {error}"
