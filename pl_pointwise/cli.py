@@ -28,7 +28,7 @@ from .configs import OPTIONS, overview, with_config_parts
 from .errors import TrainingError
 from .extras import import_classes
 from .module import PointwiseModule
-from .next_steps import SaveConfig, config_of, export_command, exports, metrics_table, short_path
+from .next_steps import SaveConfig, config_option, export_command, exports, metrics_table
 
 COMMANDS = {
     "compare": "compare.command",
@@ -257,7 +257,7 @@ def refuse_other_settings(path: str, kind: type, arguments: Mapping[str, Any]) -
     if changed := differences(stored, arguments):
         shown = [f"--model.{name} {old!r}, now {new!r}" for name, (old, new) in changed.items()]
         raise TrainingError(
-            f"--ckpt_path {path} was trained with {', '.join(shown)}. Give {_config_for(path)}, or "
+            f"--ckpt_path {path} was trained with {', '.join(shown)}. Give {config_option(path)}, or "
             "--accept_differences to go on with the settings of now."
         )
 
@@ -268,10 +268,5 @@ def require_class(path: str, named: str, kind: type) -> None:
     if of and of not in [parent.__name__ for parent in kind.__mro__]:
         raise TrainingError(
             f"--ckpt_path {path} is of a {of}, and the configuration asks for a {kind.__name__}. "
-            f"Give {_config_for(path)}."
+            f"Give {config_option(path)}."
         )
-
-
-def _config_for(path: str) -> str:
-    config = config_of(path)
-    return f"--config {short_path(config)}" if config else "the configuration it was trained with"

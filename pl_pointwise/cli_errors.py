@@ -27,6 +27,9 @@ from .extras import MissingPackageError
 
 DEBUG = "PL_POINTWISE_DEBUG"
 
+MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
+"""What classes raise that are given other arguments than they take."""
+
 KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*')
 NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')")
 """What may be a misspelt option in a reason."""

@@ -25,7 +25,7 @@ import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence
+from pl_pointwise.cli_errors import MISTAKES, debugging, place_in_own_code, sentence
 from pl_pointwise.errors import DataError, TrainingError, printable
 from pl_pointwise.files import changed_files, digest_now
 from pl_pointwise.foreign_names import Unfolded, foreign_names, read_foreign
@@ -39,10 +39,6 @@ CERTIFICATE, CHECKPOINT, SAMPLES = "certificate", "model.ckpt", "samples.parquet
 
 START = "start"
 """The predecessor that a model was trained from, instead of a folder."""
-
-
-MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
-"""What classes raise that are given other arguments than they take."""
 
 
 def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -> None:
