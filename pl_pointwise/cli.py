@@ -257,8 +257,8 @@ def refuse_other_settings(path: str, kind: type, arguments: Mapping[str, Any]) -
     if changed := differences(stored, arguments):
         shown = [f"--model.{name} {old!r}, now {new!r}" for name, (old, new) in changed.items()]
         raise TrainingError(
-            f"--ckpt_path {path} was trained with {', '.join(shown)}. Give {config_option(path)}, or "
-            "--accept_differences to go on with the settings of now."
+            f"--ckpt_path {path} was trained with {', '.join(shown)}. Give {config_option(path)}, "
+            "or --accept_differences to go on with the settings of now."
         )
 
 
