@@ -28,7 +28,7 @@ from .configs import OPTIONS, overview, with_config_parts
 from .errors import TrainingError
 from .extras import import_classes
 from .module import PointwiseModule
-from .next_steps import SaveConfig, config_of, export_command, exports, metrics_table, short_path
+from .next_steps import SaveConfig, config_option, export_command, exports, metrics_table
 
 COMMANDS = {
     "compare": "compare.command",
@@ -59,6 +59,9 @@ def load_yaml(text: str) -> Any:
 
 
 set_loader("yaml", load_yaml, (yaml.YAMLError,))  # Also of options' values: --model RerankerModule.
+logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(  # Its advertisements.
+    lambda record: "💡 Tip" not in record.getMessage()
+)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -76,8 +79,8 @@ class PointwiseCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None, run: bool = True, build: bool = True) -> None:
         args = sys.argv[1:] if args is None else args
-        self._words = args if isinstance(args, list) else []
         self._build = build
+        self._words = args if isinstance(args, list) else []
         if isinstance(args, list):
             args = with_config_parts(args)
             if any(re.search(r"^-h$|help$", word) for word in args[1:]):
@@ -85,8 +88,6 @@ class PointwiseCLI(LightningCLI):
         # The command line is handed on with the names of configurations resolved.
         for message in ("LightningCLI's args", ".*isinstance.treespec, LeafSpec", "No seed found"):
             warnings.filterwarnings("ignore", message=message)
-        # Lightning's advertisements.
-        logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_tip)
         super().__init__(
             PointwiseModule,
             None,  # Any LightningDataModule, or none where the module has loaders of its own.
@@ -170,18 +171,18 @@ class PointwiseCLI(LightningCLI):
     def before_fit(self) -> None:
         """``--ckpt_path last`` is a first start where there is none yet, which is said."""
         trainer: Any = self.trainer
-        named = self.config["fit"].get("ckpt_path")
-        if named == "best":
-            self.before_test()
-        if named == "last":
+        if self.config["fit"].get("ckpt_path") == "last":
             trainer.callbacks.append(LambdaCallback(on_fit_start=_say_a_first_start))
+        else:
+            self.before_test()
 
     def before_test(self) -> None:
         """Refuses ``last`` and ``best`` without such a file: the model would be untrained."""
         named = self.config[self.subcommand].get("ckpt_path")
         savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        last = any(saver._find_last_checkpoints(self.trainer) for saver in savers)
-        if named == "best" or (named == "last" and not last):
+        if named == "best" or (
+            named == "last" and not any(s._find_last_checkpoints(self.trainer) for s in savers)
+        ):
             raise TrainingError(
                 f"--ckpt_path {named} finds no checkpoint. Give its path, or for last a "
                 "ModelCheckpoint with the dirpath and save_last of the run."
@@ -210,10 +211,6 @@ class PointwiseCLI(LightningCLI):
         print(metrics_table(self.trainer.callback_metrics))
         if not self.config[self.subcommand].get("ckpt_path"):
             print("Of the model as it starts: no --ckpt_path was given.")
-
-
-def is_no_tip(record: logging.LogRecord) -> bool:
-    return "💡 Tip" not in record.getMessage()
 
 
 def _say_a_first_start(trainer: Any, _: Any) -> None:
@@ -260,8 +257,8 @@ def refuse_other_settings(path: str, kind: type, arguments: Mapping[str, Any]) -
     if changed := differences(stored, arguments):
         shown = [f"--model.{name} {old!r}, now {new!r}" for name, (old, new) in changed.items()]
         raise TrainingError(
-            f"--ckpt_path {path} was trained with {', '.join(shown)}. Give {_config_for(path)}, or "
-            "--accept_differences to go on with the settings of now."
+            f"--ckpt_path {path} was trained with {', '.join(shown)}. Give {config_option(path)}, "
+            "or --accept_differences to go on with the settings of now."
         )
 
 
@@ -271,10 +268,5 @@ def require_class(path: str, named: str, kind: type) -> None:
     if of and of not in [parent.__name__ for parent in kind.__mro__]:
         raise TrainingError(
             f"--ckpt_path {path} is of a {of}, and the configuration asks for a {kind.__name__}. "
-            f"Give {_config_for(path)}."
+            f"Give {config_option(path)}."
         )
-
-
-def _config_for(path: str) -> str:
-    config = config_of(path)
-    return f"--config {short_path(config)}" if config else "the configuration it was trained with"

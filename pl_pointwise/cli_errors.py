@@ -16,21 +16,27 @@ from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from types import FrameType
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
 from .configs import missing_base
-from .errors import DataError, TrainingError
+from .errors import DataError, TrainingError, printable
 from .extras import MissingPackageError
 
 DEBUG = "PL_POINTWISE_DEBUG"
 
+MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
+"""What classes raise that are given other arguments than they take."""
+
 KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*')
 NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')")
 """What may be a misspelt option in a reason."""
+WITH_CLASSES = (
+    *("pl_pointwise.tasks", "pl_pointwise.callbacks"),
+    *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
+)
 RATE = " The rate is --model.init_args.training.optimization.learning_rate."
 
 
@@ -77,11 +83,11 @@ class ShortErrorParser(LightningArgumentParser):
         if isinstance(last, Refusal):
             option, reason = ".".join(filter(None, (option, last.option))), last.reason
         elif isinstance(last, SyntaxError) or place_in_own_code(last):
-            reason = f"{type(last).__name__}: {shortened(str(last))}{place_in_own_code(last)}."
+            reason = f"{type(last).__name__}: {printable(last)}{place_in_own_code(last)}."
         else:
             hint = class_hint(reason) or ("" if key else self._hint(reason))
             hint = RATE if re.search(r"(--|\.|')(lr|learning_rate)\b", reason) else hint
-            reason = f"{shortened(reason).rstrip('.')}.{hint}"
+            reason = f"{printable(reason).rstrip('.')}.{hint}"
         if self.words is not None:
             reason += missing_base(self.words)
         refusal = Refusal(option, reason)
@@ -91,9 +97,10 @@ class ShortErrorParser(LightningArgumentParser):
 
     def _hint(self, reason: str) -> str:
         """Returns " Did you mean …?" with an option."""
-        names, known = NAME.findall(reason), [*options_of(self)]
+        hints = {plain(each.dest): getattr(each, "_typehint", None) for each in self._actions}
+        known = [name for option, hint in hints.items() for name in with_fields(option, hint)]
         lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
-        for name in names:
+        for name in NAME.findall(reason):
             by_last = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
             near = get_close_matches(plain(name), known, 1) or [lasts[each] for each in by_last]
             if near and name not in known:
@@ -104,9 +111,7 @@ class ShortErrorParser(LightningArgumentParser):
 def class_hint(reason: str) -> str:
     """Returns " Did you mean …?" with a class of this package's or Lightning's."""
     name = re.search(r"(?:import path string|Got value): (\w+)", reason)
-    ours, theirs = ("tasks", "callbacks"), ("callbacks", "loggers")
-    packages = [f"pl_pointwise.{n}" for n in ours] + [f"lightning.pytorch.{n}" for n in theirs]
-    known = [each for package in packages for each in import_module(package).__all__]
+    known = [each for package in WITH_CLASSES for each in import_module(package).__all__]
     near = get_close_matches(name[1], known, 1, 0.8) if name else []
     return f" Did you mean {near[0]!r}?" if near else ""
 
@@ -116,22 +121,13 @@ def plain(option: str) -> str:
     return ".".join(part for part in option.split(".") if part not in ("init_args", "dict_kwargs"))
 
 
-def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yields the dotted names of a parser's options, fields of dataclasses among them."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                yield from options_of(each)
-        elif action.dest not in (argparse.SUPPRESS, "help"):
-            yield from _with_fields(plain(action.dest), getattr(action, "_typehint", None))
-
-
-def _with_fields(name: str, hint: Any) -> Iterator[str]:
-    yield name
+def with_fields(option: str, hint: Any) -> Iterator[str]:
+    """Yields an option and the dotted names of the fields of a dataclass that it takes."""
+    yield option
     for kind in (hint, *get_args(hint)):
         if isinstance(kind, type) and is_dataclass(kind):
             for field, inner in get_type_hints(kind).items():
-                yield from _with_fields(f"{name}.{field}", inner)
+                yield from with_fields(f"{option}.{field}", inner)
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -143,12 +139,6 @@ def innermost(error: BaseException) -> BaseException:
             break
         error = error.__cause__
     return error
-
-
-def shortened(text: str, longest: int = 400) -> str:
-    """Returns a text of another library on one line, its end cut off where it is long."""
-    line = " ".join(text.split())
-    return line if len(line) <= longest else f"{line[:longest]} …"
 
 
 # What is refused later --------------------------------------------------------------------------
@@ -172,21 +162,18 @@ def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Ite
 def sentence(error: BaseException) -> str:
     """Returns what an error says, on one line if it is not of this package."""
     text = str(error).strip() or type(error).__name__
-    return text if isinstance(error, (DataError, TrainingError)) else shortened(text)
+    return text if isinstance(error, (DataError, TrainingError)) else printable(text)
 
 
 def place_in_own_code(error: BaseException) -> str:
     """Returns " (FILE, line N)", the last of a user's own code in an error's traceback, or ""."""
-    frames = traceback.walk_tb(error.__traceback__)
-    own = [(frame.f_code.co_filename, line) for frame, line in frames if _is_own(frame)]
-    return " ({}, line {})".format(*own[-1]) if own else ""
-
-
-def _is_own(frame: FrameType) -> bool:
-    """Neither this package's, nor Python's, nor an installed one's."""
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    known = {"pl_pointwise", "jsonargparse", "lightning", "torch", *sys.stdlib_module_names}
-    return "-packages" not in frame.f_code.co_filename and package not in known
+    place, known = "", {"pl_pointwise", "jsonargparse", "lightning", "torch"}
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        file = frame.f_code.co_filename
+        if "-packages" not in file and package not in known | sys.stdlib_module_names:
+            place = f" ({file}, line {line})"
+    return place
 
 
 def end(program: str, text: str) -> NoReturn:

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from .errors import DataError
+from .errors import DataError, printable
 
 OPTIONS = ("--config", "-c")
 
@@ -103,12 +103,12 @@ def text_of(part: str) -> str:
     return part if is_text(part) else Path(part).read_text(encoding="utf-8")
 
 
-def read_mapping(path: str) -> dict[str, Any]:
+def read_mapping(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Returns what a YAML file maps names to."""
     try:
-        read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        read = yaml.load(Path(path).read_bytes(), loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as YAML: {printable(error)}") from error
     if not isinstance(read, dict) or not read:
         what = "empty" if not read else f"a {type(read).__name__}"
         raise DataError(f"{path} is {what}, and has to map names to values.")

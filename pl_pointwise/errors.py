@@ -18,9 +18,10 @@ class UnsupportedError(RuntimeError):
     """A way to compute something that this model does not allow; it ends a run that chose it."""
 
 
-def printable(text: object) -> str:
-    """Returns a stranger's text for a terminal: on one line, without control characters."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+def printable(text: object, longest: int = 400) -> str:
+    """Returns another's text for a terminal: on one line, printable, cut off where it is long."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return line if len(line) <= longest else f"{line[:longest]} …"
 
 
 def one_of(

@@ -10,7 +10,6 @@ the ``config.yaml`` that ``fit`` wrote.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -18,16 +17,14 @@ import yaml
 
 from .checkpoints import hyperparameters
 from .cli import require_class
-from .cli_errors import CommandParser, short_errors
+from .cli_errors import MISTAKES, CommandParser, short_errors
 from .configs import config_parts, text_of
 from .errors import TrainingError, printable
 from .files import check_export_folder, replaced_folder
-from .foreign_names import foreign_names
+from .foreign_names import PACKAGE, foreign_names, known_class
 from .module import PointwiseModule
-from .next_steps import config_of, exports, short_path
+from .next_steps import config_of, config_option, exports, short_path
 from .task import notes_of
-
-PACKAGE = __name__.partition(".")[0]
 
 
 def main(args: Sequence[str]) -> None:
@@ -44,9 +41,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--language", nargs="+", default=[], help="of the data: en, …")
     parser.add_argument("--datasets", nargs="+", default=[], help="trained on, names on the hub")
     known = parser.parse_args(list(args))
-    with short_errors(
-        parser.prog, (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
-    ):
+    with short_errors(parser.prog, MISTAKES):
         module = module_of(known.ckpt_path, known.config)
         config = config_of(known.ckpt_path)
         run = Path(known.ckpt_path).parent if config is None else config.parent
@@ -82,17 +77,13 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
         require_class(checkpoint, named, kind)
         return kind
     refuse_foreign_names(checkpoint)
-    found = None
-    if named.partition(".")[0] == PACKAGE:
-        with suppress(ModuleNotFoundError, AttributeError, ValueError):
-            found = resolve_name(named)
-    if isinstance(found, type) and issubclass(found, PointwiseModule):
+    found = known_class(named) if named.partition(".")[0] == PACKAGE else None
+    if found is not None and issubclass(found, PointwiseModule):
         return found
     raise TrainingError(
         f"--ckpt_path {checkpoint} is of {printable(named) or 'a class that it does not name'}, "
         f"which {PACKAGE} does not ship, and a checkpoint's own word is not imported. Name the "
-        f"class: --config {config_of(checkpoint) or 'CONFIG, the config.yaml that fit wrote'}, or "
-        "load(…, module_class=YourModule)."
+        f"class: {config_option(checkpoint)}, or load(…, module_class=YourModule)."
     )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from stat import S_ISREG
@@ -33,15 +33,6 @@ def write_whole(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)  # Of a disk that is full.
 
 
-def digest_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
-
-
 def run_root(trainer: Trainer) -> Path:
     """The logger's folder of this run; without a logger the root folder. To be called on all ranks.
 
@@ -57,19 +48,25 @@ def run_root(trainer: Trainer) -> Path:
 
 
 def digest_now(path: str | Path) -> str | None:
-    """The same; None where there is no file. A file is read again only once it was written."""
-    try:
-        found = os.stat(os.path.expanduser(path))
-    except (OSError, ValueError):
-        return None
-    if not S_ISREG(found.st_mode):
-        return None
-    return _of_version(os.path.expanduser(path), found.st_mtime_ns, found.st_size)
+    """The SHA-256 of a file's bytes, in hex; None where there is no file.
+
+    A file is read again only once it was written.
+    """
+    path = os.path.expanduser(path)
+    with suppress(OSError, ValueError):
+        found = os.stat(path)
+        if S_ISREG(found.st_mode):
+            return _digest(path, found.st_mtime_ns, found.st_size)
+    return None
 
 
 @cache
-def _of_version(path: str, written: int, size: int) -> str:
-    return digest_of(Path(path))
+def _digest(path: str, written: int, size: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def changed_files(folder: Path, digests: Mapping[str, str]) -> str:
@@ -111,7 +108,6 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
     Until then an earlier export is as it was; what is no export's stays.
     """
-    there = folder.exists()
     part = folder / PART  # Beside it there may be another disk, or no leave to write.
     shutil.rmtree(part, ignore_errors=True)  # Of an export that was killed.
     part.mkdir(parents=True)
@@ -129,5 +125,5 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
             (new / name).replace(folder / name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-        if not (there or any(folder.iterdir())):
+        with suppress(OSError):  # Of an export that failed; else it is not empty.
             folder.rmdir()

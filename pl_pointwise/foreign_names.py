@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from .errors import DataError, printable
+from .configs import read_mapping
+from .errors import DataError
 from .formulations import Formulation
 
 PACKAGE = __name__.partition(".")[0]
@@ -25,40 +26,25 @@ LONGEST = 100_000  # Bytes; configurations of runs have some thousands.
 
 
 class _PlainLoader(yaml.SafeLoader):
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise DataError("it merges mappings (<<), which no configuration of a run does")
+    def compose_node(self, *where: Any) -> Any:
+        """Refuses aliases: a few lines of them may stand for billions of values."""
+        if self.check_event(yaml.AliasEvent) and self.peek_event().anchor in self.anchors:
+            raise DataError("it has an alias (*), which no export writes.")
+        return super().compose_node(*where)
 
 
-def _load(text: str | bytes) -> Any:
-    """Loads plain YAML; not what aliases unfold: a few lines may stand for billions of values."""
-    value = yaml.load(text, _PlainLoader)  # A SafeLoader.
-    if _nodes(value, {}) > LONGEST / 10:
-        raise DataError("its YAML aliases (*) unfold to too many values")
-    return value
+class Unfolded(yaml.SafeDumper):
+    """Writes a value each time that it occurs, without aliases."""
 
-
-def _nodes(value: Any, known: dict[int, int]) -> int:
-    """The number of values, each as often as it is repeated."""
-    if id(value) not in known:
-        inner = [*value, *value.values()] if isinstance(value, dict) else value
-        several = isinstance(inner, (list, tuple, set))
-        known[id(value)] = 1 + (sum(_nodes(each, known) for each in inner) if several else 0)
-    return known[id(value)]
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def read_foreign(path: Path) -> dict[str, Any]:
     """Returns what a stranger's configuration maps names to; DataError where that is unreadable."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(LONGEST + 1)
-        if len(text) > LONGEST:
-            raise DataError(f"it has more than {LONGEST:,} bytes")
-        found = _load(text)
-        if not isinstance(found, dict):
-            raise DataError("it maps no names to values")
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not read: {printable(error)}. Export again.") from None
+    if path.stat().st_size > LONGEST:
+        raise DataError(f"{path} has more than {LONGEST:,} bytes. Export again.")
+    found: dict[str, Any] = read_mapping(path, _PlainLoader)
     return found
 
 
@@ -69,7 +55,7 @@ def foreign_names(value: Any) -> Iterator[str]:
     package ships or that are loaded already; and names of files and addresses.
     """
     if isinstance(value, Mapping):
-        if "class_path" in value and not _is_known(str(value["class_path"])):
+        if "class_path" in value and not known_class(str(value["class_path"])):
             yield str(value["class_path"])
         value = [*value, *value.values()]
     if isinstance(value, (list, tuple, set)):
@@ -77,12 +63,12 @@ def foreign_names(value: Any) -> Iterator[str]:
     elif isinstance(value, str):
         for name in re.findall(r"[^\W\d]\w*(?:\.\w+)+", value):
             first = name.partition(".")[0]
-            if (first in sys.modules or find_spec(first)) and not _is_known(name):
+            if (first in sys.modules or find_spec(first)) and not known_class(name):
                 yield name
         if _is_elsewhere(value):
             yield value
         try:
-            inner = _load(value)
+            inner = yaml.load(value, _PlainLoader)
         except (DataError, RecursionError):
             yield value
         except (yaml.YAMLError, ValueError):
@@ -101,14 +87,14 @@ def _is_elsewhere(text: str) -> bool:
     return False
 
 
-def _is_known(path: str) -> bool:
+def known_class(path: str) -> type | None:
+    """Returns the model, data or formulation of a name, if it ships or is loaded already."""
     module, _, name = path.rpartition(".")
     if module.partition(".")[0] == PACKAGE:
         with suppress(ImportError):
             importlib.import_module(module)
     found = getattr(sys.modules.get(module), name, None)
-    return (
-        isinstance(found, type)
-        and issubclass(found, (LightningModule, LightningDataModule, Formulation))
-        and not found.__module__.startswith(("lightning.", "pytorch_lightning."))
-    )
+    kinds = (LightningModule, LightningDataModule, Formulation)
+    if not (isinstance(found, type) and issubclass(found, kinds)):
+        return None
+    return None if found.__module__.startswith(("lightning.", "pytorch_lightning.")) else found

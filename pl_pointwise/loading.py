@@ -79,8 +79,8 @@ def _module_in(checkpoint: Path, kind: type[Any] | None) -> Any:
             f"{checkpoint.parents[1]}: there is no language model, no re-ranker and no "
             "certificate/model.ckpt. Its README.md may say how to read it."
         )
-    kind = kind or class_of(str(checkpoint), [])
     refuse_foreign_names(checkpoint)
+    kind = kind or class_of(str(checkpoint), [])
     return kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
 
 

@@ -52,6 +52,12 @@ def config_of(checkpoint: str | Path) -> Path | None:
     return None
 
 
+def config_option(checkpoint: str | Path) -> str:
+    """The option that names the configuration of a checkpoint."""
+    config = config_of(checkpoint)
+    return f"--config {short_path(config) if config else 'CONFIG, the config.yaml that fit wrote'}"
+
+
 def after_fit(trainer: Any, module: LightningModule, data: Any) -> None:
     """Prints how the constraints ended, where the run is, and the command that takes it up."""
     folder = run_root(trainer)  # Asks all ranks.
@@ -63,11 +69,11 @@ def after_fit(trainer: Any, module: LightningModule, data: Any) -> None:
     savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
     savers.sort(key=lambda one: one.monitor is None)
     paths = [path for one in savers if (path := one.best_model_path or one.last_model_path)]
+    written = f"Written to {short_path(folder)}"
     if not paths:
-        where = short_path(folder)
-        print(f"Written to {where}, without a checkpoint: no ModelCheckpoint saved one.")
+        print(f"{written}, without a checkpoint: no ModelCheckpoint saved one.")
         return
-    print(f"Written to {short_path(folder)}: log, configuration and checkpoint. Next:\n")
+    print(f"{written}: log, configuration and checkpoint. Next:\n")
     saved = (one.path for one in trainer.callbacks if isinstance(one, SaveConfig))
     if any(is_overridden("test_dataloader", each) for each in (data, module) if each is not None):
         print(f"  {_command('test', next(saved, config_of(paths[0])), paths[0])}")
@@ -79,17 +85,15 @@ def after_fit(trainer: Any, module: LightningModule, data: Any) -> None:
 
 def metrics_table(metrics: Mapping[str, Any]) -> str:
     """Returns a line per metric, a column per evaluated data set."""
-    table: dict[str, dict[str, float]] = {}
-    stages: dict[str, None] = {}
-    for name, value in metrics.items():
-        stage, _, metric = name.partition("/")
-        table.setdefault(metric, {})[stage] = float(value)
-        stages[stage] = None
-    width = max(map(len, table), default=0)
+    stages, names = (
+        [*dict.fromkeys(name.partition("/")[part] for name in metrics)] for part in (0, 2)
+    )
+    width = max(map(len, names), default=0)
     lines = [" " * width + "".join(f"{stage:>14}" for stage in stages)]
-    for metric, values in table.items():
-        cells = [f"{values[stage]:.4g}" if stage in values else "" for stage in stages]
-        lines.append(f"{metric:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
+    for name in names:
+        found = [metrics.get(f"{stage}/{name}") for stage in stages]
+        cells = ["" if value is None else f"{float(value):.4g}" for value in found]
+        lines.append(f"{name:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
     return "\n".join(lines)
 
 

@@ -25,10 +25,10 @@ import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence, shortened
+from pl_pointwise.cli_errors import MISTAKES, debugging, place_in_own_code, sentence
 from pl_pointwise.errors import DataError, TrainingError, printable
 from pl_pointwise.files import changed_files, digest_now
-from pl_pointwise.foreign_names import foreign_names, read_foreign
+from pl_pointwise.foreign_names import Unfolded, foreign_names, read_foreign
 from pl_pointwise.loading import certificate_in
 
 from .requirement import RequirementError
@@ -39,10 +39,6 @@ CERTIFICATE, CHECKPOINT, SAMPLES = "certificate", "model.ckpt", "samples.parquet
 
 START = "start"
 """The predecessor that a model was trained from, instead of a folder."""
-
-
-MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
-"""What classes raise that are given other arguments than they take."""
 
 
 def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -> None:
@@ -57,7 +53,7 @@ def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -
         if path.is_file() and path.suffix != ".md"
     }
     config = config_for_new_records(yaml.safe_load((run / "config.yaml").read_text()))
-    (inside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    (inside / "config.yaml").write_text(yaml.dump(config, Dumper=Unfolded, sort_keys=False))
     whole = {**certificate, "date": date.today().isoformat(), "files": files}
     (inside / "certificate.json").write_text(json.dumps(whole, indent=1))
 
@@ -87,9 +83,7 @@ def _samples_in(path: Path) -> DataFrame:
     try:
         return pd.read_parquet(path, columns=list(COLUMNS))
     except (OSError, ValueError) as error:  # pyarrow's are of both.
-        raise RequirementError(
-            f"{path}: {shortened(str(error))}. Export the model again."
-        ) from None
+        raise RequirementError(f"{path}: {printable(error)}. Export the model again.") from None
 
 
 def measure_new_records(
@@ -170,7 +164,7 @@ def own_classes_only(path: Path) -> dict[str, Any]:
     found += [(part, name) for part in config for name in foreign_names(config[part])]
     for part, name in found:
         raise RequirementError(
-            f"{path}: {part} names {shortened(printable(name), 80)}, which pl_pointwise does not "
+            f"{path}: {part} names {printable(name, 80)}, which pl_pointwise does not "
             "ship, and a folder's own word is not imported or followed. Read the file; if you "
             f"trust it: --config {path}"
         )

@@ -69,7 +69,7 @@ def test_the_configuration_beside_the_checkpoint_goes_with_it(checkpoint, made) 
     assert torch.equal(module.weight, stored)
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "test"])
+@pytest.mark.parametrize("command", ["fit", "test"])
 def test_other_settings_are_refused_by_name_with_the_configuration(
     command, checkpoint, made, capsys
 ) -> None:

@@ -13,7 +13,6 @@ import torch
 import yaml
 from lightning.pytorch.loggers.logger import DummyLogger
 
-import pl_pointwise
 from pl_pointwise import Formulation, Pointwise, configs
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.configs import (
@@ -90,25 +89,15 @@ def test_the_overview_has_a_line_per_kind_and_task(packaged) -> None:
     ]
 
 
-def test_help_lists_packaged_configs_and_compare(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
+def test_help_lists_packaged_configs_and_compare_and_version_is_the_packages(capsys) -> None:
+    for option in ("--help", "--version"):
+        with pytest.raises(SystemExit) as ended:
+            main([option])
+        assert ended.value.code == 0
     text = capsys.readouterr().out
     assert "compare" in text
     assert configs.overview() in text
-
-
-def test_version_is_the_packages(capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.split() == ["pl-pointwise", pl_pointwise.__version__]
-    assert pl_pointwise.__version__ == version("pl-pointwise")
-
-
-def test_formulation_by_short_name_becomes_an_object() -> None:
-    cli = PointwiseCLI([*TASK, *SMALL, *POINTWISE], run=False)
-    assert cli.model.formulations == {"fit": Pointwise(alpha=2.0)}
+    assert text.splitlines()[-1] == f"pl-pointwise {version('pl-pointwise')}"
 
 
 def test_a_formulation_per_constraint_from_yaml(tmp_path) -> None:

@@ -34,9 +34,6 @@ model:
         lerning_rate: 0.1
 data: {NAME}.LineData
 """,
-    "option.yaml": "trainer:\n  callbacks:\n  - class_path: ModelExport\n"
-    "    init_args: {aftr: test}\n",
-    "methods.yaml": "one: null\n",
     "base.yaml": f"model: {NAME}.LineModule\ndata: {NAME}.LineData\n",
 }
 CASES = {
@@ -60,13 +57,10 @@ CASES = {
     ],
     # Classes.
     f"fit --model {NAME}.LineModul --data {NAME}.LineData": ["--model: ", "LineModul"],
-    f"fit --model nowhere.Module --data {NAME}.LineData": ["--model: ", "'nowhere'"],
     f"fit --model {NAME}.LineData --data {NAME}.LineData": ["--model: ", "PointwiseModule"],
     f"fit {LINE} --trainer.callbacks+ DualMonitr": ["Did you mean 'DualMonitor'?"],
     f"fit {LINE} --trainer.callbacks EarlyStoping": ["Did you mean 'EarlyStopping'?"],
-    f"fit {LINE} --trainer.logger WandLogger": ["Did you mean 'WandbLogger'?"],
     f"fit {LINE} --optimizer.lr 1": ["The rate is --model.init_args.training.optimization."],
-    f"fit {LINE} --trainer.lr 1": ["The rate is --model.init_args.training.optimization."],
     f"fit {LINE} --model.learning_rate 1": ["The rate is --model.init_args.training.optim"],
     # Files.
     f"fit {LINE} --config syntax.yaml": ["syntax.yaml", "line 2"],
@@ -76,19 +70,13 @@ CASES = {
         "optimization.lerning_rate'",
         "'training.optimization.learning_rate'",
     ],
-    f"fit {LINE} --config option.yaml": ["'aftr'", "'after'"],
     "fit --config reranker/average": ["--config reranker --config reranker/average"],
     "fit --config digits/penalty_hinge -c digits": [
         "--config digits --config digits/penalty_hinge"
     ],
     f"test {LINE} {QUIET} --ckpt_path ''": ["--ckpt_path is empty"],
     f"test {LINE} {QUIET} --ckpt_path base.yaml": ["base.yaml is a configuration"],
-    **{
-        f"{command} {LINE} {QUIET} --ckpt_path {named}": [
-            f"--ckpt_path {named} finds no checkpoint"
-        ]
-        for command, named in [("test", "last"), ("validate", "best"), ("predict", "last")]
-    },
+    f"predict {LINE} {QUIET} --ckpt_path last": ["--ckpt_path last finds no checkpoint"],
     f"fit {LINE} {QUIET} --ckpt_path best": ["--ckpt_path best finds no checkpoint"],
     f"fit {LINE} {QUIET} --data.batch_size 0": ["error: batch_size=0: "],
     "fit --config reranker --model.model_name ./nomodel": ["./nomodel: there is no such folder."],

@@ -106,14 +106,6 @@ def test_a_class_of_ones_own_is_named_by_the_configuration(
     assert (tmp_path / "export/model.safetensors").is_file()
 
 
-def test_a_configuration_of_another_class_is_refused(
-    run: Path, tmp_path: Path, capsys: Any
-) -> None:
-    other = reclassified(run, "mine.AnotherModule", tmp_path)
-    error = refusal(capsys, "--ckpt_path", str(other), "--config", "digits")
-    assert "is of a AnotherModule, and the configuration asks for a DigitsModule" in error
-
-
 def test_files_that_no_export_wrote_stay(run: Path, tmp_path: Path, capsys: Any) -> None:
     options = ["--ckpt_path", str(checkpoint_of(run)), "--output", str(tmp_path)]
     (tmp_path / "README.md").write_text("my project\n")

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from pl_pointwise import Average, Constraint, CVaR, Penalty, Pointwise, Relaxed
+from pl_pointwise import Average, Constraint, Penalty, Pointwise
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, trainer
 
 ROWS = ToyRows(9)
@@ -42,9 +42,7 @@ def said(module: Toy, caplog: pytest.LogCaptureFixture, **options: Any) -> tuple
     return "\n".join(module._stepper.last_words.lines), caplog.text, counted
 
 
-@pytest.mark.parametrize(
-    "formulation", [Pointwise(), Relaxed(price=10), Average(), CVaR(level=0.5), None]
-)
+@pytest.mark.parametrize("formulation", [Pointwise(), Average(), None])
 @pytest.mark.parametrize("partial", [False, True])
 def test_the_numbers_are_those_of_the_last_epoch(formulation, partial, caplog) -> None:
     module = Toy(formulation, partial=partial)
@@ -53,14 +51,11 @@ def test_the_numbers_are_those_of_the_last_epoch(formulation, partial, caplog) -
     for name in module.constraints:
         count = f"{name}: {counted.violated[name]} of {counted.seen[name]} violated in the last"
         assert count in lines + warned
-        if formulation is None:
+        if formulation is None or formulation.scope != "sample":
             assert f"{count} epoch." in lines
-        elif formulation.scope == "sample":
+        else:
             active = int((module.multipliers[name] > 0).any(1).sum())
             assert f"{count} epoch, λ > 0 on {active}" in lines + warned
-        else:
-            value = f"λ of its {type(formulation).__name__} {module.multipliers[name]:.3g}"
-            assert f"{count} epoch, {value}" in lines + warned
 
 
 @pytest.mark.parametrize(
@@ -71,18 +66,10 @@ def test_the_numbers_are_those_of_the_last_epoch(formulation, partial, caplog) -
             Constraint(at_most=-1e3),
             "9 of 9 violated in the last epoch, λ > 0 on 9:",
         ),
-        (
-            Penalty(weight=1.0),
-            Constraint(at_least=1e3),
-            "9 of 9 violated in the last epoch: its",
-        ),
         (Pointwise(), Constraint(at_most=1e3), "λ > 0 on 0: it never acted, so"),
-        (Average(), Constraint(at_most=1e3), "λ of its Average 0: it never acted, so"),
-        (Penalty(weight=1.0, shape="hinge"), Constraint(at_most=1e3), "it never acted, so"),
+        (Average(), Constraint(at_most=1e3), "last epoch: it never acted, so"),
         (Penalty(weight=1.0), Constraint(at_most=1e3), ""),
-        (None, Constraint(at_most=1e3), ""),
         (None, Constraint(at_least=1e3), ""),
-        (Pointwise(), Constraint(at_least=-9, at_most=9), "it never acted, so"),
         (Pointwise(), Constraint(equals=0.1), ""),
     ],
     ids=str,

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
-from lightning.pytorch.cli import LightningArgumentParser
 
 import pl_pointwise
-from pl_pointwise import Formulation, Pointwise, tasks
+from pl_pointwise import Formulation, tasks
 from pl_pointwise.checkpoints import formulation_from
 from pl_pointwise.compare.runs import Comparison
 from pl_pointwise.configs import packaged_comparisons, packaged_configs, text_of
@@ -74,22 +73,19 @@ def test_alpha_and_eta_are_the_fits_except_in_the_papers_methods(task: str) -> N
         assert not found.adaptive
 
 
-def test_what_an_overlay_leaves_out_stays_the_base_files(tmp_path: Path) -> None:
-    """The trap itself: should LightningCLI stop merging, overlays may become shorter."""
-    for name, arguments in (("base", {"alpha": 7.0, "dual_lr": 0.5}), ("overlay", {"alpha": 2.0})):
-        formulation = {"class_path": "pl_pointwise.Pointwise", "init_args": arguments}
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"formulation": formulation}))
-    parser = LightningArgumentParser()
-    parser.add_argument("--formulation", type=Formulation)
-    parser.add_argument("--config", action="config")
-    files = [f"--config={tmp_path / name}.yaml" for name in ("base", "overlay")]
-    merged = formulation_from(parser.parse_args(files).formulation.as_dict())
-    assert merged == Pointwise(alpha=2.0, dual_lr=0.5)
-
-
 @pytest.mark.parametrize("name", packaged_comparisons())
 def test_every_method_of_a_packaged_comparison_can_be_planned(name: str, tmp_path: Path) -> None:
     """The longest comparisons run in the slow set alone."""
     runs, problems, _ = Comparison([name.split("/")[0]], tmp_path, name).planned
     assert not problems
     assert runs
+
+
+@pytest.mark.parametrize("overlay", ["reranker/local", "safety/local", "conversation/example"])
+def test_a_first_run_on_ones_own_machine_logs_validates_and_keeps_a_checkpoint(
+    overlay: str,
+) -> None:
+    parts = [packaged_configs()[name][0] for name in (overlay.partition("/")[0], overlay)]
+    base, local = (yaml.safe_load(text_of(part))["trainer"] for part in parts)
+    off = {"logger": None, "enable_checkpointing": True, "limit_val_batches": 1.0}
+    assert off | base | local == base | local | off

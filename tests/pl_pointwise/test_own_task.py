@@ -172,9 +172,8 @@ def test_rows_of_every_kind_train_once_they_have_an_index(kind: str) -> None:
     fields = ("x", "y") if kind == "tuples" else None
     options: dict[str, Any] = {"collate_fn": collate} if kind == "hub" else {}
     rows = IndexedDataset(rows_of(kind), fields=fields)
-    options["generator"] = torch.Generator().manual_seed(
-        0
-    )  # Of some orders two λ are nearly alike.
+    # Of some orders two λ are nearly alike.
+    options["generator"] = torch.Generator().manual_seed(0)
     module = fit(DataLoader(rows, batch_size=2, shuffle=True, **options))
     found = module.multipliers["fit"][:, 0]
     assert found.shape == (6,)

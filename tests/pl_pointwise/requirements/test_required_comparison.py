@@ -25,7 +25,7 @@ from pl_pointwise import PointwiseModule
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import certification, command
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.files import digest_of
+from pl_pointwise.files import digest_now
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
@@ -585,7 +585,7 @@ def test_the_predecessor_may_be_an_exported_folder_or_a_run(
         words = [*texts, "--against", str(old), "--data.test_file", file]
         out = compare(tmp_path, *words, out=f"by {file}", methods=method)
         answer = json.loads((out / "answer.json").read_text())
-        weights = digest_of(model_files(old) / "model.ckpt")[:16]
+        weights = digest_now(model_files(old) / "model.ckpt")[:16]
         assert answer["predecessor"] == f"{old.name} (SHA-256 of its model.ckpt: {weights})"
         assert [each["share"] for each in answer["requirements"]] == [0, 1]
     with pytest.raises(SystemExit):  # Another predecessor is another question.

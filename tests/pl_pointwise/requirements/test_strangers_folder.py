@@ -18,7 +18,7 @@ from pl_pointwise.cli import main
 from pl_pointwise.configs import packaged_configs, text_of
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.export import class_of
-from pl_pointwise.foreign_names import foreign_names
+from pl_pointwise.foreign_names import Unfolded, foreign_names
 from pl_pointwise.requirements.exported import config_for_new_records, own_classes_only
 from pl_pointwise.requirements.monitor import monitor
 from pl_pointwise.requirements.samples import COLUMNS
@@ -63,13 +63,8 @@ def arguments(**init_args: Any) -> dict[str, Any]:
     return {"model": {"class_path": MODEL, "init_args": init_args}}
 
 
-def bomb(start: str) -> list[str]:
-    """Lines of YAML, each of twice as much as the one before."""
-    first = start.replace("{}", "0") + "&a0 x"
-    lines = (f"&a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))
-    return [first, *(start.replace("{}", f"{n}") + line for n, line in enumerate(lines, 1))]
-
-
+# Lines of YAML, each of twice as much as the one before.
+BOMB = "- &a0 x\n" + "\n".join(f"- &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))
 ESCAPED = '{"class_path": "evil\\u002eBoom"}'
 PATH = "stranger/certificate/evil.yaml"
 HOSTILE: dict[str, dict[str, Any] | str] = {
@@ -88,6 +83,8 @@ HOSTILE: dict[str, dict[str, Any] | str] = {
     "class by a short name": {"data": {"class_path": "BoringDataModule"}},
     "formulation": arguments(formulation=EVIL),
     "formulation is a name": arguments(formulation="evil.Boom"),
+    "another name of the package": arguments(formulation="pl_pointwise.cli.os.mkdir"),
+    "class in a list": arguments(policy={"template_arguments": [{"class_path": "os.mkdir"}]}),
     "formulation is a path": arguments(formulation=PATH),
     "formulation is a path with blanks": arguments(formulation=f" {PATH} "),
     "formulation at an address": arguments(formulation=f"file://{PATH}"),
@@ -101,8 +98,8 @@ HOSTILE: dict[str, dict[str, Any] | str] = {
     "training is a path": arguments(training=PATH),
     "policy is a path": arguments(policy={"lora": PATH}),
     "set": f"model: {{class_path: {MODEL}, init_args: {{formulation: !!set {{evil.Boom: }}}}}}",
-    "bomb in a text": arguments(formulation="\n".join(bomb("- "))),
-    "bomb": "\n".join(bomb("x{}: ")),
+    "bomb in a text": arguments(formulation=BOMB),
+    "bomb": f"model:\n{BOMB}",
     "bomb of merged mappings": "a0: &a0 {x: 1}\n"
     + "\n".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 40)),
     "circle": "model: &a [*a]",
@@ -116,7 +113,7 @@ HOSTILE: dict[str, dict[str, Any] | str] = {
 
 def write(folder: Path, hostile: dict[str, Any] | str) -> Path:
     sound = {"model": {"class_path": MODEL}, "data": {"class_path": DATA}}
-    text = hostile if isinstance(hostile, str) else yaml.safe_dump(sound | hostile)
+    text = hostile if isinstance(hostile, str) else yaml.dump(sound | hostile, Dumper=Unfolded)
     path = folder / "certificate/config.yaml"
     path.write_text(text)
     return path
@@ -155,8 +152,9 @@ def test_no_command_runs_what_a_folder_names(
 
 def test_what_the_package_writes_is_read(stranger: Path) -> None:
     assert own_classes_only(write(stranger, {}))["data"]["class_path"] == DATA
-    twice = {"learning_rate": 0.1}  # YAML writes it once.
-    own_classes_only(write(stranger, arguments(training=[twice, twice])))
+    texts = {"model_name": "org/a.b", "template_arguments": {"style": "a.b"}, "scale": "1.5"}
+    twice = {"learning_rate": 0.1}  # Plain YAML would write it once and refer to it.
+    own_classes_only(write(stranger, arguments(policy=texts, training=[twice, twice])))
     for part in {part for parts in packaged_configs().values() for part in parts}:
         config = config_for_new_records({"model": {}} | yaml.safe_load(text_of(part)))
         assert not list(foreign_names(config))

@@ -103,20 +103,6 @@ def test_the_papers_table_has_the_papers_settings(tiny) -> None:
     }
 
 
-def test_the_local_run_leaves_log_checkpoint_and_validation_in_one_folder(tiny, tmp_path) -> None:
-    run = tmp_path / "run"
-    for option in ("--trainer.logger", "--trainer.enable_checkpointing"):
-        place = tiny.index(option)
-        del tiny[place : place + 2]
-    local = ["--config", "reranker/local", "--config", "reranker/pointwise"]
-    main(["fit", "--config", "reranker", *local, *tiny, "--trainer.default_root_dir", str(run)])
-    (checkpoint,) = run.rglob("*.ckpt")
-    folder = checkpoint.parent.parent
-    assert folder.parent == run / "lightning_logs"
-    assert (folder / "config.yaml").is_file()
-    assert "val/relevance/cvar95" in (folder / "metrics.csv").read_text()
-
-
 def test_fit_then_test_then_predict_from_the_checkpoint(
     tiny, tmp_path, write_jsonl, capsys
 ) -> None:
