@@ -21,7 +21,6 @@ from pl_pointwise.tasks.common.records import (
     CHUNK,
     check_source,
     digest,
-    folded,
     hub_split,
     largest,
     records_of,
@@ -38,13 +37,7 @@ from pl_pointwise.tasks.common.splits import (
 
 from .corpus import docstring_records
 from .encoding import RerankerDataset, split_template, token_lengths
-from .records import (
-    Record,
-    parse_candidates,
-    parse_labelled,
-    parse_positives,
-    without_contradictions,
-)
+from .records import Record, parse_candidates, parse_labelled, parse_positives
 
 _NEEDS = {
     "fit": ("train", "val"),
@@ -206,25 +199,26 @@ class RerankerDataModule(PointwiseDataModule):
         counts = [len(row["input_ids"]) for row in rows]
         shape = len(rows), max(counts) if "query_id" in rows[0] else 1 + self.negatives
         longest = max(len(ids) for row in rows for ids in row["input_ids"])
-        ids = np.full((*shape, longest), self._tokenizer.pad_token_id, np.int64)
-        types, lengths = np.zeros((*shape, longest), np.int64), np.zeros(shape, np.int64)
-        passage_lengths = np.zeros(shape, np.float32)
+        lengths, passage_lengths = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+        fillers = {"input_ids": self._tokenizer.pad_token_id, "token_type_ids": 0}
+        tokens = {
+            name: np.full((*shape, longest), filler, np.int64)
+            for name, filler in fillers.items()
+            if name in rows[0]
+        }
         for i, row in enumerate(rows):
             passage_lengths[i, : counts[i]] = row["passage_lengths"]
-            for j, pair in enumerate(row["input_ids"]):
-                lengths[i, j] = len(pair)
-                ids[i, j, : len(pair)] = pair
-                if "token_type_ids" in row:
-                    types[i, j, : len(pair)] = row["token_type_ids"][j]
+            lengths[i, : counts[i]] = [len(pair) for pair in row["input_ids"]]
+            for name, padded in tokens.items():
+                for j, values in enumerate(row[name]):
+                    padded[i, j, : len(values)] = values
         batch: Batch = {
             "index": torch.tensor([row["index"] for row in rows]),
-            "input_ids": torch.from_numpy(ids),
+            **{name: torch.from_numpy(padded) for name, padded in tokens.items()},
             "lengths": torch.from_numpy(lengths),
             "candidates": torch.from_numpy(lengths > 0),
             "passage_lengths": torch.from_numpy(passage_lengths),
         }
-        if "token_type_ids" in rows[0]:
-            batch["token_type_ids"] = torch.from_numpy(types)
         if "query_id" in rows[0]:
             batch["query_id"] = [row["query_id"] for row in rows]
         return batch
@@ -316,54 +310,50 @@ class RerankerDataModule(PointwiseDataModule):
         rank_zero_info(f"{name}: kept {limit:,} of {count:,} queries, {rule}.")
         return chosen
 
-    def _measured(self, name: str) -> tuple[Any, list[str], list[float]]:
-        """The hub's rows, what is wrong with each ("" if nothing), and its length variance."""
+    def _measured(self, name: str) -> tuple[Any, Any]:
+        """The hub's rows; and of each what is wrong, length variance, unit and category."""
         split = "train" if name == "train" else "validation"
         rows = hub_split(self.hub_path, self.hub_config, split, "files or embedded")
 
         def measure(batch: dict[str, list[Any]], positions: list[int]) -> dict[str, list[Any]]:
-            found: list[Record | str] = []
+            records, problems = list[Record](), list[str]()
             for position, values in zip(positions, zip(*batch.values(), strict=True), strict=True):
-                row = dict(zip(batch, values, strict=True))
+                row, where = dict(zip(batch, values, strict=True)), self._where(name, position)
+                record, problem = Record("", (), None, where), ""
                 try:
-                    found.append(self._parse(row, self._where(name, position)))
+                    record = self._parse(row, where)
                 except DataError as error:
-                    found.append(str(error))
-            good = [each for each in found if isinstance(each, Record)]
-            variances = iter(_variances(self._tokenizer, good))
+                    problem = str(error)
+                records.append(record)
+                problems.append(problem)
             return {
-                "problem": [each if isinstance(each, str) else "" for each in found],
-                "variance": [0.0 if isinstance(each, str) else next(variances) for each in found],
+                "problem": problems,
+                "variance": _variances(self._tokenizer, records),
+                "unit": [record.unit for record in records],
+                "category": [record.category for record in records],
             }
 
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()  # a state of its last use, as is padding
         backend.no_padding()
-        counts = [
-            *self._counts.values(),
-            "no twins",
-        ]  # Else what was kept under older rules counts.
-        key = digest(rows._fingerprint, self._where(name, 0), backend.to_str(), counts)
+        rules = [*self._counts.values(), "units"]  # Else what was kept under older rules counts.
+        key = digest(rows._fingerprint, self._where(name, 0), backend.to_str(), rules)
         options: dict[str, Any] = {"batched": True, "batch_size": CHUNK, "with_indices": True}
         options |= {"remove_columns": rows.column_names, "new_fingerprint": key[:32]}
-        measured = rows.map(measure, **options)[:]
-        return rows, measured["problem"], measured["variance"]
+        return rows, rows.map(measure, **options)
 
     def _from_hub(self, name: str) -> list[Record]:
-        rows, problems, variances = self._measured(name)
+        rows, measured = self._measured(name)
+        problems = measured["problem"][:]
         usable = [i for i, problem in enumerate(problems) if not problem]
         if wrong := [problem for problem in problems if problem]:
             refused(DataError(wrong[0]), self.skip_invalid)
             report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
         if name != "train":  # The hub's "validation" is divided into "val" and "test".
-            chosen = rows.select(usable)
-            queries = [folded(query) for query in chosen["query"]]
-            known = "query_type" in chosen.column_names
-            kinds = [kind or "" for kind in chosen["query_type"]] if known else [""] * len(usable)
-            sides = side_of_held_out(
-                queries, self.val_fraction, self.test_fraction, self.seed, kinds
-            )
+            chosen, shares = measured.select(usable), (self.val_fraction, self.test_fraction)
+            sides = side_of_held_out(chosen["unit"][:], *shares, self.seed, chosen["category"][:])
             usable = [i for i, side in zip(usable, sides, strict=True) if side == name]
+        variances = measured["variance"][:]
         kept = self._kept(name, len(usable), lambda: [variances[i] for i in usable])
         positions = [usable[i] for i in kept]
         return [
@@ -381,7 +371,7 @@ class RerankerDataModule(PointwiseDataModule):
     def _of_file(self, path: str) -> list[Record]:
         parse = partial(parse_positives, **self._counts)
         rows = records_of(rows_of(path), path, parse, self.skip_invalid)
-        return without_contradictions(list(chain.from_iterable(rows)), path, self.skip_invalid)
+        return list(chain.from_iterable(rows))
 
 
 def _fractions(
@@ -427,8 +417,8 @@ def _variances(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record]) ->
     """Variance of the lengths of each query's negatives in tokens; the positive is the first."""
     variances = []
     for start in range(0, len(records), CHUNK):
-        part = records[start : start + CHUNK]
-        lengths = iter(token_lengths(tokenizer, [text for r in part for text in r.passages]))
-        own = [[next(lengths) for _ in record.passages] for record in part]
-        variances += [float(np.var(each[1:])) for each in own]
+        part = [record.passages[1:] for record in records[start : start + CHUNK]]
+        lengths = iter(token_lengths(tokenizer, [*chain.from_iterable(part)]))
+        own = [[next(lengths) for _ in passages] for passages in part]
+        variances += [float(np.var(each)) if each else 0.0 for each in own]
     return variances

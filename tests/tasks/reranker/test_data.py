@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -431,8 +432,7 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         texts("sea", "a b", "ice", " A  B"),
         r"passage_text\[3\]. is .*\[1\] again, but for case",
     ),
-    "half a character": (changed(GOOD, query="a \ud83d b"), "query. holds half of a character"),
-    "half in a passage": (texts("a", "b", "\udc00", "c"), r"passage_text\[2\]. holds half"),
+    "half a character": (texts("a", "b", "\udc00", "c"), r"passage_text\[2\]. holds half a ch"),
     "two forms": (changed(GOOD, pos=["a"]), "pos. stands beside .passages.. Leave one"),
     "no form": ({"query": "a", "text": "b"}, "found: 'query', 'text'.*.pos. with .neg."),
     "labels of other length": (labels(0, 1), "has 2 entries for 4 passages"),
@@ -495,27 +495,11 @@ def test_each_form_is_read_as_one_sample_a_positive(
     assert set(parse_candidates(row, "f").passages) == given
 
 
-def test_scores_of_a_teacher_are_left_out_with_a_word() -> None:
+def test_fields_that_are_not_read_are_named() -> None:
     row = {"query": "q", "pos": ["p"], "neg": ["a"], "pos_scores": [0.9], "neg_scores": [0.1]}
-    with pytest.warns(UserWarning, match="does not read the records' pos_scores, neg_scores"):
-        assert parse_positives(row, "f", negatives=1, least=1)[0].passages == ("p", "a")
-
-
-def test_a_query_with_opposite_marks_is_refused_and_one_with_two_answers_read(
-    module: Make, make_row: Make
-) -> None:
-    rows = [make_row("how", "sea", ["ice", "snow", "rain"])]
-    rows += [make_row("How ", "lake", ["ice", "snow", "rain"])]
-    made = module(rows)
-    made.setup("fit")
-    assert len(made.datasets["train"]) == 2
-    rows += [make_row("how", "Ice", ["a", "sea", "b"])]
-    with pytest.raises(DataError, match=r"line 3: 'Ice' is above .* above it .* line 1.*invalid"):
-        module(rows).setup("fit")
-    made = module(rows, invalid="skip")
-    with pytest.warns(UserWarning, match="left out 1 of 3"):
-        made.setup("fit")
-    assert len(made.datasets["train"]) == 2
+    parse = partial(parse_positives, negatives=1, least=1)
+    with pytest.warns(UserWarning, match="fields neg_scores, pos_scores of 1 of 1 records are not"):
+        assert records_of([("f", row)], "f", parse)[0][0].passages == ("p", "a")
 
 
 @pytest.mark.parametrize("template", [None, TEMPLATE], ids=["pair", "template"])
