@@ -32,16 +32,14 @@ def docstring_records(negatives: int, seed: int = 0) -> list[tuple[str, dict[str
         entries = [json.loads(line) for line in file]
     records = []
     for module, documented in groupby(entries, key=lambda entry: entry["module"]):
-        bodies = [(entry["name"], entry["query"], entry["body"]) for entry in documented]
-        if len(bodies) <= negatives:
-            continue
-        for position, (name, query, body) in enumerate(bodies):
-            query_id = f"{module}:{name}"
+        of_it = list(documented)
+        group = module.partition(".")[0]
+        for entry in of_it if len(of_it) > negatives else ():
+            query_id = f"{module}:{entry['name']}"
             key = hashlib.sha256(f"{seed} {query_id}".encode()).digest()
-            others = [other for *_, other in bodies[:position] + bodies[position + 1 :]]
-            texts = [body, *random.Random(key).sample(others, negatives)]
+            others = [other["body"] for other in of_it if other is not entry]
+            texts = [entry["body"], *random.Random(key).sample(others, negatives)]
             passages = {"is_selected": [1] + [0] * negatives, "passage_text": texts}
-            group = module.partition(".")[0]
-            record = {"query_id": query_id, "query": query, "query_type": group}
+            record = {"query_id": query_id, "query": entry["query"], "query_type": group}
             records.append((group, record | {"passages": passages}))
     return records

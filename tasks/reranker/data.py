@@ -144,43 +144,41 @@ class RerankerDataModule(PointwiseDataModule):
         )
         one_of("source", source, ("embedded", "hub", "files"), DataError)
         one_of("invalid", invalid, ("error", "skip", None), DataError)
-        labelled = train_file or val_file or test_file
+        self.files = {"train": train_file, "val": val_file, "test": test_file}
+        labelled = any(self.files.values())
         check_source(source, labelled, predict_file, "train_file, val_file or test_file")
+        self.files["predict"] = predict_file
         least = negatives if min_negatives is None else min_negatives
         if not 1 <= least <= negatives:
             raise DataError(
                 f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
             )
-        counts = {"max_queries": max_queries, "val_queries": val_queries}
-        for option, count in (counts | {"test_queries": test_queries}).items():
+        self.limits = {"train": max_queries, "val": val_queries, "test": test_queries}
+        for name, count in self.limits.items():
             if count is not None and count < 1:
+                option = "max_queries" if name == "train" else f"{name}_queries"
                 raise DataError(f"{option}={count}: give at least 1, or null for all.")
         if template is not None:
             split_template(template)
         self._given = {"model_name": model_name, "max_length": max_length, "template": template}
-        self._format: dict[str, Any] | None = None
+        self._format: dict[str, Any] = {}
         self.source = source
         self.hub_path, self.hub_config = hub_path, hub_config
-        self.files = {"train": train_file, "val": val_file, "test": test_file}
-        self.files["predict"] = predict_file
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
         self.negatives = negatives
         self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": seed}
-        self.limits = {"train": max_queries, "val": val_queries}
-        self.limits["test"] = val_queries if test_queries is None else test_queries
-        self.val_fraction, self.test_fraction = _fractions(
-            val_fraction, test_fraction, max_queries, val_queries, test_queries
-        )
+        self.val_fraction, self.test_fraction = _fractions(val_fraction, test_fraction, self.limits)
+        if test_queries is None:
+            self.limits["test"] = val_queries
         self._records: dict[str, list[Record]] = {}
 
     def prepare_data(self) -> None:
         """Fill the hub's caches, once a node."""
         self._agree_with_module()
         stage = self.trainer.state.fn if self.trainer else None
-        if self.source == "hub":
-            for name in _NEEDS[stage or "fit"]:
-                if name != "predict":
-                    self._measured(name)
+        for name in _NEEDS[stage or "fit"] if self.source == "hub" else ():
+            if name != "predict":
+                self._measured(name)
 
     def setup(self, stage: str | None = None) -> None:
         """Read, select and tokenise what ``stage`` needs and is not there yet."""
@@ -250,15 +248,10 @@ class RerankerDataModule(PointwiseDataModule):
             return
         records = self._read(name)
         if records is not None:
-            assert self._format is not None  # setup has taken it
+            options = {key: self._format[key] for key in ("max_length", "template")}
+            skip = self.skip_invalid and name != "predict"
             self.datasets[name] = RerankerDataset(
-                records,
-                self._tokenizer,
-                max_length=self._format["max_length"],
-                template=self._format["template"],
-                name=name,
-                predict=name == "predict",
-                skip_invalid=self.skip_invalid and name != "predict",
+                records, self._tokenizer, **options, name=name, skip_invalid=skip
             )
         elif name == "test":
             self._add("val")
@@ -273,21 +266,17 @@ class RerankerDataModule(PointwiseDataModule):
         if self.source == "hub":
             return None if name == "test" and not self.test_fraction else self._from_hub(name)
         if not self._records:
-            for each, records in self._split().items():
-                variances = partial(_variances, self._tokenizer, records)
-                kept = self._kept(each, len(records), variances)
-                self._records[each] = [records[i] for i in kept]
+            for each, found in self._split().items():
+                variances = partial(_variances, self._tokenizer, found)
+                self._records[each] = [found[i] for i in self._kept(each, len(found), variances)]
         return self._records.get(name)
 
     def _split(self) -> dict[str, list[Record]]:
         """All records of files, or of the embedded corpus, by data set."""
         shares = {"val": self.val_fraction, "test": self.test_fraction}
         if self.source == "files":
-            read = {
-                name: self._of_file(path)
-                for name, path in self.files.items()
-                if path and name != "predict"
-            }
+            files = {name: path for name, path in self.files.items() if path and name != "predict"}
+            read = {name: self._of_file(path) for name, path in files.items()}
             return with_held_out(read, shares, self.seed, self.files, ("query", "queries"))
         entries = docstring_records(self.negatives, self.seed)
         if not entries:
@@ -375,20 +364,14 @@ class RerankerDataModule(PointwiseDataModule):
 
 
 def _fractions(
-    val: float | None,
-    test: float,
-    max_queries: int | None,
-    val_queries: int | None,
-    test_queries: int | None,
+    val: float | None, test: float, wanted: dict[str, int | None]
 ) -> tuple[float, float]:
     """The parts of the training queries to hold out, from the numbers wanted if not given."""
-    total = 0
-    if max_queries is not None and val_queries is not None:
-        total = max_queries + val_queries + (test_queries or 0)
-    if val is None:
-        val = (val_queries or 0) / total if total else 0.1
-    if test == 0 and test_queries is not None:
-        test = test_queries / total if total else 0.1
+    known = None not in (wanted["train"], wanted["val"])
+    total = sum(filter(None, wanted.values()))
+    shares = {name: (count or 0) / total if known else 0.1 for name, count in wanted.items()}
+    val = shares["val"] if val is None else val
+    test = shares["test"] if test == 0 and wanted["test"] is not None else test
     check_fractions(val, test)
     return val, test
 
