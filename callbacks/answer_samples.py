@@ -94,8 +94,7 @@ class AnswerSamples(Callback):
         one_of("data", name, there)
         dataset = datamodule.datasets[name]
         categories = getattr(dataset, "categories", None) or [""] * len(dataset)
-        seen: Counter[str] = Counter()
-        chosen = list(self.indexes)
+        seen, chosen = Counter[str](), list(self.indexes)
         if beyond := [index for index in chosen if not 0 <= index < len(dataset)]:
             raise DataError(
                 f"AnswerSamples: there is no index {beyond[0]} in {name}, which has "

@@ -47,7 +47,8 @@ class Row(dict[str, Any]):
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        return self.get(name) if name in self else super().__getitem__(name)
+        self.read.add(name)
+        return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """As of any dict."""
@@ -170,10 +171,10 @@ def from_json(text: str | bytes) -> Any:
     """What a JSON text holds; ValueError, also of a key that stands in one object twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        (name, times), *_ = Counter(name for name, _ in pairs).most_common(1) or [("", 0)]
-        if times > 1:
+        if len(found := dict(pairs)) < len(pairs):
+            ((name, times),) = Counter(name for name, _ in pairs).most_common(1)
             raise ValueError(f"the key {shown(name)} stands in one object {times} times")
-        return dict(pairs)
+        return found
 
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
