@@ -21,7 +21,7 @@ from pl_pointwise.tasks.common.records import (
 )
 
 FORMS = ("passages", "docs", "pos", "positive")
-"""The fields that say in which form a row holds its passages."""
+"""The fields by which the form of a row is known."""
 _NEGATIVE = re.compile(r"neg|negatives?|negative_\d+")
 
 
@@ -99,37 +99,30 @@ def parse_candidates(row: Any, where: str) -> Record:
         raise bad_field(where, "query_id", f"is {kind(query_id)}", "Give an integer or a text")
     if not isinstance(category, str):
         raise bad_field(where, "query_type", f"is {kind(category)}", "Give a text, or leave it out")
-    named, _, _ = _passages(row, where)
-    if not named:
-        raise bad_field(where, _form(row, where), "is empty", "Give at least one passage")
-    texts = tuple(text_field(text, name, where) for name, text in named)
+    texts = tuple(text_field(text, name, where) for name, text in _passages(row, where)[0])
     return Record(query, texts, query_id, where, category.strip())
 
 
-def _form(row: dict[str, Any], where: str) -> str:
-    """The field by which a row's form is known; docs/reranker.md lists them."""
-    found = [name for name in FORMS if row.get(name) is not None]
-    if not found:
+def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], Any, str]:
+    """(field, text) of every passage, what is said of them, and in which field.
+
+    By the first of FORMS that the row has; docs/reranker.md lists them.
+    """
+    form = next((name for name in FORMS if row.get(name) not in (None, "", [])), None)
+    if form is None:
         names = ", ".join(map(shown, row))
         raise DataError(
-            f'{where}: field "passages" is missing (found: {names}). Add it, or "docs" with '
-            '"labels", "pos" with "neg", or "positive" with "negative".'
+            f'{where}: field "passages" is missing or empty (found: {names}). Add it, or "docs" '
+            'with "labels", "pos" with "neg", or "positive" with "negative".'
         )
-    if len(found) > 1:
-        raise bad_field(where, found[1], f'stands beside "{found[0]}"', "Leave one of the two")
-    return found[0]
-
-
-def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], Any, str]:
-    """(field, text) of every passage, what is said of them, and in which field."""
-    form = _form(row, where)
     if form in ("passages", "docs"):
         inside = isinstance(row[form], dict)
         holder, prefix = (row[form], f"{form}.") if inside else (row, "")
         name, marks = ("passage_text", "is_selected") if inside else (form, "labels")
         texts = field(holder, name, where, prefix)
-        if not isinstance(texts, list):
-            raise bad_field(where, prefix + name, f"is {kind(texts)}", "Give a list of texts")
+        if not isinstance(texts, list) or not texts:
+            problem = "is empty" if texts == [] else f"is {kind(texts)}"
+            raise bad_field(where, prefix + name, problem, "Give a list of texts")
         named = [(f"{prefix}{name}[{i}]", text) for i, text in enumerate(texts)]
         return named, holder.get(marks), prefix + marks
     named, grades = [], []

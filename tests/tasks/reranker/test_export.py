@@ -13,12 +13,10 @@ from huggingface_hub import ModelCard
 from sentence_transformers import CrossEncoder
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
     PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForSequenceClassification,
 )
 
 from pl_pointwise import Pointwise
@@ -62,13 +60,11 @@ def write_model(folder: Path, kind: str, num_labels: int, tokenizer: Path) -> st
         "num_labels": num_labels,
         "pad_token_id": loaded.pad_token_id,
     }
+    own = {"local_attention": 8, "classifier_bias": True} if kind == "modernbert" else {}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        if kind == "modernbert":
-            config = ModernBertConfig(**sizes, local_attention=8, classifier_bias=True)
-            model: Any = ModernBertForSequenceClassification(config)
-        else:
-            model = RobertaForSequenceClassification(RobertaConfig(**sizes))
+        config = CONFIG_MAPPING[kind](**sizes, **own)
+        model = AutoModelForSequenceClassification.from_config(config)
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 torch.nn.init.normal_(parameter)
@@ -139,10 +135,7 @@ def test_predict_and_rank_give_the_modules_scores(
 @pytest.mark.parametrize("num_labels", [1, 2])
 @pytest.mark.parametrize("kind", ["modernbert", "roberta"])
 def test_heads_of_other_architectures_are_carried_too(
-    kind: str,
-    num_labels: int,
-    template: str | None,
-    tmp_path: Path,
+    kind: str, num_labels: int, template: str | None, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
     name = write_model(folder, kind, num_labels, save_tiny_tokenizer(tmp_path / "t", pair=False))
