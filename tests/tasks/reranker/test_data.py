@@ -94,12 +94,6 @@ def test_batch_has_the_documented_shapes_and_types(fitted: Make) -> None:
         }
 
 
-def test_positive_comes_first_and_negatives_keep_their_order() -> None:
-    for position in range(4):
-        record = parse(ms_marco_row("how long", "right", ["a", "b", "c"], position))
-        assert record.passages == ("right", "a", "b", "c")
-
-
 def test_a_training_query_is_described_by_its_texts(fitted: Make) -> None:
     """A column of the constraint is the negative of the next number."""
     rows = [ms_marco_row("how long", f"river {i}", ["sea", "ice", "ship"]) for i in range(2)]
