@@ -27,9 +27,6 @@ CHUNK = 256
 
 DEEPEST = 100  # so many lists and objects may stand in each other
 
-CHOICE = "(invalid: skip leaves such records out.)"
-"""What a message ends in where leaving records out is an option."""
-
 
 def check_source(source: str, labelled: object, predicted: object, needed: str) -> None:
     """Raises :class:`DataError`: files with another source, or ``source=files`` without one."""
@@ -245,7 +242,9 @@ def refused(error: DataError, skip_invalid: bool | None) -> str:
     """
     if skip_invalid:
         return str(error)
-    raise error if skip_invalid is None else DataError(f"{error} {CHOICE}")
+    if skip_invalid is None:
+        raise error
+    raise DataError(f"{error} (invalid: skip leaves such records out.)")
 
 
 def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:

@@ -147,7 +147,7 @@ class RerankerDataModule(PointwiseDataModule):
         self.files = {"train": train_file, "val": val_file, "test": test_file}
         labelled = any(self.files.values())
         check_source(source, labelled, predict_file, "train_file, val_file or test_file")
-        self.files["predict"] = predict_file
+        self.predict_file = predict_file
         least = negatives if min_negatives is None else min_negatives
         if not 1 <= least <= negatives:
             raise DataError(
@@ -261,7 +261,7 @@ class RerankerDataModule(PointwiseDataModule):
     def _read(self, name: str) -> list[Record] | None:
         """The selected records of a data set, None where there is none."""
         if name == "predict":
-            path = self.files[name]
+            path = self.predict_file
             return records_of(rows_of(path), path, parse_candidates) if path else None
         if self.source == "hub":
             return None if name == "test" and not self.test_fraction else self._from_hub(name)
@@ -275,15 +275,14 @@ class RerankerDataModule(PointwiseDataModule):
         """All records of files, or of the embedded corpus, by data set."""
         shares = {"val": self.val_fraction, "test": self.test_fraction}
         if self.source == "files":
-            files = {name: path for name, path in self.files.items() if path and name != "predict"}
-            read = {name: self._of_file(path) for name, path in files.items()}
+            read = {name: self._of_file(path) for name, path in self.files.items() if path}
             return with_held_out(read, shares, self.seed, self.files, ("query", "queries"))
-        entries = docstring_records(self.negatives, self.seed)
-        if not entries:
+        rows = docstring_records(self.negatives, self.seed)
+        if not rows:
             raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
-        groups, rows = zip(*entries, strict=True)
         records = [self._parse(row, f"embedded corpus, {row['query_id']}") for row in rows]
-        return split_by_group(records, groups, shares, self.seed, "module")
+        modules = [record.category for record in records]
+        return split_by_group(records, modules, shares, self.seed, "module")
 
     def _kept(self, name: str, count: int, variances: Callable[[], list[float]]) -> list[int]:
         """Which of ``count`` queries a data set keeps; variances: gives those of their lengths."""
