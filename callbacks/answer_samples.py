@@ -52,18 +52,19 @@ class AnswerSamples(Callback):
         self.prompts = [_conversation(prompt) for prompt in prompts or []]
         self.indexes, self.per_category, self.data = list(indexes or []), per_category, data
         self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
-        self.folder = RunFolder("answer-samples")
+        self.folder, self._answered_at = RunFolder("answer-samples"), -1
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
-        self._answered_at = -1
+        if self.folder.restored is None:
+            self._answered_at = -1
         self.folder.claim(trainer)
         path = self.folder.path / FILE
         rank_zero_info(f"Answers are written to {path}")
         if trainer.is_global_zero:
             # What an interrupted run wrote after its checkpoint is removed.
             lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= trainer.global_step]
+            kept = [line for line in lines if json.loads(line)["step"] <= self._answered_at]
             path.write_text("".join(kept), encoding="utf-8")
         if trainer.global_step == 0:
             self._answer(trainer, pl_module)
@@ -77,10 +78,11 @@ class AnswerSamples(Callback):
             self._answer(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"folder": self.folder.name}
+        return {"folder": self.folder.name, "answered_at": self._answered_at}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.folder.restored = state_dict["folder"]
+        self._answered_at = state_dict["answered_at"]
 
     def _of_data(self, datamodule: Any) -> list[dict[str, Any]]:
         """The conversations of the data set that were asked for."""
@@ -92,8 +94,7 @@ class AnswerSamples(Callback):
         one_of("data", name, there)
         dataset = datamodule.datasets[name]
         categories = getattr(dataset, "categories", None) or [""] * len(dataset)
-        seen: Counter[str] = Counter()
-        chosen = list(self.indexes)
+        seen, chosen = Counter[str](), list(self.indexes)
         if beyond := [index for index in chosen if not 0 <= index < len(dataset)]:
             raise DataError(
                 f"AnswerSamples: there is no index {beyond[0]} in {name}, which has "

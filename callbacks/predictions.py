@@ -57,8 +57,6 @@ class PredictionWriter(BasePredictionWriter):
 
 def _asked(record: Any) -> dict[str, Any]:
     """The prompt of a conversation, and its tools, as a file of records has them."""
-    messages, tools = getattr(record, "messages", None), getattr(record, "tools", None)
-    if messages is None:
-        return {}
-    prompt = messages[0]["content"] if len(messages) == 1 else messages
-    return {"prompt": prompt, **({"tools": tools} if tools else {})}
+    turns = record.messages
+    prompt = {"prompt": turns[0]["content"] if len(turns) == 1 else turns}
+    return prompt | ({"tools": record.tools} if record.tools else {})

@@ -33,11 +33,9 @@ WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 
 def narrow_clone(model: PreTrainedModel) -> PreTrainedModel:
     """A small model of the same class and settings, on the same device, in evaluation mode."""
-    current = model.config._attn_implementation or ""
-    attention = "eager" if current.endswith("eager") else "sdpa"
-    clone: PreTrainedModel = type(model)._from_config(
-        narrow_config(model.config), attn_implementation=attention, dtype=torch.float32
-    )
+    eager = (model.config._attn_implementation or "").endswith("eager")
+    options = {"attn_implementation": "eager" if eager else "sdpa", "dtype": torch.float32}
+    clone: PreTrainedModel = type(model)._from_config(narrow_config(model.config), **options)
     draw_weights(clone)
     return clone.to(model.device).eval()
 

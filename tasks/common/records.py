@@ -27,9 +27,6 @@ CHUNK = 256
 
 DEEPEST = 100  # so many lists and objects may stand in each other
 
-CHOICE = "(invalid: skip leaves such records out.)"
-"""What a message ends in where leaving records out is an option."""
-
 
 def check_source(source: str, labelled: object, predicted: object, needed: str) -> None:
     """Raises :class:`DataError`: files with another source, or ``source=files`` without one."""
@@ -47,7 +44,8 @@ class Row(dict[str, Any]):
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        return self.get(name) if name in self else super().__getitem__(name)
+        self.read.add(name)
+        return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """As of any dict."""
@@ -170,10 +168,10 @@ def from_json(text: str | bytes) -> Any:
     """What a JSON text holds; ValueError, also of a key that stands in one object twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        (name, times), *_ = Counter(name for name, _ in pairs).most_common(1) or [("", 0)]
-        if times > 1:
+        if len(found := dict(pairs)) < len(pairs):
+            ((name, times),) = Counter(name for name, _ in pairs).most_common(1)
             raise ValueError(f"the key {shown(name)} stands in one object {times} times")
-        return dict(pairs)
+        return found
 
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
@@ -244,7 +242,9 @@ def refused(error: DataError, skip_invalid: bool | None) -> str:
     """
     if skip_invalid:
         return str(error)
-    raise error if skip_invalid is None else DataError(f"{error} {CHOICE}")
+    if skip_invalid is None:
+        raise error
+    raise DataError(f"{error} (invalid: skip leaves such records out.)")
 
 
 def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:

@@ -63,13 +63,10 @@ def hold_out(
     for group in sorted(sizes, key=lambda group: digest(seed, group)):
         orders[category[group]].append(group)
     part_of: dict[str, int] = {}
-
-    def left() -> list[list[str]]:
-        return [[each for each in order if each not in part_of] for order in orders.values()]
-
     for part, share in enumerate(shares, start=1):
+        left = [[each for each in order if each not in part_of] for order in orders.values()]
         missing = 0.0
-        for order, there in zip(orders.values(), left(), strict=True):
+        for order, there in zip(orders.values(), left, strict=True):
             target = share * sum(sizes[group] for group in order)
             more = min([missing, *(sizes[group] for group in there)])
             # Without the rounding 0.9 + 0.1 is not enough for a group of one. Not where there is
@@ -82,8 +79,8 @@ def hold_out(
                     size, taken = size + sizes[group], taken + 1
             missing += target - size
         if share > 0 and part not in part_of.values():
-            several = [group for order in left() if len(order) > 1 for group in order]
-            rest = several or [group for order in left() for group in order]
+            several = [group for order in left if len(order) > 1 for group in order]
+            rest = several or [group for order in left for group in order]
             if len(rest) > 1:
                 part_of[min(rest, key=lambda group: sizes[group])] = part
     return [part_of.get(group, 0) for group in groups]
@@ -154,12 +151,11 @@ def side_of_held_out(
 def stratified_ranks(strata: Sequence[Any], categories: Sequence[str]) -> list[int]:
     """Each record's rank in its stratum, (N,), so that the first n have each category's share."""
     cells = list(zip(strata, categories, strict=True))
-    sizes, seen = Counter(cells), Counter[tuple[Any, str]]()
-    spread = []  # records of a category, evenly between 0 and 1
-    for cell in cells:
+    sizes, seen, taken = Counter(cells), Counter[tuple[Any, str]](), Counter[Any]()
+    spread, ranks = [], [0] * len(cells)
+    for cell in cells:  # Records of a category, evenly between 0 and 1.
         spread.append((seen[cell] + 0.5) / sizes[cell])
         seen[cell] += 1
-    ranks, taken = [0] * len(cells), Counter[Any]()
     for place in sorted(range(len(cells)), key=lambda place: (spread[place], place)):
         ranks[place] = taken[strata[place]]
         taken[strata[place]] += 1

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from pl_pointwise.tasks.common.attention import Replacement, visible
+from pl_pointwise.tasks.common.packing import Replacement, visible
 
 
 @dataclass(frozen=True)

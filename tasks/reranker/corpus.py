@@ -23,8 +23,8 @@ from typing import Any
 DOCSTRINGS = Path(__file__).parent / "docstrings" / "docstrings.jsonl"
 
 
-def docstring_records(negatives: int, seed: int = 0) -> list[tuple[str, dict[str, Any]]]:
-    """(top-level module, record of the schema of ``microsoft/ms_marco``) pairs.
+def docstring_records(negatives: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Records of the schema of ``microsoft/ms_marco``; "query_type" is the top-level module.
 
     Modules with fewer ``negatives`` are left out; ``seed`` draws them.
     """
@@ -32,16 +32,13 @@ def docstring_records(negatives: int, seed: int = 0) -> list[tuple[str, dict[str
         entries = [json.loads(line) for line in file]
     records = []
     for module, documented in groupby(entries, key=lambda entry: entry["module"]):
-        bodies = [(entry["name"], entry["query"], entry["body"]) for entry in documented]
-        if len(bodies) <= negatives:
-            continue
-        for position, (name, query, body) in enumerate(bodies):
-            query_id = f"{module}:{name}"
+        of_it, group = list(documented), module.partition(".")[0]
+        for entry in of_it if len(of_it) > negatives else ():
+            query_id = f"{module}:{entry['name']}"
             key = hashlib.sha256(f"{seed} {query_id}".encode()).digest()
-            others = [other for *_, other in bodies[:position] + bodies[position + 1 :]]
-            texts = [body, *random.Random(key).sample(others, negatives)]
+            others = [other["body"] for other in of_it if other is not entry]
+            texts = [entry["body"], *random.Random(key).sample(others, negatives)]
             passages = {"is_selected": [1] + [0] * negatives, "passage_text": texts}
-            group = module.partition(".")[0]
-            record = {"query_id": query_id, "query": query, "query_type": group}
-            records.append((group, record | {"passages": passages}))
+            record = {"query_id": query_id, "query": entry["query"], "query_type": group}
+            records.append(record | {"passages": passages})
     return records

@@ -21,7 +21,6 @@ from pl_pointwise.tasks.common.records import (
     CHUNK,
     check_source,
     digest,
-    folded,
     hub_split,
     largest,
     records_of,
@@ -38,13 +37,7 @@ from pl_pointwise.tasks.common.splits import (
 
 from .corpus import docstring_records
 from .encoding import RerankerDataset, split_template, token_lengths
-from .records import (
-    Record,
-    parse_candidates,
-    parse_labelled,
-    parse_positives,
-    without_contradictions,
-)
+from .records import Record, parse_candidates, parse_labelled, parse_positives
 
 _NEEDS = {
     "fit": ("train", "val"),
@@ -151,43 +144,41 @@ class RerankerDataModule(PointwiseDataModule):
         )
         one_of("source", source, ("embedded", "hub", "files"), DataError)
         one_of("invalid", invalid, ("error", "skip", None), DataError)
-        labelled = train_file or val_file or test_file
+        self.files = {"train": train_file, "val": val_file, "test": test_file}
+        labelled = any(self.files.values())
         check_source(source, labelled, predict_file, "train_file, val_file or test_file")
+        self.predict_file = predict_file
         least = negatives if min_negatives is None else min_negatives
         if not 1 <= least <= negatives:
             raise DataError(
                 f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
             )
-        counts = {"max_queries": max_queries, "val_queries": val_queries}
-        for option, count in (counts | {"test_queries": test_queries}).items():
+        self.limits = {"train": max_queries, "val": val_queries, "test": test_queries}
+        for name, count in self.limits.items():
             if count is not None and count < 1:
+                option = "max_queries" if name == "train" else f"{name}_queries"
                 raise DataError(f"{option}={count}: give at least 1, or null for all.")
         if template is not None:
             split_template(template)
         self._given = {"model_name": model_name, "max_length": max_length, "template": template}
-        self._format: dict[str, Any] | None = None
+        self._format: dict[str, Any] = {}
         self.source = source
         self.hub_path, self.hub_config = hub_path, hub_config
-        self.files = {"train": train_file, "val": val_file, "test": test_file}
-        self.files["predict"] = predict_file
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
         self.negatives = negatives
         self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": seed}
-        self.limits = {"train": max_queries, "val": val_queries}
-        self.limits["test"] = val_queries if test_queries is None else test_queries
-        self.val_fraction, self.test_fraction = _fractions(
-            val_fraction, test_fraction, max_queries, val_queries, test_queries
-        )
+        self.val_fraction, self.test_fraction = _fractions(val_fraction, test_fraction, self.limits)
+        if test_queries is None:
+            self.limits["test"] = val_queries
         self._records: dict[str, list[Record]] = {}
 
     def prepare_data(self) -> None:
         """Fill the hub's caches, once a node."""
         self._agree_with_module()
         stage = self.trainer.state.fn if self.trainer else None
-        if self.source == "hub":
-            for name in _NEEDS[stage or "fit"]:
-                if name != "predict":
-                    self._measured(name)
+        for name in _NEEDS[stage or "fit"] if self.source == "hub" else ():
+            if name != "predict":
+                self._measured(name)
 
     def setup(self, stage: str | None = None) -> None:
         """Read, select and tokenise what ``stage`` needs and is not there yet."""
@@ -206,25 +197,26 @@ class RerankerDataModule(PointwiseDataModule):
         counts = [len(row["input_ids"]) for row in rows]
         shape = len(rows), max(counts) if "query_id" in rows[0] else 1 + self.negatives
         longest = max(len(ids) for row in rows for ids in row["input_ids"])
-        ids = np.full((*shape, longest), self._tokenizer.pad_token_id, np.int64)
-        types, lengths = np.zeros((*shape, longest), np.int64), np.zeros(shape, np.int64)
-        passage_lengths = np.zeros(shape, np.float32)
+        lengths, passage_lengths = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+        fillers = {"input_ids": self._tokenizer.pad_token_id, "token_type_ids": 0}
+        tokens = {
+            name: np.full((*shape, longest), filler, np.int64)
+            for name, filler in fillers.items()
+            if name in rows[0]
+        }
         for i, row in enumerate(rows):
             passage_lengths[i, : counts[i]] = row["passage_lengths"]
-            for j, pair in enumerate(row["input_ids"]):
-                lengths[i, j] = len(pair)
-                ids[i, j, : len(pair)] = pair
-                if "token_type_ids" in row:
-                    types[i, j, : len(pair)] = row["token_type_ids"][j]
+            lengths[i, : counts[i]] = [len(pair) for pair in row["input_ids"]]
+            for name, padded in tokens.items():
+                for j, values in enumerate(row[name]):
+                    padded[i, j, : len(values)] = values
         batch: Batch = {
             "index": torch.tensor([row["index"] for row in rows]),
-            "input_ids": torch.from_numpy(ids),
+            **{name: torch.from_numpy(padded) for name, padded in tokens.items()},
             "lengths": torch.from_numpy(lengths),
             "candidates": torch.from_numpy(lengths > 0),
             "passage_lengths": torch.from_numpy(passage_lengths),
         }
-        if "token_type_ids" in rows[0]:
-            batch["token_type_ids"] = torch.from_numpy(types)
         if "query_id" in rows[0]:
             batch["query_id"] = [row["query_id"] for row in rows]
         return batch
@@ -256,15 +248,10 @@ class RerankerDataModule(PointwiseDataModule):
             return
         records = self._read(name)
         if records is not None:
-            assert self._format is not None  # setup has taken it
+            options = {key: self._format[key] for key in ("max_length", "template")}
+            skip = self.skip_invalid and name != "predict"
             self.datasets[name] = RerankerDataset(
-                records,
-                self._tokenizer,
-                max_length=self._format["max_length"],
-                template=self._format["template"],
-                name=name,
-                predict=name == "predict",
-                skip_invalid=self.skip_invalid and name != "predict",
+                records, self._tokenizer, **options, name=name, skip_invalid=skip
             )
         elif name == "test":
             self._add("val")
@@ -274,33 +261,28 @@ class RerankerDataModule(PointwiseDataModule):
     def _read(self, name: str) -> list[Record] | None:
         """The selected records of a data set, None where there is none."""
         if name == "predict":
-            path = self.files[name]
+            path = self.predict_file
             return records_of(rows_of(path), path, parse_candidates) if path else None
         if self.source == "hub":
             return None if name == "test" and not self.test_fraction else self._from_hub(name)
         if not self._records:
-            for each, records in self._split().items():
-                variances = partial(_variances, self._tokenizer, records)
-                kept = self._kept(each, len(records), variances)
-                self._records[each] = [records[i] for i in kept]
+            for each, found in self._split().items():
+                variances = partial(_variances, self._tokenizer, found)
+                self._records[each] = [found[i] for i in self._kept(each, len(found), variances)]
         return self._records.get(name)
 
     def _split(self) -> dict[str, list[Record]]:
         """All records of files, or of the embedded corpus, by data set."""
         shares = {"val": self.val_fraction, "test": self.test_fraction}
         if self.source == "files":
-            read = {
-                name: self._of_file(path)
-                for name, path in self.files.items()
-                if path and name != "predict"
-            }
+            read = {name: self._of_file(path) for name, path in self.files.items() if path}
             return with_held_out(read, shares, self.seed, self.files, ("query", "queries"))
-        entries = docstring_records(self.negatives, self.seed)
-        if not entries:
+        rows = docstring_records(self.negatives, self.seed)
+        if not rows:
             raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
-        groups, rows = zip(*entries, strict=True)
         records = [self._parse(row, f"embedded corpus, {row['query_id']}") for row in rows]
-        return split_by_group(records, groups, shares, self.seed, "module")
+        modules = [record.category for record in records]
+        return split_by_group(records, modules, shares, self.seed, "module")
 
     def _kept(self, name: str, count: int, variances: Callable[[], list[float]]) -> list[int]:
         """Which of ``count`` queries a data set keeps; variances: gives those of their lengths."""
@@ -316,54 +298,50 @@ class RerankerDataModule(PointwiseDataModule):
         rank_zero_info(f"{name}: kept {limit:,} of {count:,} queries, {rule}.")
         return chosen
 
-    def _measured(self, name: str) -> tuple[Any, list[str], list[float]]:
-        """The hub's rows, what is wrong with each ("" if nothing), and its length variance."""
+    def _measured(self, name: str) -> tuple[Any, Any]:
+        """The hub's rows; and of each what is wrong, length variance, unit and category."""
         split = "train" if name == "train" else "validation"
         rows = hub_split(self.hub_path, self.hub_config, split, "files or embedded")
 
         def measure(batch: dict[str, list[Any]], positions: list[int]) -> dict[str, list[Any]]:
-            found: list[Record | str] = []
+            records, problems = list[Record](), list[str]()
             for position, values in zip(positions, zip(*batch.values(), strict=True), strict=True):
-                row = dict(zip(batch, values, strict=True))
+                row, where = dict(zip(batch, values, strict=True)), self._where(name, position)
+                record, problem = Record("", (), None, where), ""
                 try:
-                    found.append(self._parse(row, self._where(name, position)))
+                    record = self._parse(row, where)
                 except DataError as error:
-                    found.append(str(error))
-            good = [each for each in found if isinstance(each, Record)]
-            variances = iter(_variances(self._tokenizer, good))
+                    problem = str(error)
+                records.append(record)
+                problems.append(problem)
             return {
-                "problem": [each if isinstance(each, str) else "" for each in found],
-                "variance": [0.0 if isinstance(each, str) else next(variances) for each in found],
+                "problem": problems,
+                "variance": _variances(self._tokenizer, records),
+                "unit": [record.unit for record in records],
+                "category": [record.category for record in records],
             }
 
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()  # a state of its last use, as is padding
         backend.no_padding()
-        counts = [
-            *self._counts.values(),
-            "no twins",
-        ]  # Else what was kept under older rules counts.
-        key = digest(rows._fingerprint, self._where(name, 0), backend.to_str(), counts)
+        rules = [*self._counts.values(), "units"]  # Else what was kept under older rules counts.
+        key = digest(rows._fingerprint, self._where(name, 0), backend.to_str(), rules)
         options: dict[str, Any] = {"batched": True, "batch_size": CHUNK, "with_indices": True}
         options |= {"remove_columns": rows.column_names, "new_fingerprint": key[:32]}
-        measured = rows.map(measure, **options)[:]
-        return rows, measured["problem"], measured["variance"]
+        return rows, rows.map(measure, **options)
 
     def _from_hub(self, name: str) -> list[Record]:
-        rows, problems, variances = self._measured(name)
+        rows, measured = self._measured(name)
+        problems = measured["problem"][:]
         usable = [i for i, problem in enumerate(problems) if not problem]
         if wrong := [problem for problem in problems if problem]:
             refused(DataError(wrong[0]), self.skip_invalid)
             report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
         if name != "train":  # The hub's "validation" is divided into "val" and "test".
-            chosen = rows.select(usable)
-            queries = [folded(query) for query in chosen["query"]]
-            known = "query_type" in chosen.column_names
-            kinds = [kind or "" for kind in chosen["query_type"]] if known else [""] * len(usable)
-            sides = side_of_held_out(
-                queries, self.val_fraction, self.test_fraction, self.seed, kinds
-            )
+            chosen, shares = measured.select(usable), (self.val_fraction, self.test_fraction)
+            sides = side_of_held_out(chosen["unit"][:], *shares, self.seed, chosen["category"][:])
             usable = [i for i, side in zip(usable, sides, strict=True) if side == name]
+        variances = measured["variance"][:]
         kept = self._kept(name, len(usable), lambda: [variances[i] for i in usable])
         positions = [usable[i] for i in kept]
         return [
@@ -381,24 +359,18 @@ class RerankerDataModule(PointwiseDataModule):
     def _of_file(self, path: str) -> list[Record]:
         parse = partial(parse_positives, **self._counts)
         rows = records_of(rows_of(path), path, parse, self.skip_invalid)
-        return without_contradictions(list(chain.from_iterable(rows)), path, self.skip_invalid)
+        return list(chain.from_iterable(rows))
 
 
 def _fractions(
-    val: float | None,
-    test: float,
-    max_queries: int | None,
-    val_queries: int | None,
-    test_queries: int | None,
+    val: float | None, test: float, wanted: dict[str, int | None]
 ) -> tuple[float, float]:
     """The parts of the training queries to hold out, from the numbers wanted if not given."""
-    total = 0
-    if max_queries is not None and val_queries is not None:
-        total = max_queries + val_queries + (test_queries or 0)
-    if val is None:
-        val = (val_queries or 0) / total if total else 0.1
-    if test == 0 and test_queries is not None:
-        test = test_queries / total if total else 0.1
+    known = None not in (wanted["train"], wanted["val"])
+    total = sum(filter(None, wanted.values()))
+    shares = {name: (count or 0) / total if known else 0.1 for name, count in wanted.items()}
+    val = shares["val"] if val is None else val
+    test = shares["test"] if test == 0 and wanted["test"] is not None else test
     check_fractions(val, test)
     return val, test
 
@@ -427,8 +399,8 @@ def _variances(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record]) ->
     """Variance of the lengths of each query's negatives in tokens; the positive is the first."""
     variances = []
     for start in range(0, len(records), CHUNK):
-        part = records[start : start + CHUNK]
-        lengths = iter(token_lengths(tokenizer, [text for r in part for text in r.passages]))
-        own = [[next(lengths) for _ in record.passages] for record in part]
-        variances += [float(np.var(each[1:])) for each in own]
+        part = [record.passages[1:] for record in records[start : start + CHUNK]]
+        lengths = iter(token_lengths(tokenizer, [*chain.from_iterable(part)]))
+        own = [[next(lengths) for _ in passages] for passages in part]
+        variances += [float(np.var(each)) if each else 0.0 for each in own]
     return variances

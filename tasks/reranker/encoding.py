@@ -65,12 +65,8 @@ def encode(
 
 def token_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
     """Tokens of each text by itself: no special tokens, never cut."""
-    if not texts:
-        return []
-    encoding = tokenizer(
-        list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
-    )
-    return [len(ids) for ids in encoding["input_ids"]]
+    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    return [len(ids) for ids in tokenizer(list(texts), **options)["input_ids"]] if texts else []
 
 
 class RerankerDataset:
@@ -82,8 +78,7 @@ class RerankerDataset:
     Args:
         records: in the order of the data set.
         tokenizer, max_length, template: see ``encode``.
-        name: of the data set, for messages.
-        predict: the records are for prediction: no passage is the positive.
+        name: of the data set, for messages; "predict": no passage is the positive.
         skip_invalid: leave out records of which a passage has no token in the input, and say how
             many, instead of stopping there.
 
@@ -99,14 +94,12 @@ class RerankerDataset:
         max_length: int,
         template: str | None = None,
         name: str = "data",
-        predict: bool = False,
         skip_invalid: bool = False,
     ) -> None:
         self.records: list[Record] = []
         self._rows: list[dict[str, Any]] = []
-        self._settings = (max_length, template, predict)
-        skipped: list[str] = []
-        cut = 0
+        self._settings = (max_length, template, name == "predict")
+        skipped, cut = list[str](), 0
         if len(records) > 20 * CHUNK:
             rank_zero_info(f"{name}: tokenising the passages of {len(records):,} queries.")
         for start in range(0, len(records), CHUNK):
@@ -131,7 +124,7 @@ class RerankerDataset:
                 }
                 if "token_type_ids" in encoding:
                     row["token_type_ids"] = [np.asarray(pair.type_ids, np.int8) for pair in pairs]
-                if predict:
+                if name == "predict":
                     row["query_id"] = record.query_id
                 self.records.append(record)
                 self._rows.append(row)

@@ -68,36 +68,25 @@ def export_cross_encoder(module: RerankerModule, path: str | Path) -> Path:
     config.problem_type = None
     config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
 
+    card = {"library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
     with replaced_folder(path) as folder:
         module.model.save_pretrained(folder, state_dict=state)
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         check_weights(AutoModelForSequenceClassification, folder)
-        write_card(
-            module,
-            folder,
-            library_name="sentence-transformers",
-            pipeline_tag="text-ranking",
-            base_model=module.model_name,
-            usage=USAGE,
-        )
+        write_card(module, folder, **card, base_model=module.model_name, usage=USAGE)
     return path
 
 
 def folded_head(model: PreTrainedModel) -> dict[str, Tensor]:
     """The head, the one linear layer with two outputs, of one label: W₁ − W₀ and b₁ − b₀."""
-    heads = [
-        (name, layer)
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and layer.out_features == 2
-    ]
+    linear = [(n, part) for n, part in model.named_modules() if isinstance(part, nn.Linear)]
+    heads = [(name, layer) for name, layer in linear if layer.out_features == 2]
     if len(heads) != 1:
         raise ValueError(f"{type(model).__name__} has {len(heads)} heads of two labels to fold.")
-    name, layer = heads[0]
-    folded = {f"{name}.weight": layer.weight[1:] - layer.weight[:1]}
-    if layer.bias is not None:
-        folded[f"{name}.bias"] = layer.bias[1:] - layer.bias[:1]
-    return {key: value.detach().cpu() for key, value in folded.items()}
+    (name, layer), *_ = heads
+    weights = {f"{name}.{key}": value.detach().cpu() for key, value in layer.named_parameters()}
+    return {key: value[1:] - value[:1] for key, value in weights.items()}
 
 
 def chat_template(template: str, tokenizer: PreTrainedTokenizerBase) -> str:

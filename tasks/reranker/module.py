@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
@@ -211,16 +211,14 @@ def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
 
 def most_tokens(model: PreTrainedModel) -> float:
     """The longest input that a model's table of positions allows; inf without one."""
-    most = [math.inf]
+    most = math.inf
     for name, part in model.named_modules():
         own = name.rpartition(".")[2]
-        if ("position" in own or own == "wpe") and isinstance(
-            getattr(part, "weight", None), Tensor
-        ):
-            padding = getattr(part, "padding_idx", None)  # Positions are counted from behind it.
-            rows = len(part.weight) - (0 if padding is None else padding + 1)
-            most.append(min(rows, getattr(model.config, "max_position_embeddings", rows)))
-    return min(most)
+        if isinstance(part, nn.Embedding) and ("position" in own or own == "wpe"):
+            # Positions are counted from behind the padding's.
+            rows = part.num_embeddings - (-1 if part.padding_idx is None else part.padding_idx) - 1
+            most = min(most, rows, getattr(model.config, "max_position_embeddings", rows))
+    return most
 
 
 def load_cross_encoder(
@@ -234,9 +232,7 @@ def load_cross_encoder(
     source = model_source(model_name)
     with loading(model_name):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    architectures = config.architectures or []
-    has_head = any(name.endswith("ForSequenceClassification") for name in architectures)
-    if not has_head:
+    if not any(n.endswith("ForSequenceClassification") for n in config.architectures or []):
         config.num_labels = 1
         rank_zero_info(f"{model_name} has no classification head: it gets a new one, untrained.")
     elif config.num_labels not in (1, 2):

@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import (
@@ -20,16 +16,13 @@ from pl_pointwise.tasks.common.records import (
     folded,
     json_object,
     kind,
-    refused,
-    report_skipped,
     shown,
     text_field,
 )
 
 FORMS = ("passages", "docs", "pos", "positive")
-"""The fields that say in which form a row holds its passages."""
+"""The fields by which the form of a row is known."""
 _NEGATIVE = re.compile(r"neg|negatives?|negative_\d+")
-UNREAD = ("prompt", "scores", "pos_scores", "neg_scores")
 
 
 @dataclass(frozen=True)
@@ -52,12 +45,11 @@ class Record:
 
 def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: int = 0) -> Record:
     """The one record of a row with one positive, see :func:`parse_positives`."""
-    records = parse_positives(row, where, negatives=negatives, least=least, seed=seed)
-    if len(records) > 1:
-        name = _passages(row, where)[2]
-        problem = f"marks {len(records)} passages"
-        raise bad_field(where, name, problem, "Mark exactly one passage with 1, or read it as file")
-    return records[0]
+    record, *others = parse_positives(row, where, negatives=negatives, least=least, seed=seed)
+    if others:
+        marks, problem = _passages(row, where)[2], f"marks {1 + len(others)} passages"
+        raise bad_field(where, marks, problem, "Mark one passage with 1, or read it as file")
+    return record
 
 
 def parse_positives(
@@ -101,92 +93,47 @@ def parse_candidates(row: Any, where: str) -> Record:
     """A record for prediction: any number of passages in their order, labels ignored."""
     row = json_object(row, where)
     name = "anchor" if "query" not in row and "anchor" in row else "query"
-    query = _text(field(row, name, where), name, where)
+    query = text_field(field(row, name, where), name, where)
     query_id, category = row.get("query_id"), row.get("query_type") or ""
     if isinstance(query_id, bool) or not isinstance(query_id, (str, int, type(None))):
         raise bad_field(where, "query_id", f"is {kind(query_id)}", "Give an integer or a text")
     if not isinstance(category, str):
         raise bad_field(where, "query_type", f"is {kind(category)}", "Give a text, or leave it out")
-    named = _passages(row, where)[0]
-    if not named:
-        raise bad_field(where, _form(row, where), "is empty", "Give at least one passage")
-    texts = tuple(_text(text, name, where) for name, text in named)
-    if unread := [name for name in UNREAD if row.get(name)]:  # Said once.
-        rank_zero_warn(f"The re-ranker does not read the records' {', '.join(unread)}.")
+    texts = tuple(text_field(text, name, where) for name, text in _passages(row, where)[0])
     return Record(query, texts, query_id, where, category.strip())
 
 
-def without_contradictions(
-    records: Sequence[Record], source: str, skip_invalid: bool
-) -> list[Record]:
-    """Those that do not ask for two passages of a query in the order reverse to an earlier one."""
-    units = [record.unit for record in records]
-    count, asked = Counter(units), dict[str, str]()
-    kept, problems = list[Record](), list[str]()
-    for record, unit in zip(records, units, strict=True):
-        first, *others = map(folded, record.passages) if count[unit] > 1 else ("",)
-        reverse = [key for other in others if (key := digest(unit, other, first)) in asked]
-        if reverse:
-            error = DataError(
-                f"{record.where}: {shown(record.passages[0])} is above a passage that is above it "
-                f"for the same query in {asked[reverse[0]]}. Take one of the two out."
-            )
-            problems.append(refused(error, skip_invalid))
-            continue
-        asked.update((digest(unit, first, other), record.where) for other in others)
-        kept.append(record)
-    report_skipped(source, problems, len(kept))
-    return kept
+def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], Any, str]:
+    """(field, text) of every passage, what is said of them, and in which field.
 
-
-def _form(row: dict[str, Any], where: str) -> str:
-    """The field by which a row's form is known; docs/reranker.md lists them."""
-    found = [name for name in FORMS if row.get(name) is not None]
-    if not found:
+    By the first of FORMS that the row has; docs/reranker.md lists them.
+    """
+    form = next((name for name in FORMS if row.get(name) not in (None, "", [])), None)
+    if form is None:
         names = ", ".join(map(shown, row))
         raise DataError(
-            f'{where}: field "passages" is missing (found: {names}). Add it, or "docs" with '
-            '"labels", "pos" with "neg", or "positive" with "negative".'
+            f'{where}: field "passages" is missing or empty (found: {names}). Add it, or "docs" '
+            'with "labels", "pos" with "neg", or "positive" with "negative".'
         )
-    if len(found) > 1:
-        raise bad_field(where, found[1], f'stands beside "{found[0]}"', "Leave one of the two")
-    return found[0]
-
-
-def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], Any, str]:
-    """(field, text) of every passage, what is said of them, and in which field."""
-    form = _form(row, where)
-    held = row[form]
     if form in ("passages", "docs"):
-        name, marks, said = form, row.get("labels"), "labels"
-        if isinstance(held, dict):
-            name, marks, said = (
-                f"{form}.passage_text",
-                held.get("is_selected"),
-                f"{form}.is_selected",
-            )
-            held = field(held, "passage_text", where, f"{form}.")
-        if not isinstance(held, list):
-            raise bad_field(where, name, f"is {kind(held)}", "Give a list of texts")
-        return [(f"{name}[{i}]", text) for i, text in enumerate(held)], marks, said
+        inside = isinstance(row[form], dict)
+        holder, prefix = (row[form], f"{form}.") if inside else (row, "")
+        name, marks = ("passage_text", "is_selected") if inside else (form, "labels")
+        texts = field(holder, name, where, prefix)
+        if not isinstance(texts, list) or not texts:
+            problem = "is empty" if texts == [] else f"is {kind(texts)}"
+            raise bad_field(where, prefix + name, problem, "Give a list of texts")
+        named = [(f"{prefix}{name}[{i}]", text) for i, text in enumerate(texts)]
+        return named, holder.get(marks), prefix + marks
     named, grades = [], []
-    for name, value in row.items():
-        if (name == form or _NEGATIVE.fullmatch(name)) and value not in (None, ""):
-            listed = isinstance(value, list)
-            texts = value if listed else [value]
-            named += [(f"{name}[{i}]" if listed else name, text) for i, text in enumerate(texts)]
-            grades += [int(name == form)] * len(texts)
+    for name in row:
+        if (name == form or _NEGATIVE.fullmatch(name)) and row[name] not in (None, "", []):
+            several = enumerate(row[name]) if isinstance(row[name], list) else ()
+            found = [(f"{name}[{i}]", text) for i, text in several] or [(name, row[name])]
+            named += found
+            grades += [int(name == form)] * len(found)
     return named, grades, form
 
 
 def _is_grade(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value) and value >= 0
-
-
-def _text(value: Any, name: str, where: str) -> str:
-    try:
-        text_field(value, name, where).encode()
-    except UnicodeEncodeError as error:
-        problem = f"holds half of a character, {value[error.start : error.end]!r}"
-        raise bad_field(where, name, problem, "Write it whole, in UTF-8") from error
-    return str(value)

@@ -42,11 +42,6 @@ def check(path: Path) -> None:
     assert found == [{"index": i, "twice": 2.0 * i, "text": "ä"} for i in range(7)]
 
 
-def test_one_line_per_input_in_order(tmp_path: Path) -> None:
-    predict(tmp_path / "new" / "found.jsonl")
-    check(tmp_path / "new" / "found.jsonl")
-
-
 def test_written_to_the_folder_of_the_run_or_where_the_path_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

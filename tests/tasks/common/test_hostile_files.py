@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.csv
-import pyarrow.parquet
 import pytest
 import torch
 
@@ -29,7 +27,7 @@ from pl_pointwise.tasks import (
     When2CallDataModule,
 )
 from pl_pointwise.tasks.common.models import model_source
-from pl_pointwise.tasks.common.records import records_of, rows_of
+from pl_pointwise.tasks.common.records import rows_of
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
 from pl_pointwise.tasks.reranker.module import load_cross_encoder
@@ -176,19 +174,6 @@ def test_other_encodings_are_refused_by_name(ending: str, read: Any) -> None:
     for name, encode in ENCODINGS.items():
         error = read(loader, encode(lines(loader[3])), ending)
         assert f"hostile.{ending}" in str(error), name
-
-
-def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
-    rows = [{"prompt": f"é {i}", "n": str(i)} for i in range(3)]
-    table = pyarrow.Table.from_pylist(rows)
-    content = {"jsonl": lines(rows), "json": json.dumps(rows).encode(), "list.json": lines(rows)}
-    for ending, data in content.items():
-        (tmp_path / f"a.{ending}").write_bytes(b"\xef\xbb\xbf" + data)
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    pyarrow.csv.write_csv(table, tmp_path / "a.csv")
-    for ending in (*content, "parquet", "csv"):
-        path = str(tmp_path / f"a.{ending}")
-        assert records_of(rows_of(path), path, lambda row, where: dict(row)) == rows, ending
 
 
 def test_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path: Path) -> None:
     for name, content in {
         "a.jsonl": lines,
         "lines.json": lines,
+        "marked.jsonl": b"\xef\xbb\xbf" + lines,
         "list.json": json.dumps(ROWS, indent=1).encode(),
         "data.json": b"\xef\xbb\xbf" + whole,
         "a.jsonl.gz": gzip.compress(lines),
@@ -72,7 +73,7 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path: Path) -> None:
     with pyarrow.ipc.new_file(tmp_path / "file.arrow", table.data.table.schema) as file:
         file.write_table(table.data.table)
     paths = [path for path in sorted(tmp_path.iterdir()) if path.is_file()]
-    assert len(paths) == 9
+    assert len(paths) == 10
     expected = contents(read(tmp_path / "a.jsonl"))
     assert expected[1][1] == ROWS[1]["tools"]
     for path in paths:
@@ -93,7 +94,7 @@ def test_cells_of_a_table_are_what_they_say(delimiter: str, tmp_path: Path) -> N
         ["p", "c", "forget", "", "-2", "", ""],
         ["p", "", "", "", "", json.dumps(responses), ""],
     ]
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file, delimiter=delimiter).writerows(cells)
     found = records_of(rows_of(str(path)), path.name, Reading("answer"), skip_invalid=True)
     assert [(r.responses[0].role, r.responses[0].tolerance) for r in found] == [

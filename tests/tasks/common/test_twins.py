@@ -1,4 +1,4 @@
-"""Prompts that differ by case and spaces alone are one unit, in every task that has prompts."""
+"""Prompts that differ by case and spaces alone are one unit, in every language task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from pl_pointwise.data import units_of
 from pl_pointwise.tasks import (
     ConversationDataModule,
-    RerankerDataModule,
     SafetyDataModule,
     When2CallDataModule,
 )
@@ -44,14 +43,7 @@ def safety(folder: Path, write: Write) -> Any:
     return make_data(SafetyDataModule, folder, files, unsafe_schema="labelled", **PARTS)
 
 
-def reranker(folder: Path, write: Write) -> Any:
-    passages = {"is_selected": [1, 0], "passage_text": ["right", "wrong"]}
-    path = write("t", [{"query": q, "passages": passages} for q in TWINS])
-    options: dict[str, Any] = {"train_file": path, "negatives": 1, "max_length": 64, **PARTS}
-    return RerankerDataModule(str(folder), source="files", **options)
-
-
-@pytest.mark.parametrize("task", [conversation, when2call, safety, reranker])
+@pytest.mark.parametrize("task", [conversation, when2call, safety])
 def test_twins_stand_in_one_split_and_count_once(task, language_model_folder, tmp_path) -> None:
     def write(name: str, rows: Iterable[Any]) -> str:
         path = tmp_path / f"{name}.jsonl"

@@ -12,6 +12,9 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
+from pl_pointwise.tasks.reranker.data import RerankerDataModule
+from tests.tasks.conftest import write_rows
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = (
     "query sentence how long does a river flow where is the sea what do fish eat water salt ship "
@@ -77,12 +80,6 @@ def save_tiny_cross_encoder(
 
 
 @pytest.fixture(scope="session")
-def write_tiny_cross_encoder() -> Callable[..., Path]:
-    """The function (path, num_labels=1, pair=True, dropout=0.1, seed=0) -> path."""
-    return save_tiny_cross_encoder
-
-
-@pytest.fixture(scope="session")
 def tiny_cross_encoder_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved one-label cross-encoder with token types, shared: do not write into it."""
     return save_tiny_cross_encoder(tmp_path_factory.mktemp("tiny-cross-encoder"))
@@ -92,12 +89,6 @@ def tiny_cross_encoder_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved tiny tokenizer with token types."""
     return save_tiny_tokenizer(tmp_path_factory.mktemp("tiny-tokenizer"))
-
-
-@pytest.fixture(scope="session")
-def tiny_tokenizer_without_types_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved tiny tokenizer that makes no token types, as ModernBERT's."""
-    return save_tiny_tokenizer(tmp_path_factory.mktemp("tiny-tokenizer-without-types"), pair=False)
 
 
 def ms_marco_row(
@@ -125,13 +116,15 @@ def ms_marco_rows(count: int, negatives: int = 3) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.fixture(scope="session")
-def make_row() -> Callable[..., dict[str, Any]]:
-    """The function `ms_marco_row(query, positive, negatives, position=0, query_id=0)`."""
-    return ms_marco_row
+@pytest.fixture
+def of_files(tiny_tokenizer_dir: Path, tmp_path: Path) -> Callable[..., RerankerDataModule]:
+    """A function (rows by split, **options) -> data module over files of those rows."""
 
+    def make(parts: dict[str, list[Any]], **options: Any) -> RerankerDataModule:
+        for name, rows in parts.items():
+            options[f"{name}_file"] = str(write_rows(tmp_path / f"{name}.jsonl", rows))
+        options = {"val_fraction": 0.0, "batch_size": 4, "max_length": 48, **options}
+        model = str(options.pop("model_name", tiny_tokenizer_dir))
+        return RerankerDataModule(model, **{"source": "files", "negatives": 3, **options})
 
-@pytest.fixture(scope="session")
-def make_rows() -> Callable[..., list[dict[str, Any]]]:
-    """The function `ms_marco_rows(count, negatives=3)`."""
-    return ms_marco_rows
+    return make

@@ -24,16 +24,18 @@ from tests.tasks.conftest import (
     slow_tables,
     train,
     words,
+    write_rows,
 )
+from tests.tasks.reranker.conftest import ms_marco_rows
 
 FOLDER = Path(reranker.__file__).parent / "configs"
 
 
 @pytest.fixture
-def tiny(tiny_cross_encoder_dir, make_rows, write_jsonl, tmp_path) -> list[str]:
+def tiny(tiny_cross_encoder_dir, tmp_path) -> list[str]:
     """Arguments that put a tiny model, local records and a two-step run in place."""
-    train = write_jsonl(tmp_path / "train.jsonl", make_rows(6))
-    held_out = write_jsonl(tmp_path / "val.jsonl", make_rows(3))
+    train = write_rows(tmp_path / "train.jsonl", ms_marco_rows(6))
+    held_out = write_rows(tmp_path / "val.jsonl", ms_marco_rows(3))
     model = str(tiny_cross_encoder_dir)
     init = {"model.init_args.model_name": model, "model.init_args.max_length": "64"}
     init |= {"data.init_args.source": "files", "data.init_args.train_file": str(train)}
@@ -59,14 +61,12 @@ def test_packaged_comparison_makes_a_table(name, tiny, tmp_path, request) -> Non
     assert "| pointwise" in (output / "comparison.md").read_text()
 
 
-def test_the_advice_of_a_no_is_runnable(
-    tiny, make_rows, write_jsonl, tmp_path, monkeypatch
-) -> None:
+def test_the_advice_of_a_no_is_runnable(tiny, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = make_rows(60)
+    rows = ms_marco_rows(60)
     parts = {"train_file": rows[:6], "val_file": rows[6:9], "test_file": rows[9:30]}
-    paths = {name: write_jsonl(tmp_path / f"{name}.jsonl", part) for name, part in parts.items()}
-    write_jsonl(tmp_path / "NEW_test_file.jsonl", rows[30:])
+    paths = {name: write_rows(tmp_path / f"{name}.jsonl", part) for name, part in parts.items()}
+    write_rows(tmp_path / "NEW_test_file.jsonl", rows[30:])
     files = words({f"data.init_args.{name}": str(path) for name, path in paths.items()})
     asked = ["--config", "reranker", "--config", "reranker/pointwise", *tiny, *files]
     asked += ["--require", "relevance: violated <= 0.2"]
@@ -103,9 +103,7 @@ def test_the_papers_table_has_the_papers_settings(tiny) -> None:
     }
 
 
-def test_fit_then_test_then_predict_from_the_checkpoint(
-    tiny, tmp_path, write_jsonl, capsys
-) -> None:
+def test_fit_then_test_then_predict_from_the_checkpoint(tiny, tmp_path, capsys) -> None:
     """The commands of the README, one after the other, with the checkpoint between them."""
     run = tmp_path / "run"
     tiny[tiny.index("--trainer.enable_checkpointing") + 1] = "true"
@@ -122,7 +120,7 @@ def test_fit_then_test_then_predict_from_the_checkpoint(
     assert "relevance/cvar95" in capsys.readouterr().out
 
     queries = [{"query": "what is ice", "passages": ["ice is cold", "fish eat", "wind"]}]
-    asked = write_jsonl(tmp_path / "queries.jsonl", queries)
+    asked = write_rows(tmp_path / "queries.jsonl", queries)
     found = tmp_path / "found.jsonl"
     writer = ["--trainer.callbacks+", "PredictionWriter"]
     writer += ["--trainer.callbacks.path", str(found)]

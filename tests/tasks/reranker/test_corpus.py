@@ -21,51 +21,51 @@ def plain(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def records() -> list[tuple[str, dict[str, Any]]]:
+def records() -> list[dict[str, Any]]:
     return docstring_records(negatives=4)
 
 
-def test_enough_for_the_demo_and_of_the_schema(records: list[tuple[str, dict[str, Any]]]) -> None:
+def test_enough_for_the_demo_and_of_the_schema(records: list[dict[str, Any]]) -> None:
     assert len(records) == 1194  # 600 are needed
-    for group, record in records:
-        assert record["query_id"].partition(":")[0].split(".")[0] == group
+    for record in records:
+        assert record["query_id"].partition(":")[0].split(".")[0] == record["query_type"]
         assert record["passages"]["is_selected"] == [1, 0, 0, 0, 0]
         assert len(set(record["passages"]["passage_text"])) == 5
 
 
-def test_queries_and_answers_are_distinct(records: list[tuple[str, dict[str, Any]]]) -> None:
-    queries = [plain(record["query"]) for _, record in records]
-    answers = [plain(record["passages"]["passage_text"][0]) for _, record in records]
-    ids = [record["query_id"] for _, record in records]
+def test_queries_and_answers_are_distinct(records: list[dict[str, Any]]) -> None:
+    queries = [plain(record["query"]) for record in records]
+    answers = [plain(record["passages"]["passage_text"][0]) for record in records]
+    ids = [record["query_id"] for record in records]
     assert len(set(queries)) == len(set(answers)) == len(set(ids)) == len(records)
     assert not any(query in answer for query, answer in zip(queries, answers, strict=True))
 
 
-def test_no_text_stands_in_two_groups(records: list[tuple[str, dict[str, Any]]]) -> None:
+def test_no_text_stands_in_two_groups(records: list[dict[str, Any]]) -> None:
     groups = defaultdict(set)
-    for group, record in records:
+    for record in records:
         for text in (record["query"], *record["passages"]["passage_text"]):
-            groups[plain(text)].add(group)
+            groups[plain(text)].add(record["query_type"])
     assert all(len(group) == 1 for group in groups.values())
 
 
 def test_negatives_are_other_bodies_of_the_same_module(
-    records: list[tuple[str, dict[str, Any]]],
+    records: list[dict[str, Any]],
 ) -> None:
     bodies = defaultdict(set)
     for line in corpus.DOCSTRINGS.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         bodies[entry["module"]].add(entry["body"])
-    for _, record in records:
+    for record in records:
         module = record["query_id"].partition(":")[0]
         assert {*record["passages"]["passage_text"]} <= bodies[module]
 
 
-def test_seed_changes_the_negatives_alone(records: list[tuple[str, dict[str, Any]]]) -> None:
+def test_seed_changes_the_negatives_alone(records: list[dict[str, Any]]) -> None:
     assert docstring_records(negatives=4) == records
     other = docstring_records(negatives=4, seed=1)
     assert other != records
-    for (_, a), (_, b) in zip(records, other, strict=True):
+    for a, b in zip(records, other, strict=True):
         assert a["query"] == b["query"]
         assert a["passages"]["passage_text"][0] == b["passages"]["passage_text"][0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from pl_pointwise.tasks.reranker.records import (
     parse_labelled,
     parse_positives,
 )
+from tests.tasks.conftest import write_rows
+from tests.tasks.reranker.conftest import ms_marco_row, ms_marco_rows
 
 Rows = list[dict[str, Any]]
 Make = Callable[..., Any]
@@ -40,20 +43,9 @@ TEMPLATE = "query {query} sentence {passage}"
 
 
 @pytest.fixture
-def module(tiny_tokenizer_dir: Path, tmp_path: Path, write_jsonl: Make) -> Make:
+def module(of_files: Make) -> Make:
     """A function (rows, **options) -> data module that trains on a file of those rows."""
-
-    def make(rows: Rows, **options: Any) -> RerankerDataModule:
-        path = write_jsonl(tmp_path / "train.jsonl", rows)
-        defaults = {"negatives": 3, "max_length": 48, "val_fraction": 0.0, "batch_size": 4}
-        return RerankerDataModule(
-            str(options.pop("model_name", tiny_tokenizer_dir)),
-            source="files",
-            train_file=str(path),
-            **{**defaults, **options},
-        )
-
-    return make
+    return lambda rows, **options: of_files({"train": rows}, **options)
 
 
 @pytest.fixture
@@ -85,8 +77,8 @@ def parse(row: Any, where: str = "f.jsonl, line 1", *, seed: int = 0) -> Record:
 # The batch
 
 
-def test_batch_has_the_documented_shapes_and_types(fitted: Make, make_rows: Make) -> None:
-    data_module = fitted(make_rows(9))
+def test_batch_has_the_documented_shapes_and_types(fitted: Make) -> None:
+    data_module = fitted(ms_marco_rows(9))
     batches = list(data_module.train_dataloader())
     assert sorted(int(i) for batch in batches for i in batch["index"]) == list(range(9))
     for batch in batches:
@@ -102,15 +94,9 @@ def test_batch_has_the_documented_shapes_and_types(fitted: Make, make_rows: Make
         }
 
 
-def test_positive_comes_first_and_negatives_keep_their_order(make_row: Make) -> None:
-    for position in range(4):
-        record = parse(make_row("how long", "right", ["a", "b", "c"], position))
-        assert record.passages == ("right", "a", "b", "c")
-
-
-def test_a_training_query_is_described_by_its_texts(fitted: Make, make_row: Make) -> None:
+def test_a_training_query_is_described_by_its_texts(fitted: Make) -> None:
     """A column of the constraint is the negative of the next number."""
-    rows = [make_row("how long", f"river {i}", ["sea", "ice", "ship"]) for i in range(2)]
+    rows = [ms_marco_row("how long", f"river {i}", ["sea", "ice", "ship"]) for i in range(2)]
     made = fitted(rows)
     texts = made.describe(1)
     assert texts.pop("record").endswith("train.jsonl, line 2")
@@ -123,10 +109,8 @@ def test_a_training_query_is_described_by_its_texts(fitted: Make, make_row: Make
     }
 
 
-def test_batch_holds_the_pairs_tokens_padded_on_the_right(
-    fitted: Make, make_rows: Make, tokenizer: Any
-) -> None:
-    data_module = fitted(make_rows(4))
+def test_batch_holds_the_pairs_tokens_padded_on_the_right(fitted: Make, tokenizer: Any) -> None:
+    data_module = fitted(ms_marco_rows(4))
     batch = collated(data_module)
     dataset = data_module.datasets["train"]
     assert isinstance(dataset, RerankerDataset)
@@ -140,17 +124,20 @@ def test_batch_holds_the_pairs_tokens_padded_on_the_right(
             assert (batch["input_ids"][i, j, length:] == tokenizer.pad_token_id).all()
 
 
-def test_passage_lengths_are_of_the_whole_passage_alone(fitted: Make, make_row: Make) -> None:
+def test_passage_lengths_are_of_the_whole_passage_alone(fitted: Make) -> None:
     """No special tokens, and the part that truncation takes away counts."""
-    row = make_row("where is the sea", "the sea", ["salt " * 500, "ice", "snow and ice"])
+    row = ms_marco_row("where is the sea", "the sea", ["salt " * 500, "ice", "snow and ice"])
     data_module = fitted([row], max_length=20)
     batch = collated(data_module)
     assert batch["passage_lengths"].tolist() == [[2, 500, 1, 3]]
     assert batch["lengths"].tolist() == [[9, 20, 8, 10]]
 
 
-def test_missing_candidates_are_masked(fitted: Make, make_row: Make) -> None:
-    rows = [make_row("how long", "a river", ["sea", "ice"], 1), make_row("where", "sea", ["ice"])]
+def test_missing_candidates_are_masked(fitted: Make) -> None:
+    rows = [
+        ms_marco_row("how long", "a river", ["sea", "ice"], 1),
+        ms_marco_row("where", "sea", ["ice"]),
+    ]
     data_module = fitted(rows, min_negatives=1)
     batch = collated(data_module)
     assert batch["candidates"].tolist() == [[True, True, True, False], [True, True, False, False]]
@@ -185,9 +172,9 @@ def test_template_that_could_lose_more_than_passage_is_refused(template: str) ->
 
 
 def test_training_queries_are_those_whose_negatives_lengths_vary_most(
-    fitted: Make, make_rows: Make, tokenizer: Any
+    fitted: Make, tokenizer: Any
 ) -> None:
-    rows = make_rows(20)
+    rows = ms_marco_rows(20)
     data_module = fitted(rows, max_queries=3)
     dataset = data_module.datasets["train"]
     assert isinstance(dataset, RerankerDataset)
@@ -203,8 +190,8 @@ def test_training_queries_are_those_whose_negatives_lengths_vary_most(
     assert all(variance(row) <= worst for row in rows if row["query"] not in kept)
 
 
-def test_choice_among_many_negatives_depends_on_seed_and_row_alone(make_row: Make) -> None:
-    row = make_row("how long", "right", [f"wrong {i}" for i in range(30)], 12)
+def test_choice_among_many_negatives_depends_on_seed_and_row_alone() -> None:
+    row = ms_marco_row("how long", "right", [f"wrong {i}" for i in range(30)], 12)
     picks = {parse(row, seed=seed).passages for seed in range(20)}
     assert len(picks) > 10
     for passages in picks:
@@ -267,9 +254,9 @@ def hub(tiny_tokenizer_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_json_lines_parquet_and_hub_give_the_same_data(
-    module: Make, hub: Make, make_rows: Make, tmp_path: Path, tiny_tokenizer_dir: Path
+    module: Make, hub: Make, tmp_path: Path, tiny_tokenizer_dir: Path
 ) -> None:
-    rows = make_rows(14)
+    rows = ms_marco_rows(14)
     val = as_parquet(tmp_path / "val.PARQUET", rows[9:])
     options: dict[str, Any] = {"max_queries": 5, "val_queries": 3}
     lines = module(rows[:9], val_file=str(val), **options)
@@ -295,9 +282,9 @@ def test_json_lines_parquet_and_hub_give_the_same_data(
 
 
 def test_hub_rows_without_one_marked_passage_are_left_out_or_stop_the_run_if_asked(
-    hub: Make, make_rows: Make
+    hub: Make,
 ) -> None:
-    rows = make_rows(9)
+    rows = ms_marco_rows(9)
     rows[2]["passages"]["is_selected"] = [0, 0, 0, 0]
     rows[5]["passages"]["is_selected"] = [1, 1, 0, 0]
     data_module = hub(rows[:7], rows[7:])
@@ -308,10 +295,8 @@ def test_hub_rows_without_one_marked_passage_are_left_out_or_stop_the_run_if_ask
         hub(rows[:7], rows[7:], invalid="error").setup("fit")
 
 
-def test_lengths_on_the_hub_are_measured_once(
-    hub: Make, make_rows: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = make_rows(8)
+def test_lengths_on_the_hub_are_measured_once(hub: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ms_marco_rows(8)
     data_module = hub(rows[:5], rows[5:])
     data_module.prepare_data()
     calls = []
@@ -338,15 +323,15 @@ def test_hub_that_cannot_be_reached_is_an_error_with_a_remedy(
 
 
 def test_prediction_keeps_text_order_and_any_number_of_candidates(
-    module: Make, make_rows: Make, write_jsonl: Make, tmp_path: Path
+    module: Make, tmp_path: Path
 ) -> None:
     rows: Rows = [
         {"query": "where is the sea", "passages": ["a ship", "the sea " * 40, "ice"]},
         {"query": "how", "passages": {"passage_text": ["wind"], "is_selected": [0]}, "query_id": 7},
         {"query": "what", "passages": [f"lake {i}" for i in range(6)], "query_id": "q-3"},
     ]
-    path = write_jsonl(tmp_path / "predict.jsonl", rows)
-    data_module = module(make_rows(4), predict_file=str(path))
+    path = write_rows(tmp_path / "predict.jsonl", rows)
+    data_module = module(ms_marco_rows(4), predict_file=str(path))
     data_module.setup("predict")
     assert list(data_module.datasets) == ["predict"]
     (batch,) = data_module.predict_dataloader()
@@ -357,13 +342,13 @@ def test_prediction_keeps_text_order_and_any_number_of_candidates(
 
 
 def test_prediction_without_a_file_or_of_a_bad_record_is_an_error_never_skipped(
-    module: Make, make_rows: Make, write_jsonl: Make, tmp_path: Path
+    module: Make, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match="Set predict_file"):
-        module(make_rows(4)).setup("predict")
-    path = write_jsonl(tmp_path / "p.jsonl", [{"query": "how", "passages": []}])
-    data_module = module(make_rows(4), predict_file=str(path), invalid="skip")
-    with pytest.raises(DataError, match=r'p\.jsonl, line 1: field "passages" is empty') as error:
+        module(ms_marco_rows(4)).setup("predict")
+    path = write_rows(tmp_path / "p.jsonl", [{"query": "how", "passages": []}])
+    data_module = module(ms_marco_rows(4), predict_file=str(path), invalid="skip")
+    with pytest.raises(DataError, match=r'p\.jsonl, line 1: field "passages" is mis') as error:
         data_module.setup("predict")
     assert "invalid: skip" not in str(error.value)
 
@@ -371,12 +356,12 @@ def test_prediction_without_a_file_or_of_a_bad_record_is_an_error_never_skipped(
 # The fingerprint
 
 
-def test_fingerprint_is_of_content_settings_and_order(make_rows: Make, tokenizer: Any) -> None:
+def test_fingerprint_is_of_content_settings_and_order(tokenizer: Any) -> None:
     def print_of(rows: Rows, where: str = "f", **options: Any) -> str:
         records = [parse_labelled(row, where, negatives=3, least=3) for row in rows]
         return RerankerDataset(records, tokenizer, **{"max_length": 48, **options}).fingerprint
 
-    rows = make_rows(6)
+    rows = ms_marco_rows(6)
     first = print_of(rows)
     assert print_of(rows, where="another file") == first
     changed = json.loads(json.dumps(rows))
@@ -412,8 +397,11 @@ def texts(*passages: Any) -> dict[str, Any]:
     return changed(GOOD, passages=changed(PASSAGES, passage_text=list(passages)))
 
 
-def labels(*selected: Any) -> dict[str, Any]:
-    return changed(GOOD, passages=changed(PASSAGES, is_selected=list(selected)))
+def labels(*selected: Any, of: Any = PASSAGES["passage_text"]) -> dict[str, Any]:
+    return changed(GOOD, passages={"is_selected": list(selected), "passage_text": [*of]})
+
+
+NEGATIVES = ["negative_2", "negative_3", "negative_4"]
 
 
 BAD_ROWS: dict[str, tuple[Any, str]] = {
@@ -431,13 +419,12 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         texts("sea", "a b", "ice", " A  B"),
         r"passage_text\[3\]. is .*\[1\] again, but for case",
     ),
-    "half a character": (changed(GOOD, query="a \ud83d b"), "query. holds half of a character"),
-    "half in a passage": (texts("a", "b", "\udc00", "c"), r"passage_text\[2\]. holds half"),
-    "two forms": (changed(GOOD, pos=["a"]), "pos. stands beside .passages.. Leave one"),
+    "half a character": (texts("a", "b", "\udc00", "c"), r"passage_text\[2\]. holds half a ch"),
     "no form": ({"query": "a", "text": "b"}, "found: 'query', 'text'.*.pos. with .neg."),
+    "query_type": (changed(GOOD, query_type=3), 'field "query_type" is a number'),
     "labels of other length": (labels(0, 1), "has 2 entries for 4 passages"),
     "too few negatives": (
-        changed(GOOD, passages={"is_selected": [1, 0, 0], "passage_text": ["sea", "b", "c"]}),
+        labels(1, 0, 0, of="abc"),
         "has 2 passages besides the marked one, and 3 are needed. Add some, or lower min_negatives",
     ),
 }
@@ -453,78 +440,45 @@ def test_bad_record_is_an_error_naming_file_line_field_and_remedy(
         records_of(rows_of(str(path)), str(path), parse)
 
 
-FORMS: dict[str, tuple[dict[str, Any], list[tuple[str, ...]]]] = {
-    "lists": ({"pos": ["p", "q"], "neg": ["a", "b", "c"]}, [("p", *"abc"), ("q", *"abc")]),
-    "texts": (
-        {"positive": "p", "negative": "a", "negative_2": "b", "negative_3": "c"},
-        [(*"pabc",)],
-    ),
+FORMS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "lists": ({"pos": ["p", "q"], "neg": ["a", "b", "c"]}, ["pabc", "qabc"]),
     "a table": (
-        {
-            "positive": "p",
-            "negative_1": "a",
-            "negative_2": "b",
-            "negative_3": "c",
-            "negative_4": None,
-        },
-        [(*"pabc",)],
+        {"positive": "p", "negative": "a"} | dict(zip(NEGATIVES, ["b", "c", None], strict=True)),
+        ["pabc"],
     ),
-    "negatives in a list": ({"positive": "p", "negative": ["a", "b", "c"]}, [(*"pabc",)]),
-    "labels": ({"docs": [*"apbc"], "labels": [0, 1, 0, 0]}, [(*"pabc",)]),
-    "grades": ({"docs": [*"abpqc"], "labels": [0, 0, 2, 1, 0]}, [(*"pabqc",), (*"qabc",)]),
-    "grades of passages": (
-        {"passages": [*"pabcd"], "labels": [0.5, 0, 0, 0, 0]},
-        [(*"pabcd",)],
-    ),
-    "several marked": (
-        {"passages": {"is_selected": [1, 1, 0, 0, 0], "passage_text": [*"pqabc"]}},
-        [(*"pabc",), (*"qabc",)],
-    ),
+    "negatives in a list": ({"positive": "p", "negative": ["a", "b", "c"]}, ["pabc"]),
+    "labels": ({"docs": [*"apbc"], "labels": [0, 1, 0, 0]}, ["pabc"]),
+    "grades": ({"passages": [*"abpqc"], "labels": [0, 0, 2, 0.5, 0]}, ["pabqc", "qabc"]),
+    "several marked": (labels(1, 1, 0, 0, 0, of="pqabc"), ["pabc", "qabc"]),
 }
 
 
 @pytest.mark.parametrize(("fields", "expected"), FORMS.values(), ids=FORMS)
 def test_each_form_is_read_as_one_sample_a_positive(
-    fields: dict[str, Any], expected: list[tuple[str, ...]]
+    fields: dict[str, Any], expected: list[str]
 ) -> None:
-    row = {"anchor" if "positive" in fields else "query": "how long", **fields}
+    row = {**fields, "anchor" if "positive" in fields else "query": "how long"}
     records = parse_positives(row, "f", negatives=4, least=3)
-    assert [record.passages for record in records] == expected
+    assert ["".join(record.passages) for record in records] == expected
     assert {record.unit for record in records} == {"how long"}
     given = {text for record in records for text in record.passages}
     assert set(parse_candidates(row, "f").passages) == given
 
 
-def test_scores_of_a_teacher_are_left_out_with_a_word() -> None:
+def test_fields_that_are_not_read_are_named() -> None:
     row = {"query": "q", "pos": ["p"], "neg": ["a"], "pos_scores": [0.9], "neg_scores": [0.1]}
-    with pytest.warns(UserWarning, match="does not read the records' pos_scores, neg_scores"):
-        assert parse_positives(row, "f", negatives=1, least=1)[0].passages == ("p", "a")
-
-
-def test_a_query_with_opposite_marks_is_refused_and_one_with_two_answers_read(
-    module: Make, make_row: Make
-) -> None:
-    rows = [make_row("how", "sea", ["ice", "snow", "rain"])]
-    rows += [make_row("How ", "lake", ["ice", "snow", "rain"])]
-    made = module(rows)
-    made.setup("fit")
-    assert len(made.datasets["train"]) == 2
-    rows += [make_row("how", "Ice", ["a", "sea", "b"])]
-    with pytest.raises(DataError, match=r"line 3: 'Ice' is above .* above it .* line 1.*invalid"):
-        module(rows).setup("fit")
-    made = module(rows, invalid="skip")
-    with pytest.warns(UserWarning, match="left out 1 of 3"):
-        made.setup("fit")
-    assert len(made.datasets["train"]) == 2
+    parse = partial(parse_positives, negatives=1, least=1)
+    with pytest.warns(UserWarning, match="fields neg_scores, pos_scores of 1 of 1 records are not"):
+        assert records_of([("f", row)], "f", parse)[0][0].passages == ("p", "a")
 
 
 @pytest.mark.parametrize("template", [None, TEMPLATE], ids=["pair", "template"])
 def test_passage_without_a_token_in_the_input_is_an_error(
-    template: str | None, module: Make, make_rows: Make, make_row: Make
+    template: str | None, module: Make
 ) -> None:
     """With a template a long query leaves nothing of the passage; of a pair the longer is cut."""
-    long = make_row("river " * 40, "the sea", ["ice", "ship", "lake"])
-    data_module = module([*make_rows(2), long], template=template, max_length=24)
+    long = ms_marco_row("river " * 40, "the sea", ["ice", "ship", "lake"])
+    data_module = module([*ms_marco_rows(2), long], template=template, max_length=24)
     if template is None:
         data_module.setup("fit")
         assert int(collated(data_module)["lengths"].max()) == 24
@@ -532,19 +486,21 @@ def test_passage_without_a_token_in_the_input_is_an_error(
     expected = r"line 3: field .passages.: 'the sea' is cut away: .*max_length=24. Raise max_"
     with pytest.raises(DataError, match=expected):
         data_module.setup("fit")
-    data_module = module([*make_rows(2), long], template=template, max_length=24, invalid="skip")
+    data_module = module(
+        [*ms_marco_rows(2), long], template=template, max_length=24, invalid="skip"
+    )
     with pytest.warns(UserWarning, match="left out 1 of 3 records"):
         data_module.setup("fit")
     assert len(data_module.datasets["train"]) == 2
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, "query {query}:{passage}"])
-def test_one_token_of_passage_is_enough(template: str, tokenizer: Any, make_row: Make) -> None:
+def test_one_token_of_passage_is_enough(template: str, tokenizer: Any) -> None:
     """With two special tokens and two of the template, 44 are room for 39 and one more."""
     options: dict[str, Any] = {"max_length": 44, "template": template}
 
     def dataset(length: int) -> RerankerDataset:
-        row = make_row("river " * (length - 1) + "river", "sea sea", ["ice"] * 3)
+        row = ms_marco_row("river " * (length - 1) + "river", "sea sea", ["ice"] * 3)
         return RerankerDataset([parse(row)], tokenizer, **options)
 
     assert tokenizer.decode(dataset(39)[0]["input_ids"][0]).endswith(" sea [SEP]")
@@ -552,18 +508,18 @@ def test_one_token_of_passage_is_enough(template: str, tokenizer: Any, make_row:
         dataset(40)
 
 
-def test_passage_that_tokenises_to_nothing_is_an_error(module: Make, make_row: Make) -> None:
-    row = make_row("how long", "sea", ["ice", "\u200b\u2060", "lake"])
+def test_passage_that_tokenises_to_nothing_is_an_error(module: Make) -> None:
+    row = ms_marco_row("how long", "sea", ["ice", "\u200b\u2060", "lake"])
     with pytest.raises(DataError, match=r"line 1: .* gives no token. Put words in it"):
         module([row]).setup("fit")
 
 
 def test_cut_pairs_are_counted_and_said_once(
-    module: Make, make_rows: Make, make_row: Make, caplog: pytest.LogCaptureFixture
+    module: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     logger.addHandler(caplog.handler)
-    rows = [*make_rows(3), make_row("how long", "sea " * 90, ["ice", "ship " * 50, "lake"])]
+    rows = [*ms_marco_rows(3), ms_marco_row("how long", "sea " * 90, ["ice", "ship " * 50, "lake"])]
     with caplog.at_level(logging.INFO, logger=logger.name):
         data_module = module(rows)
         data_module.setup("fit")
@@ -592,15 +548,15 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 
 
 @pytest.mark.parametrize("max_length", [4, 129])
-def test_max_length_must_suit_the_tokenizer(max_length: int, module: Make, make_rows: Make) -> None:
+def test_max_length_must_suit_the_tokenizer(max_length: int, module: Make) -> None:
     with pytest.raises(DataError, match=rf"max_length={max_length}: .* from 5 to 128 tokens"):
-        module(make_rows(3), max_length=max_length).setup("fit")
+        module(ms_marco_rows(3), max_length=max_length).setup("fit")
 
 
-def test_stage_without_data_says_what_to_set(module: Make, make_row: Make, make_rows: Make) -> None:
+def test_stage_without_data_says_what_to_set(module: Make) -> None:
     for stage, name in (("validate", "val"), ("test", "test")):
         with pytest.raises(DataError, match=f"no data for {name} .*Set {name}_file, or val_frac"):
-            module(make_rows(4)).setup(stage)
-    rows = [make_row("how long", f"sea {i}", ["ice", "ship", "lake"]) for i in range(4)]
+            module(ms_marco_rows(4)).setup(stage)
+    rows = [ms_marco_row("how long", f"sea {i}", ["ice", "ship", "lake"]) for i in range(4)]
     with pytest.raises(DataError, match=r"\(query\).*Set a file"):
         module(rows, val_fraction=0.5).setup("fit")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,17 @@ from huggingface_hub import ModelCard
 from sentence_transformers import CrossEncoder
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
     PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForSequenceClassification,
 )
 
 from pl_pointwise import Pointwise
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.export import chat_template
 from pl_pointwise.tasks.reranker.module import RerankerModule
+from tests.tasks.reranker.conftest import save_tiny_cross_encoder, save_tiny_tokenizer
 
 TEMPLATE = "Query: {query}\nSentence: {passage}"
 ODD_TEMPLATE = (
@@ -62,13 +60,11 @@ def write_model(folder: Path, kind: str, num_labels: int, tokenizer: Path) -> st
         "num_labels": num_labels,
         "pad_token_id": loaded.pad_token_id,
     }
+    own = {"local_attention": 8, "classifier_bias": True} if kind == "modernbert" else {}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        if kind == "modernbert":
-            config = ModernBertConfig(**sizes, local_attention=8, classifier_bias=True)
-            model: Any = ModernBertForSequenceClassification(config)
-        else:
-            model = RobertaForSequenceClassification(RobertaConfig(**sizes))
+        config = CONFIG_MAPPING[kind](**sizes, **own)
+        model = AutoModelForSequenceClassification.from_config(config)
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 torch.nn.init.normal_(parameter)
@@ -120,15 +116,18 @@ def load(folder: Path) -> CrossEncoder:
 @pytest.mark.parametrize("num_labels", [1, 2])
 @pytest.mark.parametrize("token_types", [True, False])
 def test_predict_and_rank_give_the_modules_scores(
-    template: str | None,
-    num_labels: int,
-    token_types: bool,
-    write_tiny_cross_encoder: Callable[..., Path],
-    tmp_path: Path,
+    template: str | None, num_labels: int, token_types: bool, tmp_path: Path
 ) -> None:
-    name = write_tiny_cross_encoder(tmp_path / "model", num_labels, pair=token_types)
+    name = save_tiny_cross_encoder(tmp_path / "model", num_labels, pair=token_types)
     module = RerankerModule(str(name), max_length=CUT, template=template)
+    with torch.no_grad():
+        for parameter in module.parameters():  # It is trained, and not as it was loaded.
+            parameter.mul_(1.1)
+    config = module.model.config.to_dict()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
     module.export(tmp_path / "export")
+    assert module.model.config.to_dict() == config
+    assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
     assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
 
 
@@ -136,23 +135,19 @@ def test_predict_and_rank_give_the_modules_scores(
 @pytest.mark.parametrize("num_labels", [1, 2])
 @pytest.mark.parametrize("kind", ["modernbert", "roberta"])
 def test_heads_of_other_architectures_are_carried_too(
-    kind: str,
-    num_labels: int,
-    template: str | None,
-    tiny_tokenizer_without_types_dir: Path,
-    tmp_path: Path,
+    kind: str, num_labels: int, template: str | None, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
-    name = write_model(folder, kind, num_labels, tiny_tokenizer_without_types_dir)
+    name = write_model(folder, kind, num_labels, save_tiny_tokenizer(tmp_path / "t", pair=False))
     module = RerankerModule(name, max_length=CUT, template=template)
     module.export(tmp_path / "export")
     assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
 
 
 def test_a_model_inside_an_installed_package_is_loaded_and_exported(
-    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_tiny_cross_encoder(tmp_path / "carrier_of_weights" / "model")
+    save_tiny_cross_encoder(tmp_path / "carrier_of_weights" / "model")
     (tmp_path / "carrier_of_weights" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     module = RerankerModule("package:carrier_of_weights/model", max_length=CUT)
@@ -160,61 +155,20 @@ def test_a_model_inside_an_installed_package_is_loaded_and_exported(
     assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
 
 
-def test_trained_weights_are_exported_not_those_the_module_began_with(
-    tiny_cross_encoder_dir: Path, tmp_path: Path
-) -> None:
-    module = RerankerModule(str(tiny_cross_encoder_dir), max_length=CUT)
-    before = module_scores(module, tmp_path)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(1.1)
-    module.export(tmp_path / "export")
-    after = module_scores(module, tmp_path)
-    assert not np.allclose(before[0], after[0], atol=1e-2)
-    assert_equal(load(tmp_path / "export"), after)
-
-
-def test_exporting_leaves_the_module_as_it_is(
-    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
-) -> None:
-    name = write_tiny_cross_encoder(tmp_path / "model", 2)
-    module = RerankerModule(str(name), max_length=CUT, template=TEMPLATE)
-    config = module.model.config.to_dict()
-    before = {key: value.clone() for key, value in module.state_dict().items()}
-    module.export(tmp_path / "export")
-    assert module.model.config.to_dict() == config
-    assert module.model.config.num_labels == 2
-    assert before.keys() == module.state_dict().keys()
-    assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
-
-
-def test_an_export_replaces_an_earlier_one(
-    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
-) -> None:
-    """A chat template left behind would turn the pairs of the later model into its text."""
-    name = str(write_tiny_cross_encoder(tmp_path / "model"))
+def test_an_export_replaces_an_earlier_one(tmp_path: Path) -> None:
+    """A chat template left behind, or the base model's, would turn pairs into its text."""
+    name = str(save_tiny_cross_encoder(tmp_path / "model"))
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(name)
     RerankerModule(name, max_length=CUT, template=TEMPLATE).export(tmp_path / "export")
     module = RerankerModule(name, max_length=CUT)
     module.export(tmp_path / "export")
     assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
 
 
-def test_a_chat_template_of_the_base_model_does_not_reach_the_pairs(
-    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
-) -> None:
-    name = write_tiny_cross_encoder(tmp_path / "model")
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    tokenizer.save_pretrained(name)
-    module = RerankerModule(str(name), max_length=CUT)
-    module.export(tmp_path / "export")
-    assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
-
-
-def test_the_folder_holds_safetensors_and_no_path_of_this_machine(
-    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
-) -> None:
-    name = write_tiny_cross_encoder(tmp_path / "model")
+def test_the_folder_holds_safetensors_and_no_path_of_this_machine(tmp_path: Path) -> None:
+    name = save_tiny_cross_encoder(tmp_path / "model")
     path = RerankerModule(str(name), max_length=CUT, template=TEMPLATE).export(tmp_path / "export")
     files = sorted(file.name for file in path.iterdir())
     expected = ["README.md", "chat_template.jinja", "config.json", "model.safetensors"]
@@ -223,11 +177,9 @@ def test_the_folder_holds_safetensors_and_no_path_of_this_machine(
         assert str(tmp_path).encode() not in file.read_bytes()
 
 
-def test_a_template_that_the_tokenizer_reads_differently_is_refused(
-    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_template_that_the_tokenizer_reads_differently_is_refused(tmp_path: Path) -> None:
     """This one marks the first word of a text, which after a written-out [CLS] is not the first."""
-    name = write_tiny_cross_encoder(tmp_path / "model")
+    name = save_tiny_cross_encoder(tmp_path / "model")
     backend = Tokenizer(
         models.WordLevel({"[CLS]": 0, "[SEP]": 1, "[UNK]": 2, "▁Query:": 3}, "[UNK]")
     )
@@ -259,10 +211,8 @@ def test_the_chat_template_renders_both_forms_of_a_message(
     assert rendered == "[CLS]Query: {{ q }}\n\nSentence:  d 'x'[SEP]"
 
 
-def test_the_card_says_what_was_required_and_what_loads_it(
-    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
-) -> None:
-    name = write_tiny_cross_encoder(tmp_path / "model")
+def test_the_card_says_what_was_required_and_what_loads_it(tmp_path: Path) -> None:
+    name = save_tiny_cross_encoder(tmp_path / "model")
     module = RerankerModule(str(name), Pointwise(alpha=2.0), tolerance=1.0, evaluation_tolerance=3)
     card = ModelCard.load(module.export(tmp_path / "export") / "README.md")
     assert card.data.library_name == "sentence-transformers"

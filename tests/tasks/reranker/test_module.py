@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
-    BertForSequenceClassification,
     BertModel,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
     PreTrainedModel,
-    RobertaConfig,
-    RobertaForSequenceClassification,
 )
 
 from pl_pointwise import Optimization, Pointwise, Training
@@ -35,7 +30,8 @@ from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.module import RerankerModule
 from pl_pointwise.tasks.reranker.scoring import ScoringMethod
-from tests.tasks.conftest import quiet_trainer
+from tests.tasks.conftest import quiet_trainer, write_rows
+from tests.tasks.reranker.conftest import ms_marco_rows
 
 SIZES: dict[str, Any] = {
     "vocab_size": 60,
@@ -47,31 +43,20 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.3,
     "pad_token_id": 0,
 }
-MODELS: dict[str, Callable[..., PreTrainedModel]] = {
-    "bert": lambda **options: BertForSequenceClassification(BertConfig(**SIZES, **options)),
-    "roberta": lambda **options: RobertaForSequenceClassification(
-        RobertaConfig(**SIZES, **options)
-    ),
-    # Windows of 8 tokens in two layers of three, so that padding could reach into a window.
-    "modernbert": lambda **options: ModernBertForSequenceClassification(
-        ModernBertConfig(
-            **SIZES,
-            local_attention=8,
-            cls_token_id=1,
-            sep_token_id=2,
-            bos_token_id=1,
-            eos_token_id=2,
-            classifier_pooling="mean",
-            **options,
-        )
-    ),
+# Windows of 8 tokens in two layers of three, so that padding could reach into a window.
+OWN: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "roberta": {},
+    "modernbert": {"local_attention": 8, "classifier_pooling": "mean"}
+    | {"cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2},
 }
 
 
 def save(path: Path, kind: str = "bert", **options: Any) -> str:
+    config = CONFIG_MAPPING[kind](**{**SIZES, **OWN[kind], **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        MODELS[kind](**options).save_pretrained(path)
+        AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
     return str(path)
 
 
@@ -110,7 +95,7 @@ def padded_scores(module: RerankerModule, batch: dict[str, Any]) -> Tensor:
 @pytest.mark.parametrize("num_labels", [1, 2])
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [(kind, "grouped") for kind in MODELS] + [(kind, "packed") for kind in ("bert", "modernbert")],
+    [(kind, "grouped") for kind in OWN] + [(kind, "packed") for kind in ("bert", "modernbert")],
 )
 def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
     kind: str,
@@ -327,15 +312,10 @@ def test_monobert_is_the_binary_log_loss_of_each_querys_pairs(tmp_path: Path) ->
 
 
 @pytest.fixture
-def data(
-    tmp_path: Path,
-    tiny_cross_encoder_dir: Path,
-    make_rows: Callable[..., list[dict[str, Any]]],
-    write_jsonl: Callable[..., Path],
-) -> RerankerDataModule:
+def data(tmp_path: Path, tiny_cross_encoder_dir: Path) -> RerankerDataModule:
     """Thirteen training queries in batches of four: the last batch is smaller, and K = 3."""
-    train = write_jsonl(tmp_path / "train.jsonl", make_rows(13))
-    held_out = write_jsonl(tmp_path / "val.jsonl", make_rows(20)[13:])
+    train = write_rows(tmp_path / "train.jsonl", ms_marco_rows(13))
+    held_out = write_rows(tmp_path / "val.jsonl", ms_marco_rows(20)[13:])
     return RerankerDataModule(
         source="files",
         train_file=str(train),
