@@ -25,6 +25,7 @@ from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.files import changed_files, digest_now
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.printing import Table, escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
 from pl_pointwise.requirements.beforehand import (
@@ -57,13 +58,12 @@ from pl_pointwise.requirements.samples import (
     require_same_bounds,
     units_in,
 )
+from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
 
 from .levers import advice
 from .runner import alone_in, on_first_rank
 from .runs import TESTED, Comparison, Run
-from .tables import Table, escaped
-from .uses import check_unused, id_of, remember_use
 
 TO_SET_UP_DATA: dict[str, Any] = {
     "accelerator": "cpu",

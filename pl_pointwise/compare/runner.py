@@ -19,9 +19,8 @@ import logging
 import platform
 import sys
 import time
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -48,10 +47,10 @@ from pl_pointwise.requirements.samples import (
     sources_of,
     units_in,
 )
+from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import notes_of
 
 from .runs import TESTED, VIOLATIONS, Run, files_read
-from .uses import SHOWN, remember_use
 
 log = logging.getLogger(__name__)
 
@@ -248,15 +247,3 @@ def _resumable(checkpoint: Path) -> bool:
         log.warning("%s cannot be read, and is left out.", checkpoint, exc_info=True)
         return False
     return "optimizer_states" in state
-
-
-def quieten() -> None:
-    """Leaves the progress bars and this package's own messages; says the rest once, not per run."""
-    for name in ("lightning.pytorch", "lightning.fabric", "transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with suppress(ModuleNotFoundError):
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
-    for message in (".*does not have many workers.*", ".*isinstance.treespec, LeafSpec.*"):
-        warnings.filterwarnings("ignore", message=message)

@@ -21,7 +21,6 @@ from pathlib import Path
 from pandas import DataFrame
 
 from pl_pointwise.cli_errors import CommandParser, fraction
-from pl_pointwise.compare.uses import remember_use, uses_of
 from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
@@ -44,6 +43,7 @@ from .samples import (
     require_same_bounds,
     values_of,
 )
+from .uses import remember_use, uses_of
 
 SHOWN = 5
 

@@ -58,7 +58,6 @@ def test_a_file_without_digits_is_refused_by_name(text: str, tmp_path: Path) -> 
     [
         ("kept: violated <= 0.02", 16, "violate: fewer epochs"),
         ("lost(kept) <= 0.001", 1, "violate too: longer training"),
-        ("accuracy_rotated >= 0.99", 1, "With new ones: which no option of the data names"),
     ],
 )
 def test_a_no_says_what_may_help(

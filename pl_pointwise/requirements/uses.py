@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pl_pointwise.files import write_whole
-from pl_pointwise.requirements import RequirementError
+
+from .requirement import RequirementError
 
 log = logging.getLogger(__name__)
 
