@@ -58,7 +58,6 @@ from pl_pointwise.requirements.samples import (
 from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
 
-from .levers import advice
 from .runner import alone_in, on_first_rank
 from .runs import TESTED, Comparison, Run
 
@@ -184,7 +183,7 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
     _replaceable(output)
     found = choose_model(measured, comparison.required, comparison.confidence, old.name)
     if found.chosen is None:
-        found.advice = advice(found, comparison, runs[found.nearest()])
+        found.advice = found.what_may_help(results[found.models[found.nearest()].name]["metrics"])
     if on_first_rank():
         remember_use(use, units, output, output)  # Before anything of the split is shown.
     _publish(found, runs, output, id_of(use, units))

@@ -20,7 +20,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -54,9 +54,6 @@ from .runs import TESTED, VIOLATIONS, Run, files_read
 
 log = logging.getLogger(__name__)
 
-OPEN = ("val", "train")
-"""Stages whose results are for all to see; of others the test of a requirement has samples."""
-
 PACKAGES = ("pl-pointwise", "torch", "lightning", "transformers")
 """That the metrics depend on."""
 
@@ -77,15 +74,14 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise BusyError(f"{folder}: another comparison is at work there. Wait for it.") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(folder / ".lock", timeout=0))
+        except Timeout:
+            raise BusyError(
+                f"{folder}: another comparison is at work there. Wait for it."
+            ) from None
         yield
-    finally:
-        lock.release()
 
 
 def execute(run: Run) -> dict[str, Any]:
@@ -162,7 +158,8 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     logged = {name: float(value) for name, value in (logged | trainer.callback_metrics).items()}
 
     def shown(name: str) -> bool:
-        return not run.certified or name.partition("/")[0] in OPEN
+        """Whether it is for all to see: of others the test of a requirement has samples."""
+        return not run.certified or name.partition("/")[0] in ("val", NOT_HELD_OUT)
 
     objective = {
         split: logged[name]
@@ -231,10 +228,11 @@ def _checkpoint(run: Run) -> Path | None:
     if not marker.is_file() or json.loads(marker.read_text()) != {"digest": run.digest}:
         write_whole(marker, json.dumps({"digest": run.digest}))
         return None
-    since = marker.stat().st_mtime_ns
     times = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*.ckpt")}
-    newest_first = sorted((p for p in times if times[p] >= since), key=lambda p: -times[p])
-    return next(filter(_resumable, newest_first), None)
+    for path in sorted(times, key=lambda path: -times[path]):
+        if times[path] >= marker.stat().st_mtime_ns and _resumable(path):
+            return path
+    return None
 
 
 def _resumable(checkpoint: Path) -> bool:

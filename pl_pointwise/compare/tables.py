@@ -12,15 +12,11 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame, Series
 
-from pl_pointwise.printing import Table, one_line
+from pl_pointwise.printing import SPLIT_NAMES, Table, one_line
 
 from .runs import Outcome
 
-STAGES = {
-    "test": "Held-out data",
-    "val": "Held-out data of the selection split",
-    "train": "Training data, as there are no test data",
-}
+STAGES = ("test", "val", "train")
 """What methods are compared by: the first of these data sets that there is."""
 
 OBJECTIVE = "objective"
@@ -132,10 +128,11 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECT
             else:
                 values[0] = why
         lines.append([method, *values])
+    why = ", as there are no test data" if stage == "train" else ""
     note = (
-        f"{STAGES[stage]}, one full pass after training; {_seeds(runs)}. Lower is better. A sample "
-        "is violated if any of its values is above 0. CVaR95: mean of the worst twentieth of all "
-        "values."
+        f"{SPLIT_NAMES[stage].capitalize()} data{why}, one full pass after training; "
+        f"{_seeds(runs)}. Lower is better. A sample is violated if any of its values is above 0. "
+        "CVaR95: mean of the worst twentieth of all values."
     )
     return Table("Results", note, DataFrame(lines, columns=["method", *titles]))
 
