@@ -224,30 +224,22 @@ def _publish(found: Answer, runs: Sequence[Run], output: Path, use: str) -> None
     A model that is there already, of the same use and whole, stays as it is; another is moved away
     once the new one is complete.
     """
-    model, first, more = output / "model", on_first_rank(), ""
-    if found.chosen is not None and _is_of(model, use):
-        more = ", and model/ is there already"
-    elif found.chosen is not None:
-        run, more = runs[found.chosen], ", model/ with the certificate"
-        with tempfile.TemporaryDirectory(prefix="export-", dir=output) as folder:
-            exported = Path(folder) / model.name
-            try:
-                _export(run, found, exported, use)
-            except Exception as error:
-                raise RequirementError(
-                    f"{run.title} is certified, but its export failed, so there is no new model/ "
-                    f"or answer: {type(error).__name__}: {error}. Mend that, and run the same "
-                    "command again: it comes to the same answer."
-                ) from error
-            if first:
-                more += _move_away(model)
+    model, more = output / "model", ""
+    stays = found.chosen is not None and _is_of(model, use)
+    with tempfile.TemporaryDirectory(prefix="export-", dir=output) as folder:
+        exported = Path(folder) / model.name
+        if found.chosen is not None and not stays:
+            _export(runs[found.chosen], found, exported, use)
+        if not on_first_rank():
+            return
+        moved = "" if stays else _move_away(model)
+        if found.chosen is not None:
+            more = ", and model/ is there already" if stays else ", model/ with the certificate"
+            if not stays:
                 exported.replace(model)
-    elif first:
-        more = _move_away(model)
-    if first:
-        _write(found, output)
-        print(f"\n{found.statement()}\n")
-        print(f"Written to {output}: answer.md{more}")
+    _write(found, output)
+    print(f"\n{found.statement()}\n")
+    print(f"Written to {output}: answer.md{more}{moved}")
 
 
 def _replaceable(output: Path) -> None:
@@ -290,19 +282,27 @@ def _write(found: Answer, output: Path) -> None:
 
 def _export(run: Run, found: Answer, folder: Path, use: str) -> None:
     """Exports the model of a run with its certificate, from the file that was certified."""
-    cli = PointwiseCLI.of_data([], run.arguments)
-    cli.trainer.limit_test_batches, cli.trainer.callbacks = 0, []  # type: ignore[attr-defined]
-    path = run.folder / CHECKPOINT
-    cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
-    if not cli.trainer.is_global_zero:
-        return
-    notes_of(cli.model).certificate = escaped(found.statement())
-    tested = torch.load(run.folder / TESTED, weights_only=True)
-    for stage, by_constraint in tested.items():
-        cli.model.evaluated[stage] = {n: SampleViolations(**v) for n, v in by_constraint.items()}
-    if type(cli.model).export is not PointwiseModule.export:
-        cli.model.export(folder)
-    else:
-        kind = type(cli.model).__name__
-        print(f"{kind} has no export(): model/ holds its checkpoint and the certificate alone.")
-    write_certificate(folder, {**found.as_dict(), "use": use}, run.folder)
+    try:
+        cli = PointwiseCLI.of_data([], run.arguments)
+        trainer: Any = cli.trainer
+        trainer.limit_test_batches, trainer.callbacks = 0, []
+        read: Any = {"ckpt_path": run.folder / CHECKPOINT, "weights_only": True, "verbose": False}
+        trainer.test(cli.model, cli.datamodule, **read)
+        if not trainer.is_global_zero:
+            return
+        notes_of(cli.model).certificate = escaped(found.statement())
+        tested = torch.load(run.folder / TESTED, weights_only=True)
+        for stage, by_name in tested.items():
+            cli.model.evaluated[stage] = {n: SampleViolations(**v) for n, v in by_name.items()}
+        if type(cli.model).export is not PointwiseModule.export:
+            cli.model.export(folder)
+        else:
+            kind = type(cli.model).__name__
+            print(f"{kind} has no export(): model/ holds its checkpoint and the certificate alone.")
+        write_certificate(folder, {**found.as_dict(), "use": use}, run.folder)
+    except Exception as error:
+        raise RequirementError(
+            f"{run.title} is certified, but its export failed, so there is no new model/ or "
+            f"answer: {type(error).__name__}: {error}. Mend that, and run the same command again: "
+            "it comes to the same answer."
+        ) from error

@@ -164,7 +164,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     objective = {
         split: logged[name]
         for stage, split in SPLITS.items()
-        if (name := f"{stage}/{module.shared_objective}") in logged
+        if stage != NOT_HELD_OUT and (name := f"{stage}/{module.shared_objective}") in logged
     }
     contents: dict[str, str] = {}
     if trainer.is_global_zero:
