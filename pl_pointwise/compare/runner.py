@@ -1,7 +1,7 @@
 """One run in this process: training, then one full pass over held-out and training data. Its folder
 then holds
 
-    result.json     metrics, time, versions, digests of data and files; or the error
+    result.json     metrics, time, versions, digests of files; or the error
     config.yaml     the whole configuration, every default included, for ``fit --config``
     violations.npz  all violations by stage and constraint
     log.txt         what was printed, of a run in a process of its own (processes.py)
@@ -34,7 +34,7 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.data import dataset_of, fingerprint
+from pl_pointwise.data import dataset_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
@@ -171,9 +171,6 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         sources = sources_of(module)
         if trained is not None:
             sources[NOT_HELD_OUT] = Source(NOT_HELD_OUT, trained)
-        for name, source in sources.items():
-            whole = name != NOT_HELD_OUT or run.certified or source.rows is None
-            contents[f"{name} data"] = source.content if whole else fingerprint(source.rows)
         pooled = {
             f"{stage}/{name}": values.numpy()
             for stage, by_constraint in module.violations.items()
@@ -183,6 +180,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         np.savez(run.folder / VIOLATIONS, **pooled)
         samples = samples_of(module, sources)
         if run.certified:
+            contents = {f"{name} data": source.content for name, source in sources.items()}
             if trained is not None:
                 samples = pd.concat([samples, sources[NOT_HELD_OUT].training_lines()])
             samples.attrs["objective"] = objective
