@@ -311,15 +311,6 @@ def test_known_records_are_left_out_and_uses_are_on_record(here) -> None:
         compare("--require", REQUIREMENT, *NEW, output="other")  # They were shown.
 
 
-def test_a_growing_file_counts_each_record_once(here) -> None:
-    model, state = here / "out/model", here / "state.json"
-    monitor(model, NEW, own(model), state)
-    extra = write(here / "extra.jsonl", 1, 99).read_text()
-    Path("more.jsonl").write_text(extra + Path("new.jsonl").read_text())
-    [found] = monitor(model, ["--data.test_file", "more.jsonl"], own(model), state)
-    assert (found.n, found.again, found.so_far) == (1, 90, 91)
-
-
 # Functions ---------------------------------------------------------------------------------------
 
 
