@@ -177,13 +177,12 @@ def _calls(path: Path, certificate: str) -> dict[str, Any]:
         whole = False
     if not whole:
         raise RequirementError(
-            f"{path} is damaged. Copy it again from where it is whole, or move it away: then the "
-            "calls so far, and their share of the error, are forgotten."
+            f"{path} is damaged, or of an earlier version. Copy it again from where it is whole, "
+            "or move it away: then the calls so far, and their share of the error, are forgotten."
         )
     if found["certificate"] != certificate:
         raise RequirementError(
-            f"{path} holds the calls of another certificate, or of an earlier version. Move it "
-            "away, or name another --state."
+            f"{path} holds the calls of another certificate. Move it away, or name another --state."
         )
     return calls
 

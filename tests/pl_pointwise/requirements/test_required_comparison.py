@@ -389,7 +389,7 @@ def test_a_damaged_state_is_one_sentence(damage: str, watched, tmp_path) -> None
     whole = state.read_text()
     texts = {"empty": "", "cut off": whole[:-3], "list": "[]", "deep": "[" * 100_000}
     state.write_text(texts.get(damage, whole.replace('"looks": 1', '"looks": 2')))
-    with pytest.raises(RequirementError, match=r"state\.json is damaged. Copy it again"):
+    with pytest.raises(RequirementError, match=r"state\.json is damaged, or of an earlier"):
         check(watched, records(watched, "b"), state)
 
 
