@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 
 from pl_pointwise import Constraint, Optimization, Training
 from pl_pointwise.callbacks import FeasibleCheckpoint
-from pl_pointwise.compare.runner import quieten
+from pl_pointwise.printing import quieten
 from pl_pointwise.tasks import RerankerModule
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 

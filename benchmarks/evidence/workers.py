@@ -59,7 +59,7 @@ def run_all(
 def _prepare() -> None:
     import torch
 
-    from pl_pointwise.compare.runner import quieten
+    from pl_pointwise.printing import quieten
 
     torch.set_num_threads(1)
     quieten()

@@ -7,12 +7,11 @@ exported model/, certification/ (uses.py) and what a predecessor measures, prede
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import date
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,26 +21,26 @@ from lightning.pytorch import Trainer
 from pandas import DataFrame, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.errors import DataError
 from pl_pointwise.evaluation import SampleViolations
-from pl_pointwise.files import changed_files, digest_now
+from pl_pointwise.files import digest_now
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.printing import Table, escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
 from pl_pointwise.requirements.beforehand import (
     check_splits,
-    held_out_loaders,
     require_separate_splits,
     samples_to_come,
-    sources_to_come,
 )
 from pl_pointwise.requirements.exported import (
-    CERTIFICATE,
     CHECKPOINT,
     SAMPLES,
     START,
     is_certified,
     model_files,
     own_classes_only,
+    read_certificate,
     samples_by,
     write_certificate,
 )
@@ -50,20 +49,17 @@ from pl_pointwise.requirements.samples import (
     SELECTION,
     TRAINING,
     Bounds,
-    Source,
     beside,
     bounds_of,
     known_from,
     require_same_bounds,
     units_in,
 )
+from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
 
-from .levers import advice
 from .runner import alone_in, on_first_rank
 from .runs import TESTED, Comparison, Run
-from .tables import Table, escaped
-from .uses import check_unused, id_of, remember_use
 
 TO_SET_UP_DATA: dict[str, Any] = {
     "accelerator": "cpu",
@@ -89,22 +85,19 @@ def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool 
     cli: built of the first run's arguments.
     """
     _replaceable(comparison.output)
-    old = _predecessor(comparison)
+    old, first = _predecessor(comparison), comparison.runs[0]
     trainer, data = Trainer(**TO_SET_UP_DATA), cli.datamodule
     trainer.validate(cli.model, data, verbose=False)
     trainer.test(cli.model, data, verbose=False)
-    loaders = held_out_loaders(data or cli.model)
-    sources = sources_to_come(data, loaders)
-    samples = samples_to_come(cli.model, loaders, sources)
-    training = sources.get(NOT_HELD_OUT, Source(NOT_HELD_OUT, None)).training_lines()
-    check_splits(samples, training, comparison.required, comparison.confidence)
+    samples, sources = samples_to_come(cli.model, data or cli.model)
+    check_splits(samples, comparison.required, comparison.confidence)
     contents = {f"{name} data": source.content for name, source in sources.items()}
     check_unused(_use(comparison, old, contents), units_in(samples), comparison.output)
-    ran_on = (comparison.runs[0].result() or {}).get("data", contents)
+    ran_on = (first.result() or {}).get("data", contents)
     if changed := [name for name in contents if contents[name] != ran_on.get(name, contents[name])]:
         raise RequirementError(
-            f"{' and '.join(changed)}: not what {comparison.runs[0].title} was made with, though "
-            "the options are the same. Put it back, or take another --output."
+            f"{' and '.join(changed)}: not what {first.title} was made with, though the options "
+            "are the same. Put it back, or take another --output."
         )
     if measure:
         with alone_in(comparison.output):
@@ -113,18 +106,18 @@ def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool 
 
 def _predecessor(comparison: Comparison) -> Predecessor:
     """Returns what the requirements compare with: nothing, if none does."""
-    start = comparison.against == START
+    against = comparison.against
     if not any(each.beside for each in comparison.required):
-        if not start:
+        if against != START:
             raise RequirementError(
-                f"--against {comparison.against}: no requirement compares with a predecessor. "
-                'Write one, as "lost(NAME) <= 0.02".'
+                f"--against {against}: no requirement compares with a predecessor. Write one, as "
+                '"lost(NAME) <= 0.02".'
             )
         return Predecessor()
-    if start:
+    if against == START:
         return Predecessor(f"the model of {comparison.runs[0].title} before training")
-    weights = model_files(comparison.against) / CHECKPOINT
-    digest, folder = digest_now(weights) or "", Path(comparison.against).absolute().name
+    weights = model_files(against) / CHECKPOINT
+    digest, folder = digest_now(weights) or "", Path(against).absolute().name
     return Predecessor(f"{folder} (SHA-256 of its {CHECKPOINT}: {digest[:16]})", weights)
 
 
@@ -134,13 +127,19 @@ def _measure_predecessor(
     """What the predecessor measures on both splits, kept in a file; None if there is none."""
     if old.name is None:
         return None
-    path = comparison.output / "predecessor.parquet"
+    path, run = comparison.output / "predecessor.parquet", comparison.runs[0]
     held_out = {name: of for name, of in contents.items() if name != f"{NOT_HELD_OUT} data"}
-    of = {"name": old.name, "run": comparison.runs[0].digest, **held_out}
+    of = {"name": old.name, "run": run.digest, **held_out}
     with suppress(OSError, ValueError, KeyError):  # Damaged: it is measured again.
         if (known := read_parquet(path)).attrs["of"] == of:
             return known
-    cli = _built_predecessor(comparison, old.weights)
+    words = run.arguments
+    if old.weights is not None:
+        PointwiseCLI(words, run=False, build=False)  # The comparison's classes are known from here.
+        model = {"model": own_classes_only(old.weights.parent / "config.yaml")["model"]}
+        # Every argument, instead of the run's.
+        words = [*words, "--config", yaml.safe_dump(model)]
+    cli = PointwiseCLI.of_data([], words)
     require_same_bounds({"The new models": bounds, comparison.against: bounds_of(cli.model)})
     notes_of(cli.model).confidential = True
     samples = samples_by(cli, old.weights, selection=True)
@@ -156,108 +155,39 @@ def _measure_predecessor(
     return samples
 
 
-def _built_predecessor(comparison: Comparison, weights: Path | None) -> PointwiseCLI:
-    """Builds the predecessor with the comparison's data, of its classes or this package's."""
-    words = comparison.runs[0].arguments
-    if weights is not None:
-        PointwiseCLI(words, run=False, build=False)  # The comparison's classes are known from here.
-        model = {"model": own_classes_only(weights.parent / "config.yaml")["model"]}
-        # Every argument, instead of the run's.
-        words = [*words, "--config", yaml.safe_dump(model)]
-    return PointwiseCLI.of_data([], words)
-
-
 def answer_requirements(comparison: Comparison) -> Answer | None:
     """Chooses, exports, writes the answer; None until all runs are done: the split opens once."""
     runs, output = comparison.runs, comparison.output
-    results = [run.result() or {"error": ""} for run in runs]
-    open_runs = [run.title for run, of in zip(runs, results, strict=True) if "error" in of]
+    results = {run.title: run.result() or {"error": ""} for run in runs}
+    open_runs = [title for title, result in results.items() if "error" in result]
     if open_runs:
         print(
             f"No answer yet: {len(open_runs)} of {len(runs)} runs failed or were not run "
             f"({', '.join(open_runs[:3])}). Mend them or take them out, and run the command again."
         )
         return None
-    bounds = {run.title: of["bounds"] for run, of in zip(runs, results, strict=True)}
-    require_same_bounds(bounds)
-    old, contents = _predecessor(comparison), results[0]["data"]
-    before = _measure_predecessor(comparison, old, contents, bounds[runs[0].title])
+    require_same_bounds({title: result["bounds"] for title, result in results.items()})
+    old, first = _predecessor(comparison), results[runs[0].title]
+    before = _measure_predecessor(comparison, old, first["data"], first["bounds"])
     measured = [_measured(run, before, comparison.required) for run in runs]
-    _require_same_samples(measured)
-    weights = sorted(of["wrote"][CHECKPOINT] for of in results)
-    use = {**_use(comparison, old, contents), "weights": weights}
     units = units_in(measured[0].samples)
+    for other in measured:
+        if {*other.samples["unit"]} != {*measured[0].samples["unit"]}:
+            raise RequirementError(
+                f"{measured[0].name} and {other.name} were evaluated on different samples: what is "
+                "held out must not depend on method or seed."
+            )
+    weights = sorted(result["wrote"][CHECKPOINT] for result in results.values())
+    use = {**_use(comparison, old, first["data"]), "weights": weights}
     check_unused(use, units, output)
     _replaceable(output)
     found = choose_model(measured, comparison.required, comparison.confidence, old.name)
     if found.chosen is None:
-        found.advice = advice(found, comparison, runs[found.nearest()])
+        found.advice = found.what_may_help(results[found.models[found.nearest()].name]["metrics"])
     if on_first_rank():
         remember_use(use, units, output, output)  # Before anything of the split is shown.
     _publish(found, runs, output, id_of(use, units))
     return found
-
-
-def _publish(found: Answer, runs: Sequence[Run], output: Path, use: str) -> None:
-    """Exports the chosen model, then writes and prints the answer.
-
-    A model that is there already, of the same use and whole, stays as it is; another is moved away
-    once the new one is complete.
-    """
-    model, first, more = output / "model", on_first_rank(), ""
-    if found.chosen is not None and _is_of(model, use):
-        more = ", and model/ is there already"
-    elif found.chosen is not None:
-        run, more = runs[found.chosen], ", model/ with the certificate"
-        with tempfile.TemporaryDirectory(prefix="export-", dir=output) as folder:
-            exported = Path(folder) / model.name
-            try:
-                export(run, found, exported, use)
-            except Exception as error:
-                raise RequirementError(
-                    f"{run.title} is certified, but its export failed, so there is no new model/ "
-                    f"or answer: {type(error).__name__}: {error}. Mend that, and run the same "
-                    "command again: it comes to the same answer."
-                ) from error
-            if first:
-                more += _move_away(model)
-                exported.replace(model)
-    elif first:
-        more = _move_away(model)
-    if first:
-        _write(found, output)
-        print(f"\n{found.statement()}\n")
-        print(f"Written to {output}: answer.md{more}")
-
-
-def _replaceable(output: Path) -> None:
-    """Refuses a folder model/ that is not of an earlier answer."""
-    model = output / "model"
-    if model.exists() and not is_certified(model):
-        raise RequirementError(
-            f"{model}: no comparison has written what is there. Move it, or take another --output."
-        )
-
-
-def _is_of(model: Path, use: str) -> bool:
-    """Whether a folder is the export of a use, with all its files."""
-    if not is_certified(model):
-        return False
-    with suppress(OSError, ValueError, AttributeError):
-        certificate = json.loads((model / CERTIFICATE / "certificate.json").read_text())
-        return certificate.get("use") == use and not changed_files(model, certificate["files"])
-    return False
-
-
-def _move_away(model: Path) -> str:
-    """Moves an earlier answer's model to a free name, with all that was put there; says where."""
-    if not model.exists():
-        return ""
-    name = f"{model.name}.{date.today().isoformat()}"
-    free = (model.with_name(f"{name}.{n}" if n else name) for n in itertools.count())
-    away = next(path for path in free if not path.exists())
-    model.replace(away)
-    return f"; the model/ that was there is {away.name}/ now"
 
 
 def _measured(
@@ -274,16 +204,6 @@ def _measured(
     return MeasuredModel(run.title, samples, objective)
 
 
-def _require_same_samples(measured: Sequence[MeasuredModel]) -> None:
-    first = measured[0]
-    for other in measured:
-        if set(other.samples["unit"]) != set(first.samples["unit"]):
-            raise RequirementError(
-                f"{first.name} and {other.name} were evaluated on different samples: what is held "
-                "out must not depend on method or seed."
-            )
-
-
 def _use(comparison: Comparison, old: Predecessor, contents: Mapping[str, str]) -> dict[str, Any]:
     """What certification samples are used for: the same use twice gives the same answer.
 
@@ -296,6 +216,55 @@ def _use(comparison: Comparison, old: Predecessor, contents: Mapping[str, str]) 
         "runs": sorted(run.digest for run in comparison.runs),
         **contents,
     }
+
+
+def _publish(found: Answer, runs: Sequence[Run], output: Path, use: str) -> None:
+    """Exports the chosen model, then writes and prints the answer.
+
+    A model that is there already, of the same use and whole, stays as it is; another is moved away
+    once the new one is complete.
+    """
+    model, more = output / "model", ""
+    stays = found.chosen is not None and _is_of(model, use)
+    with tempfile.TemporaryDirectory(prefix="export-", dir=output) as folder:
+        exported = Path(folder) / model.name
+        if found.chosen is not None and not stays:
+            _export(runs[found.chosen], found, exported, use)
+        if not on_first_rank():
+            return
+        moved = "" if stays else _move_away(model)
+        if found.chosen is not None:
+            more = ", and model/ is there already" if stays else ", model/ with the certificate"
+            if not stays:
+                exported.replace(model)
+    _write(found, output)
+    print(f"\n{found.statement()}\n")
+    print(f"Written to {output}: answer.md{more}{moved}")
+
+
+def _replaceable(output: Path) -> None:
+    """Refuses a folder model/ that is not of an earlier answer."""
+    model = output / "model"
+    if model.exists() and not is_certified(model):
+        raise RequirementError(
+            f"{model}: no comparison has written what is there. Move it, or take another --output."
+        )
+
+
+def _is_of(model: Path, use: str) -> bool:
+    """Whether a folder is the export of a use, with all its files."""
+    with suppress(DataError):
+        return read_certificate(model)[0].get("use") == use
+    return False
+
+
+def _move_away(model: Path) -> str:
+    """Moves an earlier answer's model, with all that was put there; says where."""
+    if not model.exists():
+        return ""
+    away = model.with_name(f"{model.name}.{datetime.now():%Y-%m-%dT%H%M%S}")
+    model.replace(away)
+    return f"; the model/ that was there is {away.name}/ now"
 
 
 def _write(found: Answer, output: Path) -> None:
@@ -311,21 +280,29 @@ def _write(found: Answer, output: Path) -> None:
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
 
 
-def export(run: Run, found: Answer, folder: Path, use: str) -> None:
+def _export(run: Run, found: Answer, folder: Path, use: str) -> None:
     """Exports the model of a run with its certificate, from the file that was certified."""
-    cli = PointwiseCLI.of_data([], run.arguments)
-    cli.trainer.limit_test_batches, cli.trainer.callbacks = 0, []  # type: ignore[attr-defined]
-    path = run.folder / CHECKPOINT
-    cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
-    if not cli.trainer.is_global_zero:
-        return
-    notes_of(cli.model).certificate = escaped(found.statement())
-    tested = torch.load(run.folder / TESTED, weights_only=True)
-    for stage, by_constraint in tested.items():
-        cli.model.evaluated[stage] = {n: SampleViolations(**v) for n, v in by_constraint.items()}
-    if type(cli.model).export is not PointwiseModule.export:
-        cli.model.export(folder)
-    else:
-        kind = type(cli.model).__name__
-        print(f"{kind} has no export(): model/ holds its checkpoint and the certificate alone.")
-    write_certificate(folder, {**found.as_dict(), "use": use}, run.folder)
+    try:
+        cli = PointwiseCLI.of_data([], run.arguments)
+        trainer: Any = cli.trainer
+        trainer.limit_test_batches, trainer.callbacks = 0, []
+        read: Any = {"ckpt_path": run.folder / CHECKPOINT, "weights_only": True, "verbose": False}
+        trainer.test(cli.model, cli.datamodule, **read)
+        if not trainer.is_global_zero:
+            return
+        notes_of(cli.model).certificate = escaped(found.statement())
+        tested = torch.load(run.folder / TESTED, weights_only=True)
+        for stage, by_name in tested.items():
+            cli.model.evaluated[stage] = {n: SampleViolations(**v) for n, v in by_name.items()}
+        if type(cli.model).export is not PointwiseModule.export:
+            cli.model.export(folder)
+        else:
+            kind = type(cli.model).__name__
+            print(f"{kind} has no export(): model/ holds its checkpoint and the certificate alone.")
+        write_certificate(folder, {**found.as_dict(), "use": use}, run.folder)
+    except Exception as error:
+        raise RequirementError(
+            f"{run.title} is certified, but its export failed, so there is no new model/ or "
+            f"answer: {type(error).__name__}: {error}. Mend that, and run the same command again: "
+            "it comes to the same answer."
+        ) from error

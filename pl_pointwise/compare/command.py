@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import CommandParser, debugging, fraction, place_in_own_code, sentence
 from pl_pointwise.configs import overview
+from pl_pointwise.printing import quieten
 from pl_pointwise.requirements.exported import START
 from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 
@@ -26,7 +27,7 @@ from .certification import answer_requirements, check_requirements
 from .plots import PLOTS
 from .plots import draw as draw_plots
 from .processes import execute_in_processes
-from .runner import alone_in, execute, on_first_rank, quieten
+from .runner import alone_in, execute, on_first_rank
 from .runs import Comparison, MethodsError, Outcome, Run
 from .tables import tables, write_csv, write_latex, write_summary
 

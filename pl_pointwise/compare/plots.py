@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.printing import SPLIT_NAMES
 
 from .runs import Outcome
 from .tables import deciding_stage, metric_names, run_lines, shared_objective
@@ -43,41 +43,34 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 LINES = ("-", "--", "-.", ":")
 
 
-class Style(NamedTuple):
-    """How a method is drawn."""
-
-    colour: str
-    marker: str
-    line: str
+Styles = Mapping[str, Mapping[str, Any]]
+"""matplotlib's options of a line, by curve."""
 
 
-def styles_of(methods: Iterable[str]) -> dict[str, Style]:
+def styles_of(methods: Iterable[str]) -> Styles:
     """Returns the style of every method; no two of 72 are the same."""
     names = list(dict.fromkeys(methods))
     usual = [name for name in names if name in USUAL]
     left = [colour for colour in COLOURS if colour not in map(USUAL.get, usual)]
-    found = {name: _style(USUAL[name], number) for number, name in enumerate(usual)}
-    # The colours left in turn, each time one marker further.
-    others = itertools.cycle(
-        _style(colour, len(usual) + turn + place)
-        for turn in range(len(MARKERS))
-        for place, colour in enumerate(left)
-    )
-    return {name: found.get(name) or next(others) for name in names}
-
-
-def _style(colour: str, number: int) -> Style:
-    return Style(colour, MARKERS[number % len(MARKERS)], LINES[number % len(LINES)])
+    found = {name: (USUAL[name], number) for number, name in enumerate(usual)}
+    for number, name in enumerate(name for name in names if name not in USUAL):
+        # The colours left in turn, each time one marker further.
+        turn, place = divmod(number, len(left))
+        found[name] = left[place], len(usual) + turn + place
+    return {
+        name: {
+            "color": colour,
+            "marker": MARKERS[number % len(MARKERS)],
+            "linestyle": LINES[number % len(LINES)],
+        }
+        for name, (colour, number) in found.items()
+    }
 
 
 FRONTIER = "frontier"
 
 PLOTS = ("cdf.png", "pareto.png")
 """Violations, two metrics against each other."""
-
-
-class UnknownMetricError(DataError):
-    """A metric was named that no run has."""
 
 
 class Axis(NamedTuple):
@@ -95,7 +88,7 @@ def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str,
     """The axis of ``METRIC:max`` or ``:min``, else of ``METRIC`` with its own better end."""
     metric, _, better = name.partition(":")
     if metric not in metrics or better not in ("", "max", "min"):
-        raise UnknownMetricError(
+        raise DataError(
             f"--pareto {name}: no run has that metric; choose two of {', '.join(metrics)}. "
             "Each may end in :max or :min."
         )
@@ -134,7 +127,7 @@ def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf:
             pareto(runs, chosen, styles, (output / "pareto.png").with_suffix(ending))
 
 
-def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Mapping[str, Style], path: Path) -> None:
+def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Styles, path: Path) -> None:
     """Writes two metrics against each other, mean ± std over seeds, with the frontier drawn."""
     x, y = axes
     groups = runs.dropna(subset=[x.name, y.name]).groupby("method", sort=False)[[x.name, y.name]]
@@ -152,10 +145,8 @@ def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Mapping[str, Style], p
         panel.errorbar(
             *mean,
             *std[::-1],  # y's comes first.
-            color=styles[method].colour,
-            marker=styles[method].marker,
+            **{**styles[method], "linestyle": "none"},
             markersize=8,
-            linestyle="none",
             capsize=2,
             elinewidth=0.9,
             label=method,
@@ -190,17 +181,13 @@ Curves = Mapping[str, Mapping[str, np.ndarray]]
 
 SATISFIED = "Left of the line: satisfied."
 
-TITLES = {"test": "held-out", "val": "held-out (selection)", "running": "training (running)"}
 
-
-def violation_cdfs(violations: Curves, styles: Mapping[str, Style], path: Path) -> None:
+def violation_cdfs(violations: Curves, styles: Styles, path: Path) -> None:
     """Writes the empirical CDF of violations by ``stage/constraint``, a curve per method."""
     looks = {
         method: {
-            "color": style.colour,
-            "linestyle": style.line,
+            **style,
             "linewidth": 1.6,
-            "marker": style.marker,
             "markersize": 5,
             "markeredgewidth": 0,
             # By length along the curve, and each method's elsewhere, or they hide one another.
@@ -208,12 +195,8 @@ def violation_cdfs(violations: Curves, styles: Mapping[str, Style], path: Path) 
         }
         for number, (method, style) in enumerate(styles.items())
     }
-    shown = {
-        name: by_method
-        for stage in dict.fromkeys((deciding_stage([*violations]), "train"))
-        for name, by_method in violations.items()
-        if name.startswith(f"{stage}/")
-    }
+    stages = (deciding_stage([*violations]), "train")
+    shown = {name: v for name, v in violations.items() if name.partition("/")[0] in stages}
     _cdf_grid(shown, looks, path, f"All seeds of a method together. {SATISFIED}")
 
 
@@ -233,9 +216,7 @@ def cdfs_by_epoch(violations: Mapping[str, Mapping[int, np.ndarray]], path: Path
     _cdf_grid(named, styles, path, f"Darkest: the newest epoch. {SATISFIED}")
 
 
-def _cdf_grid(
-    curves: Curves, styles: Mapping[str, Mapping[str, Any]], path: Path, note: str
-) -> None:
+def _cdf_grid(curves: Curves, styles: Styles, path: Path, note: str) -> None:
     """Writes CDFs: a line of panels per constraint, on one axis, and a column per stage."""
     stages = list(dict.fromkeys(name.partition("/")[0] for name in curves))
     constraints = list(dict.fromkeys(name.partition("/")[2] for name in curves))
@@ -254,7 +235,7 @@ def _cdf_grid(
                 if len(values):  # Infinite values count, outside the plot.
                     panel.ecdf(values, label=name, **styles[name])
             panel.axvline(0.0, color="black", linewidth=1)
-            panel.set_title(f"{constraint}, {TITLES.get(stage, stage)}")
+            panel.set_title(f"{constraint}, {SPLIT_NAMES.get(stage, stage)}")
             panel.set_xlabel("violation (≤ 0 is satisfied)")
             panel.set_ylim(0, 1.01)
             panel.grid(alpha=0.3)

@@ -6,15 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
-from .runner import open_folder, reason, write_result
+from .runner import open_folder, write_result
 from .runs import Comparison, Run
 
 Process = subprocess.Popen[bytes]
@@ -22,34 +20,28 @@ Process = subprocess.Popen[bytes]
 
 def execute_in_processes(comparison: Comparison, numbers: Sequence[int], jobs: int) -> None:
     """Runs these, by number from 1, each in its own process; whatever ends this one ends them."""
-    runs, waiting, free = comparison.runs, list(numbers), list(range(jobs))
-    running: dict[Process, tuple[int, int]] = {}
-
-    def tell(number: int, text: str = "") -> None:
-        print(f"[{number}/{len(runs)}] {runs[number - 1].title}{text}", flush=True)
-
-    with _sigterm_raises():
-        try:
-            while waiting or running:
-                while waiting and free:
-                    number, slot = waiting.pop(0), free.pop(0)
-                    tell(number)
-                    try:
-                        running[_start(comparison, number, jobs, slot)] = (number, slot)
-                    except OSError as error:  # No room for its log.
-                        tell(number, f": failed: {reason(runs[number - 1], error)}")
-                        free.append(slot)
-                time.sleep(0.05)
-                for process in [p for p in running if p.poll() is not None]:
-                    number, slot = running.pop(process)
-                    free.append(slot)
-                    run = runs[number - 1]
-                    if process.returncode and run.result() is None:
-                        with suppress(OSError):  # It says itself what it ended by.
-                            write_result(run, {"digest": run.digest, "error": _end(run, process)})
-                    tell(number, ": failed" if process.returncode else ": done")
-        finally:
-            _stop(list(running))
+    runs, waiting = comparison.runs, list(numbers)
+    running: dict[int, tuple[int, Process]] = {}  # By slot.
+    # As an exception, so that the ``finally`` is reached.
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        while waiting or running:
+            for slot in set(range(jobs)) - set(running):
+                if waiting:
+                    number = waiting.pop(0)
+                    print(f"[{number}/{len(runs)}] {runs[number - 1].title}", flush=True)
+                    running[slot] = number, _start(comparison, number, jobs, slot)
+            time.sleep(0.05)
+            for slot, (number, process) in list(running.items()):
+                if process.poll() is not None:
+                    del running[slot]
+                    run, end = runs[number - 1], "failed" if process.returncode else "done"
+                    if process.returncode and run.result() is None:  # Else it says itself why.
+                        write_result(run, {"digest": run.digest, "error": _end(run, process)})
+                    print(f"[{number}/{len(runs)}] {run.title}: {end}", flush=True)
+    finally:
+        _stop([process for _, process in running.values()])
+        signal.signal(signal.SIGTERM, before)
 
 
 def _start(comparison: Comparison, number: int, jobs: int, slot: int) -> Process:
@@ -91,34 +83,10 @@ def _end(run: Run, process: Process) -> str:
 
 def _stop(processes: Sequence[Process], patience: float = 10.0) -> None:
     """Ends processes and what they started, whose group each leads: asks, waits, then kills."""
-    for process in processes:
-        _signal(process, signal.SIGTERM)
-    deadline = time.monotonic() + patience
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _signal(process, signal.SIGKILL)
-            process.wait()
-
-
-def _signal(process: Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM ends the block as an exception would, so that its ``finally`` is reached."""
-
-    def end(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python hands signals to the main thread alone.
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        deadline = time.monotonic() + patience
+        while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
+            time.sleep(0.05)

@@ -1,7 +1,7 @@
 """One run in this process: training, then one full pass over held-out and training data. Its folder
 then holds
 
-    result.json     metrics, time, versions, digests of data and files; or the error
+    result.json     metrics, time, versions, digests of files; or the error
     config.yaml     the whole configuration, every default included, for ``fit --config``
     violations.npz  all violations by stage and constraint
     log.txt         what was printed, of a run in a process of its own (processes.py)
@@ -19,9 +19,8 @@ import logging
 import platform
 import sys
 import time
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +34,7 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.data import dataset_of, fingerprint
+from pl_pointwise.data import dataset_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
@@ -48,15 +47,12 @@ from pl_pointwise.requirements.samples import (
     sources_of,
     units_in,
 )
+from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import notes_of
 
 from .runs import TESTED, VIOLATIONS, Run, files_read
-from .uses import SHOWN, remember_use
 
 log = logging.getLogger(__name__)
-
-OPEN = ("val", "train")
-"""Stages whose results are for all to see; of others the test of a requirement has samples."""
 
 PACKAGES = ("pl-pointwise", "torch", "lightning", "transformers")
 """That the metrics depend on."""
@@ -78,15 +74,14 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise BusyError(f"{folder}: another comparison is at work there. Wait for it.") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(folder / ".lock", timeout=0))
+        except Timeout:
+            raise BusyError(
+                f"{folder}: another comparison is at work there. Wait for it."
+            ) from None
         yield
-    finally:
-        lock.release()
 
 
 def execute(run: Run) -> dict[str, Any]:
@@ -163,22 +158,20 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     logged = {name: float(value) for name, value in (logged | trainer.callback_metrics).items()}
 
     def shown(name: str) -> bool:
-        return not run.certified or name.partition("/")[0] in OPEN
+        """Whether it is for all to see: of others the test of a requirement has samples."""
+        return not run.certified or name.partition("/")[0] in ("val", NOT_HELD_OUT)
 
     objective = {}
     for stage, split in SPLITS.items():
         # Of the training data where nothing held out has one, as where facts are learnt (keep).
         for name in (f"{each}/{module.shared_objective}" for each in (NOT_HELD_OUT, stage)):
-            if name in logged:
+            if stage != NOT_HELD_OUT and name in logged:
                 objective[split] = logged[name]
     contents: dict[str, str] = {}
     if trainer.is_global_zero:
         sources = sources_of(module)
         if trained is not None:
             sources[NOT_HELD_OUT] = Source(NOT_HELD_OUT, trained)
-        for name, source in sources.items():
-            whole = name != NOT_HELD_OUT or run.certified or source.rows is None
-            contents[f"{name} data"] = source.content if whole else fingerprint(source.rows)
         pooled = {
             f"{stage}/{name}": values.numpy()
             for stage, by_constraint in module.violations.items()
@@ -188,6 +181,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         np.savez(run.folder / VIOLATIONS, **pooled)
         samples = samples_of(module, sources)
         if run.certified:
+            contents = {f"{name} data": source.content for name, source in sources.items()}
             if trained is not None:
                 samples = pd.concat([samples, sources[NOT_HELD_OUT].training_lines()])
             samples.attrs["objective"] = objective
@@ -233,10 +227,11 @@ def _checkpoint(run: Run) -> Path | None:
     if not marker.is_file() or json.loads(marker.read_text()) != {"digest": run.digest}:
         write_whole(marker, json.dumps({"digest": run.digest}))
         return None
-    since = marker.stat().st_mtime_ns
     times = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*.ckpt")}
-    newest_first = sorted((p for p in times if times[p] >= since), key=lambda p: -times[p])
-    return next(filter(_resumable, newest_first), None)
+    for path in sorted(times, key=lambda path: -times[path]):
+        if times[path] >= marker.stat().st_mtime_ns and _resumable(path):
+            return path
+    return None
 
 
 def _resumable(checkpoint: Path) -> bool:
@@ -249,15 +244,3 @@ def _resumable(checkpoint: Path) -> bool:
         log.warning("%s cannot be read, and is left out.", checkpoint, exc_info=True)
         return False
     return "optimizer_states" in state
-
-
-def quieten() -> None:
-    """Leaves the progress bars and this package's own messages; says the rest once, not per run."""
-    for name in ("lightning.pytorch", "lightning.fabric", "transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with suppress(ModuleNotFoundError):
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
-    for message in (".*does not have many workers.*", ".*isinstance.treespec, LeafSpec.*"):
-        warnings.filterwarnings("ignore", message=message)

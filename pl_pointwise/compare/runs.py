@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from lightning_utilities.core.apply_func import apply_to_collection
 
 from pl_pointwise.configs import comparison_path, config_parts, read_mapping, require_order, text_of
 from pl_pointwise.errors import DataError
@@ -69,11 +70,8 @@ class Run:
         found = self._stored() or {"error": ""}
         if "error" in found:
             return ""
-        wrote = found.get("wrote", {})
         for name in self.writes:
-            if name not in wrote:
-                return f"its result has no digest of {name}"
-            if wrote[name] != digest_now(self.folder / name):
+            if found.get("wrote", {}).get(name, "") != digest_now(self.folder / name):
                 return f"{name} in its folder is not what it wrote"
         changed = (p for p, was in found.get("read", {}).items() if was != digest_now(p))
         return next((f"{path} is another file than it read" for path in changed), "")
@@ -127,9 +125,7 @@ class Comparison:
         for requirement in self.requirements:
             words += ["--require", requirement]
         if self.requirements:
-            words += ["--confidence", str(self.confidence)]
-        if self.against != START:
-            words += ["--against", self.against]
+            words += ["--confidence", str(self.confidence), "--against", self.against]
         return [*words, *self.overrides]
 
     @cached_property
@@ -197,17 +193,13 @@ class Comparison:
 
 def files_read(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the SHA-256 of the files that a run's data and model name, by path as it is given."""
-    found: dict[str, str] = {}
+    found: dict[str, str | None] = {}
 
-    def look(value: Any) -> None:
-        if isinstance(value, str) and (digest := digest_now(value)) is not None:
-            found[value] = digest
-        elif isinstance(value, (list, Mapping)):
-            for entry in value.values() if isinstance(value, Mapping) else value:
-                look(entry)
+    def look(text: str) -> None:
+        found[text] = digest_now(text)
 
-    look([config.get("data"), config.get("model")])
-    return found
+    apply_to_collection([config.get("data"), config.get("model")], str, look)
+    return {path: digest for path, digest in found.items() if digest is not None}
 
 
 def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:

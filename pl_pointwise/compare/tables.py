@@ -6,37 +6,20 @@ import csv
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pandas import DataFrame, Series
 
+from pl_pointwise.printing import SPLIT_NAMES, Table, one_line
+
 from .runs import Outcome
 
-STAGES = {
-    "test": "Held-out data",
-    "val": "Held-out data of the selection split",
-    "train": "Training data, as there are no test data",
-}
+STAGES = ("test", "val", "train")
 """What methods are compared by: the first of these data sets that there is."""
 
 OBJECTIVE = "objective"
-
-
-@dataclass(frozen=True)
-class Table:
-    """``cells`` as text, one line per method or model; ``note`` says what they are."""
-
-    title: str
-    note: str
-    cells: DataFrame
-
-    def markdown(self) -> str:
-        lines = [list(self.cells), ["---"] * self.cells.shape[1], *self.cells.to_numpy().tolist()]
-        body = "\n".join("| " + " | ".join(map(_one_line, line)) + " |" for line in lines)
-        return f"## {self.title}\n\n{self.note}\n\n{body}\n"
 
 
 SYMBOLS = {"±": "pm", "≤": "le", "≥": "ge", "λ": "lambda", "α": "alpha", "β": "beta", "η": "eta"}
@@ -144,16 +127,17 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str) -> Tabl
         done, failed = of_method[of_method["error"] == ""], of_method[of_method["error"] != ""]
         values = [mean_and_std(done[name]) for name in shown] or [""]
         if len(failed):
-            why = f"failed: {_one_line(failed['error'].iloc[0])}"
+            why = f"failed: {one_line(failed['error'].iloc[0])}"
             if len(done):
                 method = f"{method} ({len(failed)} {why})"
             else:
                 values[0] = why
         lines.append([method, *values])
+    why = ", as there are no test data" if stage == "train" else ""
     note = (
-        f"{STAGES[stage]}, one full pass after training; {_seeds(runs)}. Lower is better. A sample "
-        "is violated if any of its values is above 0. CVaR95: mean of the worst twentieth of all "
-        "values."
+        f"{SPLIT_NAMES[stage].capitalize()} data{why}, one full pass after training; "
+        f"{_seeds(runs)}. Lower is better. A sample is violated if any of its values is above 0. "
+        "CVaR95: mean of the worst twentieth of all values."
     )
     return Table("Results", note, DataFrame(lines, columns=["method", *titles]))
 
@@ -212,12 +196,3 @@ def _by_method(values: DataFrame, runs: DataFrame) -> DataFrame:
 def _seeds(runs: DataFrame) -> str:
     seeds = runs["seed"].nunique()
     return f"mean ± std over {seeds} seeds" if seeds > 1 else "1 seed"
-
-
-def _one_line(text: str) -> str:
-    return escaped(" ".join(text.split()).replace("|", "/")[:200])
-
-
-def escaped(text: str) -> str:
-    """Returns Markdown in which names of methods, categories and files make no HTML and no link."""
-    return re.sub(r"<(?=[A-Za-z/!?])|(?<=\])\(", r"\\\g<0>", text)

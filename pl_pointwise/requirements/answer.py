@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
-from .p_values import p_value, upper_bound
+from .p_values import p_value, samples_needed_like, upper_bound
 from .requirement import Requirement, Subject
 from .samples import CERTIFICATION, SELECTION, known_from, losses_of, values_of
 from .selection import Candidate, Selection, select
@@ -153,6 +153,31 @@ class Answer:
             return self.selection.tested[position].p, worst
 
         return min(range(len(self.models)), key=key)
+
+    def what_may_help(self, metrics: Mapping[str, float]) -> list[str]:
+        """Advice on the largest p-value of the nearest model, of which a run logged ``metrics``."""
+        nearest = self.nearest()
+        found = zip(self.findings[nearest], self.subjects, self.selection.zero_one, strict=True)
+        finding, subject, kind = max(found, key=lambda each: each[0].p)
+        losses = losses_of(self.models[nearest].samples, subject, CERTIFICATION)
+        rate = finding.requirement.at_most
+        needed = samples_needed_like(losses, rate, self.confidence, kind)
+        more = "More certification samples alone do not help."
+        if needed is not None:
+            more = f"If that holds for new inputs, {needed:,} samples show it four times in five."
+        lines = [
+            f"{finding.requirement.text}: a mean loss of {finding.share:.3g} was seen, and at most "
+            f"{rate:.3g} is required. {more}"
+        ]
+        name = f"train/{subject.quantity}/violated"
+        seen = metrics.get(f"{name}_samples", metrics.get(name))
+        if finding.requirement.beyond is not None and seen is not None:
+            share = f"{100 * seen:.3g} % of the training data violate"
+            gap = f"Only {share}: fewer epochs, or a stricter"
+            both = f"{share} too: longer training, or another"
+            lines.append(f"{both if seen > rate else gap} tolerance in training, may help.")
+        lines.append("These certification samples are used: take new ones, and another --output.")
+        return [*lines, "", "This is read off the certification split: it is no certificate."]
 
     def statement(self) -> str:
         """Returns the answer in plain sentences."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from pl_pointwise.step import carries, micro_batches_of
 from .requirement import Requirement, RequirementError
 from .samples import (
     CERTIFICATION,
+    COLUMNS,
     NOT_HELD_OUT,
     SELECTION,
     TRAINING,
@@ -31,10 +32,18 @@ if TYPE_CHECKING:
     from pl_pointwise.module import PointwiseModule
 
 
-def samples_to_come(
-    module: PointwiseModule, loaders: Mapping[str, Any], sources: Mapping[str, Source]
-) -> DataFrame:
-    """The table of samples.py before any forward pass: values are NaN, metrics of every sample."""
+def samples_to_come(module: PointwiseModule, data: Any) -> tuple[DataFrame, dict[str, Source]]:
+    """The table of samples.py before any forward pass, with the training data, and its data sets.
+
+    Values are NaN, and metrics of every sample.
+
+    data: the data module, or the module itself, after the set-up of ``validate`` and ``test``.
+    """
+    loaders: dict[str, Any] = {}
+    for stage in ("val", "test"):
+        loaders |= loaders_by_name(stage, getattr(data, f"{stage}_dataloader")())
+    loaders.pop(NOT_HELD_OUT, None)
+    sources = {name: Source(name, dataset_of(loader)) for name, loader in loaders.items()}
     metrics = [n for n, m in module.evaluation_metrics().items() if isinstance(m, MeanBySample)]
     parts = []
     for dataset, loader in loaders.items():
@@ -50,29 +59,15 @@ def samples_to_come(
             index = torch.cat(found)
             values = torch.full_like(index, torch.nan, dtype=torch.float64)
             parts.append(sources[dataset].lines(kind, name, index, values))
-    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=["split", "unit"])
-
-
-def held_out_loaders(source: Any) -> dict[str, Any]:
-    """Loaders of ``validate`` and ``test`` of data module or module, without the training data."""
-    found: dict[str, Any] = {}
-    for stage in ("val", "test"):
-        found |= loaders_by_name(stage, getattr(source, f"{stage}_dataloader")())
-    return {name: loader for name, loader in found.items() if name != NOT_HELD_OUT}
-
-
-def sources_to_come(source: Any, loaders: Mapping[str, Any]) -> dict[str, Source]:
-    """The held-out data sets behind the loaders, and the training data where they are set up."""
-    rows = {name: dataset_of(loader) for name, loader in loaders.items()}
-    rows |= {n: r for n, r in getattr(source, "datasets", {}).items() if n == NOT_HELD_OUT}
-    return {name: Source(name, found) for name, found in rows.items()}
+    if NOT_HELD_OUT in (known := getattr(data, "datasets", {})):
+        sources[NOT_HELD_OUT] = Source(NOT_HELD_OUT, known[NOT_HELD_OUT])
+        parts.append(sources[NOT_HELD_OUT].training_lines())
+    samples = pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=COLUMNS)
+    return samples, sources
 
 
 def check_splits(
-    samples: DataFrame,
-    training: DataFrame,
-    requirements: Sequence[Requirement],
-    confidence: float,
+    samples: DataFrame, requirements: Sequence[Requirement], confidence: float
 ) -> None:
     """Refuses splits that overlap or are missing, what there is not, and too few samples."""
     for split in (SELECTION, CERTIFICATION):
@@ -81,7 +76,7 @@ def check_splits(
                 f"There is no {split} split. Hold out validation data to choose by and test data "
                 "to certify with."
             )
-    require_separate_splits(pd.concat([samples, training]))
+    require_separate_splits(samples)
     known, samples = known_from(samples), samples.assign(before=torch.nan)  # Nothing is measured.
     for subject in map(known.subject, requirements):
         n = values_of(samples, subject, CERTIFICATION)["unit"].nunique()
@@ -91,9 +86,8 @@ def check_splits(
             raise RequirementError(
                 f"{subject.requirement.text!r}: certifying this at {100 * confidence:g} % takes at "
                 f"least {needed:,} independent samples, all of them satisfied (or equal to the "
-                "predecessor's), and the "
-                f"certification split has {n:,}{of}. Hold out more, require less, or lower "
-                "--confidence."
+                f"predecessor's), and the certification split has {n:,}{of}. Hold out more, "
+                "require less, or lower --confidence."
             )
 
 

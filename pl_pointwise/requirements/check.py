@@ -15,13 +15,12 @@ this package are built; --config names one that you trust.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pandas import DataFrame
 
 from pl_pointwise.cli_errors import CommandParser, fraction
-from pl_pointwise.compare.uses import remember_use, uses_of
 from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
@@ -33,7 +32,7 @@ from .exported import (
     model_files,
     read_certificate,
 )
-from .p_values import Losses, samples_needed_like
+from .p_values import samples_needed_like
 from .requirement import Requirement, RequirementError, Subject
 from .samples import (
     CERTIFICATION,
@@ -44,8 +43,7 @@ from .samples import (
     require_same_bounds,
     values_of,
 )
-
-SHOWN = 5
+from .uses import remember_use, uses_of
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,8 @@ class Verdict(Finding):
     met: bool
     worst: list[int]
     """Positions of the first samples that count against it."""
-    losses: Losses = field(compare=False, repr=False)
-    """By unit."""
+    needed: int | None
+    """So many samples like these would show it; None: it is met, or no number would."""
     note: str = ""
     """What is known of the records."""
 
@@ -138,10 +136,12 @@ def _judge(samples: DataFrame, subject: Subject, confidence: float) -> Verdict:
     found = Finding.of(samples, subject, zero_one, confidence, confidence)
     if not found.n:
         raise RequirementError(f"{subject.requirement.text!r}: none of the records is about it.")
-    each = values_of(samples, subject, CERTIFICATION)
-    worst = each[each["loss"] > (0.0 if zero_one else 0.5)]["index"].sort_values()[:SHOWN].tolist()
-    losses = losses_of(samples, subject, CERTIFICATION)
-    return Verdict(**vars(found), met=found.p <= 1 - confidence, worst=worst, losses=losses)
+    each, met, needed = values_of(samples, subject, CERTIFICATION), found.p <= 1 - confidence, None
+    worst = each[each["loss"] > (0.0 if zero_one else 0.5)]["index"].sort_values()[:5].tolist()
+    if not met:
+        losses = losses_of(samples, subject, CERTIFICATION)
+        needed = samples_needed_like(losses, subject.requirement.at_most, confidence, zero_one)
+    return Verdict(**vars(found), met=met, worst=worst, needed=needed)
 
 
 def report(found: Sequence[Verdict], confidence: float) -> str:
@@ -168,15 +168,11 @@ def report(found: Sequence[Verdict], confidence: float) -> str:
     for each in found:
         if each.before is not None:
             lines += ["", f"{each.requirement.text}: {each.text()}."]
-        rate, zero_one = each.requirement.at_most, each.requirement.beyond is not None
-        needed = None
-        if not each.met:
-            needed = samples_needed_like(each.losses, rate, confidence, zero_one)
-        if needed is not None:
+        if each.needed is not None:
             lines += [
                 "",
                 f"{each.requirement.text}: {each.shown(each.share)} here is below the bound; "
-                f"if that holds, {needed:,} samples show it four times in five. Give more.",
+                f"if that holds, {each.needed:,} samples show it four times in five. Give more.",
             ]
     assumed = (
         "Assumed: these records are independent draws of the inputs to come, and no choice of "

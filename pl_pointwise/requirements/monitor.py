@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from pandas import DataFrame, Series
 from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.files import write_whole
 
-from .anytime import BETS, Drift, MeanAbove
+from .anytime import Drift, MeanAbove
 from .exported import CERTIFICATE, measure_new_records, read_certificate
 from .requirement import Requirement, RequirementError, Subject
 from .samples import CERTIFICATION, known_from, losses_of, values_of
@@ -83,9 +83,6 @@ class Check:
         )
 
 
-Tell = Callable[[list[Check]], None]
-
-
 def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options go to LightningCLI and say where the new records are."""
     parser = CommandParser("monitor", __doc__)
@@ -94,15 +91,16 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--state", type=Path, help=f"instead of FOLDER/{CERTIFICATE}/{STATE}")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
-
-    def tell(checks: list[Check]) -> None:
-        print("\n".join(check.statement() for check in checks), flush=True)
-
-    checks = monitor(known.folder, options, known.config, known.state, tell)
+    checks = monitor(known.folder, options, known.config, known.state)
+    print(_statements(checks), flush=True)
     if known.output is not None:
         known.output.write_text(json.dumps([asdict(check) for check in checks], indent=1))
     if any(check.verdict in (BROKEN, IN_DOUBT) for check in checks):
         raise SystemExit(1)
+
+
+def _statements(checks: Sequence[Check]) -> str:
+    return "\n".join(check.statement() for check in checks)
 
 
 def monitor(
@@ -110,29 +108,25 @@ def monitor(
     options: Sequence[str],
     configs: Sequence[str] = (),
     state: Path | None = None,
-    tell: Tell | None = None,
 ) -> list[Check]:
     """Returns the checks of an exported model on new records, a forward pass over which it makes.
 
-    options, configs: see :func:`~.exported.measure_new_records`. state, tell: of :func:`check`.
+    options, configs: see :func:`~.exported.measure_new_records`. state: of :func:`check`.
     """
     read_certificate(folder)  # Before the forward pass.
     samples, _ = measure_new_records(folder, options, configs)
-    return check(folder, samples, state, tell)
+    return check(folder, samples, state)
 
 
-def check(
-    folder: str | Path, samples: DataFrame, state: Path | None = None, tell: Tell | None = None
-) -> list[Check]:
+def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> list[Check]:
     """Returns the checks of a certificate, for values measured elsewhere.
 
     samples: the table of samples.py, of new records; ``split`` is not read.
     state: the file of the calls so far, which is read and written.
-    tell: called with the checks before the state is written.
 
     Raises:
         RequirementError: nothing that can be watched; a state that is damaged, of another
-            certificate, in use, or that cannot be written.
+            certificate, in use, or that cannot be written: then it says the checks too.
     """
     certificate, before = read_certificate(folder)
     known = known_from(before)
@@ -145,52 +139,50 @@ def check(
             f"{folder} --against OLD."
         )
     path = Path(state or Path(folder) / CERTIFICATE / STATE)
-    content = json.dumps({**certificate, "date": None}, sort_keys=True)  # Written again: the same.
-    digest = hashlib.sha256(content.encode()).hexdigest()
+    digest = _digest({**certificate, "date": None})  # Written again on another day: the same.
     # Each is asked twice: whether it is broken, and whether the samples differ.
     delta = (1 - certificate["confidence"]) / (2 * len(watched))
-    samples = samples.assign(split=CERTIFICATION)
+    samples, checks = samples.assign(split=CERTIFICATION), list[Check]()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT):
             calls = _calls(path, digest)
             checks = [_judge(subject, before, samples, calls, delta) for subject in subjects]
             if not getattr(rank_zero_only, "rank", 0):  # The others have the same values.
-                if tell is not None:
-                    tell(checks)
-                write_whole(path, json.dumps({"certificate": digest, "calls": calls}))
+                found = {"certificate": digest, "digest": _digest(calls), "calls": calls}
+                write_whole(path, json.dumps(found))
     except Timeout:
         raise RequirementError(f"{path} is in use by another monitor. Try again later.") from None
     except OSError as error:
         raise RequirementError(
             f"{path}: {error.strerror or error}. These records are not on record: make room or "
-            "name another --state, and give them again."
+            f"name another --state, and give them again.\n{_statements(checks)}"
         ) from None
     return checks
 
 
-def _calls(path: Path, digest: str) -> dict[str, Any]:
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _calls(path: Path, certificate: str) -> dict[str, Any]:
     """Returns what a state holds of each requirement, by its text."""
     if not path.is_file():
         return {}
     try:
         found = json.loads(path.read_text("utf-8"))
-        same, calls = found["certificate"] == digest, dict(found["calls"])
-        for past in calls.values():
-            mean, drift = MeanAbove(0.5, **past["mean"]), Drift(**past["drift"])
-            parts = (drift.values, mean.log_wealth, drift.log_wealth)
-            _, *sizes = [len(np.array(part, float)) for part in parts]
-            if sizes != [len(BETS), 2 * len(BETS)] or not {*past["units"]} or past["looks"] < 1:
-                raise ValueError
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        calls: dict[str, Any] = found["calls"]
+        whole = found["digest"] == _digest(calls)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        whole = False
+    if not whole:
         raise RequirementError(
-            f"{path} is damaged. Copy it again from where it is whole, or move it away: then the "
-            "calls so far, and their share of the error, are forgotten."
-        ) from None
-    if not same:
+            f"{path} is damaged, or of an earlier version. Copy it again from where it is whole, "
+            "or move it away: then the calls so far, and their share of the error, are forgotten."
+        )
+    if found["certificate"] != certificate:
         raise RequirementError(
-            f"{path} holds the calls of another certificate, or of an earlier version. Move it "
-            "away, or name another --state."
+            f"{path} holds the calls of another certificate. Move it away, or name another --state."
         )
     return calls
 

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from scipy.special import bdtrin
 from scipy.stats import binom
 
+from pl_pointwise.certificates import violation_bound
+
 Losses = NDArray[np.float64]
 """(n,), one per independent sample, within [0, 1]."""
 
@@ -82,15 +84,19 @@ def betting(losses: Losses, at_most: float, confidence: float = 0.95) -> float:
 
 
 def upper_bound(losses: Losses, confidence: float, zero_one: bool | None = None) -> float:
-    """Returns the smallest rate that the losses refuse: of 0 and 1 it is Clopper and Pearson's.
+    """Returns the smallest rate that the losses refuse; of none, 1.
 
     confidence: in [0, 1). Where k models are looked at, 1 − δ/k makes all k bounds hold together.
     zero_one: as of :func:`p_value`.
     """
-    low, high = float(losses.mean()) if len(losses) else 1.0, 1.0
+    if not len(losses):
+        return 1.0
+    if are_zero_one(losses) if zero_one is None else zero_one:
+        return violation_bound(int(np.count_nonzero(losses)), len(losses), confidence)
+    low, high = float(losses.mean()), 1.0
     for _ in range(50):  # p-values fall as the rate rises.
         middle = (low + high) / 2
-        if middle < 1 and p_value(losses, middle, confidence, zero_one) > 1 - confidence:
+        if middle < 1 and betting(losses, middle, confidence) > 1 - confidence:
             low = middle
         else:
             high = middle

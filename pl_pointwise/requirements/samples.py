@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import torch
 from pandas import DataFrame
+from torch import Tensor
 
 from pl_pointwise.data import categories_of, units_of, without_index
 from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows
@@ -35,8 +37,6 @@ from .p_values import Losses
 from .requirement import Known, Requirement, RequirementError, Subject
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from pl_pointwise.module import PointwiseModule
 
 Bounds = Mapping[str, Mapping[str, float]]
@@ -44,10 +44,10 @@ Bounds = Mapping[str, Mapping[str, float]]
 
 TRAINING, SELECTION, CERTIFICATION = "training", "selection", "certification"
 
-SPLITS = {"val": SELECTION, "test": CERTIFICATION}
-"""Splits by data set. Any other but the training data is divided between them by unit."""
-
 NOT_HELD_OUT = "train"
+
+SPLITS = {NOT_HELD_OUT: TRAINING, "val": SELECTION, "test": CERTIFICATION}
+"""Splits by data set. Any other is divided between selection and certification by unit."""
 
 COLUMNS = ("split", "dataset", "kind", "quantity", "index", "value", "unit", "category")
 
@@ -117,11 +117,9 @@ class Source:
 
     def training_lines(self) -> DataFrame:
         """Returns a line for each unit of the training data."""
-        positions = range(0 if self.rows is None else len(self.rows))
-        units = sorted({hash_of(unit) for unit in self.units_at(positions)})
-        found = DataFrame({"unit": units, "split": TRAINING, "dataset": NOT_HELD_OUT})
-        texts = dict.fromkeys(("kind", "quantity", "category"), "")
-        return found.assign(index=-1, value=np.nan, **texts)[[*COLUMNS]]
+        index = torch.arange(0 if self.rows is None else len(self.rows))
+        found = self.lines("", "", index, torch.full(index.shape, torch.nan))
+        return found.drop_duplicates("unit").assign(index=-1, category="")
 
 
 def sources_of(module: PointwiseModule) -> dict[str, Source]:

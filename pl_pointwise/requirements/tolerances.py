@@ -18,11 +18,10 @@ from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import CommandParser, fraction
-from pl_pointwise.compare.runner import quieten
-from pl_pointwise.compare.tables import Table
 from pl_pointwise.configs import overview
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
+from pl_pointwise.printing import SPLIT_NAMES, Table, quieten
 from pl_pointwise.task import Constraint
 
 from .p_values import fewest_samples, samples_needed
@@ -33,10 +32,6 @@ SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
 
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
 """Shares of new inputs that a requirement lets violate."""
-
-DATA_SETS = {"train": "training", "val": "selection", "test": "held-out"}
-"""Names of the splits in the tables."""
-
 
 EQUAL = 1e-6
 """What lies closer together differs by rounding."""
@@ -100,11 +95,11 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
             parts.append(source.lines("constraint", name, found.index, worst))
             if undefined := found.index[worst.isnan()].tolist():
                 notes.append(
-                    f"{DATA_SETS.get(dataset, dataset)}: {len(undefined)} of {len(worst)} samples "
-                    f"have a violation of {name} that is NaN (index {undefined[:5]}). They count "
-                    "as meeting no ε; find out why.\n"
+                    f"{SPLIT_NAMES.get(dataset, dataset)}: {len(undefined)} of {len(worst)} "
+                    f"samples have a violation of {name} that is NaN (index {undefined[:5]}). They "
+                    "count as meeting no ε; find out why.\n"
                 )
-    if seen := [DATA_SETS.get(s, s) for s in module.evaluated if s not in ("train", "val")]:
+    if seen := [SPLIT_NAMES.get(s, s) for s in module.evaluated if s not in ("train", "val")]:
         notes.append(
             f"The model has seen {' and '.join(seen)} above: an ε that is chosen by those lines "
             "cannot be certified on the same samples.\n"
@@ -185,18 +180,17 @@ def tolerance_table(name: str, constraint: Constraint, shares: DataFrame) -> Tab
     """Returns the lines of one constraint, rounded."""
     bound, meaning = in_words(name, constraint)
     found = shares[shares["constraint"] == name]
+    columns = [f"{100 * share:g}%" for share in SHARES]
     cells = DataFrame(
         {
-            "data": found["data"].replace(DATA_SETS),
+            "data": found["data"].replace(SPLIT_NAMES),
             "category": found["category"].replace("", "all"),
             "samples": found["samples"].map("{:,}".format),
             "meet it": found["met"].map(lambda met: f"{100 * met:.3g} %"),
+            **{each.replace("%", " %"): found[each].map("{:.4g}".format) for each in columns},
         }
     )
-    for share in SHARES:
-        cells[f"{100 * share:g} %"] = found[f"{100 * share:g}%"].map("{:.4g}".format)
     note = f"Under 50 % to 99 %: {meaning} that this share of the samples meets."
-    columns = [f"{100 * share:g}%" for share in SHARES]
     if len(found) and (found[columns].max(axis=1) - found[columns].min(axis=1)).max() < EQUAL:
         note += (
             " They are all one value, as where a model is compared with itself: that is no "

@@ -58,18 +58,6 @@ def test_a_fall_by_more_than_a_fifth_is_named_and_nothing_else() -> None:
             "round 3, plain: {'cpu_seconds': 3.0}\nround 3, ours-cached: {'cpu_seconds': 6.0}\n",
             {"safety step, ours-cached": 2.0},  # medians of the rounds
         ),
-        (
-            check.dual_store,
-            "| 10,000 | memory | 20 (1–2) | – |\n| 1,000,000 | memory | 25 (1–2) | 4 |\n"
-            "| 1,000,000 | cooper | 180 (1–2) | 8 |",
-            {"dual step of 10⁶ samples": 0.8},
-        ),
-        (
-            check.constraint_overhead,
-            "| formulation none | 8 | 1 | 1 | 0 | 1.0000 | – |\n"
-            "| reranker/pointwise | 8 | 1.0 (1–1) | 1.0 (1–1) | 700 | 1.2500 | 0.02 |",
-            {"re-ranking step, pointwise": 0.8},
-        ),
     ],
 )
 def test_a_scripts_output_is_read(read: object, output: str, speeds: dict[str, float]) -> None:

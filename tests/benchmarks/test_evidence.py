@@ -25,6 +25,7 @@ from benchmarks.evidence.statistics import estimate, holm, p_value, paired_diffe
 from benchmarks.evidence.study import STUDIES, Study, load
 from benchmarks.evidence.workers import run_all
 from pl_pointwise.compare.runs import VIOLATIONS, Comparison, Run
+from pl_pointwise.files import digest_of
 
 NAN = float("nan")
 
@@ -187,7 +188,8 @@ class Stub:
         np.savez(each.folder / VIOLATIONS)
         metrics = {"test/kl": 2.0}
         metrics |= {f"test/{c}/{s}": v for c, v in (("x", 1.0), ("y", 3.0)) for s in STATISTICS}
-        result = {"digest": each.digest, "metrics": metrics}
+        wrote = {VIOLATIONS: digest_of(each.folder / VIOLATIONS)}
+        result = {"digest": each.digest, "metrics": metrics, "wrote": wrote}
         (each.folder / "result.json").write_text(json.dumps(result))
 
 
@@ -302,7 +304,7 @@ def test_the_appendix_has_a_page_with_tables_for_what_the_documentation_links(tm
     (tmp_path / "gone.md").touch()
     appendix.write_pages(tmp_path)
     linked = "".join(page.read_text() for page in sorted(appendix.DOCS.glob("*.md")))
-    names = {*re.findall(r"evidence/results/([\w-]+)\.csv\)", linked)} - {"recipes"}
+    names = {*re.findall(r"evidence/results/([\w-]+)\.csv\)", linked)} - {"recipes", "monitoring"}
     assert len(names) > 6
     assert {path.stem for path in tmp_path.iterdir()} >= names
     assert not (tmp_path / "gone.md").exists()

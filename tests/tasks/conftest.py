@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import combinations
@@ -185,22 +183,6 @@ def train(task: str, name: str, arguments: list[str], root: Path) -> None:
     """A fit of a packaged configuration, a base or one over it."""
     overlay = [] if name == task else ["--config", name]
     main(["fit", "--config", task, *overlay, *arguments, "--trainer.default_root_dir", str(root)])
-
-
-def advice(arguments: list[str], folder: Path, patch: pytest.MonkeyPatch) -> str:
-    """The answer of a comparison that certifies nothing, its command checked as it stands.
-
-    All that is done for a dry run but the runs: options, models, data and requirements.
-    """
-    patch.setattr(command, "draw_plots", lambda *_: None)
-    main(["compare", *arguments, "--output", str(folder / "out")])
-    answer = (folder / "out/answer.md").read_text()
-    assert "None of the 1 models is certified" in answer
-    commands = re.findall(r"With new ones: `pl-pointwise (compare .*)`$", answer, re.MULTILINE)
-    patch.setenv("PL_POINTWISE_USES", str(folder / "new samples"))
-    for line in commands:
-        main([*shlex.split(line), "--dry-run"])
-    return answer
 
 
 def slow_tables(names: list[str]) -> list[Any]:

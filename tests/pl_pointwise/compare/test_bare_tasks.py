@@ -91,11 +91,12 @@ def test_what_is_missing_is_said_before_training(tmp_path, capsys, data, require
     assert not (tmp_path / "out/runs").exists()
 
 
-def test_a_module_with_its_own_loaders_is_certified(tmp_path, monkeypatch) -> None:
+def test_a_module_with_its_own_loaders_is_certified(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.delattr(PlaneModule, "export")
     monkeypatch.setattr(command, "draw_plots", lambda *_: None)
     out = compare(tmp_path, f"{__name__}.WithLoaders", None, "--require", "near: violated <= 0.99")
     assert json.loads((out / "answer.json").read_text())["certified"]
+    assert "WithLoaders has no export()" in capsys.readouterr().out
     assert (out / "model/certificate/model.ckpt").is_file()
     # Its samples have been used; those of another task, by the same positions, have not.
     again = [tmp_path, f"{__name__}.WithLoaders", None, "--require", "near: violated <= 0.98"]

@@ -111,7 +111,9 @@ def test_finished_runs_are_not_run_again_and_changed_ones_are(
 ) -> None:
     first = run(files, tmp_path / "out")
     executed = methods_executed(monkeypatch)
-    assert run(files, tmp_path / "out") == first
+    with monkeypatch.context() as patch:
+        patch.setattr(compare, "_check_data", lambda *_: pytest.fail("was finished"))
+        assert run(files, tmp_path / "out") == first
     assert executed == []
     changed = METHODS.replace("Pointwise}", "Pointwise, init_args: {alpha: 3.0}}")
     (tmp_path / "methods.yaml").write_text(changed)
@@ -140,18 +142,6 @@ def test_a_failed_run_is_a_line_that_says_why(files, tmp_path, unpainted) -> Non
     rows = read(tmp_path / "out")
     assert [r["error"] for r in rows] == ["", "", "RuntimeError: asked to fail"]
     assert "failed: RuntimeError: asked to fail" in (tmp_path / "out/comparison.md").read_text()
-
-
-def test_a_run_that_left_part_of_its_files_is_run_again(files, tmp_path, unpainted) -> None:
-    first = run(files, tmp_path / "out")
-    for method, name in (("plain", "result.json"), ("pointwise", "violations.npz")):
-        (found,) = (tmp_path / "out/runs" / method).rglob(name)
-        found.unlink()
-    again = run(files, tmp_path / "out")
-    assert len(list((tmp_path / "out/runs").rglob("*.npz"))) == 2
-    for before, after in zip(first, again, strict=True):
-        assert before["train/fit/mean"] == after["train/fit/mean"]
-        assert before["fit_seconds"] != after["fit_seconds"]
 
 
 def test_a_metric_that_does_not_exist_costs_only_the_pareto_plot(files, tmp_path, capsys) -> None:
@@ -210,12 +200,6 @@ def test_all_that_is_wrong_is_said_method_by_method_before_the_first_run(
     assert list(said) == list(expected)
     assert not [name for name, part in expected.items() if part not in said[name]]
     assert not (tmp_path / "out").exists()
-
-
-def test_what_is_finished_is_not_checked_again(files, tmp_path, monkeypatch, unpainted) -> None:
-    run(files, tmp_path / "out")
-    monkeypatch.setattr(compare, "_check_data", lambda *_: pytest.fail("was finished"))
-    run(files, tmp_path / "out")
 
 
 def test_a_dry_run_lists_the_runs_and_the_command_of_each(files, tmp_path, capsys) -> None:

@@ -19,6 +19,8 @@ from pandas import DataFrame
 from pl_pointwise.compare import plots, tables
 from pl_pointwise.compare.plots import Axis, frontier, styles_of
 from pl_pointwise.compare.runs import Outcome, Run
+from pl_pointwise.errors import DataError
+from pl_pointwise.printing import Table
 
 FINITE = st.floats(-5, 5, allow_nan=False)
 
@@ -31,7 +33,7 @@ def frame(*outcomes: Outcome) -> DataFrame:
     return DataFrame(tables.run_lines(outcomes))
 
 
-def lines(table: tables.Table) -> list[list[str]]:
+def lines(table: Table) -> list[list[str]]:
     return table.cells.to_numpy().tolist()
 
 
@@ -112,18 +114,20 @@ def test_the_line_of_the_frontier_keeps_to_what_was_attained(
 
 
 def test_all_methods_are_told_apart() -> None:
-    found = styles_of(["a", "a", *map(str, range(83)), "a"])
-    assert len({style[:2] for style in found.values()}) == len(found) == 84
-    assert len({style[:2] for style in styles_of(["average", *map(str, range(71))]).values()}) == 72
+    names = [*map(str, range(83))]
+    for methods in (["a", "a", *names, "a"], ["average", *names[:71]]):
+        found = styles_of(methods)
+        assert len({(style["color"], style["marker"]) for style in found.values()}) == len(found)
+        assert len(found) == len({*methods})
 
 
 def test_a_usual_method_has_its_colour_in_every_comparison() -> None:
     """Seen: one page showed two plots in which each method's colour was another's."""
     few, many = styles_of(["relaxed", "pointwise"]), styles_of(["old model", *plots.USUAL, "own"])
-    assert {name: many[name].colour for name in plots.USUAL} == plots.USUAL
-    assert few["pointwise"].colour == many["pointwise"].colour
-    assert few["relaxed"].colour == many["relaxed"].colour
-    assert not {many[name].colour for name in ("old model", "own")} & {*plots.USUAL.values()}
+    assert {name: many[name]["color"] for name in plots.USUAL} == plots.USUAL
+    assert few["pointwise"]["color"] == many["pointwise"]["color"]
+    assert few["relaxed"]["color"] == many["relaxed"]["color"]
+    assert not {many[name]["color"] for name in ("old model", "own")} & {*plots.USUAL.values()}
 
 
 def test_methods_differ_and_bars_are_of_the_seeds(tmp_path, monkeypatch) -> None:
@@ -186,7 +190,7 @@ def test_an_axis_knows_its_better_end_from_the_metric_or_from_the_option() -> No
     names = ("test/mrr@10", "test/objective", "test/mrr@10:min", "test/objective:max")
     found = [plots.parse_axis(name, metrics, known) for name in names]
     assert [axis.higher_is_better for axis in found] == [True, False, False, True]
-    with pytest.raises(plots.UnknownMetricError, match=r"--pareto test/mrr: .*test/mrr@10"):
+    with pytest.raises(DataError, match=r"--pareto test/mrr: .*test/mrr@10"):
         plots.parse_axis("test/mrr", metrics, known)
 
 

@@ -21,9 +21,7 @@ from pl_pointwise.requirements.requirement import (
     [
         ("relevance: violated <= 0.05", ("relevance",), 0.05, 0.0, False),
         ("  relevance:violated<=.05 ", ("relevance",), 0.05, 0.0, False),
-        ("relevance: q90 <= 0.5", ("relevance",), 0.1, 0.5, False),
         ("relevance: q99.5 <= -2", ("relevance",), 0.005, -2.0, False),
-        ("refuse/malware: violated <= 0.1", ("refuse", "malware"), 0.1, 0.0, False),
         ("mcq/reference/tool_call: q90 <= 0", ("mcq", "reference", "tool_call"), 0.1, 0.0, False),
         ("over_refusal <= 0.05", ("over_refusal",), 0.05, None, False),
         ("mrr@10 >= 0.3", ("mrr@10",), 0.7, None, True),
@@ -117,11 +115,9 @@ def subject(text: str, known: Known = KNOWN) -> tuple[str | None, str, str | Non
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("relevance: violated <= 0.05", (None, "relevance", None)),
         ("refuse/malware: violated <= 0.1", (None, "refuse", "malware")),
         ("mcq: violated <= 0.1", ("mcq", "relevance", None)),
         ("mcq/relevance/direct: violated <= 0.1", ("mcq", "relevance", "direct")),
-        ("over_refusal/refuse: violated <= 0.1", ("over_refusal", "refuse", None)),
         ("over_refusal/over_refusal <= 0.05", ("over_refusal", "over_refusal", None)),
         ("mrr@10 >= 0.3", (None, "mrr@10", None)),
         ("mcq/mrr@10/direct >= 0.3", ("mcq", "mrr@10", "direct")),
@@ -143,9 +139,7 @@ def test_a_metric_that_is_called_as_no_data_set_is_of_the_splits() -> None:
         ("mrr >= 0.3", ["'mrr'", "mrr@10"]),
         ("refuse/violated <= 0.05", ['write "refuse: violated <= 0.05"']),
         ("over_refusal <= 0.05", ["over_refusal/mrr@10, over_refusal/over_refusal"]),
-        ("over_refusal: violated <= 0.05", ["over_refusal/relevance, over_refusal/refuse"]),
         ("refuse/malwear: violated <= 0.1", ["'malwear'", "malware, fraud"]),
-        ("refuse/malware/again: violated <= 0.1", ["'malware/again'"]),
         # A constraint that it does not carry.
         ("mcq/refuse: violated <= 0.1", ["'refuse'", "tool_call, direct"]),
         ("over_refusal/refuse/malware: violated <= 0.1", ["'malware'", "no categories"]),

@@ -1,7 +1,7 @@
 """The procedures against their definitions, and whole selections simulated.
 
 A selection that ordered or chose its p-values by the certification split would certify too often:
-the simulation, and the two tests before it, fail then.
+the simulation, and the test before it, fail then.
 """
 
 from __future__ import annotations
@@ -84,24 +84,6 @@ def test_a_candidate_has_to_meet_every_requirement() -> None:
     assert found.tested[0].p == pytest.approx(binomial(3, 100, 0.1))
     assert found.tested[1].p == pytest.approx(binomial(12, 100, 0.1))
     assert select([both], [0.1, 0.1], confidence=0.999).position is None
-
-
-def test_the_order_knows_nothing_of_the_certification_split() -> None:
-    generator = np.random.default_rng(0)
-    for _ in range(50):
-        counts = generator.integers(0, 12, size=(3, 6)).tolist()
-        objectives = generator.normal(size=6).tolist()
-        orders = [
-            select(
-                [
-                    candidate(str(number), objectives[number], counts[0][number], second)
-                    for number, second in enumerate(certification)
-                ],
-                [0.1],
-            ).order
-            for certification in counts[1:]
-        ]
-        assert orders[0] == orders[1]
 
 
 def test_the_kind_of_the_losses_knows_nothing_of_the_certification_split() -> None:

@@ -69,10 +69,7 @@ ESCAPED = '{"class_path": "evil\\u002eBoom"}'
 PATH = "stranger/certificate/evil.yaml"
 HOSTILE: dict[str, dict[str, Any] | str] = {
     "data is a path": {"data": "stranger/certificate/sub.yaml"},
-    "model is a path": {"model": PATH},
-    "model is a list": {"model": [{"class_path": MODEL}]},
     "data is JSON": {"data": ESCAPED},
-    "trainer is a path": {"trainer": PATH},
     "init_args is a path": {"model": {"class_path": MODEL, "init_args": PATH}},
     "precision is a path": {"trainer": {"precision": PATH}},
     "class of a gadget": {"data": yaml.safe_load(GADGET)},
@@ -80,22 +77,17 @@ HOSTILE: dict[str, dict[str, Any] | str] = {
     "class of the package, not of a model": {
         "data": {"class_path": "pl_pointwise.cli.PointwiseCLI"}
     },
-    "class by a short name": {"data": {"class_path": "BoringDataModule"}},
     "formulation": arguments(formulation=EVIL),
     "formulation is a name": arguments(formulation="evil.Boom"),
     "another name of the package": arguments(formulation="pl_pointwise.cli.os.mkdir"),
     "class in a list": arguments(policy={"template_arguments": [{"class_path": "os.mkdir"}]}),
     "formulation is a path": arguments(formulation=PATH),
-    "formulation is a path with blanks": arguments(formulation=f" {PATH} "),
     "formulation at an address": arguments(formulation=f"file://{PATH}"),
     "formulation in memory": arguments(formulation="memory://evil.yaml"),
-    "formulation behind a cache": arguments(formulation="simplecache::x"),
-    "formulation is YAML": arguments(formulation="{class_path: evil.Boom}"),
     "formulation is escaped": arguments(formulation=ESCAPED),
     "formulation is escaped twice": arguments(formulation=json.dumps(ESCAPED)),
     "formulation by constraint": arguments(formulation={"kept": [ESCAPED]}),
     "key": arguments(formulation={'{"a": evil.Boom}': None}),
-    "training is a path": arguments(training=PATH),
     "policy is a path": arguments(policy={"lora": PATH}),
     "set": f"model: {{class_path: {MODEL}, init_args: {{formulation: !!set {{evil.Boom: }}}}}}",
     "bomb in a text": arguments(formulation=BOMB),

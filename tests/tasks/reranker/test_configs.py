@@ -17,7 +17,6 @@ from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import reranker
 from tests.tasks.conftest import (
     QUIET_RUN,
-    advice,
     comparison,
     comparisons,
     overlays,
@@ -59,19 +58,6 @@ def test_packaged_comparison_makes_a_table(name, tiny, tmp_path, request) -> Non
     if name == "demo":
         assert (output / "cdf.png").stat().st_size > 10_000
     assert "| pointwise" in (output / "comparison.md").read_text()
-
-
-def test_the_advice_of_a_no_is_runnable(tiny, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = ms_marco_rows(60)
-    parts = {"train_file": rows[:6], "val_file": rows[6:9], "test_file": rows[9:30]}
-    paths = {name: write_rows(tmp_path / f"{name}.jsonl", part) for name, part in parts.items()}
-    write_rows(tmp_path / "NEW_test_file.jsonl", rows[30:])
-    files = words({f"data.init_args.{name}": str(path) for name, path in paths.items()})
-    asked = ["--config", "reranker", "--config", "reranker/pointwise", *tiny, *files]
-    asked += ["--require", "relevance: violated <= 0.2"]
-    found = advice(asked, tmp_path, monkeypatch)
-    assert "--data.init_args.test_file=NEW_test_file.jsonl" in found
 
 
 def test_the_models_name_is_given_once(tiny_cross_encoder_dir) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pl_pointwise.files import write_whole
-from pl_pointwise.requirements import RequirementError
+
+from .requirement import RequirementError
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +60,14 @@ def uses_of(units: Iterable[str], output: Path | None = None) -> dict[Path, dict
     for path in [path for folder in folders for path in sorted(folder.glob("*.json"))]:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            known = now.intersection(record["units"])
             record["by"], ", ".join(record["use"]["requirements"])
+            if now.intersection(record["units"]):
+                found[path] = record
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RequirementError(
                 f"{path}: this record of used samples cannot be read ({type(error).__name__}). "
                 "Restore it; or delete it, if what it recorded is no certification split any more."
             ) from error
-        if known:
-            found[path] = record
     return found
 
 
@@ -76,22 +76,22 @@ def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> 
 
     use: before training without the digests of weights, which are then not compared.
     """
-    now, records = set(units), uses_of(units, output)
-    for each in records.values():
-        same = all(each["use"].get(name) == value for name, value in use.items())
-        if same and set(each["units"]) == now:
+    now, others = set(units), dict[Path, list[str]]()
+    records = uses_of(now, output)
+    for path, record in records.items():
+        others[path] = [name for name, value in use.items() if record["use"].get(name) != value]
+        if not others[path] and {*record["units"]} == now:
             return
     for path, record in records.items():
-        if both := now.intersection(record["units"]):
-            what, how = ", ".join(record["use"]["requirements"]), "shown before"
-            if what:
-                models = len(record["use"].get("runs", [""]))
-                how = f"used for another choice before: requirements {what} among {models} models"
-                other = [n for n, value in use.items() if record["use"].get(n) != value]
-                if all(n == "weights" or n.endswith(" data") for n in other):
-                    how += f", with other {' and '.join(other)},"
-            raise RequirementError(
-                f"{len(both):,} of {len(now):,} certification units were {how} in {record['by']}, "
-                "so they would certify nothing. Certify on new ones (another test file, and train "
-                f"again). If nothing here was chosen by what they showed, delete {path}."
-            )
+        what, how = ", ".join(record["use"]["requirements"]), "shown before"
+        if what:
+            models = len(record["use"].get("runs", [""]))
+            how = f"used for another choice before: requirements {what} among {models} models"
+            if all(name == "weights" or name.endswith(" data") for name in others[path]):
+                how += f", with other {' and '.join(others[path])},"
+        raise RequirementError(
+            f"{len(now.intersection(record['units'])):,} of {len(now):,} certification units were "
+            f"{how} in {record['by']}, so they would certify nothing. Certify on new ones (another "
+            "test file, and train again). If nothing here was chosen by what they showed, delete "
+            f"{path}."
+        )
