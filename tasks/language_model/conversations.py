@@ -138,14 +138,13 @@ class ConversationEncoder:
 
     def _probe(self, parts: Parts) -> str:
         """What the template writes for an answer to a question."""
-        head = self._cut([_ASK], [], "probe", calls=bool(parts.calls))[1]
+        head = self._cut([_ASK], [], "probe", [parts])[1]
         return self._render([_ASK, _said(parts)], [], "probe", answered=True)[len(head) :]
 
     @cached_property
     def reads_calls(self) -> bool:
         """Whether :func:`~.calls.calls_in` reads a call as this template writes it."""
-        prompt = self.prompt([_ASK], [], "probe", [[_CALL]])
-        text = self.response([_ASK], [], [_CALL], prompt, "probe")
+        _, (text,) = self.texts([_ASK], [], "probe", [[_CALL]])
         read = calls_in(text[: self.characters(text)]) == [_CALL]
         if not read:
             log.warning(
@@ -169,25 +168,30 @@ class ConversationEncoder:
         answers: Sequence[Answer] = (),
     ) -> str:
         """The text up to where the answer begins, the scaffold of its ``answers`` included."""
-        parts = [self._parts(answer) for answer in answers]
-        if any(part.reasoning for part in parts):
-            return self._render(messages, tools, where)
-        calls = bool(tools) or any(part.calls for part in parts)
-        return self._cut(messages, tools, where, calls)[0]
+        return self._cut(messages, tools, where, [self._parts(answer) for answer in answers])[0]
 
-    def response(
+    def texts(
         self,
         messages: Sequence[Message],
         tools: Sequence[Message],
-        answer: Answer,
-        prompt: str,
         where: str,
-    ) -> str:
-        """The text of an answer behind its prompt, with what ends the turn."""
-        parts = self._parts(answer)
-        whole = self._render([*messages, _said(parts)], tools, where, answered=True)
-        _must_hold(parts.text, whole, where, "the text of an answer")
-        text = self._behind(prompt, whole, messages, tools, parts.reasoning, where)
+        answers: Sequence[Answer],
+    ) -> tuple[str, list[str]]:
+        """The prompt, and the text of each answer behind it with what ends the turn."""
+        every = [self._parts(answer) for answer in answers]
+        prompt, head = self._cut(messages, tools, where, every)
+        responses = []
+        for parts in every:
+            whole = self._render([*messages, _said(parts)], tools, where, answered=True)
+            _must_hold(parts.text, whole, where, "the text of an answer")
+            text = _behind(prompt, head, whole, parts.reasoning)
+            if text is None:
+                raise _differs(where)
+            responses.append(self._response(parts, text, where))
+        return prompt, responses
+
+    def _response(self, parts: Parts, text: str, where: str) -> str:
+        """What the template writes behind a prompt, from there to what ends the turn."""
         tail, closing = self._tail, self.closing
         if parts.calls and self.calls_by_template:
             tail, closing = self._call_tail, self._call_closing
@@ -209,16 +213,22 @@ class ConversationEncoder:
         return len(response) - max(len(each) for each in closings if response.endswith(each))
 
     def _cut(
-        self, messages: Sequence[Message], tools: Sequence[Message], where: str, calls: bool
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message],
+        where: str,
+        answers: Sequence[Parts],
     ) -> tuple[str, str]:
-        """(prompt, what stands in its place in the conversation with an answer)."""
+        """(prompt, what stands in its place in front of an answer; "" where one thinks)."""
         base = self._render(messages, tools, where)
+        if any(parts.reasoning for parts in answers):
+            return base, ""
         thought, closing = empty_thought(base)
         stem = base.removesuffix(thought)
         texts = self._render([*messages, _said(Parts(_PROBE))], tools, where, answered=True)
         _must_hold(_PROBE, texts, where, "an answer")
         head = texts[: texts.rfind(_PROBE)]
-        if calls and self.calls_by_template:
+        if self.calls_by_template and (tools or any(parts.calls for parts in answers)):
             probe = _said(Parts(calls=[_CALL]))
             called = self._render([*messages, probe], tools, where, answered=True)
             place = _shared(head, called)
@@ -241,30 +251,6 @@ class ConversationEncoder:
             return given, head
         own = own.rpartition(ends[-1])[2] if ends else own
         return base + closing + own, head  # Gemma 4's closed thought, DeepSeek's open one
-
-    def _behind(
-        self,
-        prompt: str,
-        whole: str,
-        messages: Sequence[Message],
-        tools: Sequence[Message],
-        reasoning: str,
-        where: str,
-    ) -> str:
-        """What the whole has behind the prompt, a thought that it leaves out put back."""
-        if whole.startswith(prompt):
-            return whole[len(prompt) :]
-        thought, closing = empty_thought(prompt)
-        stem, begin = prompt.removesuffix(thought), thought.rstrip()
-        if closing and whole.startswith(stem):  # An answer of this record thinks.
-            rest = whole[len(stem) :].removeprefix(begin)
-            written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
-            return rest.lstrip("\n") if written else reasoning + closing + rest
-        for calls in () if thought and reasoning else (False, True):
-            made, head = self._cut(messages, tools, where, calls)
-            if made == prompt and whole.startswith(head):
-                return whole[len(head) :]
-        raise _differs(where)
 
     def _parts(self, answer: Answer) -> Parts:
         """The parts of an answer; a thought in the text is separated if the template knows any."""
@@ -292,10 +278,10 @@ class ConversationEncoder:
                 turn["thinking"] = thought  # another name that templates have for it
             if calls := turn.pop("tool_calls", None):
                 functions = [call["function"] for call in calls]
-                written = [self._call(each, place) for place, each in enumerate(functions, known)]
-                pairs = zip(calls, written, strict=True)
-                waiting = [{**new, "given": call.get("id")} for call, new in pairs]
+                written = [self._call(each, known + place) for place, each in enumerate(functions)]
                 known += len(calls)
+                pairs = zip(written, calls, strict=True)
+                waiting = [{**new, "given": call.get("id")} for new, call in pairs]
                 if self.calls_by_template:
                     turn["tool_calls"] = written
                 else:
@@ -373,10 +359,8 @@ class ConversationEncoder:
             ids, seam = next(rest), len(prompt)
             return ids[seam:] if ids[:seam] == prompt else self._alone(text)
 
-        return [
-            (prompt, [behind(prompt, text) for text in texts])
-            for prompt, texts in zip(encoded[: len(prompts)], responses, strict=True)
-        ]
+        pairs = zip(encoded, responses, strict=False)
+        return [(prompt, [behind(prompt, text) for text in texts]) for prompt, texts in pairs]
 
     def _alone(self, text: str) -> list[int]:
         """Token ids of a text within a line: at its start some tokenizers put a blank in front."""
@@ -384,10 +368,7 @@ class ConversationEncoder:
         return whole[len(line) :] if whole[: len(line)] == line else alone
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        ids: list[list[int]] = []
-        if texts:
-            ids = self.tokenizer(list(texts), add_special_tokens=False).input_ids
-        return ids
+        return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
 
 
 def _with_date(template: str) -> str:
@@ -404,6 +385,20 @@ def _any_of(tokens: Sequence[str]) -> str:
 def _shared(first: str, second: str) -> int:
     """The length of what two texts begin with alike."""
     return len(commonprefix([first, second]))  # noqa: RUF071  (of texts, not of paths)
+
+
+def _behind(prompt: str, head: str, whole: str, reasoning: str) -> str | None:
+    """What the whole has behind the prompt or ``head``, a thought that it leaves out put back."""
+    for front in (prompt, head):
+        if front and whole.startswith(front):
+            return whole[len(front) :]
+    thought, closing = empty_thought(prompt)
+    stem, begin = prompt.removesuffix(thought), thought.rstrip()
+    if not (closing and whole.startswith(stem)):
+        return None
+    rest = whole[len(stem) :].removeprefix(begin)  # An answer of this record thinks.
+    written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
+    return rest.lstrip("\n") if written else reasoning + closing + rest
 
 
 def _differs(where: str) -> DataError:

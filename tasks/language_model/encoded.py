@@ -206,15 +206,9 @@ def render(
 ) -> tuple[str, list[str]]:
     """The prompt and each response as the model reads them; ``messages`` instead of its own."""
     messages = record.messages if messages is None else messages
-    prompt = encoder.prompt(messages, record.tools, record.where, record.answers)
-    rendered = [
-        encoder.response(messages, record.tools, answer, prompt, record.where)
-        for answer in record.answers
-    ]
-    sides: dict[bool, set[str]] = {True: set(), False: set()}
-    for opposed, text in zip(record.opposed, rendered, strict=True):
-        sides[opposed].add(text)
-    if sides[True] & sides[False]:
+    prompt, rendered = encoder.texts(messages, record.tools, record.where, record.answers)
+    unlikely = {text for text, opposed in zip(rendered, record.opposed, strict=True) if opposed}
+    if unlikely.intersection(t for t, o in zip(rendered, record.opposed, strict=True) if not o):
         raise DataError(
             f"{record.where}: the chat template renders two responses alike, so one would have "
             "to be likely and unlikely at once. Change one, or take out the record."

@@ -126,9 +126,8 @@ def encoder(name: str, **arguments: Any) -> ConversationEncoder:
 
 
 def rendered(name: str, answer: Any, messages=ASKED, tools=(), **arguments: Any) -> tuple[str, str]:
-    made = encoder(name, **arguments)
-    prompt = made.prompt(messages, tools, "here", [answer])
-    return prompt, made.response(messages, tools, answer, prompt, "here")
+    prompt, (response,) = encoder(name, **arguments).texts(messages, tools, "here", [answer])
+    return prompt, response
 
 
 def rendered_or_why(name: str, answer: Any, messages=ASKED) -> tuple[str, str]:
@@ -170,8 +169,7 @@ def test_a_tool_call_is_behind_the_same_prompt_as_a_text(name) -> None:
     made = encoder(name)
     assert made.calls_by_template == (CALLS[name] is not None)
     answers = [[CALL], REFUSAL]
-    prompt = made.prompt(ASKED, [], "here", answers)
-    call, text = (made.response(ASKED, [], answer, prompt, "here") for answer in answers)
+    prompt, (call, text) = made.texts(ASKED, [], "here", answers)
     as_text = '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>'
     assert call.startswith(CALLS[name] or as_text)
     assert REFUSAL in text
@@ -291,9 +289,8 @@ def test_tools_that_a_template_leaves_out_are_refused(name) -> None:
 @pytest.mark.parametrize("name", sorted({*THINKING} - {"gpt_oss"}))
 def test_answers_with_and_without_a_thought_share_a_prompt(name) -> None:
     made, thought = encoder(name), {"content": "Four.", "reasoning_content": "I add."}
-    prompt = made.prompt(ASKED, [], "here", [thought, REFUSAL])
-    for answer in (thought, REFUSAL):
-        response = made.response(ASKED, [], answer, prompt, "here")
+    prompt, responses = made.texts(ASKED, [], "here", [thought, REFUSAL])
+    for answer, response in zip((thought, REFUSAL), responses, strict=True):
         assert (prompt + response).count("</think>") == 1
         assert response.endswith(parts_of(answer).text + made.closing)
 
@@ -318,7 +315,7 @@ def test_predictions_say_nothing_of_calls_that_are_not_read(name, caplog) -> Non
     made = encoder(name)
     made.__dict__.pop("reads_calls", None)
     module: Any = SimpleNamespace(
-        encoder=made, _answers=lambda prompts: generation.Answers([[]], ["No."], [False])
+        encoder=made, _answers=lambda *given: generation.Answers([[]], ["No."], [False])
     )
     asked = {"messages": ASKED, "tools": [TOOL]}
     for _ in range(2):
@@ -372,9 +369,8 @@ def test_calls_and_results_of_earlier_turns_stay(name, thanks) -> None:
     head = prompt.partition("It makes 1.")[0]
     assert ("add" in head and '"a"' in head) or "<arg_key>a" in head
     assert REFUSAL in response
-    # Beside a call, which DeepSeek's template does not write behind a result.
-    prompt = encoder(name).prompt(messages, [], "here", [REFUSAL, [CALL]])
-    assert REFUSAL in encoder(name).response(messages, [], REFUSAL, prompt, "here")
+    # Beside the choice of a call, which DeepSeek's template does not write behind a result.
+    assert REFUSAL in rendered(name, REFUSAL, messages, [TOOL])[1]
 
 
 @pytest.mark.parametrize("name", THINKING)
