@@ -27,6 +27,7 @@ from pl_pointwise.tasks.common.records import Row, bad_field, digest, kind, show
 from pl_pointwise.tasks.language_model.messages import WEIGHTS, is_turns, parse_answer
 from pl_pointwise.tasks.language_model.records import (
     ANSWERS,
+    INSTRUCTIONS,
     PROMPTS,
     Record,
     Response,
@@ -56,6 +57,7 @@ _OWN = dict.fromkeys(
 }
 """What a response of a role has of its own."""
 _COMMON = ("system", "tools", "category", "objective")
+_FIELDS = {"answer": (PROMPTS, ANSWERS[:2]), "instruction": (INSTRUCTIONS, ANSWERS[2:])}
 _BESIDE = (*_COMMON, *_BOUND, "role", *MEASURED)
 """Fields that may be missing, so that nobody would notice another spelling."""
 
@@ -160,7 +162,7 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
             problem = "has no answer: its last turn is not the assistant's"
             raise bad_field(where, "messages", problem, "Add the answer, or give responses")
     else:
-        messages, answer, name = answered(row, where, schema)
+        messages, answer, name = answered(row, where, *_FIELDS[schema])
     given = {name: row[name] for name in ("role", *_BOUND) if row.get(name) is not None}
     label = dict.get(row, "label")
     if "role" not in given and str(label).lower() in ("true", "false"):
