@@ -153,7 +153,8 @@ class ConversationDataModule(ResponseDataModule):
         read = {side: self._from_files(side, paths) for side, paths in files.items() if paths}
         if self.hub_path is not None:
             hub = self.hub_path, self.hub_config, self.hub_split
-            read["train"] = self._finished(self._from_hub(*hub, self.reading))
+            records = self._from_hub(*hub, self.reading)
+            read["train"] = with_refusals(records, self.refusals)
         check_together([record for records in read.values() for record in records])
         found = self._split(read, {**self.files, "train": ", ".join(self.train_files)})
         counts = ", ".join(f"{side} {len(records):,}" for side, records in found.items())
@@ -186,8 +187,7 @@ class ConversationDataModule(ResponseDataModule):
 
     def read(self, name: str) -> list[Record]:
         """The records to predict for."""
-        path = self.files[name]
-        return [] if path is None else self._from_files(name, [path])
+        return self._from_files(name, [self.files[name]] if self.files[name] else [])
 
     def _from_files(self, name: str, paths: Sequence[str]) -> list[Record]:
         found: list[Record] = []
@@ -195,10 +195,7 @@ class ConversationDataModule(ResponseDataModule):
             role = self.role_of.get(path, self.reading.role)
             reading = replace(self.reading, role=role, responses=name != "predict")
             found += self._from_file(name, path, reading)
-        return self._finished(found)
-
-    def _finished(self, records: list[Record]) -> list[Record]:
-        return with_refusals(records, self.refusals)
+        return with_refusals(found, self.refusals)
 
     def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """Besides, the model's own answers, and of those to forget how likely each is to be."""

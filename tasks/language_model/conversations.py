@@ -15,10 +15,8 @@ share, so that the choice between them stays in the response. The prompt of an a
 of its own is the generation prompt alone.
 
 Templates leave out what they have no place for, in silence. So every text that is given is looked
-for in what was rendered, and a record of which one is missing is refused.
-
-Answers are those of messages.py. A template without a form for tool calls gets one text in their
-place, ``<TOOLCALL>[…]</TOOLCALL>``.
+for in what was rendered, and a record of which one is missing is refused. Calls
+for which a template has no form are written as one text, ``<TOOLCALL>[…]</TOOLCALL>``.
 """
 
 from __future__ import annotations
@@ -103,7 +101,7 @@ class ConversationEncoder:
         run = rf"\s*((?:{self._special})*?{re.escape(end)}|{self._special})"
         self.closing = near[0] if (near := re.match(run, tail)) else end
         self._ends = [end, re.findall(self._special, self.closing)[-1]]
-        self._tail, self._call_closing = tail if near else None, self.closing
+        self._behind_text = self._behind_call = tail if near else None, self.closing
         self._probe_calls()
         try:
             self._render([_ASK], [_TOOL] if tools else [], "probe")
@@ -130,8 +128,8 @@ class ConversationEncoder:
         tail = written.rpartition(_VALUE)[2]
         marks = list(re.finditer(self._special, tail))
         last = [each for end in self._ends for each in marks if each[0] == end] or marks[-1:]
-        self._call_closing = last[0][0] if last else self.closing
-        self._call_tail = tail[last[0].start() :] if last else None
+        end = (tail[last[0].start() :], last[0][0]) if last else (None, self.closing)
+        self._behind_call = end
         second = {**_CALL, "name": "another_probe"}
         with suppress(DataError):
             self._loses_calls = second["name"] not in self._probe(Parts(calls=[_CALL, second]))
@@ -157,7 +155,7 @@ class ConversationEncoder:
     @property
     def end_ids(self) -> list[int]:
         """Token ids at which a generated answer stops."""
-        closings = self._ids([self.closing, self._call_closing])
+        closings = self._ids([self.closing, self._behind_call[1]])
         return sorted({self.tokenizer.eos_token_id, *(ids[-1] for ids in closings)})
 
     def prompt(
@@ -192,9 +190,7 @@ class ConversationEncoder:
 
     def _response(self, parts: Parts, text: str, where: str) -> str:
         """What the template writes behind a prompt, from there to what ends the turn."""
-        tail, closing = self._tail, self.closing
-        if parts.calls and self.calls_by_template:
-            tail, closing = self._call_tail, self._call_closing
+        tail, closing = self._behind_call if parts.calls else self._behind_text
         text = text.rstrip() if tail is None else text.removesuffix(tail)
         _must_hold(parts.reasoning, text, where, "the thought of an answer")
         _must_hold(parts.text, text, where, "the text of an answer")
@@ -209,7 +205,7 @@ class ConversationEncoder:
 
     def characters(self, response: str) -> int:
         """Characters of a response, without what ends the turn."""
-        closings = (self.closing, self._call_closing)
+        closings = (self.closing, self._behind_call[1])
         return len(response) - max(len(each) for each in closings if response.endswith(each))
 
     def _cut(
@@ -263,40 +259,36 @@ class ConversationEncoder:
     def _turns(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as the template reads them: calls in its form, results with their call's."""
         turns: list[dict[str, Any]] = []
-        waiting: list[dict[str, Any]] = []  # calls without a result yet
+        waiting: list[tuple[Any, dict[str, Any]]] = []  # (id, call) without a result yet
         known = 0
         for message in messages:
             turn = dict(message)
             if message["role"] == "tool":  # the result of the call it names, or else of the first
                 given = message.get("tool_call_id")
-                call = next((each for each in waiting if given in (None, each["given"])), None)
-                if call is not None:
-                    waiting.remove(call)
-                    name = call["function"]["name"]
-                    turn = {"name": name, **turn, "tool_call_id": call["id"]}
+                if found := next((each for each in waiting if given in (None, each[0])), None):
+                    waiting.remove(found)
+                    name = found[1]["function"]["name"]
+                    turn = {"name": name, **turn, "tool_call_id": found[1]["id"]}
             if thought := message.get("reasoning_content"):
                 turn["thinking"] = thought  # another name that templates have for it
             if calls := turn.pop("tool_calls", None):
-                functions = [call["function"] for call in calls]
-                written = [self._call(each, known + place) for place, each in enumerate(functions)]
-                known += len(calls)
-                pairs = zip(written, calls, strict=True)
-                waiting = [{**new, "given": call.get("id")} for new, call in pairs]
+                waiting = []
+                for call in calls:
+                    function = call["function"]
+                    if self._arguments_as_text:
+                        text = json.dumps(function["arguments"], ensure_ascii=False)
+                        function = {**function, "arguments": text}
+                    # Nine letters and digits: other ids are refused by Mistral's.
+                    new = {"type": "function", "id": f"call{known:05d}", "function": function}
+                    waiting.append((call.get("id"), new))
+                    known += 1
                 if self.calls_by_template:
-                    turn["tool_calls"] = written
+                    turn["tool_calls"] = [call for _, call in waiting]
                 else:
-                    parts = [turn["content"], calls_as_text(functions)]
-                    turn["content"] = "\n".join(filter(None, parts))
+                    text = calls_as_text([call["function"] for call in calls])
+                    turn["content"] = "\n".join(filter(None, [turn["content"], text]))
             turns.append(turn)
         return turns
-
-    def _call(self, function: Message, place: int) -> dict[str, Any]:
-        """A call as templates read it; nine letters and digits is all that Mistral's takes."""
-        arguments = function["arguments"]
-        if self._arguments_as_text:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        function = {**function, "arguments": arguments}
-        return {"type": "function", "id": f"call{place:05d}", "function": function}
 
     def _render(
         self,

@@ -228,12 +228,6 @@ def test_answers_to_keep_are_generated_without_a_reference_too(
     assert "train/flipped" not in found
 
 
-@pytest.mark.parametrize("option", ["keep_tolerance", "forget_tolerance"])
-def test_a_width_is_above_zero(option, language_model_folder) -> None:
-    with pytest.raises(ValueError, match=option):
-        made(language_model_folder, **{option: 0.0})
-
-
 # Fits ---------------------------------------------------------------------------------------------
 
 

@@ -149,8 +149,10 @@ def test_null_tolerance_is_no_constraint(language_model_folder, conversation_fil
     assert list(module.constraints) == ["avoid"]
     batch = batch_of(language_model_folder, conversation_file)
     assert set(module.constraint_values(module(batch), batch)) == {"avoid"}
-    with pytest.raises(ValueError, match=r"avoid_tolerance=1.*null"):
-        made(language_model_folder, avoid_tolerance=1.0)
+    said = {"avoid_tolerance": 1.0, "keep_tolerance": 0.0, "forget_tolerance": 0.0}
+    for option, value in said.items():
+        with pytest.raises(ValueError, match=option):
+            made(language_model_folder, **{option: value})
 
 
 # Runs ---------------------------------------------------------------------------------------------
