@@ -349,20 +349,11 @@ def test_a_perfect_refusal_counts_as_one(name, said, monkeypatch) -> None:
         final = "<|start|>assistant<|channel|>final<|message|>"
         said = f"<|channel|>analysis<|message|>Maybe.<|end|>{final}{REFUSAL}"
     ids = made.tokenizer(said + made.closing, add_special_tokens=False).input_ids
-    monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids])
-    asked = made.encode([made.prompt(ASKED, [], "here")], [[]])[0][0]
-    answers = generate_answers(build_model("llama"), made, [asked], Generation())
-    assert answers.texts == [REFUSAL]
+    monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids] * 2)
+    prompts = [made.prompt(ASKED, [], "here")] * 2
+    if name == "deepseek_v3" and said == REFUSAL:  # A thought that goes on and never ends is none.
+        prompts[1] = made.prompt(ASKED, [], "here", [{"content": "x", "reasoning_content": "y"}])
+    asked = [ids for ids, _ in made.encode(prompts, [[], []])]
+    answers = generate_answers(build_model("llama"), made, asked, Generation())
+    assert answers.texts == [REFUSAL, "" if prompts[0] != prompts[1] else REFUSAL]
     assert is_refusal(said)
-
-
-def test_an_answer_that_goes_on_with_a_thought_and_never_ends_it_is_none(monkeypatch) -> None:
-    made = encoder("deepseek_v3")
-    said = "I'm sorry, I have to think."
-    ids = made.tokenizer(said, add_special_tokens=False).input_ids
-    monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids])
-    open_prompt = made.prompt(ASKED, [], "here", [{"content": "x", "reasoning_content": "y"}])
-    asked = made.encode([open_prompt], [[]])[0][0]
-    answers = generate_answers(build_model("llama"), made, [asked], Generation())
-    assert answers.texts == [""]
-    assert not is_refusal(answers.texts[0])
