@@ -18,7 +18,7 @@ from pl_pointwise.tasks.language_model.data import (
 )
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
-from pl_pointwise.tasks.language_model.records import Record, with_refusals
+from pl_pointwise.tasks.language_model.records import R, Record, with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .forgetting import add_targets
@@ -171,8 +171,8 @@ class ConversationDataModule(ResponseDataModule):
         return found
 
     def _split(
-        self, read: Mapping[str, list[Record]], files: Mapping[str, str | None]
-    ) -> dict[str, list[Record]]:
+        self, read: Mapping[str, list[R]], files: Mapping[str, str | None]
+    ) -> dict[str, list[R]]:
         """All splits. What is to be learnt or forgotten stays in training.
 
         A fact is no sample of others: what is held out of it would be taught to nobody.
@@ -187,7 +187,7 @@ class ConversationDataModule(ResponseDataModule):
 
     def read(self, name: str) -> list[Record]:
         """The records to predict for."""
-        return self._from_files(name, [self.files[name]] if self.files[name] else [])
+        return self._from_files(name, list(filter(None, [self.files[name]])))
 
     def _from_files(self, name: str, paths: Sequence[str]) -> list[Record]:
         found: list[Record] = []
@@ -198,7 +198,7 @@ class ConversationDataModule(ResponseDataModule):
         return with_refusals(found, self.refusals)
 
     def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
-        """Besides, the model's own answers, and of those to forget how likely each is to be."""
+        """Records as tokens, with the model's own answers, and how likely to be those to forget."""
         if self.own_answers and name != "predict":
             module = getattr(self.trainer, "lightning_module", None)
             if not isinstance(module, LanguageModelModule):

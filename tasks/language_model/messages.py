@@ -173,7 +173,7 @@ def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
 def _content(turn: dict[str, Any], where: str, name: str) -> str:
     """The text of a turn; "" of an assistant who only calls, or of a tool that says nothing."""
     role, calls = turn["role"], turn.get("tool_calls")
-    content = turn.get("content") if calls else field(turn, "content", where, f"{name}.")
+    content: Any = turn.get("content") if calls else field(turn, "content", where, f"{name}.")
     if _is_texts(content):
         content = "".join(part.get("text", part.get("value")) for part in content)
     elif role == "tool" and isinstance(content, (dict, list)):
