@@ -18,7 +18,7 @@ from pl_pointwise.tasks.language_model.data import (
 )
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
-from pl_pointwise.tasks.language_model.records import Record, with_refusals
+from pl_pointwise.tasks.language_model.records import R, Record, with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .forgetting import add_targets
@@ -153,7 +153,8 @@ class ConversationDataModule(ResponseDataModule):
         read = {side: self._from_files(side, paths) for side, paths in files.items() if paths}
         if self.hub_path is not None:
             hub = self.hub_path, self.hub_config, self.hub_split
-            read["train"] = self._finished(self._from_hub(*hub, self.reading))
+            records = self._from_hub(*hub, self.reading)
+            read["train"] = with_refusals(records, self.refusals)
         check_together([record for records in read.values() for record in records])
         found = self._split(read, {**self.files, "train": ", ".join(self.train_files)})
         counts = ", ".join(f"{side} {len(records):,}" for side, records in found.items())
@@ -170,8 +171,8 @@ class ConversationDataModule(ResponseDataModule):
         return found
 
     def _split(
-        self, read: Mapping[str, list[Any]], files: Mapping[str, str | None]
-    ) -> dict[str, list[Any]]:
+        self, read: Mapping[str, list[R]], files: Mapping[str, str | None]
+    ) -> dict[str, list[R]]:
         """All splits. What is to be learnt or forgotten stays in training.
 
         A fact is no sample of others: what is held out of it would be taught to nobody.
@@ -186,8 +187,7 @@ class ConversationDataModule(ResponseDataModule):
 
     def read(self, name: str) -> list[Record]:
         """The records to predict for."""
-        path = self.files[name]
-        return [] if path is None else self._from_files(name, [path])
+        return self._from_files(name, list(filter(None, [self.files[name]])))
 
     def _from_files(self, name: str, paths: Sequence[str]) -> list[Record]:
         found: list[Record] = []
@@ -195,13 +195,10 @@ class ConversationDataModule(ResponseDataModule):
             role = self.role_of.get(path, self.reading.role)
             reading = replace(self.reading, role=role, responses=name != "predict")
             found += self._from_file(name, path, reading)
-        return self._finished(found)
-
-    def _finished(self, records: list[Record]) -> list[Record]:
-        return with_refusals(records, self.refusals)
+        return with_refusals(found, self.refusals)
 
     def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
-        """Besides, the model's own answers, and of those to forget how likely each is to be."""
+        """Records as tokens, with the model's own answers, and how likely to be those to forget."""
         if self.own_answers and name != "predict":
             module = getattr(self.trainer, "lightning_module", None)
             if not isinstance(module, LanguageModelModule):

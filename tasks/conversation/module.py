@@ -224,7 +224,7 @@ class ConversationModule(LanguageModelModule):
     # The terms ------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> ResponseStatistics:
-        """Besides, in training, without the responses that are measured alone."""
+        """Statistics of the responses; in training not of those that are measured alone."""
         if self.training:
             left_out = self.of_roles(batch, MEASURED)
             lengths = batch["response_lengths"].masked_fill(left_out, 0)
@@ -237,7 +237,7 @@ class ConversationModule(LanguageModelModule):
         return self._rest(batch) | self._learnt(batch) | self.of_roles(batch, forgotten)
 
     def compared(self, batch: Batch) -> Tensor:
-        """Besides, in evaluation, the responses to keep, whoever keeps them and how."""
+        """Whose KL is measured, (B, R) bool; in evaluation of those to keep too."""
         found = self._rest(batch)
         return found if self.training else found | self.of_roles(batch, ["keep"])
 
@@ -259,7 +259,7 @@ class ConversationModule(LanguageModelModule):
         return (super().of_objective(batch) & self.of_roles(batch, ["learn"])) | again
 
     def referred(self, batch: Batch) -> Tensor:
-        """Besides, what NPO compares."""
+        """What needs the reference, (B, R) bool: NPO needs it of the answers to forget."""
         compared = ["forget"] if self.baselines.forget_loss == "npo" else []
         return super().referred(batch) | self.of_roles(batch, compared)
 
@@ -312,14 +312,14 @@ class ConversationModule(LanguageModelModule):
 
     @property
     def objective_needs(self) -> str:
-        """Besides, those of pairs, and what the baselines learn or forget."""
+        """The roles that the objective is taken over, for an error."""
         paired = self.trained_on in PAIRED
         needed = sorted({*self.objective_roles, *self.baselines.roles})
         record = f'{{"prompt": "…", "answer": "…", "role": "{needed[-1]}"}}'
         return "prefer with one of role avoid" if paired else f"{' or '.join(needed)}, as {record}"
 
     def in_objective(self, record: Record) -> bool:
-        """Besides, as a pair, or to be learnt or forgotten by the baselines."""
+        """Whether the objective is taken over a response of the record."""
         if self.trained_on in PAIRED:
             return {"prefer", "avoid"}.issubset(record.roles)
         lost = record.objective is None and not set(self.baselines.roles).isdisjoint(record.roles)
@@ -328,7 +328,7 @@ class ConversationModule(LanguageModelModule):
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> Metrics:
-        """Besides, what holds within a record, and TOFU's metrics."""
+        """Those of all language tasks, what holds within a record, and TOFU's."""
         found = super().evaluation_metrics()
         within = {"pairwise_accuracy": MeanMetric(), "all_met": MeanBySample(higher_is_better=True)}
         return found | within | {"nll": MeanMetric()} | forgetting_metrics(found["rouge"])
@@ -336,7 +336,7 @@ class ConversationModule(LanguageModelModule):
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
     ) -> None:
-        """Besides, what is learnt, forgotten and met, and the order of preferred and avoided."""
+        """Adds a batch: what is learnt, forgotten, met, and the order of preferred and avoided."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
         means, index = outputs.mean_log_likelihood, batch["index"].to(real.device)
         of = {role: self.of_roles(batch, [role]).to(real.device) & real[:, None] for role in ROLES}
@@ -369,26 +369,23 @@ class ConversationModule(LanguageModelModule):
     def batch_answers(
         self, batch: Batch, samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
-        """Besides {exact}, whether it is word for word a response of role prefer, learn or refuse.
+        """Answers with {exact}, whether word for word a response of role prefer, learn or refuse.
 
-        And what call_report() says where a preferred response calls tools; and where one is to be
-        kept {rouge, before, flipped}: the recall of it, the reference's answer, and whether that
-        was another, the last two of adapters.
+        Where a preferred response calls tools, with call_report(); where one is to be kept, with
+        {rouge, before, flipped}: the recall of it, the reference's answer (of adapters), and
+        whether that was another.
         """
         answers, kept = super().batch_answers(batch, samples, stage), []
         for answer, (row, _) in zip(answers, samples, strict=True):
-            texts: dict[str, list[str]] = {role: [] for role in ROLES}
-            for column, number in enumerate(batch["roles"][row].tolist()):
-                if number >= 0:
-                    text = text_of_response(self.encoder, batch, row, column)
-                    texts[ROLES[number]].append(text)
+            record, texts = batch["records"][row], {role: list[str]() for role in ROLES}
+            for column, role in enumerate(record.roles):
+                texts[role].append(text_of_response(self.encoder, batch, row, column))
             if right := texts["keep"]:
                 kept.append((row, answer))
                 answer["rouge"] = rouge_recall(answer["answer"], right[0])
             called = texts["prefer"] + texts["learn"]
             if wanted := [text.strip() for text in called + texts["refuse"]]:
                 answer["exact"] = answer["answer"].strip() in wanted
-            record = batch["records"][row]
             if any(parts_of(each).calls for each in record.answers) and self.encoder.reads_calls:
                 answer |= call_report(answer["answer"], called, record)
         if kept and self.lora is not None:

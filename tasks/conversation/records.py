@@ -27,6 +27,7 @@ from pl_pointwise.tasks.common.records import Row, bad_field, digest, kind, show
 from pl_pointwise.tasks.language_model.messages import WEIGHTS, is_turns, parse_answer
 from pl_pointwise.tasks.language_model.records import (
     ANSWERS,
+    INSTRUCTIONS,
     PROMPTS,
     Record,
     Response,
@@ -56,6 +57,7 @@ _OWN = dict.fromkeys(
 }
 """What a response of a role has of its own."""
 _COMMON = ("system", "tools", "category", "objective")
+_FIELDS = {"answer": (PROMPTS, ANSWERS[:2]), "instruction": (INSTRUCTIONS, ANSWERS[2:])}
 _BESIDE = (*_COMMON, *_BOUND, "role", *MEASURED)
 """Fields that may be missing, so that nobody would notice another spelling."""
 
@@ -108,7 +110,7 @@ def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> floa
 def check_together(records: Sequence[Record]) -> None:
     """Refuses a prompt of two of learn, keep and forget, and own bounds of an answer that cross."""
     asked: dict[str, tuple[str, str]] = {}
-    bounds: dict[str, tuple[list[tuple[float, str]], ...]] = {}
+    least, most = dict[str, tuple[float, str]](), dict[str, tuple[float, str]]()
     for record in records:
         for role, done in (("learn", "learnt"), ("keep", "kept"), ("forget", "forgotten")):
             if role not in record.roles:
@@ -122,13 +124,13 @@ def check_together(records: Sequence[Record]) -> None:
         for each in record.responses:
             if each.tolerance is None or each.relative or each.role == "keep":
                 continue
-            ends = [(-math.inf, "")], [(0.0, "")]
-            least, most = bounds.setdefault(digest(record.prompt, each.answer), ends)
+            answer, own = digest(record.prompt, each.answer), (each.tolerance, record.where)
             if each.role != "avoid":
-                least.append((each.tolerance, record.where))
+                least[answer] = max(least.get(answer, own), own)
             if each.role in ("avoid", "forget"):
-                most.append((each.tolerance, record.where))
-            (low, where), (high, other) = max(least), min(most)
+                most[answer] = min(most.get(answer, own), own)
+            low, where = least.get(answer, (-math.inf, ""))
+            high, other = most.get(answer, (0.0, ""))
             if low > high:
                 raise DataError(
                     f"{where}: the answer is to have a mean log-likelihood of at least {low:g} "
@@ -160,7 +162,7 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
             problem = "has no answer: its last turn is not the assistant's"
             raise bad_field(where, "messages", problem, "Add the answer, or give responses")
     else:
-        messages, answer, name = answered(row, where, schema)
+        messages, answer, name = answered(row, where, *_FIELDS[schema])
     given = {name: row[name] for name in ("role", *_BOUND) if row.get(name) is not None}
     label = dict.get(row, "label")
     if "role" not in given and str(label).lower() in ("true", "false"):
@@ -180,9 +182,8 @@ def _of_roles(row: dict[str, Any], where: str, roles: Sequence[str]) -> list[Res
         given = row.get(name)
         if name == "refuse" and given is True:
             responses.append(Response("refuse", None, refusal=True))
-        elif given is not None and given != "":
-            several = isinstance(given, list) and not is_turns(given)
-            every = given if several else [given]
+        elif given not in (None, ""):
+            every = given if isinstance(given, list) and not is_turns(given) else [given]
             responses += [response_of(name, each, where, name) for each in every]
     return responses
 

@@ -15,10 +15,8 @@ share, so that the choice between them stays in the response. The prompt of an a
 of its own is the generation prompt alone.
 
 Templates leave out what they have no place for, in silence. So every text that is given is looked
-for in what was rendered, and a record of which one is missing is refused.
-
-Answers are those of messages.py. A template without a form for tool calls gets one text in their
-place, ``<TOOLCALL>[…]</TOOLCALL>``.
+for in what was rendered, and a record of which one is missing is refused. Calls
+for which a template has no form are written as one text, ``<TOOLCALL>[…]</TOOLCALL>``.
 """
 
 from __future__ import annotations
@@ -103,7 +101,7 @@ class ConversationEncoder:
         run = rf"\s*((?:{self._special})*?{re.escape(end)}|{self._special})"
         self.closing = near[0] if (near := re.match(run, tail)) else end
         self._ends = [end, re.findall(self._special, self.closing)[-1]]
-        self._tail, self._call_closing = tail if near else None, self.closing
+        self._behind_text = self._behind_call = tail if near else None, self.closing
         self._probe_calls()
         try:
             self._render([_ASK], [_TOOL] if tools else [], "probe")
@@ -130,22 +128,21 @@ class ConversationEncoder:
         tail = written.rpartition(_VALUE)[2]
         marks = list(re.finditer(self._special, tail))
         last = [each for end in self._ends for each in marks if each[0] == end] or marks[-1:]
-        self._call_closing = last[0][0] if last else self.closing
-        self._call_tail = tail[last[0].start() :] if last else None
+        end = (tail[last[0].start() :], last[0][0]) if last else (None, self.closing)
+        self._behind_call = end
         second = {**_CALL, "name": "another_probe"}
         with suppress(DataError):
             self._loses_calls = second["name"] not in self._probe(Parts(calls=[_CALL, second]))
 
     def _probe(self, parts: Parts) -> str:
         """What the template writes for an answer to a question."""
-        head = self._cut([_ASK], [], "probe", calls=bool(parts.calls))[1]
+        head = self._cut([_ASK], [], "probe", [parts])[1]
         return self._render([_ASK, _said(parts)], [], "probe", answered=True)[len(head) :]
 
     @cached_property
     def reads_calls(self) -> bool:
         """Whether :func:`~.calls.calls_in` reads a call as this template writes it."""
-        prompt = self.prompt([_ASK], [], "probe", [[_CALL]])
-        text = self.response([_ASK], [], [_CALL], prompt, "probe")
+        _, (text,) = self.texts([_ASK], [], "probe", [[_CALL]])
         read = calls_in(text[: self.characters(text)]) == [_CALL]
         if not read:
             log.warning(
@@ -158,7 +155,7 @@ class ConversationEncoder:
     @property
     def end_ids(self) -> list[int]:
         """Token ids at which a generated answer stops."""
-        closings = self._ids([self.closing, self._call_closing])
+        closings = self._ids([self.closing, self._behind_call[1]])
         return sorted({self.tokenizer.eos_token_id, *(ids[-1] for ids in closings)})
 
     def prompt(
@@ -169,28 +166,31 @@ class ConversationEncoder:
         answers: Sequence[Answer] = (),
     ) -> str:
         """The text up to where the answer begins, the scaffold of its ``answers`` included."""
-        parts = [self._parts(answer) for answer in answers]
-        if any(part.reasoning for part in parts):
-            return self._render(messages, tools, where)
-        calls = bool(tools) or any(part.calls for part in parts)
-        return self._cut(messages, tools, where, calls)[0]
+        return self._cut(messages, tools, where, [self._parts(answer) for answer in answers])[0]
 
-    def response(
+    def texts(
         self,
         messages: Sequence[Message],
         tools: Sequence[Message],
-        answer: Answer,
-        prompt: str,
         where: str,
-    ) -> str:
-        """The text of an answer behind its prompt, with what ends the turn."""
-        parts = self._parts(answer)
-        whole = self._render([*messages, _said(parts)], tools, where, answered=True)
-        _must_hold(parts.text, whole, where, "the text of an answer")
-        text = self._behind(prompt, whole, messages, tools, parts.reasoning, where)
-        tail, closing = self._tail, self.closing
-        if parts.calls and self.calls_by_template:
-            tail, closing = self._call_tail, self._call_closing
+        answers: Sequence[Answer],
+    ) -> tuple[str, list[str]]:
+        """The prompt, and the text of each answer behind it with what ends the turn."""
+        every = [self._parts(answer) for answer in answers]
+        prompt, head = self._cut(messages, tools, where, every)
+        responses = []
+        for parts in every:
+            whole = self._render([*messages, _said(parts)], tools, where, answered=True)
+            _must_hold(parts.text, whole, where, "the text of an answer")
+            text = _behind(prompt, head, whole, parts.reasoning)
+            if text is None:
+                raise _differs(where)
+            responses.append(self._response(parts, text, where))
+        return prompt, responses
+
+    def _response(self, parts: Parts, text: str, where: str) -> str:
+        """What the template writes behind a prompt, from there to what ends the turn."""
+        tail, closing = self._behind_call if parts.calls else self._behind_text
         text = text.rstrip() if tail is None else text.removesuffix(tail)
         _must_hold(parts.reasoning, text, where, "the thought of an answer")
         _must_hold(parts.text, text, where, "the text of an answer")
@@ -205,20 +205,26 @@ class ConversationEncoder:
 
     def characters(self, response: str) -> int:
         """Characters of a response, without what ends the turn."""
-        closings = (self.closing, self._call_closing)
+        closings = (self.closing, self._behind_call[1])
         return len(response) - max(len(each) for each in closings if response.endswith(each))
 
     def _cut(
-        self, messages: Sequence[Message], tools: Sequence[Message], where: str, calls: bool
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message],
+        where: str,
+        answers: Sequence[Parts],
     ) -> tuple[str, str]:
-        """(prompt, what stands in its place in the conversation with an answer)."""
+        """(prompt, what stands in its place in front of an answer; "" where one thinks)."""
         base = self._render(messages, tools, where)
+        if any(parts.reasoning for parts in answers):
+            return base, ""
         thought, closing = empty_thought(base)
         stem = base.removesuffix(thought)
         texts = self._render([*messages, _said(Parts(_PROBE))], tools, where, answered=True)
         _must_hold(_PROBE, texts, where, "an answer")
         head = texts[: texts.rfind(_PROBE)]
-        if calls and self.calls_by_template:
+        if self.calls_by_template and (tools or any(parts.calls for parts in answers)):
             probe = _said(Parts(calls=[_CALL]))
             called = self._render([*messages, probe], tools, where, answered=True)
             place = _shared(head, called)
@@ -242,30 +248,6 @@ class ConversationEncoder:
         own = own.rpartition(ends[-1])[2] if ends else own
         return base + closing + own, head  # Gemma 4's closed thought, DeepSeek's open one
 
-    def _behind(
-        self,
-        prompt: str,
-        whole: str,
-        messages: Sequence[Message],
-        tools: Sequence[Message],
-        reasoning: str,
-        where: str,
-    ) -> str:
-        """What the whole has behind the prompt, a thought that it leaves out put back."""
-        if whole.startswith(prompt):
-            return whole[len(prompt) :]
-        thought, closing = empty_thought(prompt)
-        stem, begin = prompt.removesuffix(thought), thought.rstrip()
-        if closing and whole.startswith(stem):  # An answer of this record thinks.
-            rest = whole[len(stem) :].removeprefix(begin)
-            written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
-            return rest.lstrip("\n") if written else reasoning + closing + rest
-        for calls in () if thought and reasoning else (False, True):
-            made, head = self._cut(messages, tools, where, calls)
-            if made == prompt and whole.startswith(head):
-                return whole[len(head) :]
-        raise _differs(where)
-
     def _parts(self, answer: Answer) -> Parts:
         """The parts of an answer; a thought in the text is separated if the template knows any."""
         parts = parts_of(answer)
@@ -277,40 +259,36 @@ class ConversationEncoder:
     def _turns(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as the template reads them: calls in its form, results with their call's."""
         turns: list[dict[str, Any]] = []
-        waiting: list[dict[str, Any]] = []  # calls without a result yet
+        waiting: list[tuple[Any, dict[str, Any]]] = []  # (id, call) without a result yet
         known = 0
         for message in messages:
             turn = dict(message)
             if message["role"] == "tool":  # the result of the call it names, or else of the first
                 given = message.get("tool_call_id")
-                call = next((each for each in waiting if given in (None, each["given"])), None)
-                if call is not None:
-                    waiting.remove(call)
-                    name = call["function"]["name"]
-                    turn = {"name": name, **turn, "tool_call_id": call["id"]}
+                if found := next((each for each in waiting if given in (None, each[0])), None):
+                    waiting.remove(found)
+                    name = found[1]["function"]["name"]
+                    turn = {"name": name, **turn, "tool_call_id": found[1]["id"]}
             if thought := message.get("reasoning_content"):
                 turn["thinking"] = thought  # another name that templates have for it
             if calls := turn.pop("tool_calls", None):
-                functions = [call["function"] for call in calls]
-                written = [self._call(each, place) for place, each in enumerate(functions, known)]
-                pairs = zip(calls, written, strict=True)
-                waiting = [{**new, "given": call.get("id")} for call, new in pairs]
-                known += len(calls)
+                waiting = []
+                for call in calls:
+                    function = call["function"]
+                    if self._arguments_as_text:
+                        text = json.dumps(function["arguments"], ensure_ascii=False)
+                        function = {**function, "arguments": text}
+                    # Nine letters and digits: other ids are refused by Mistral's.
+                    new = {"type": "function", "id": f"call{known:05d}", "function": function}
+                    waiting.append((call.get("id"), new))
+                    known += 1
                 if self.calls_by_template:
-                    turn["tool_calls"] = written
+                    turn["tool_calls"] = [call for _, call in waiting]
                 else:
-                    parts = [turn["content"], calls_as_text(functions)]
-                    turn["content"] = "\n".join(filter(None, parts))
+                    text = calls_as_text([call["function"] for call in calls])
+                    turn["content"] = "\n".join(filter(None, [turn["content"], text]))
             turns.append(turn)
         return turns
-
-    def _call(self, function: Message, place: int) -> dict[str, Any]:
-        """A call as templates read it; nine letters and digits is all that Mistral's takes."""
-        arguments = function["arguments"]
-        if self._arguments_as_text:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        function = {**function, "arguments": arguments}
-        return {"type": "function", "id": f"call{place:05d}", "function": function}
 
     def _render(
         self,
@@ -373,10 +351,8 @@ class ConversationEncoder:
             ids, seam = next(rest), len(prompt)
             return ids[seam:] if ids[:seam] == prompt else self._alone(text)
 
-        return [
-            (prompt, [behind(prompt, text) for text in texts])
-            for prompt, texts in zip(encoded[: len(prompts)], responses, strict=True)
-        ]
+        pairs = zip(encoded, responses, strict=False)
+        return [(prompt, [behind(prompt, text) for text in texts]) for prompt, texts in pairs]
 
     def _alone(self, text: str) -> list[int]:
         """Token ids of a text within a line: at its start some tokenizers put a blank in front."""
@@ -384,10 +360,7 @@ class ConversationEncoder:
         return whole[len(line) :] if whole[: len(line)] == line else alone
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        ids: list[list[int]] = []
-        if texts:
-            ids = self.tokenizer(list(texts), add_special_tokens=False).input_ids
-        return ids
+        return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
 
 
 def _with_date(template: str) -> str:
@@ -404,6 +377,20 @@ def _any_of(tokens: Sequence[str]) -> str:
 def _shared(first: str, second: str) -> int:
     """The length of what two texts begin with alike."""
     return len(commonprefix([first, second]))  # noqa: RUF071  (of texts, not of paths)
+
+
+def _behind(prompt: str, head: str, whole: str, reasoning: str) -> str | None:
+    """What the whole has behind the prompt or ``head``, a thought that it leaves out put back."""
+    for front in (prompt, head):
+        if front and whole.startswith(front):
+            return whole[len(front) :]
+    thought, closing = empty_thought(prompt)
+    stem, begin = prompt.removesuffix(thought), thought.rstrip()
+    if not (closing and whole.startswith(stem)):
+        return None
+    rest = whole[len(stem) :].removeprefix(begin)  # An answer of this record thinks.
+    written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
+    return rest.lstrip("\n") if written else reasoning + closing + rest
 
 
 def _differs(where: str) -> DataError:

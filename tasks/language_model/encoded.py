@@ -6,7 +6,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from .truncation import fit_prompt
 
 
 class EncodedResponses:
-    """Prompts and responses as token ids, in flat arrays.
+    """Prompts and responses as token ids.
 
     Row i is {"prompt": (P,), "responses": R arrays (T,), "columns": the most responses of a row,
     "record": the record, "characters": R counts, "widths": the most responses of each role, "rank":
@@ -41,7 +40,6 @@ class EncodedResponses:
         records: those that were kept.
         truncation: how many prompts lost turns, "cut", and how many records were left out as their
             prompts are too long, "skipped".
-        characters: of every response, one after the other, without what ends the turn.
     """
 
     def __init__(
@@ -57,19 +55,17 @@ class EncodedResponses:
     ) -> None:
         self.records: list[Record] = []
         self.truncation = {"cut": 0, "skipped": 0}
-        self.characters: list[int] = []
+        self._rows: list[dict[str, Any]] = []
         self._limits = max_prompt_length, max_length
         self._skip_long, self._skip_invalid = skip_long, skip_invalid
-        prompts: list[np.ndarray] = []
-        responses: list[np.ndarray] = []
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
             chunk = records[start : start + CHUNK]
             for record, texts, ids, tokens in self._encoded(chunk, encoder, skipped):
                 self.records.append(record)
-                prompts.append(np.asarray(ids, np.int32))
-                responses += [np.asarray(each, np.int32) for each in tokens]
-                self.characters += map(encoder.characters, texts)
+                row: dict[str, Any] = {"prompt": np.asarray(ids, np.int32)}
+                row["responses"] = [np.asarray(each, np.int32) for each in tokens]
+                self._rows.append(row | {"characters": [*map(encoder.characters, texts)]})
         cut, left_out = self.truncation["cut"], self.truncation["skipped"]
         report_skipped(name, skipped, len(self.records) + left_out)
         if cut or left_out:  # A warning: `compare` hides all below.
@@ -82,11 +78,7 @@ class EncodedResponses:
         if not self.records:
             long = f" ({left_out:,} are too long)" if left_out else ""
             raise DataError(f"{name}: no usable record{long}. Give at least one.")
-        counts = [len(record.responses) for record in self.records]
-        self.columns = max(counts)
-        self._prompts, self._prompt_ends = _flat(prompts)
-        self._responses, self._response_ends = _flat(responses)
-        self._owners = np.cumsum([0, *counts])
+        self.columns = max(len(record.responses) for record in self.records)
 
     def _encoded(
         self, records: Sequence[Record], encoder: ConversationEncoder, skipped: list[str]
@@ -133,17 +125,10 @@ class EncodedResponses:
         return len(self.records)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        record = self.records[position]
-        first, last = self._owners[position : position + 2].tolist()
-        start, end = self._prompt_ends[position : position + 2]
         return {
-            "prompt": self._prompts[start:end],
-            "responses": [
-                self._responses[a:b] for a, b in pairwise(self._response_ends[first : last + 1])
-            ],
+            **self._rows[position],
             "columns": self.columns,
-            "record": record,
-            "characters": self.characters[first:last],
+            "record": self.records[position],
             "widths": self.widths,
             "rank": self.ranks[position],
         }
@@ -190,10 +175,14 @@ class EncodedResponses:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the tokens, their order, and what is asked of each response."""
-        arrays = self._prompts, self._prompt_ends, self._responses, self._response_ends
+        prompts = [row["prompt"] for row in self._rows]
+        responses = [each for row in self._rows for each in row["responses"]]
         found = hashlib.sha256()
-        for values in (*arrays, self._owners):
-            found.update(np.ascontiguousarray(values).tobytes())
+        for arrays in (prompts, responses):
+            found.update(b"".join(each.tobytes() for each in arrays))
+            found.update(np.cumsum([0, *map(len, arrays)]).tobytes())
+        counts = [len(row["responses"]) for row in self._rows]
+        found.update(np.cumsum([0, *counts]).tobytes())
         asked = [
             [each.kind, each.objective, [[r.role, r.tolerance, r.relative] for r in each.responses]]
             for each in self.records
@@ -206,23 +195,11 @@ def render(
 ) -> tuple[str, list[str]]:
     """The prompt and each response as the model reads them; ``messages`` instead of its own."""
     messages = record.messages if messages is None else messages
-    prompt = encoder.prompt(messages, record.tools, record.where, record.answers)
-    rendered = [
-        encoder.response(messages, record.tools, answer, prompt, record.where)
-        for answer in record.answers
-    ]
-    sides: dict[bool, set[str]] = {True: set(), False: set()}
-    for opposed, text in zip(record.opposed, rendered, strict=True):
-        sides[opposed].add(text)
-    if sides[True] & sides[False]:
+    prompt, rendered = encoder.texts(messages, record.tools, record.where, record.answers)
+    unlikely = {text for text, opposed in zip(rendered, record.opposed, strict=True) if opposed}
+    if unlikely.intersection(t for t, o in zip(rendered, record.opposed, strict=True) if not o):
         raise DataError(
             f"{record.where}: the chat template renders two responses alike, so one would have "
             "to be likely and unlikely at once. Change one, or take out the record."
         )
     return prompt, rendered
-
-
-def _flat(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """One array of all, and where each ends."""
-    whole = np.concatenate(arrays) if arrays else np.zeros(0, np.int32)
-    return whole, np.cumsum([0, *map(len, arrays)])

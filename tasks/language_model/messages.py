@@ -172,19 +172,16 @@ def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
 
 def _content(turn: dict[str, Any], where: str, name: str) -> str:
     """The text of a turn; "" of an assistant who only calls, or of a tool that says nothing."""
-    if turn.get("tool_calls") and turn.get("content") is None:
-        return ""
-    content = field(turn, "content", where, f"{name}.")
-    tool = turn["role"] == "tool"
+    role, calls = turn["role"], turn.get("tool_calls")
+    content: Any = turn.get("content") if calls else field(turn, "content", where, f"{name}.")
     if _is_texts(content):
         content = "".join(part.get("text", part.get("value")) for part in content)
-    elif tool and isinstance(content, (dict, list)):
+    elif role == "tool" and isinstance(content, (dict, list)):
         return json.dumps(content, ensure_ascii=False)
     elif isinstance(content, list):
         remedy = 'Give a text, or [{"type": "text", "text": …}]'
         raise bad_field(where, f"{name}.content", "holds what is no text", remedy)
-    blank = tool or turn["role"] in _SYSTEM or turn.get("tool_calls")
-    if blank and (content is None or (isinstance(content, str) and not content.strip())):
+    if (calls or role in ("tool", *_SYSTEM)) and not str(content or "").strip():
         return ""
     return text_field(content, f"{name}.content", where)
 
@@ -215,16 +212,15 @@ def parse_tools(value: Any, where: str) -> list[dict[str, Any]]:
         value = from_text(value, where, "tools", "Give a list of tools") if value.strip() else []
     if not isinstance(value, (list, type(None))):
         raise bad_field(where, "tools", f"is {kind(value)}", "Give a list of tools, or []")
-    found = [
-        from_text(tool, where, f"tools[{place}]", "Give one JSON object a tool")
-        for place, tool in enumerate(value or [])
-    ]
-    found = [dict(tool) if isinstance(tool, Row) else tool for tool in found]
-    for place, tool in enumerate(found):
-        described = tool.get("function", tool) if isinstance(tool, dict) else None
+    found = []
+    for place, tool in enumerate(value or []):
+        name = f"tools[{place}]"
+        given = from_text(tool, where, name, "Give one JSON object a tool")
+        given = dict(given) if isinstance(given, dict) else given
+        described = given.get("function", given) if isinstance(given, dict) else None
         if not isinstance(described, dict) or not isinstance(described.get("name"), str):
-            remedy = "Give {name, description, parameters}"
-            raise bad_field(where, f"tools[{place}]", "has no name", remedy)
+            raise bad_field(where, name, "has no name", "Give {name, description, parameters}")
+        found.append(given)
     return found
 
 
@@ -270,16 +266,15 @@ def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: boo
     if isinstance(content, (dict, list)) and not turn.get("tool_calls") and not _is_texts(content):
         turn |= {"content": None, "tool_calls": _as_list(content)}
     read = _turn(turn, where, name)
-    text: Answer = read["content"]
-    calls: Any = [call["function"] for call in read.get("tool_calls", ())]
-    if not calls:
-        found = parse_answer(text, where, f"{name}.content", bare_calls=bare_calls)
-        text, calls = ("", found) if isinstance(found, list) else (text, [])
-    thought = read.get("reasoning_content")
-    parts: dict[str, Any] = {"content": text, "tool_calls": calls}
-    parts["reasoning_content"] = thought
-    given = {key: part for key, part in parts.items() if part}
-    return given if len(given) > 1 else calls or text
+    given = {key: read[key] for key in ("content", "reasoning_content") if read.get(key)}
+    if calls := [call["function"] for call in read.get("tool_calls", ())]:
+        given["tool_calls"] = calls
+    else:
+        said = parse_answer(read["content"], where, f"{name}.content", bare_calls=bare_calls)
+        if isinstance(said, list):
+            given = {**given, "tool_calls": said}
+            del given["content"]
+    return given if len(given) > 1 else next(iter(given.values()))
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -291,8 +286,8 @@ def _as_list(value: Any) -> list[Any]:
 
 def _listed_calls(value: Any, where: str, name: str) -> list[dict[str, Any]]:
     """[{"type": "function", "function": {"name", "arguments"}}], with "id" where it is given."""
-    found, value = [], _filled_list(value, where, name, _CALLS_REMEDY)
-    for place, call in enumerate(value):
+    found = []
+    for place, call in enumerate(_filled_list(value, where, name, _CALLS_REMEDY)):
         each = f"{name}[{place}]" if len(value) > 1 else name
         outer = call if isinstance(call, dict) else {}
         function = outer.get("function", call)
@@ -335,10 +330,8 @@ def _call(call: Any) -> dict[str, Any]:
     if not isinstance(call, dict) or set(call) - {"id", "type"} != {"name", "arguments"}:
         raise ValueError("a call is an object of name and arguments")
     name, arguments = call["name"], call["arguments"]
-    if isinstance(arguments, str) and arguments.strip():
-        arguments = validate_values(from_json(arguments))
-    elif arguments is None or isinstance(arguments, str):
-        arguments = {}
+    if arguments is None or isinstance(arguments, str):
+        arguments = validate_values(from_json((arguments or "").strip() or "{}"))
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise ValueError("a call's name is a text, its arguments an object")
     return {"name": name, "arguments": arguments}

@@ -175,7 +175,7 @@ def conversation(
 def _turns(row: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
     given = field(row, name, where)
     if isinstance(given, str):
-        text, more = text_field(given, name, where), ""
+        text = text_field(given, name, where)
         if name == "instruction" and str(more := row.get("input") or "").strip():
             text = f"{text}\n\n{text_field(more, 'input', where)}"
         given = [*_earlier(row.get("history") or [], where), {"role": "user", "content": text}]
@@ -208,21 +208,22 @@ def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]
 
 
 def with_refusals(records: Iterable[R], refusals: Sequence[str], own: bool = True) -> list[R]:
-    """The records with a text for each refusal that has none: one of ``refusals``, by its prompt.
+    """The records with one of ``refusals``, by their prompt, where a refusal has no text.
 
     own: a record's own refusal stays.
     """
 
-    def filled(response: Response, text: str) -> Response:
-        lacking = response.answer is None or (response.refusal and not own)
-        return replace(response, answer=text) if lacking else response
-
-    found = []
-    for record in records:
+    def with_text(record: R) -> R:
         text = refusals[int(record.prompt[:12], 16) % len(refusals)]
-        responses = tuple(filled(response, text) for response in record.responses)
-        found.append(replace(record, responses=responses))
-    return found
+        responses = (
+            replace(each, answer=text)
+            if each.answer is None or (each.refusal and not own)
+            else each
+            for each in record.responses
+        )
+        return replace(record, responses=tuple(responses))
+
+    return [with_text(record) for record in records]
 
 
 # The hub's schemas --------------------------------------------------------------------------------
@@ -240,8 +241,7 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
         raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
     messages = conversation(row, where, before)
     prefer = response_of("prefer", chosen, where, "chosen")
-    avoid = response_of("avoid", rejected, where, "rejected")
-    return _pair(row, messages, prefer, avoid, where)
+    return _pair(row, messages, prefer, response_of("avoid", rejected, where, "rejected"), where)
 
 
 def _behind(value: Any, where: str, name: str) -> tuple[list[dict[str, Any]], Any]:
@@ -273,17 +273,16 @@ def _pair(
 
 def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:
     """{"instruction", "input", "output"}, the input perhaps empty; or {"messages", "output"}."""
-    messages, answer, name = answered(row, where, "instruction")
+    messages, answer, name = answered(row, where, INSTRUCTIONS, ANSWERS[2:])
     return make_record(row, messages, [response_of(role, answer, where, name)], where)
 
 
-def answered(row: dict[str, Any], where: str, schema: str) -> tuple[Any, Any, str]:
-    """(conversation, answer, the field that holds it), of schema "answer" or "instruction"."""
-    instruction = schema == "instruction"
-    answers = ANSWERS[2:] if instruction else ANSWERS[:2]
+def answered(
+    row: dict[str, Any], where: str, prompts: Sequence[str], answers: Sequence[str]
+) -> tuple[list[dict[str, Any]], Any, str]:
+    """(conversation, answer, the field that holds it), of the first of these fields."""
     name = next((name for name in answers if row.get(name)), answers[0])
     before, answer = _behind(field(row, name, where), where, name)
-    prompts = INSTRUCTIONS if instruction else PROMPTS
     return conversation(row, where, before, prompts), answer, name
 
 

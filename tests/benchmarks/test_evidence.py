@@ -25,7 +25,7 @@ from benchmarks.evidence.statistics import estimate, holm, p_value, paired_diffe
 from benchmarks.evidence.study import STUDIES, Study, load
 from benchmarks.evidence.workers import run_all
 from pl_pointwise.compare.runs import VIOLATIONS, Comparison, Run
-from pl_pointwise.files import digest_of
+from pl_pointwise.files import digest_now
 
 NAN = float("nan")
 
@@ -188,7 +188,7 @@ class Stub:
         np.savez(each.folder / VIOLATIONS)
         metrics = {"test/kl": 2.0}
         metrics |= {f"test/{c}/{s}": v for c, v in (("x", 1.0), ("y", 3.0)) for s in STATISTICS}
-        wrote = {VIOLATIONS: digest_of(each.folder / VIOLATIONS)}
+        wrote = {VIOLATIONS: digest_now(each.folder / VIOLATIONS)}
         result = {"digest": each.digest, "metrics": metrics, "wrote": wrote}
         (each.folder / "result.json").write_text(json.dumps(result))
 

@@ -85,14 +85,9 @@ def test_files_of_several_schemas_are_one_training_set(language_model_folder, tm
     data.setup("fit")
     kinds = [record.kind for record in data.datasets["train"].records]
     assert kinds == ["avoid + prefer"] * 3 + ["reference"] * 2
-
-
-def test_own_columns(language_model_folder, tmp_path) -> None:
-    rows = write_rows(tmp_path / "own.jsonl", [{"frage": f"{i}?", "gut": "Ja."} for i in range(3)])
-    columns = {"prompt": "frage", "prefer": "gut"}
-    data = module(language_model_folder, str(rows), val_fraction=0.0, columns=columns)
-    data.setup("fit")
-    assert [r.kind for r in data.datasets["train"].records] == ["prefer"] * 3
+    columns = {"prompt": "prompt", "refuse": "rejected"}
+    data = module(language_model_folder, files[0], val_fraction=0.0, columns=columns)
+    assert [record.kind for record in data.task_records("train")] == ["refuse"] * 3
 
 
 def test_tools_need_a_template_that_shows_them(
@@ -136,6 +131,7 @@ def test_shipped_example_has_three_kinds_of_requirements(language_model_folder) 
         ({"source": "hub"}, "hub_path"),
         ({"train_file": "t", "columns": {"good": "x"}}, "columns"),
         ({"train_file": "t", "refusals": [" "]}, "blank"),
+        ({"learn_file": "t", "keep_file": "t"}, "given twice, by train_file, learn_file"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, words) -> None:

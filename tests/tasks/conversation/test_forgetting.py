@@ -113,29 +113,27 @@ def test_a_target_is_what_another_model_gives(other, language_model_folder, tmp_
     assert -batch["shift"][0, 0].item() == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize(("kind", "more"), [("llama", ["<more>"]), ("mistral", [])])
-def test_a_model_of_other_kind_or_tokens_says_nothing_of_what_to_forget(
-    kind, more, language_model_folder, tmp_path
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("llama", ["<more>"], r"forget_like.*vocabulary.*before it learned"),
+        ("mistral", [], r"forget_like.*vocabulary.*before it learned"),
+        # The run stood on its optimum, and damaged a model that needed nothing.
+        (None, [], r"nothing to forget\. Name the one that has learned"),
+    ],
+)
+def test_a_model_that_says_nothing_of_what_to_forget_is_refused(
+    kind, more, said, language_model_folder, tmp_path, monkeypatch
 ) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.add_tokens(more)
-    build_model(kind, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
-    row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
-    like = str(tmp_path / "other")
-    data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=like)
-    with pytest.raises(DataError, match=r"forget_like.*vocabulary.*before it learned"):
-        data.setup("fit")
-
-
-def test_a_model_has_nothing_to_forget_that_it_is_to_be_like(
-    language_model_folder, tmp_path, monkeypatch
-) -> None:
-    """The run stood on its optimum, and damaged a model that needed nothing."""
+    """Another architecture, other tokens, or the model itself."""
     monkeypatch.chdir(language_model_folder.parent)
+    like = language_model_folder.name
+    if kind is not None:
+        tokenizer, like = build_tokenizer(), str(tmp_path / "other")
+        tokenizer.add_tokens(more)
+        build_model(kind, vocab_size=len(tokenizer)).save_pretrained(like)
+        tokenizer.save_pretrained(like)
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
-    data = data_of(
-        written(tmp_path, [row]), language_model_folder, forget_like=language_model_folder.name
-    )
-    with pytest.raises(DataError, match=r"nothing to forget\. Name the one that has learned"):
+    data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=like)
+    with pytest.raises(DataError, match=said):
         data.setup("fit")

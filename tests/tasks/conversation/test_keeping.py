@@ -11,7 +11,6 @@ import torch
 
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.conversation import ConversationDataModule
 from pl_pointwise.tasks.conversation.module import Baselines, ConversationEvaluation
 from pl_pointwise.tasks.language_model.preference_losses import PreferenceLosses
 from tests.tasks.conftest import quiet_trainer, response_by_hand, write_rows
@@ -75,25 +74,7 @@ def test_a_band_is_violated_on_either_side(language_model_folder, tmp_path) -> N
 
 
 def test_a_floor_is_under_what_the_reference_gave(language_model_folder, tmp_path) -> None:
-    row = {"prompt": "a", "chosen": "Yes, of course.", "rejected": "No."}
-    tolerances = {**TOLERANCES, "keep_tolerance": None, "forget_tolerance": None}
-    module = made(language_model_folder, floor_tolerance=0.1, objective="dpo", **tolerances)
-    batch = batch_of(language_model_folder, written(tmp_path, [row]), rows=1)
-    outputs = module(batch)
-    chosen, rejected = (response_by_hand(module, batch, 0, column) for column in (0, 1))
-    size = int(batch["response_lengths"][0, 0])
-    value = module.constraint_values(outputs, batch)["floor"][0, 0].item()
-    assert value == pytest.approx(chosen["ref"] / size - chosen["mean"], abs=1e-5)
-    lengths = batch["response_lengths"][0]
-    sums = [each["mean"] * int(n) for each, n in zip((chosen, rejected), lengths, strict=True)]
-    margin = (sums[0] - chosen["ref"]) - (sums[1] - rejected["ref"])
-    expected = -torch.nn.functional.logsigmoid(torch.tensor(0.1 * margin)).item()
-    assert module.objective(outputs, batch).item() == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_floor_is_the_same_under_answers_with_bounds_of_their_own(
-    language_model_folder, tmp_path
-) -> None:
+    """The same for answers with bounds of their own."""
     tolerances = {**TOLERANCES, "prefer_tolerance": -0.02, "keep_tolerance": None}
     module = made(language_model_folder, floor_tolerance=0.1, **tolerances)
     for own in ({"tolerance": -1.0}, {"tolerance": 0.2, "relative": True}):
@@ -174,64 +155,37 @@ def test_replay_learns_a_share_of_what_is_kept(
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"role": "keep", "answer": ""}, ["answer", "empty"]),
-        ({"role": "keep", "relative": True, "tolerance": 0.1}, ["relative", "prefer"]),
-        ({"role": "keep", "tolerance": -0.1}, ["tolerance", "positive"]),
-        ({"role": "keep", "around": -1.0}, ["around", "tolerance"]),
-        ({"role": "forget", "tolerance": -1.0}, ["tolerance", "around"]),
-        ({"role": "forget", "around": 1.0}, ["around", "negative"]),
-        ({"role": "learn", "tolerance": -1.0}, ["tolerance", "learn"]),
-        ({"role": "forget"}, ["around", "forget_like"]),
-        ({"role": "wrong"}, ["responses", "at least one"]),
-        ({"responses": CROSSED}, ["at least -1 here", "at most -3", "Change one"]),
-    ],
-)
-def test_a_bad_answer_is_refused_with_line_and_remedy(
-    row, said, language_model_folder, tmp_path
-) -> None:
-    rows = [{"prompt": "a", "answer": "A."}, {"prompt": "b", "answer": "B."} | row]
-    data = data_of(written(tmp_path, rows), language_model_folder)
-    with pytest.raises(DataError) as error:
-        data.setup("fit")
-    for word in ["line 2", *said]:
-        assert word in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        (ROWS[1], {**ROWS[2], "prompt": "B "}, "kept here and forgotten in"),
-        (ROWS[0], {**ROWS[1], "prompt": "a"}, "learnt here and kept in"),
-        (ROWS[2], {**ROWS[0], "prompt": "c"}, "forgotten here and learnt in"),
+        (ROWS[1], {**ROWS[2], "prompt": "B "}, "kept here and forgotten in .*line 2"),
+        (ROWS[0], {**ROWS[1], "prompt": "a"}, "learnt here and kept in .*line 2"),
+        (ROWS[2], {**ROWS[0], "prompt": "c"}, "forgotten here and learnt in .*line 2"),
         (
             {"prompt": "e", "answer": "B.", "role": "prefer", "tolerance": -1},
             {"prompt": "e", "answer": "B.", "role": "avoid", "tolerance": -3},
-            "at least -1 here and of at most -3 in",
+            "at least -1 here and of at most -3 in .*line 2",
         ),
-        ({**ROWS[2], "around": -1}, ROWS[2], "at least -1 here and of at most -3 in"),
+        ({**ROWS[2], "around": -1}, ROWS[2], "at least -1 here and of at most -3 in .*line 2"),
+        ({"prompt": "b", "responses": CROSSED}, ROWS[0], "at least -1 here and of at most -3 in"),
+        ({"prompt": "b", "answer": "B.", "role": "forget"}, ROWS[0], "no around, .*forget_like"),
     ],
 )
-def test_what_two_records_ask_of_one_prompt_must_agree(
+def test_what_is_asked_of_one_prompt_must_be_known_and_agree(
     first, second, said, language_model_folder, tmp_path
 ) -> None:
     data = data_of(written(tmp_path, [first, second]), language_model_folder)
-    with pytest.raises(DataError, match=rf"line 1: .* {said} .*line 2"):
+    with pytest.raises(DataError, match=rf"line 1: .* {said}"):
         data.setup("fit")
 
 
-def test_what_two_splits_ask_of_one_prompt_must_agree(language_model_folder, tmp_path) -> None:
-    held_out = str(write_rows(tmp_path / "val.jsonl", [{**ROWS[2], "prompt": "B"}]))
-    data = data_of(written(tmp_path, ROWS), language_model_folder, val_file=held_out)
+def test_what_is_held_out_must_agree_and_have_a_role(language_model_folder, tmp_path) -> None:
+    """Of role reference alone, nothing of what is learnt and kept was measured."""
+    held_out = tmp_path / "val.jsonl"
+    data = data_of(written(tmp_path, ROWS), language_model_folder, val_file=str(held_out))
+    write_rows(held_out, [{**ROWS[2], "prompt": "B"}])
     with pytest.raises(DataError, match=r"line 2: .* kept here and forgotten in .*val.jsonl"):
         data.setup("fit")
-
-
-def test_held_out_answers_of_no_role_are_announced(language_model_folder, tmp_path) -> None:
-    """They are of role reference: nothing of what is learnt and kept was measured."""
-    held_out = str(write_rows(tmp_path / "val.jsonl", [{"prompt": "e", "answer": "E."}]))
-    data = data_of(written(tmp_path, ROWS), language_model_folder, val_file=held_out)
+    write_rows(held_out, [{"prompt": "e", "answer": "E."}])
     with pytest.warns(UserWarning, match="held out as val are of role reference"):
         data.setup("fit")
 
@@ -248,32 +202,6 @@ def test_answers_to_keep_are_generated_without_a_reference_too(
     found = quiet_trainer(tmp_path).test(module, data, verbose=False)[0]
     assert "train/rouge" in found
     assert "train/flipped" not in found
-
-
-def test_one_file_has_one_role() -> None:
-    with pytest.raises(DataError, match="given twice, by train_file, learn_file"):
-        ConversationDataModule(learn_file="a.jsonl", keep_file="a.jsonl")
-
-
-def test_a_bound_of_its_own_needs_its_constraint(language_model_folder, tmp_path) -> None:
-    """Where the role's tolerance is null it would be dropped without a word."""
-    row = {"prompt": "p", "answer": "As ever.", "role": "prefer", "relative": True}
-    module = made(
-        language_model_folder,
-        formulation=Pointwise(),
-        objective="cross_entropy",
-        objective_roles=["learn"],
-        **TOLERANCES,
-    )
-    path = written(tmp_path, [*ROWS, {**row, "tolerance": 0.1}])
-    with pytest.raises(DataError, match=r"prefer_tolerance is null.*Set it"):
-        quiet_trainer(tmp_path).fit(module, data_of(path, language_model_folder))
-
-
-@pytest.mark.parametrize("option", ["keep_tolerance", "forget_tolerance"])
-def test_a_width_is_above_zero(option, language_model_folder) -> None:
-    with pytest.raises(ValueError, match=option):
-        made(language_model_folder, **{option: 0.0})
 
 
 # Fits ---------------------------------------------------------------------------------------------

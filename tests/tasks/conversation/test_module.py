@@ -149,8 +149,10 @@ def test_null_tolerance_is_no_constraint(language_model_folder, conversation_fil
     assert list(module.constraints) == ["avoid"]
     batch = batch_of(language_model_folder, conversation_file)
     assert set(module.constraint_values(module(batch), batch)) == {"avoid"}
-    with pytest.raises(ValueError, match=r"avoid_tolerance=1.*null"):
-        made(language_model_folder, avoid_tolerance=1.0)
+    said = {"avoid_tolerance": 1.0, "keep_tolerance": 0.0, "forget_tolerance": 0.0}
+    for option, value in said.items():
+        with pytest.raises(ValueError, match=option):
+            made(language_model_folder, **{option: value})
 
 
 # Runs ---------------------------------------------------------------------------------------------
@@ -194,14 +196,17 @@ def test_training_meets_what_the_file_asks(language_model_folder, tmp_path) -> N
     [
         ("prefer", {}, "objective kl.*reference.*prefer.*objective_roles"),
         ("prefer", {"objective": "dpo"}, "objective dpo.*avoid"),
-        ("reference", {"formulation": Pointwise(alpha=1.0)}, "constraint.*reference"),
-        ("keep", {"formulation": Pointwise(alpha=1.0)}, "keep_tolerance"),
+        ("reference", {"formulation": Pointwise()}, "constraint.*reference"),
+        ("keep", {"formulation": Pointwise()}, "keep_tolerance"),
+        ("prefer", {"formulation": Pointwise(), "prefer_tolerance": None}, "prefer_tolerance is"),
     ],
 )
 def test_training_set_without_a_term_is_refused(
     role, options, words, language_model_folder, tmp_path
 ) -> None:
-    rows = [{"prompt": f"{i}?", role: "Yes."} for i in range(4)]
+    """Or with a bound of its own that no constraint holds."""
+    own = {"tolerance": -1.0} if "prefer_tolerance" in options else {}
+    rows = [{"prompt": f"{i}?", "answer": "Yes.", "role": role, **own} for i in range(4)]
     data = data_of(str(write_rows(tmp_path / "r.jsonl", rows)))
     with pytest.raises(DataError, match=words):
         quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)

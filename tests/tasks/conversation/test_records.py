@@ -48,6 +48,13 @@ def test_own_bounds_and_refusals() -> None:
         ({"role": "prefer", "content": "x", "relative": True}, ["'relative': True", "δ"]),
         ({"role": "prefer", "text": "x"}, ["'text'", "content"]),
         ({"role": "reference", "content": "x", "tolerance": -1}, ["role reference"]),
+        ({"role": "keep", "content": ""}, ["content", "empty"]),
+        ({"role": "keep", "content": "x", "relative": True, "tolerance": 0.1}, ["role prefer"]),
+        ({"role": "keep", "content": "x", "tolerance": -0.1}, ["a positive number"]),
+        ({"role": "keep", "content": "x", "around": -1.0}, ["'around'", "tolerance"]),
+        ({"role": "forget", "content": "x", "tolerance": -1.0}, ["'tolerance'", "around"]),
+        ({"role": "forget", "content": "x", "around": 1.0}, ["around, a negative"]),
+        ({"role": "wrong", "content": "x"}, ["responses", "at least one"]),
     ],
 )
 def test_bad_response_is_refused_with_its_field_and_a_remedy(response, words) -> None:

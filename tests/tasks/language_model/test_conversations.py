@@ -32,8 +32,7 @@ def with_template(template: str) -> PreTrainedTokenizerFast:
 
 def encoded(encoder: ConversationEncoder, question: str, answer, tools=()) -> tuple:
     messages = [{"role": "user", "content": question}]
-    prompt = encoder.prompt(messages, tools, "here")
-    response = encoder.response(messages, tools, answer, prompt, "here")
+    prompt, (response,) = encoder.texts(messages, tools, "here", [answer])
     return prompt, response, encoder.encode([prompt], [[response]])[0]
 
 

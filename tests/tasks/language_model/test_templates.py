@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -29,58 +30,30 @@ TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object", 
 DEEPSEEK = "<｜end▁of▁sentence｜>"
 CLOSED = "<think>\n\n</think>\n\n"
 
-# by template: tokens that begin and end a text, what else is special
-TOKENS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "deepseek_r1": ("<｜begin▁of▁sentence｜>", DEEPSEEK, ("<｜User｜>", "<｜Assistant｜>")),
-    "deepseek_v3": ("<｜begin▁of▁sentence｜>", DEEPSEEK, ("<｜User｜>", "<｜Assistant｜>")),
-    "gemma_2": ("<bos>", "<eos>", ("<start_of_turn>", "<end_of_turn>")),
-    "gemma_3": ("<bos>", "<eos>", ("<start_of_turn>", "<end_of_turn>")),
-    "glm_4_5": ("[gMASK]", "<|endoftext|>",
-                ("<sop>", "<|user|>", "<|assistant|>", "<|observation|>")),
-    "gpt_oss": ("<|startoftext|>", "<|return|>",
-                ("<|start|>", "<|end|>", "<|call|>", "<|channel|>", "<|message|>")),
-    "llama_3": ("<|begin_of_text|>", "<|eot_id|>", ("<|start_header_id|>", "<|end_header_id|>")),
-    "llama_3_1": ("<|begin_of_text|>", "<|eot_id|>", ("<|start_header_id|>", "<|end_header_id|>")),
-    "llama_3_2": ("<|begin_of_text|>", "<|eot_id|>", ("<|start_header_id|>", "<|end_header_id|>")),
-    "mistral_v3": ("<s>", "</s>", ("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]")),
-    "qwen2_5": ("<|endoftext|>", "<|im_end|>", ("<|im_start|>",)),
-    "qwen3": ("<|endoftext|>", "<|im_end|>", ("<|im_start|>",)),
-    # of the shape of a family:
-    "command_a": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", tuple(
-        f"<|{each}|>" for each in (
-            "START_OF_TURN_TOKEN", "USER_TOKEN", "CHATBOT_TOKEN", "SYSTEM_TOKEN", "START_RESPONSE",
-            "END_RESPONSE", "START_THINKING", "END_THINKING", "START_ACTION", "END_ACTION"))),
-    "gemma_4": ("<bos>", "<turn|>", ("<|turn>", "<|channel>", "<channel|>", "<|tool_call>",
-                                     "<tool_call|>")),
-    "glm_4_7": ("[gMASK]", "<|endoftext|>",
-                ("<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")),
-    "nemotron_3": ("<s>", "<|im_end|>", ("<|im_start|>",)),
-    "qwq": ("<|endoftext|>", "<|im_end|>", ("<|im_start|>",)),
-}  # fmt: skip
+SPECIAL = re.compile(
+    r"<\|[A-Za-z_]+\|>|<\|[a-z_]+>|<[a-z_]+\|>|<｜[^｜>]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,}\]|<sop>"
+)
+LLAMA = ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>")
+QWEN = f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
 
 # by template: what the prompt of a text ends in, what ends the response
 WRITTEN = {
-    "deepseek_r1": (f"<｜Assistant｜>{CLOSED}", "<｜end▁of▁sentence｜>"),
-    "deepseek_v3": (f"<｜Assistant｜>{CLOSED}", "<｜end▁of▁sentence｜>"),
-    "gemma_2": ("<start_of_turn>model\n", "<end_of_turn>"),
-    "gemma_3": ("<start_of_turn>model\n", "<end_of_turn>"),
+    **dict.fromkeys(["deepseek_r1", "deepseek_v3"], (f"<｜Assistant｜>{CLOSED}", DEEPSEEK)),
+    **dict.fromkeys(["gemma_2", "gemma_3"], ("<start_of_turn>model\n", "<end_of_turn>")),
     "glm_4_5": ("<|assistant|>\n<think></think>\n", "<|endoftext|>"),
-    "gpt_oss": (
-        "<|start|>assistant<|channel|>final<|message|>",
-        "<|return|>",
-    ),
-    "llama_3": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
-    "llama_3_1": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
-    "llama_3_2": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    "gpt_oss": ("<|start|>assistant<|channel|>final<|message|>", "<|return|>"),
+    **dict.fromkeys(["llama_3", "llama_3_1", "llama_3_2"], LLAMA),
     "mistral_v3": ("[INST]Hi[/INST]", "</s>"),
     "qwen2_5": ("<|im_start|>assistant\n", "<|im_end|>"),
-    "qwen3": (f"<|im_start|>assistant\n{CLOSED}", "<|im_end|>"),
+    **dict.fromkeys(["qwen3", "qwq"], (f"<|im_start|>assistant\n{CLOSED}", "<|im_end|>")),
+    # of the shape of a family:
     "command_a": ("<|CHATBOT_TOKEN|><|START_RESPONSE|>", "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
     "gemma_4": ("<|turn>model\n<|channel>thought\n<channel|>", "<turn|>"),
     "glm_4_7": ("<|assistant|></think>", "<|endoftext|>"),
     "nemotron_3": ("<|im_start|>assistant\n<think></think>", "<|im_end|>"),
-    "qwq": (f"<|im_start|>assistant\n{CLOSED}", "<|im_end|>"),
 }
+END = {name: closing[closing.rindex("<") :] for name, (_, closing) in WRITTEN.items()}
+END |= dict.fromkeys(["gemma_2", "gemma_3"], "<eos>")
 ALL = sorted(WRITTEN)
 THINKING = [
     *("deepseek_r1", "deepseek_v3", "glm_4_5", "glm_4_7", "gpt_oss", "nemotron_3", "qwen3", "qwq")
@@ -88,28 +61,24 @@ THINKING = [
 
 # by template: what a call is written as behind the prompt; None: as <TOOLCALL>[…]</TOOLCALL>
 CALLS = {
-    "deepseek_r1": None,
+    **dict.fromkeys(["deepseek_r1", "gemma_2", "gemma_3", "llama_3"]),
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n",
-    "gemma_2": None,
-    "gemma_3": None,
     "glm_4_5": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
     "gpt_oss": ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
-    "llama_3": None,
-    "llama_3_1": '{"name": "add", "parameters": {"a": 1}}',
-    "llama_3_2": '{"name": "add", "parameters": {"a": 1}}',
+    **dict.fromkeys(["llama_3_1", "llama_3_2"], '{"name": "add", "parameters": {"a": 1}}'),
     "mistral_v3": '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "call00000"}]',
-    "qwen2_5": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
-    "qwen3": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+    **dict.fromkeys(["qwen2_5", "qwen3"], QWEN),
     "command_a": '<|START_THINKING|><|END_THINKING|><|START_ACTION|>[{"tool_name": "add", '
     '"parameters": {"a": 1}}]<|END_ACTION|><|END_OF_TURN_TOKEN|>',
     "gemma_4": '<|tool_call>call:add{"a": 1}<tool_call|><turn|>',
     "glm_4_7": '<tool_call>add{"a": 1}</tool_call><|endoftext|>',
     "nemotron_3": '\n<tool_call>\n<function=add>{"a": 1}</function>\n</tool_call><|im_end|>',
-    "qwq": '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>',
+    "qwq": f"\n{QWEN}<|im_end|>",
 }
 READ_BACK = {"llama_3_1", "llama_3_2", "mistral_v3", "qwen2_5", "qwen3", "qwq"} | {
     name for name, form in CALLS.items() if form is None
 }
+BOTH = {"content": "Let me add.", "tool_calls": [CALL]}
 SYSTEM = {"role": "system", "content": "Be kind."}
 MARKED = "Write `</think>` to end a thought, then the answer."
 
@@ -117,18 +86,17 @@ MARKED = "Write `</think>` to end a thought, then the answer."
 @cache
 def encoder(name: str, **arguments: Any) -> ConversationEncoder:
     tokenizer: PreTrainedTokenizerFast = build_tokenizer()
-    begin, end, others = TOKENS[name]
-    tokenizer.add_special_tokens({"bos_token": begin, "eos_token": end})
-    tokenizer.add_special_tokens({"additional_special_tokens": list(others)})
     (path,) = FOLDER.rglob(f"{name}.jinja")
     tokenizer.chat_template = path.read_text(encoding="utf-8")
+    others = sorted({*SPECIAL.findall(tokenizer.chat_template)} - {END[name]})
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": END[name]})
+    tokenizer.add_special_tokens({"additional_special_tokens": others})
     return ConversationEncoder(tokenizer, template_arguments=arguments or None)
 
 
 def rendered(name: str, answer: Any, messages=ASKED, tools=(), **arguments: Any) -> tuple[str, str]:
-    made = encoder(name, **arguments)
-    prompt = made.prompt(messages, tools, "here", [answer])
-    return prompt, made.response(messages, tools, answer, prompt, "here")
+    prompt, (response,) = encoder(name, **arguments).texts(messages, tools, "here", [answer])
+    return prompt, response
 
 
 def rendered_or_why(name: str, answer: Any, messages=ASKED) -> tuple[str, str]:
@@ -149,10 +117,6 @@ def test_what_stands_in_front_of_every_answer_belongs_to_the_prompt(name) -> Non
     assert made.characters(response) == len(REFUSAL)
     # The same where no answer is known, from which is generated.
     assert made.prompt(ASKED, [], "here") == prompt
-    ((prompt_ids, (ids,)),) = made.encode([prompt], [[response]])
-    assert made.tokenizer.decode(ids) == response
-    assert ids[-1] in made.end_ids
-    assert made.tokenizer.decode(prompt_ids) == prompt
 
 
 @pytest.mark.parametrize("name", ["qwen3", "glm_4_5"])
@@ -170,8 +134,7 @@ def test_a_tool_call_is_behind_the_same_prompt_as_a_text(name) -> None:
     made = encoder(name)
     assert made.calls_by_template == (CALLS[name] is not None)
     answers = [[CALL], REFUSAL]
-    prompt = made.prompt(ASKED, [], "here", answers)
-    call, text = (made.response(ASKED, [], answer, prompt, "here") for answer in answers)
+    prompt, (call, text) = made.texts(ASKED, [], "here", answers)
     as_text = '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>'
     assert call.startswith(CALLS[name] or as_text)
     assert REFUSAL in text
@@ -193,16 +156,17 @@ def test_an_answer_with_a_thought_is_not_behind_an_empty_one(name) -> None:
         assert rendered(name, f"<think>\nA lock is theirs.\n</think>\n\n{REFUSAL}")[1] == response
 
 
-@pytest.mark.parametrize("name", sorted(set(ALL) - {*THINKING, "gemma_4"}))
-def test_a_thought_that_a_template_would_lose_is_refused(name) -> None:
-    with pytest.raises(DataError, match=r"here: the chat template leaves out the thought"):
-        rendered(name, {"content": REFUSAL, "reasoning_content": "A lock is theirs."})
-
-
-@pytest.mark.parametrize("name", ["qwen3", "glm_4_7", "gemma_4"])
-def test_a_thought_needs_room(name) -> None:
-    with pytest.raises(DataError, match="enable_thinking=false"):
-        rendered(name, {"content": "Yes", "reasoning_content": "So"}, enable_thinking=False)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *((name, "leaves out the thought") for name in sorted({*ALL} - {*THINKING, "gemma_4"})),
+        *((name, "no room with enable_thinking=false") for name in ("qwen3", "glm_4_7", "gemma_4")),
+    ],
+)
+def test_a_thought_that_a_template_would_lose_is_refused(name, said) -> None:
+    arguments = {"enable_thinking": False} if "room" in said else {}
+    with pytest.raises(DataError, match=f"here: .*{said}"):
+        rendered(name, {"content": "Yes", "reasoning_content": "So"}, **arguments)
 
 
 CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
@@ -254,7 +218,7 @@ def test_a_system_turn_within_the_last_users_is_in_the_prompt() -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("answer", ["First I add.\n</think>\n\nFour.", MARKED, "a{end}b"])
 def test_an_answer_is_whole_in_the_response_or_refused(name, answer) -> None:
-    answer = answer.format(end=TOKENS[name][1])
+    answer = answer.format(end=END[name])
     ends_inside, thinks = answer.startswith("a"), name in THINKING and name != "gpt_oss"
     prompt, response = rendered_or_why(name, answer)
     if not prompt:
@@ -282,18 +246,11 @@ def test_every_turn_is_in_the_prompt_or_the_record_is_refused(name, roles) -> No
         assert re.match("here: the chat template (leaves out a turn of role|refuses)", why)
 
 
-@pytest.mark.parametrize("name", sorted(TOOLLESS))
-def test_tools_that_a_template_leaves_out_are_refused(name) -> None:
-    with pytest.raises(DataError, match="here: the chat template leaves out a tool"):
-        rendered(name, REFUSAL, ASKED, [TOOL])
-
-
 @pytest.mark.parametrize("name", sorted({*THINKING} - {"gpt_oss"}))
 def test_answers_with_and_without_a_thought_share_a_prompt(name) -> None:
     made, thought = encoder(name), {"content": "Four.", "reasoning_content": "I add."}
-    prompt = made.prompt(ASKED, [], "here", [thought, REFUSAL])
-    for answer in (thought, REFUSAL):
-        response = made.response(ASKED, [], answer, prompt, "here")
+    prompt, responses = made.texts(ASKED, [], "here", [thought, REFUSAL])
+    for answer, response in zip((thought, REFUSAL), responses, strict=True):
         assert (prompt + response).count("</think>") == 1
         assert response.endswith(parts_of(answer).text + made.closing)
 
@@ -318,7 +275,7 @@ def test_predictions_say_nothing_of_calls_that_are_not_read(name, caplog) -> Non
     made = encoder(name)
     made.__dict__.pop("reads_calls", None)
     module: Any = SimpleNamespace(
-        encoder=made, _answers=lambda prompts: generation.Answers([[]], ["No."], [False])
+        encoder=made, _answers=lambda *given: generation.Answers([[]], ["No."], [False])
     )
     asked = {"messages": ASKED, "tools": [TOOL]}
     for _ in range(2):
@@ -327,15 +284,22 @@ def test_predictions_say_nothing_of_calls_that_are_not_read(name, caplog) -> Non
     assert caplog.text.count("not read back") == (name == "glm_4_5")
 
 
-@pytest.mark.parametrize("name", ["llama_3_1", "mistral_v3"])
-def test_an_answer_of_text_and_call_that_a_template_cannot_write_is_refused(name) -> None:
-    with pytest.raises(DataError, match="leaves out the text of an answer"):
-        rendered(name, {"content": "Let me add.", "tool_calls": [CALL]})
+@pytest.mark.parametrize(
+    ("names", "answer", "tools", "said"),
+    [
+        (TOOLLESS, REFUSAL, [TOOL], "a tool"),
+        (["llama_3_1", "mistral_v3"], BOTH, [], "the text of an answer"),
+    ],
+)
+def test_what_a_template_leaves_out_is_refused(names, answer, tools, said) -> None:
+    for name in names:
+        with pytest.raises(DataError, match=f"here: the chat template leaves out {said}"):
+            rendered(name, answer, ASKED, tools)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm_4_5", "gpt_oss", "qwen2_5", "qwen3"])
 def test_an_answer_of_text_and_call_keeps_both(name) -> None:
-    _, response = rendered(name, {"content": "Let me add.", "tool_calls": [CALL]})
+    _, response = rendered(name, BOTH)
     assert "Let me add." in response
     assert "add" in response.partition("Let me add.")[2]
 
@@ -372,9 +336,8 @@ def test_calls_and_results_of_earlier_turns_stay(name, thanks) -> None:
     head = prompt.partition("It makes 1.")[0]
     assert ("add" in head and '"a"' in head) or "<arg_key>a" in head
     assert REFUSAL in response
-    # Beside a call, which DeepSeek's template does not write behind a result.
-    prompt = encoder(name).prompt(messages, [], "here", [REFUSAL, [CALL]])
-    assert REFUSAL in encoder(name).response(messages, [], REFUSAL, prompt, "here")
+    # Beside the choice of a call, which DeepSeek's template does not write behind a result.
+    assert REFUSAL in rendered(name, REFUSAL, messages, [TOOL])[1]
 
 
 @pytest.mark.parametrize("name", THINKING)
@@ -386,20 +349,11 @@ def test_a_perfect_refusal_counts_as_one(name, said, monkeypatch) -> None:
         final = "<|start|>assistant<|channel|>final<|message|>"
         said = f"<|channel|>analysis<|message|>Maybe.<|end|>{final}{REFUSAL}"
     ids = made.tokenizer(said + made.closing, add_special_tokens=False).input_ids
-    monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids])
-    asked = made.encode([made.prompt(ASKED, [], "here")], [[]])[0][0]
-    answers = generate_answers(build_model("llama"), made, [asked], Generation())
-    assert answers.texts == [REFUSAL]
+    monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids] * 2)
+    prompts = [made.prompt(ASKED, [], "here")] * 2
+    if name == "deepseek_v3" and said == REFUSAL:  # A thought that goes on and never ends is none.
+        prompts[1] = made.prompt(ASKED, [], "here", [{"content": "x", "reasoning_content": "y"}])
+    asked = [ids for ids, _ in made.encode(prompts, [[], []])]
+    answers = generate_answers(build_model("llama"), made, asked, Generation())
+    assert answers.texts == [REFUSAL, "" if prompts[0] != prompts[1] else REFUSAL]
     assert is_refusal(said)
-
-
-def test_an_answer_that_goes_on_with_a_thought_and_never_ends_it_is_none(monkeypatch) -> None:
-    made = encoder("deepseek_v3")
-    said = "I'm sorry, I have to think."
-    ids = made.tokenizer(said, add_special_tokens=False).input_ids
-    monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids])
-    open_prompt = made.prompt(ASKED, [], "here", [{"content": "x", "reasoning_content": "y"}])
-    asked = made.encode([open_prompt], [[]])[0][0]
-    answers = generate_answers(build_model("llama"), made, [asked], Generation())
-    assert answers.texts == [""]
-    assert not is_refusal(answers.texts[0])

@@ -234,7 +234,7 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
     prompt = encoder.prompt(messages, [], "x")
     assert prompt.startswith("<|start|>Below is an instruction that describes a task.")
     assert prompt.endswith("### Instruction:\nName a tree.\n\n### Response:\n")
-    assert encoder.response(messages, [], "The oak.", prompt, "x") == "The oak.<|end|>"
+    assert encoder.texts(messages, [], "x", ["The oak."]) == (prompt, ["The oak.<|end|>"])
     path = tmp_path / "mine.jinja"
     path.write_text(ALPACA_TEMPLATE)
     given = load_tokenizer(str(language_model_folder), chat_template=str(path))
