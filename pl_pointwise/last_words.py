@@ -61,7 +61,9 @@ class LastWords:
     def _ending(self, name: str, worst: Tensor, duals: Duals) -> tuple[str, str]:
         """How a constraint ended, and what to do, or "" where nothing is to be done."""
         if not len(worst):
-            answer = "membership() leaves all of them out, or there are none."
+            # Of several constraints some may have no sample, as roles of no record.
+            alone = not any(len(values) for of in self._worst.values() for values in of)
+            answer = "membership() leaves all of them out, or there are none." * alone
             return "applied to no sample in the last epoch", answer
         equality, largest = self.task.constraints[name].equals is not None, 0.0
         text = f"{int((worst > 0).sum()):,} of {len(worst):,} violated in the last epoch"

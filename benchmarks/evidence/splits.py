@@ -76,7 +76,7 @@ def _fill(names: list[str], groups: Mapping[str, list[Any]], size: int) -> list[
 def corpus(negatives: int) -> list[Grouped]:
     """The embedded corpus, by module; long queries, which leave no room for a passage, left out."""
     records = docstring_records(negatives)
-    return [(group, record) for group, record in records if len(record["query"]) <= 80]
+    return [(each["query_type"], each) for each in records if len(each["query"]) <= 80]
 
 
 def msmarco(folder: Path) -> list[Grouped]:

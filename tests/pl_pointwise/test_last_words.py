@@ -89,20 +89,24 @@ def test_a_constraint_that_no_sample_has_is_a_warning(caplog) -> None:
         def membership(self, batch: Any) -> dict[str, Tensor]:
             return {"fit": torch.zeros(len(batch["index"]), dtype=torch.bool)}
 
-    _, warned, _ = said(Nobody(Pointwise()), caplog)
+    _, warned, _ = said(Nobody(Pointwise(), {"fit": Constraint(at_most=0.0)}), caplog)
     assert "fit: applied to no sample in the last epoch: membership() leaves all" in warned
+    caplog.clear()
+    lines, warned, _ = said(Nobody(Pointwise()), caplog)  # Beside another one: as a role of none.
+    assert "fit: applied to no sample in the last epoch." in lines
+    assert "no sample" not in warned
 
 
 def test_multipliers_that_run_away_are_a_warning(caplog) -> None:
-    """One sample in ten contradicts another, so that λ grows for as long as it is trained."""
+    """One sample in nine cannot be satisfied, so that λ grows for as long as it is trained."""
 
     class Contradiction(Toy):
         def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
             one = torch.where(batch["index"] == 0, outputs.sum() * 0 + 5, -outputs.abs() - 1)
-            return {"fit": one + outputs * (batch["index"] == 0)}
+            return {"fit": one + 1e-3 * outputs * (batch["index"] == 0)}
 
     module = Contradiction(Pointwise(), {"fit": Constraint(at_most=0.0)}, learning_rate=1e-4)
-    _, warned, _ = said(module, caplog, max_epochs=40)
+    _, warned, _ = said(module, caplog, max_epochs=100)
     assert "times its unit and the weights do not follow. Raise training.primal_steps" in warned
 
 

@@ -43,7 +43,7 @@ trainer: {max_epochs: 15, accelerator: cpu, logger: false, enable_checkpointing:
 METHODS = """
 plain: null
 pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
-strict: {model: {init_args: {tolerance: 0.2, formulation: {class_path: pl_pointwise.Pointwise}}}}
+strict: {model: {init_args: {tolerance: 0.1, formulation: {class_path: pl_pointwise.Pointwise}}}}
 """
 STRICT = METHODS.splitlines()[-1]
 DDP = "accelerator: cpu, devices: 2, strategy: ddp"
@@ -423,7 +423,9 @@ def test_only_what_the_user_names_is_imported(certified, tmp_path, monkeypatch) 
     inside = folder / "certificate/config.yaml"
     config = yaml.safe_load(inside.read_text())
     data, evil = ["--data.init_args.test_file", "like"], {"class_path": "evil.Boom"}
-    inside.write_text(yaml.safe_dump({**config, "trainer": {"callbacks": [evil], "logger": evil}}))
+    inside.write_text(
+        yaml.safe_dump({**config, "trainer": {"callbacks": [evil], "logger": {**evil}}})
+    )
     assert monitor(folder, data)[0].verdict == "believable"
     inside.write_text(yaml.safe_dump({**config, "model": evil}))
     with pytest.raises(RequirementError, match=r"names evil\.Boom, which pl_pointwise does"):

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model import generation
+from pl_pointwise.tasks.language_model import module as language_model
 from pl_pointwise.tasks.language_model.calls import calls_in
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.generation import Generation, generate_answers
@@ -271,12 +272,12 @@ def test_calls_are_read_back_or_not_judged(name) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "glm_4_5"])
-def test_predictions_say_nothing_of_calls_that_are_not_read(name, caplog) -> None:
+def test_predictions_say_nothing_of_calls_that_are_not_read(name, caplog, monkeypatch) -> None:
     made = encoder(name)
     made.__dict__.pop("reads_calls", None)
-    module: Any = SimpleNamespace(
-        encoder=made, _answers=lambda *given: generation.Answers([[]], ["No."], [False])
-    )
+    module: Any = SimpleNamespace(encoder=made, model=None, generation=Generation())
+    answers = generation.Answers([[]], ["No."], [False])
+    monkeypatch.setattr(language_model, "generate_answers", lambda *_, reference: answers)
     asked = {"messages": ASKED, "tools": [TOOL]}
     for _ in range(2):
         (row,) = LanguageModelModule.answers_to(module, [asked])
