@@ -14,9 +14,10 @@ equality),
 
 The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
 
-- At first a requirement pushes twice as hard as the objective. As m falls, fewer samples are
-  left to push, and each pushes harder: that is all there is until λ has moved, in the first epoch
-  or in a stream. Where pushing does not lower m, the force does not grow.
+- At first a requirement pushes twice as hard as the objective; one that the first step does not
+  violate has to balance the objective only, and starts with Λ/2. As m falls, fewer samples are left
+  to push, and each pushes harder: that is all there is until λ has moved, in the first epoch or in
+  a stream. Where pushing does not lower m, the force does not grow.
 - From the second epoch on λ does the rest: it grows by a factor while a violation stays and falls
   by one where there is slack. For an interval the update is half of that, since each of its sides
   has a multiplier; for an equality a quarter, since λ never has slack and follows noise.
@@ -49,6 +50,8 @@ log = logging.getLogger(__name__)
 
 LEAD = 2.0
 """The force of a requirement at the start, in Λ,"""
+LEAST = 0.5
+"""that of one that is met at the start,"""
 LARGEST = 100.0
 """and the largest, in Λ."""
 PATIENCE = 0.6
@@ -76,6 +79,7 @@ class _State:
     steps: int = 0  # With a violated value, which r is the mean of.
     mean: float = 0.0  # m.
     largest: float = 0.0  # M.
+    met: bool = False  # Whether the first step with a value violated none.
     visits: int = 0  # Steps with a value, which m is the mean of.
     multiplier: float = 0.0  # λ̄.
     pulls: int = 0  # Steps with a value that pulls or has a multiplier, which λ̄ is the mean of.
@@ -106,7 +110,8 @@ class GradientUnits:
                 state = self._states.get(name, _State())
                 unit, size = state.unit or 0.0, state.size or 0.0
                 growth = state.largest / state.mean if state.mean else 1.0
-                pull = min(LEAD * growth * unit + state.multiplier, LARGEST * unit)
+                lead = LEAST if state.met else LEAD
+                pull = min(lead * growth * unit + state.multiplier, LARGEST * unit)
                 divisor = 4 if formulation.signed else constraints[name].sides
                 step = part * min(PATIENCE * pull, LARGEST_STEP * unit) / divisor
                 found[name] = formulation.in_units(pull, step, unit, size)
@@ -171,6 +176,7 @@ class GradientUnits:
             pulls = (residual > 0) | (multiplier != 0)
             state = self._states.setdefault(name, _State())
             state.visits += 1
+            state.met = state.met if state.visits > 1 else not len(violated)
             state.mean += (float(residual.mean()) - state.mean) / min(state.visits, WINDOW)
             state.largest = max(kept * state.largest, state.mean)
             if pulls.any():

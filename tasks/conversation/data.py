@@ -177,7 +177,7 @@ class ConversationDataModule(ResponseDataModule):
 
         A fact is no sample of others: what is held out of it would be taught to nobody.
         """
-        train: list[Record] = read.get("train", [])
+        train = read.get("train", [])
         taught = {each.unit for each in train if not TAUGHT.isdisjoint(each.roles)}
         rest = [record for record in train if record.unit not in taught]
         found = super()._split({**read, "train": rest}, files)

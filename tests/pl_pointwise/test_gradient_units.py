@@ -295,8 +295,8 @@ def test_the_force_grows_as_violations_fall_and_not_while_they_stay() -> None:
     assert fallen[-1] == pytest.approx(2.0 / 0.1, rel=1e-3)
     assert forces([1.0] * 10 + [0.1] * 200, 20.0)[-1] == pytest.approx(2.0, rel=1e-3)
     assert max(forces([1.0] * 10 + [0.0] * 200, math.inf)) == pytest.approx(100.0)
-    late = forces([0.0] * 30 + [0.2] * 30, math.inf)  # Met at the start: as any other.
-    assert late[29:] == pytest.approx([2.0] * 31)
+    late = forces([0.0] * 30 + [0.2] * 30, math.inf)  # Met at the start: a quarter of that.
+    assert late[30:] == pytest.approx([0.5] * 30)
 
 
 @pytest.mark.parametrize("formulation", [Pointwise(), Relaxed(price=1.0)], ids=str)
