@@ -225,7 +225,7 @@ def test_a_fit_learns_within_the_budget(language_model_folder, tmp_path) -> None
         )
         module.training_settings.optimization.learning_rate = 5e-3
         torch.manual_seed(0)
-        trainer = quiet_trainer(tmp_path, max_epochs=25, limit_val_batches=0)
+        trainer = quiet_trainer(tmp_path, max_epochs=50, limit_val_batches=0)
         data = data_of(written(tmp_path, rows), language_model_folder)
         if formulation is None:
             found += trainer.test(module, data, verbose=False)
@@ -283,7 +283,7 @@ def test_a_lead_of_every_token_is_the_greedy_answer(language_model_folder, tmp_p
     )
     module.training_settings.optimization.learning_rate = 3e-2
     torch.manual_seed(0)
-    trainer = quiet_trainer(tmp_path, max_epochs=25, limit_val_batches=0)
+    trainer = quiet_trainer(tmp_path, max_epochs=50, limit_val_batches=0)
     data = data_of(written(tmp_path, rows), language_model_folder)
     before = trainer.test(module, data, verbose=False)[0]
     trainer.fit(module, data)
