@@ -21,8 +21,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from pl_pointwise.checkpoints import plain, plain_arguments
 from pl_pointwise.errors import TrainingError
+from pl_pointwise.plain import plain, plain_arguments
 
 # Of a ckpt_path that nobody set, and of a file that is there only after a SIGTERM.
 NO_FILE = r'`?.fit\(ckpt_path=(None\)` was called without|"last"\) is set, but there is no last)'

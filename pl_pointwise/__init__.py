@@ -1,14 +1,18 @@
 """Fine-tuning language models under pointwise constraints, on PyTorch Lightning."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from .data import PointwiseDataModule
-from .formulations import Average, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
-from .loading import load
-from .module import PointwiseModule
-from .multipliers import Multipliers
-from .optimizers import Optimization, Training
-from .task import Constraint
+if TYPE_CHECKING:
+    from .constraint import Constraint
+    from .data import PointwiseDataModule
+    from .formulations import Average, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
+    from .loading import load
+    from .loss import PointwiseLoss
+    from .module import PointwiseModule
+    from .multipliers import Multipliers
+    from .optimizers import Optimization, Training
 
 __version__ = version("pl-pointwise")
 
@@ -22,9 +26,39 @@ __all__ = [
     "Penalty",
     "Pointwise",
     "PointwiseDataModule",
+    "PointwiseLoss",
     "PointwiseModule",
     "Relaxed",
     "Tilted",
     "Training",
     "load",
 ]
+
+_FILES = {
+    "constraint": ("Constraint",),
+    "data": ("PointwiseDataModule",),
+    "formulations": (
+        "Average",
+        "CVaR",
+        "Formulation",
+        "Penalty",
+        "Pointwise",
+        "Relaxed",
+        "Tilted",
+    ),
+    "loading": ("load",),
+    "loss": ("PointwiseLoss",),
+    "module": ("PointwiseModule",),
+    "multipliers": ("Multipliers",),
+    "optimizers": ("Optimization", "Training"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is asked for: PointwiseLoss needs no Lightning."""
+    for file, names in _FILES.items():
+        if name in names:
+            found = getattr(import_module(f".{file}", __name__), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .formulations import BatchFormulation
-from .step import carries, weights, widest
+from .terms import carries, weights, widest
 
 Reduce = Callable[[Tensor, Literal["sum", "max"]], Tensor]
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from inspect import isabstract
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
-import numpy as np
 import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -23,54 +18,6 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch.serialization import get_crc32_options
 
 from .errors import TrainingError
-from .formulations import Formulation
-from .step import OBJECTIVE, require_names
-from .task import Constraint
-
-
-class NotPlainError(TypeError):
-    """A value without a plain form."""
-
-
-def plain(value: Any) -> Any:
-    """``value`` as plain data, to load weights-only; NotPlainError where that cannot be.
-
-    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths strings, arrays lists.
-    """
-    if value is None or type(value) in (bool, int, float, str, torch.dtype):
-        return value
-    if isinstance(value, Formulation):
-        return plain(value.config())
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain({field.name: getattr(value, field.name) for field in fields(value)})
-    if isinstance(value, (Mapping, Namespace)):
-        entries = vars(value) if isinstance(value, Namespace) else value
-        return {str(key): plain(entry) for key, entry in entries.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(entry) for entry in value]
-    if isinstance(value, (np.generic, np.ndarray)):
-        return plain(value.tolist())
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return value.detach().cpu().clone() if value.ndim else value.item()
-    if isinstance(value, Enum) and isinstance(value, (str, int, float)):
-        return plain(value.value)
-    if isinstance(value, (Path, str, torch.device)):
-        return str(value)
-    if isinstance(value, (int, float)):
-        return float(value) if isinstance(value, float) else int(value)
-    raise NotPlainError(f"{type(value).__module__}.{type(value).__qualname__}")
-
-
-def plain_arguments(arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Constructor arguments that have a plain form, and of the others the type, by name."""
-    kept, left_out = dict[str, Any](), dict[str, str]()
-    given = vars(arguments) if isinstance(arguments, Namespace) else arguments
-    for name, value in given.items():
-        try:
-            kept[name] = plain(value)
-        except NotPlainError as error:
-            left_out[name] = str(error)
-    return kept, left_out
 
 
 def constructor_frame(module: Any) -> FrameType | None:
@@ -82,86 +29,6 @@ def constructor_frame(module: Any) -> FrameType | None:
             found = frame
         frame = frame.f_back
     return found
-
-
-Settings = TypeVar("Settings")
-
-
-def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
-    """The dataclass behind its plain form, nested ones included; objects pass through."""
-    if isinstance(value, kind):
-        return value
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r} is no {kind.__name__}: write {kind.__name__}(…).")
-    hints = get_type_hints(kind)
-    nested = {f.name: hints[f.name] for f in fields(kind) if is_dataclass(hints[f.name])}  # type: ignore[arg-type]
-    return kind(**{k: from_plain(nested[k], v) if k in nested else v for k, v in value.items()})
-
-
-def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulation | None:
-    """The formulation behind ``{class_path, init_args}``; no other class is built."""
-    if config is None or isinstance(config, Formulation):
-        return config
-    path = config.get("class_path") if isinstance(config, Mapping) else None
-    if not isinstance(path, str):
-        raise ValueError(
-            f"Not a formulation: {config!r}. Give an object such as Pointwise(alpha=1.0), a dict "
-            "of them by constraint, or None; in YAML {class_path, init_args}."
-        )
-    package = __name__.partition(".")[0]
-    known = {}
-    for kind in _subclasses(Formulation):
-        known[f"{kind.__module__}.{kind.__qualname__}"] = kind
-        if kind.__module__.startswith(f"{package}."):  # As LightningCLI writes it.
-            known[f"{package}.{kind.__qualname__}"] = kind
-    if path not in known:
-        raise ValueError(
-            f"Unknown formulation class {path!r}; import the module that defines it first. "
-            f"Known: {', '.join(sorted(known))}."
-        )
-    built: Formulation = known[path](**dict(config.get("init_args") or {}))
-    return built
-
-
-def _subclasses(kind: Any) -> list[type[Formulation]]:
-    found = [each for child in kind.__subclasses__() for each in [child, *_subclasses(child)]]
-    return [each for each in found if not isabstract(each)]
-
-
-def formulations_from(
-    formulation: Formulation | Mapping[str, Any] | None, constraints: Mapping[str, Constraint]
-) -> dict[str, Formulation]:
-    """The formulation of every constraint by name; empty for plain training."""
-    if formulation is None:
-        return {}
-    if not isinstance(formulation, Mapping) or "class_path" in formulation:
-        formulation = dict.fromkeys(constraints, formulation)
-    require_names("formulation", formulation, constraints)
-    built = {name: formulation_from(config) for name, config in formulation.items()}
-    return {
-        name: one if constraints[name].equals is None else one.for_equality()
-        for name, one in built.items()
-        if one is not None
-    }
-
-
-def declared_constraints(
-    constraints: Mapping[str, Any], evaluation_constraints: Mapping[str, Any] | None
-) -> tuple[dict[str, Constraint], dict[str, Constraint]]:
-    """The constraints of training and of evaluation by name, also from their plain form."""
-    built = []
-    for given in (constraints, evaluation_constraints or {}):
-        if not isinstance(given, Mapping):
-            raise ValueError(
-                f"constraints={given!r}: give a dict of constraints by name, such as "
-                '{"fit": Constraint(at_most=0.1)}.'
-            )
-        built.append({str(name): from_plain(Constraint, of) for name, of in given.items()})
-    training, evaluation = built
-    if wrong := [name for name in training if name == OBJECTIVE or "/" in name]:
-        raise ValueError(f"{wrong[0]!r}: name a constraint without a slash, and not {OBJECTIVE!r}.")
-    require_names("evaluation_constraints", evaluation, training, partial=True)
-    return training, {**training, **evaluation}
 
 
 # The module's entry -----------------------------------------------------------------------------

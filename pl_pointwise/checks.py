@@ -26,8 +26,8 @@ from torch.utils.data import Dataset, DistributedSampler, RandomSampler, Sequent
 from .data import IndexedDataset, PointwiseSampler, dataset_of, fingerprint
 from .errors import TrainingError
 from .fingerprints import probes_of
-from .step import OBJECTIVE, Terms
 from .task import Task, warn
+from .terms import OBJECTIVE, Terms
 
 # Settings ----------------------------------------------------------------------------------------
 

@@ -20,9 +20,7 @@ from .fingerprints import fingerprint_of_content
 from .random_state import random_state
 from .sampler import Drawing
 from .sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
-
-PADDING = -1
-"""The index of a row that repeats a sample only to fill a batch."""
+from .terms import PADDING
 
 SPLITS = ("train", "val", "test")
 """The training split; the selection split, by which settings and methods are chosen; and the

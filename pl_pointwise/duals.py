@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,20 +19,20 @@ from .batch_statistic import (
     slope_of,
     stepped_threshold,
 )
-from .data import fingerprint
+from .constraint import Constraint
 from .errors import TrainingError
-from .fingerprints import RANDOM_ROWS
 from .formulations import BatchFormulation, Formulation
 from .gradient_units import GradientUnits
 from .multipliers import Multipliers
-from .step import DualStep, Measured, Terms, carries, last_visits, weights
-from .task import Task, warn
+from .terms import DualStep, Measured, Terms, carries, last_visits, weights
+
+log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 
 
 class Duals:
-    """λ of every constraint of a task.
+    """λ of every constraint, of ``samples`` samples (0: a stream), and when and how it moves.
 
     Attributes:
         multipliers: λ by constraint, float32 in training-set order.
@@ -39,12 +41,22 @@ class Duals:
         in_force: the formulations with α a number, of the last step.
         dual_first: whether the step of the weights uses λ after this step's dual update.
         fingerprint: of the training set that the multipliers belong to.
+        warn: how it warns.
     """
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.dual_first = task.training_settings.order == "dual_first"
-        self.multipliers = Multipliers(0)
+    warn: Callable[[str], None] = staticmethod(log.warning)
+
+    def __init__(
+        self,
+        constraints: Mapping[str, Constraint],
+        formulations: Mapping[str, Formulation],
+        samples: int = 0,
+        primal_steps: int = 1,
+        order: str = "simultaneous",
+    ) -> None:
+        self.constraints = constraints
+        self.configure(formulations, primal_steps, order)
+        self.multipliers = Multipliers(samples)
         self.thresholds: dict[str, Tensor] = {}
         self.units = GradientUnits()
         self.in_force: dict[str, Formulation] = {}
@@ -52,12 +64,27 @@ class Duals:
         self._window: list[dict[str, list[Tensor]]] = []
         """The updated samples of the steps since the last dual step."""
 
+    def configure(
+        self, formulations: Mapping[str, Formulation], primal_steps: int, order: str
+    ) -> None:
+        """How λ moves from now on."""
+        self.formulations = formulations
+        self.primal_steps, self.dual_first = primal_steps, order == "dual_first"
+
     # In a step ----------------------------------------------------------------------------------
+
+    def put_in_force(self, steps_an_epoch: float = math.inf) -> None:
+        """The formulations of this step: those with numbers of their own, and α by what is known.
+
+        steps_an_epoch: steps from one visit of a sample to the next.
+        """
+        between = max(steps_an_epoch, self.primal_steps)
+        self.in_force = self.units.in_force(self.formulations, self.constraints, between)
 
     def rows(self, index: Tensor, terms: Terms) -> dict[str, Tensor]:
         """λ_t of the samples, by constraint, on the violations' device by one asynchronous copy."""
         found = {}
-        for name, formulation in self.task.formulations.items():
+        for name, formulation in self.formulations.items():
             if formulation.scope == "sample":
                 violation = terms.followed[name]
                 if not self.multipliers.samples:  # A stream.
@@ -87,15 +114,15 @@ class Duals:
             elif formulation.scope == "batch":
                 visits[name] = self._visit_of_batch(name, measured)
         self._window.append(visits)
-        self.units.add(measured, self.task.formulations, self.in_force, steps_an_epoch)
+        self.units.add(measured, self.formulations, self.in_force, steps_an_epoch)
 
     def step(self) -> dict[str, DualStep]:
         """λ ← (λ + η ∂ψ/∂λ)₊ for the samples seen since the last dual step, and no others.
 
         Each with its last violation; a statistic with its mean. Nothing while a window is open.
         """
-        steps, settings = dict[str, DualStep](), self.task.training_settings
-        if len(self._window) < settings.primal_steps:
+        steps = dict[str, DualStep]()
+        if len(self._window) < self.primal_steps:
             return steps
         window, self._window = self._window, []
         for name, formulation in self.in_force.items():
@@ -209,7 +236,7 @@ class Duals:
         return batch_statistic(formulation, parts, sides, count, threshold, device, reduce)
 
     def _sides(self, name: str) -> int:
-        return self.task.constraints[name].sides
+        return self.constraints[name].sides
 
     def _scalar(self, name: str) -> Tensor:
         """λ of each side, (sides,)."""
@@ -222,57 +249,37 @@ class Duals:
 
     # At the start of a fit ----------------------------------------------------------------------
 
-    def start(self, dataset: Any, restored: Mapping[str, Any] | None) -> None:
-        """Keeps the multipliers if they belong to this training set, or resets them."""
-        if dataset is not None:
-            self._keep_or_reset(dataset, restored)
-        elif self.multipliers.samples:  # A stream after a data set.
-            self.multipliers, self.fingerprint = self.multipliers.for_samples(0), None
-            self.thresholds, self.units, self._window = {}, GradientUnits(), []
-        self._fit_tables()
-        if restored is None and not self.task.global_step:
-            # Steps are counted from 0: what was measured stays until it is measured again.
-            self.units.load_state_dict({**self.units.state_dict(), "next": 0})
+    def start(self, samples: int, fingerprint: str | None, resumed: bool, first: bool) -> None:
+        """Keeps the multipliers if they belong to this training set, or starts them again.
 
-    def _keep_or_reset(self, dataset: Any, restored: Mapping[str, Any] | None) -> None:
-        found = fingerprint(dataset)
-        if found.startswith(RANDOM_ROWS):
-            warn(
-                self.task,
-                "Rows of the training set differ each time they are read, so a resume checks only "
-                "their number. Give the data set an attribute `fingerprint`, a text of your own.",
-            )
-        before = (restored or {}).get("fingerprint")
-        if before is not None and before != found:
-            raise TrainingError(
-                "These multipliers belong to another training set or order (checkpoint: "
-                f"{self.multipliers.samples:,} samples; now: {len(dataset):,}). Restore the data, "
-                "or start without `ckpt_path`."
-            )
-        if before is None and found != self.fingerprint:
-            if self.fingerprint is not None:
-                warn(
-                    self.task, "Another training set than before: the multipliers start at 0 again."
-                )
-            self.multipliers = self.multipliers.for_samples(len(dataset))
-            self.thresholds, self.units = {}, GradientUnits()
-            self._window = []
-        self.fingerprint = found
+        samples, fingerprint: of the training set; 0 and None of a stream.
+        resumed: whether they are a checkpoint's. first: whether steps are counted from 0 by a
+            fit that is not resumed.
+        """
+        if not resumed and fingerprint != self.fingerprint:
+            if self.fingerprint is not None and samples:
+                self.warn("Another training set than before: the multipliers start at 0 again.")
+            self.multipliers = self.multipliers.for_samples(samples)
+            self.thresholds, self.units, self._window = {}, GradientUnits(), []
+        self.fingerprint = fingerprint
+        self._fit_tables()
+        if first:  # What was measured stays until it is measured again.
+            self.units.load_state_dict({**self.units.state_dict(), "next": 0})
 
     def _fit_tables(self) -> None:
         """Fits multipliers and thresholds to the formulations of now, or refuses them.
 
         Kept under another formulation of the same scope; dropped, with a warning, without one.
         """
-        task, multipliers = self.task, self.multipliers
+        multipliers = self.multipliers
         for name in set(multipliers).intersection(multipliers.pending()):
-            warn(task, f'Multipliers of "{name}" are the checkpoint\'s, not those that were set.')
+            self.warn(f'Multipliers of "{name}" are the checkpoint\'s, not those that were set.')
             del multipliers.pending()[name]
         for name in [*multipliers, *multipliers.pending()]:
-            formulation = task.formulations.get(name)
+            formulation = self.formulations.get(name)
             if formulation is None or formulation.scope == "none":
                 what = "no such constraint" if formulation is None else repr(formulation)
-                warn(task, f'Multipliers of "{name}" are dropped: this module has {what}.')
+                self.warn(f'Multipliers of "{name}" are dropped: this module has {what}.')
                 multipliers.reset(name)
                 continue
             table = multipliers.get(name)
@@ -297,7 +304,7 @@ class Duals:
         self.thresholds = {
             name: threshold
             for name, threshold in self.thresholds.items()
-            if name in multipliers and task.formulations[name].learns_threshold
+            if name in multipliers and self.formulations[name].learns_threshold
         }
 
     # In a checkpoint ----------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from .certificates import worst_per_sample
 from .data import dataset_of
 from .errors import explain_gradient_errors
 from .metrics import share_violated, violation_statistics
-from .step import OBJECTIVE, micro_batches_of, terms_of, widest
+from .step import micro_batches_of, terms_of
 from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
+from .terms import OBJECTIVE, widest
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from .errors import TrainingError
+
 Scope = Literal["sample", "batch", "none"]
 Adaptive = Literal["adaptive"]
 Own = TypeVar("Own", bound="Formulation")
@@ -146,8 +148,13 @@ class Ascending(Formulation):
 
     @property
     def augmentation(self) -> float | None:
-        """α as a number; an adaptive one outside training: 1; the standard Lagrangian: None."""
-        return 1.0 if isinstance(self.alpha, str) else self.alpha
+        """α as a number; the standard Lagrangian: None; an adaptive one has it in a run only."""
+        if isinstance(self.alpha, str):
+            raise TrainingError(
+                f"{self!r} has no α outside a run, which measures its unit: train it by "
+                "PointwiseLoss or a PointwiseModule, or state alpha."
+            )
+        return self.alpha
 
     @property
     def adaptive(self) -> bool:
@@ -494,7 +501,7 @@ class Relaxed(Ascending):
 
     @property
     def beta_in_force(self) -> float:
-        """β as a number; outside training a ``price`` is taken as β, as if Λ were 1."""
+        """β as a number."""
         return float(self.beta if self.beta is not None else self.price or 0.0)
 
     def in_units(self, pull: float, step: float, unit: float, size: float) -> Relaxed:

@@ -42,9 +42,9 @@ from typing import Any
 
 import torch
 
+from .constraint import Constraint
 from .formulations import Formulation
-from .step import Measured
-from .task import Constraint
+from .terms import Measured
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from .certificates import worst_per_sample
 from .duals import Duals
-from .step import OBJECTIVE, Measured
 from .task import Task, warn
+from .terms import OBJECTIVE, Measured
 
 LARGE, STAYS = 100.0, 0.05
 """λ in its unit, and the share of samples violated, beyond which λ grows and does not help."""

@@ -1,7 +1,8 @@
 """The base module: what a task derives from, and what its parts are.
 
-The terms of a task: task.py. A training step: stepper.py. λ: duals.py. The run around the step,
-with its checkpoints: run.py. ``validate`` and ``test``: evaluation.py.
+The terms of a task: task.py. A training step: stepper.py, of the parts that loss.py has for any
+loop. λ: duals.py. The run around the step, with its checkpoints: run.py. ``validate`` and ``test``:
+evaluation.py.
 """
 
 from __future__ import annotations
@@ -15,25 +16,21 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from .checkpoints import (
-    constructor_frame,
-    declared_constraints,
-    formulations_from,
-    from_plain,
-    plain_arguments,
-)
+from .checkpoints import constructor_frame
 from .checks import check_trained
-from .duals import Duals
+from .constraint import Constraint
 from .errors import TrainingError
 from .evaluation import Evaluator, SampleValues, SampleViolations
 from .formulations import Formulation
+from .loss import PointwiseLoss
 from .multipliers import Multipliers
 from .optimizers import Training, keeping_monitors
 from .own_hooks import wrap_hooks
+from .plain import declared_constraints, from_plain, plain_arguments
 from .run import Run
-from .step import DualStep, Measured
 from .stepper import Stepper
-from .task import Constraint, Notes, Task
+from .task import Notes, Task
+from .terms import DualStep, Measured
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()
@@ -108,10 +105,10 @@ class PointwiseModule(Task):
             each method's own.
     """
 
-    multipliers: Multipliers = _held_by("_duals", "multipliers")
-    thresholds: dict[str, Tensor] = _held_by("_duals", "thresholds")
-    measured: Measured | None = _held_by("_stepper", "measured")
-    dual_steps: dict[str, DualStep] = _held_by("_stepper", "dual_steps")
+    multipliers: Multipliers = _held_by("_lagrangian", "multipliers")
+    thresholds: dict[str, Tensor] = _held_by("_lagrangian", "thresholds")
+    measured: Measured | None = _held_by("_lagrangian", "measured")
+    dual_steps: dict[str, DualStep] = _held_by("_lagrangian", "dual_steps")
     violations: dict[str, dict[str, Tensor]] = _held_by("_evaluator", "violations")
     evaluated: dict[str, dict[str, SampleViolations]] = _held_by("_evaluator", "evaluated")
     evaluated_metrics: dict[str, dict[str, SampleValues]] = _held_by(
@@ -138,14 +135,21 @@ class PointwiseModule(Task):
         self.constraints, self.evaluation_constraints = declared_constraints(
             constraints, evaluation_constraints
         )
-        self.formulations = formulations_from(formulation, self.constraints)
-        self.training_settings = deepcopy(from_plain(Training, training))
+        settings = deepcopy(from_plain(Training, training))
+        self.training_settings = settings
 
         self._notes = Notes()
-        self._duals = Duals(self)
-        self._stepper = Stepper(self, self._duals)
+        self._lagrangian = PointwiseLoss(
+            self.constraints,
+            formulation,
+            samples=None,  # Until a fit knows them.
+            primal_steps=settings.primal_steps,
+            order=settings.order,
+        )
+        self.formulations = dict(self._lagrangian.formulations)
+        self._stepper = Stepper(self, self._lagrangian)
         self._evaluator = Evaluator(self)
-        self._run = Run(self, self._duals, self._stepper, self._evaluator)
+        self._run = Run(self, self._lagrangian, self._stepper, self._evaluator)
         self.save_hyperparameters(frame=constructor_frame(self))
 
     def _compiled(self) -> Any:

@@ -6,6 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +26,12 @@ from .checks import (
     training_set,
     warn_of_checkpoints,
 )
-from .data import ResumableDataLoader
-from .duals import Duals
+from .data import ResumableDataLoader, fingerprint
 from .errors import TrainingError
 from .evaluation import Evaluator
+from .fingerprints import RANDOM_ROWS
 from .formulations import Formulation
+from .loss import PointwiseLoss
 from .optimizers import number_of_steps
 from .own_hooks import part_of
 from .random_state import random_state, restore_random_state
@@ -49,8 +51,11 @@ warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_t
 class Run:
     """The parts of Lightning's hooks that are the base module's, and what they need to know."""
 
-    def __init__(self, task: Task, duals: Duals, stepper: Stepper, evaluator: Evaluator) -> None:
-        self.task, self.duals, self.stepper, self.evaluator = task, duals, stepper, evaluator
+    def __init__(
+        self, task: Task, loss: PointwiseLoss, stepper: Stepper, evaluator: Evaluator
+    ) -> None:
+        self.task, self.duals, self.stepper, self.evaluator = task, loss.duals, stepper, evaluator
+        self.duals.warn = partial(warn, task)
         self.total_steps: int | None = None  # None before training, and without an end.
         self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
         self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.
@@ -107,7 +112,7 @@ class Run:
             task.number_of_steps()
         dataset = training_set(task)
         self._limit_loader()
-        self.duals.start(dataset, self._restored)
+        self._start_multipliers(dataset)
         self.stepper.first_steps.start(task, dataset, self.duals.fingerprint)
         self.evaluator.forget()
         self.stepper.last_words.start_fit()
@@ -117,6 +122,31 @@ class Run:
             restored["frozen_at_start"] = frozen_weights(task)
             self._place_loops(restored["next"], restored["loaders"])
             self._restore_random_state(restored["random_states"])
+
+    def _start_multipliers(self, dataset: Any) -> None:
+        """Keeps them if they are of this training set; refuses a checkpoint's of another."""
+        found, before = None, (self._restored or {}).get("fingerprint")
+        if dataset is not None:
+            found = fingerprint(dataset)
+            if found.startswith(RANDOM_ROWS):
+                warn(
+                    self.task,
+                    "Rows of the training set differ each time they are read, so a resume checks "
+                    "only their number. Give the data set an attribute `fingerprint`, a text of "
+                    "your own.",
+                )
+            if before is not None and before != found:
+                raise TrainingError(
+                    "These multipliers belong to another training set or order (checkpoint: "
+                    f"{self.duals.multipliers.samples:,} samples; now: {len(dataset):,}). Restore "
+                    "the data, or start without `ckpt_path`."
+                )
+        samples = 0 if dataset is None else len(dataset)
+        resumed = dataset is not None and before is not None
+        first = self._restored is None and not self.task.global_step
+        settings = self.task.training_settings
+        self.duals.configure(self.task.formulations, settings.primal_steps, settings.order)
+        self.duals.start(samples, found, resumed, first)
 
     def _limit_loader(self) -> None:
         """Tells the training loader how many batches the trainer takes of it."""
@@ -218,7 +248,11 @@ class Run:
                 "The training DataLoader has no batch: its data set is empty, or with drop_last "
                 "smaller than a batch. Give it data, or a smaller batch_size."
             )
-        if self.stepper.measured is None and trainer.ckpt_path is None and not trainer.fast_dev_run:
+        if (
+            self.stepper.loss.measured is None
+            and trainer.ckpt_path is None
+            and not trainer.fast_dev_run
+        ):
             warn(
                 self.task,
                 f"No step was taken: epoch {trainer.current_epoch} of {trainer.max_epochs}, step "

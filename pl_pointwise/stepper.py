@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer import call
 from torch import Tensor, nn
@@ -17,87 +16,61 @@ from torch.distributed.tensor import DTensor
 
 from .batch_statistic import Slope
 from .checks import FirstSteps
-from .data import PADDING
-from .duals import Duals
 from .errors import explain_gradient_errors
 from .last_words import LastWords
+from .loss import PointwiseLoss, norm_of
 from .metrics import share_violated
 from .random_state import replayed_random_state
-from .step import (
-    OBJECTIVE,
-    DualStep,
-    Layout,
-    Measured,
-    MicroBatch,
-    Terms,
-    carries,
-    finite_samples,
-    micro_batches_of,
-    non_finite_values,
-    pack,
-    terms_of,
-    unpack,
-    weights,
-    widest,
-    without_samples,
-)
+from .ranks import over_ranks
+from .step import MicroBatch, micro_batches_of, terms_of, without_samples
 from .task import Task, judges_strictly, warn
+from .terms import OBJECTIVE, PADDING, Measured, finite_samples, non_finite_values, widest
 
 
 class Stepper:
     """Steps the weights of a task and the multipliers of its constraints."""
 
-    def __init__(self, task: Task, duals: Duals) -> None:
-        self.task, self.duals = task, duals
+    def __init__(self, task: Task, loss: PointwiseLoss) -> None:
+        self.task, self.loss = task, loss
         self.strict = judges_strictly(task)
-        self.measured: Measured | None = None  # Of the last step, of all ranks.
-        self.dual_steps: dict[str, DualStep] = {}  # That it ended in, by constraint.
         self.left_out = 0  # Samples left out so far because a value was not finite.
         self.skipped_steps = 0  # Because of a gradient that was not, or as no sample was left.
         self.taken_now = self.skipped_now = 0  # In this epoch.
         self.first_steps = FirstSteps()
         self.last_words = LastWords(task)
         self.buffers = Buffers()
-        self._layout: Layout = {}
-        self._flat: set[str] = set()  # Constraints that were found without a gradient.
 
     def take(self, batch: Any) -> Measured:
         """One step of the weights and one of the batch's multipliers."""
-        task, duals, trainer = self.task, self.duals, self.task.trainer
+        task, loss, trainer = self.task, self.loss, self.task.trainer
         optimizer = trainer.optimizers[0]  # The only one: see checks.check_module.
         micro_batches = micro_batches_of(task, batch, task.training_settings.micro_batch_size)
         # How many samples each term applies to, over all ranks, before any forward pass.
-        names, found = [OBJECTIVE, *task.constraints], []
-        for micro in micro_batches:  # Terms that apply to every sample share one mask.
-            sums = {id(mask): carries(mask).sum() for mask in micro.masks.values()}
-            found.append(torch.stack([sums[id(micro.masks[name])] for name in names]))
-        numbers = self._over_ranks(torch.stack(found).sum(0).float(), "sum")
-        counts = dict(zip(names, numbers.clamp(min=1).unbind(), strict=True))
+        counts = loss.counts([micro.masks for micro in micro_batches])
         # Lightning calls this hook under automatic optimization only.
         call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
         call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
         self.buffers.keep(task)
-        due = duals.units.due(task.formulations, task.global_step)
+        due = loss.duals.units.due(task.formulations, task.global_step)
         due = self._measure_units(due, micro_batches, counts)
         measured = self._measure(micro_batches, counts)
         if self.buffers.changing is None:
             self.buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
             measured = self._without_non_finite(measured, micro_batches, counts, due)
-        self.measured, self.dual_steps = measured, {}
+        loss.measured, loss.dual_steps = measured, {}
         self.last_words.add(measured)
         if self._may_step(measured):
             task.optimizers().step()  # type: ignore[union-attr]
             self.taken_now += 1
-            duals.note(measured, trainer.num_training_batches)
-            self.dual_steps = duals.step()
+            loss.take(measured, trainer.num_training_batches)
         else:
             self.buffers.restore(task)
         return measured
 
     def log(self) -> None:
         """Logs ``running/…``, of the step's batch, and at every step for a progress bar."""
-        task, trainer, measured = self.task, self.task.trainer, self.measured
+        task, trainer, measured = self.task, self.task.trainer, self.loss.measured
         bar = getattr(trainer.progress_bar_callback, "is_enabled", False)
         monitored = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
         logged = trainer.is_last_batch or trainer._logger_connector.should_update_logs
@@ -140,32 +113,23 @@ class Stepper:
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], rows: int = 0
     ) -> Measured:
         """Accumulates the step's gradient, clipped; ``rows``: of a rank without any left."""
-        task, duals, ranks = self.task, self.duals, self.task.trainer.world_size
+        task, loss = self.task, self.loss
         task.optimizers().zero_grad()  # type: ignore[union-attr]
-        on_batch = any(f.scope == "batch" for f in duals.in_force.values())
-        slopes = self._slopes(micro_batches, counts) if on_batch else None
-        packed = []
+        slopes = self._slopes(micro_batches, counts) if loss.duals.on_batch else {}
+        tables = []
         for micro in self._each_with_its_backward_pass(micro_batches):
             terms = terms_of(task, micro, task(micro.batch), self.strict)
             if self.first_steps.unproven:
                 self.first_steps.require_gradients(task, terms)
-            multipliers = duals.rows(micro.index, terms)
-            loss = self._lagrangian(terms, multipliers, counts)
-            table, self._layout = pack(micro.index, terms, multipliers, loss, self.strict)
-            packed.append(table)
-            if on_batch:
-                slopes = slopes or duals.slopes([terms], counts, task.device)
-                loss = loss + duals.batch_loss(terms, slopes, counts)
+            if slopes is None:
+                slopes = loss.duals.slopes([terms], counts, task.device)
+            share, table = loss.share(terms, micro.index, counts, slopes, self.strict)
+            tables.append(table)
             # The ranks' gradients are averaged, and the counts are those of all ranks.
-            task.manual_backward(loss * ranks if ranks > 1 else loss)
-        if not micro_batches:
-            width = sum(self._layout.values())
-            packed = [torch.zeros(rows, width, dtype=widest(task.device), device=task.device)]
-        norm = self._gradient_norm(task.training_settings.gradient_clip_val)
-        table = packed[0] if len(packed) == 1 else torch.cat(packed)
-        if ranks > 1:
-            table = task.all_gather(table).flatten(0, 1)  # type: ignore[union-attr]
-        return unpack(table, self._layout, norm)
+            ranks = task.trainer.world_size
+            task.manual_backward(share * ranks if ranks > 1 else share)
+        tables = tables or [loss.empty_rows(rows, task.device)]
+        return loss.gather(tables, self._gradient_norm(task.training_settings.gradient_clip_val))
 
     def _each_with_its_backward_pass(self, micro_batches: list[MicroBatch]) -> Iterator[MicroBatch]:
         """The ranks add up their gradients in the last backward pass, and each rank has one."""
@@ -176,24 +140,6 @@ class Stepper:
         if not micro_batches:  # All samples of this rank were left out; the others wait for it.
             self.task.manual_backward(connected_zero(self.task))
 
-    def _lagrangian(
-        self, terms: Terms, multipliers: dict[str, Tensor], counts: dict[str, Tensor]
-    ) -> Tensor:
-        """This micro-batch's share of mean ℓ₀ + Σ mean ψ(v, λ), of every ψ per sample."""
-        loss = terms.objective.sum() / counts[OBJECTIVE]
-        for name, formulation in self.duals.in_force.items():
-            if formulation.scope == "batch":
-                continue
-            violation, mask = terms.followed[name], terms.masks[name]
-            multiplier = multipliers.get(name, torch.zeros_like(violation))
-            if self.duals.dual_first:
-                multiplier = formulation.ascend(terms.judged[name], multiplier)
-            psi = formulation.lagrangian(violation, multiplier)
-            sides = self.task.constraints[name].sides
-            normalised = weights(mask, sides, violation.dtype) / counts[name]
-            loss = loss + (torch.where(mask, psi, 0) * normalised).sum()
-        return loss
-
     def _slopes(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
     ) -> dict[str, Slope] | None:
@@ -201,14 +147,14 @@ class Stepper:
 
         Else a pass without gradients finds the mean, and both passes see the same dropout.
         """
-        task, known = self.task, self.duals.known_slopes()
+        task, known = self.task, self.loss.duals.known_slopes()
         if known is not None or (len(micro_batches) == 1 and task.trainer.world_size == 1):
             return known
-        strict = self.strict and self.duals.dual_first
+        strict = self.strict and self.loss.duals.dual_first
         with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
             found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
         self.buffers.restore(task)
-        return self.duals.slopes(found, counts, task.device, self._over_ranks)
+        return self.loss.duals.slopes(found, counts, task.device, over_ranks)
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``largest`` if that is given."""
@@ -306,31 +252,11 @@ class Stepper:
     def _measure_units(
         self, names: list[str], micro_batches: list[MicroBatch], counts: dict[str, Tensor]
     ) -> list[str]:
-        """The norms of ∇ mean ℓ₀ and ∇ mean v over the violated values, each by one more pass.
-
-        Sets the formulations in force; returns the names of which a norm is not finite.
-        """
-        units, objective, again = self.duals.units, None, []
-        for name in names:
-            norm, number, total = self._gradient_of(name, micro_batches, counts[name])
-            if number and objective is None:
-                objective = self._gradient_of(OBJECTIVE, micro_batches, counts[OBJECTIVE])[0]
-            if number and norm == 0 and name not in self._flat:
-                self._flat.add(name)
-                warn(
-                    self.task,
-                    f'Constraint "{name}": the gradient of its violated values is 0 for every '
-                    "trained weight, so nothing enforces it. In constraint_values() and forward(), "
-                    "look for a clamp, a rounding, or a part that is frozen.",
-                )
-            if number and objective is not None:
-                violations = norm * float(counts[name]) / number
-                units.measure(name, objective, violations, total / number)
-            if not math.isfinite(norm + (objective or 0.0)):
-                again.append(name)
-        task, batches = self.task, self.task.trainer.num_training_batches
-        between = max(batches, task.training_settings.primal_steps)
-        self.duals.in_force = units.in_force(task.formulations, task.constraints, between)
+        """Λ of these constraints, each by one more pass; those of which a norm is not finite."""
+        again = self.loss.measure_units(
+            names, counts, lambda name: self._gradient_of(name, micro_batches, counts[name])
+        )
+        self.loss.duals.put_in_force(self.task.trainer.num_training_batches)
         return again
 
     def _gradient_of(
@@ -344,29 +270,20 @@ class Stepper:
             for micro in self._each_with_its_backward_pass(micro_batches):
                 terms = terms_of(task, micro, task(micro.batch), strict=False)
                 finite = finite_samples(terms.objective, terms.followed)
-                if name == OBJECTIVE:
-                    values = torch.where(finite, terms.objective, 0)
-                else:
-                    values = torch.where(finite[:, None], terms.followed[name], 0)
-                    signed = task.formulations[name].signed
-                    values = values.abs() if signed else values.clamp(min=0)
+                values = self.loss.pushed(name, terms)
+                values = torch.where(finite if values.dim() == 1 else finite[:, None], values, 0)
                 found = values.detach().to(beside)
                 beside += torch.stack([(found > 0).sum(), found.sum(), (~finite).sum()])
                 scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
                 task.manual_backward(values.sum() * scale + connected_zero(task))
-        norm = float(self._gradient_norm())
+        scaler = getattr(task.trainer.precision_plugin, "scaler", None)
+        norm = norm_of(p.grad for p in task.parameters() if p.grad is not None)
+        norm /= 1.0 if scaler is None else float(scaler.get_scale())
         self.buffers.restore(task)
-        number, total, left_out = self._over_ranks(beside, "sum").tolist()
+        number, total, left_out = over_ranks(beside, "sum").tolist()
         if not math.isfinite(norm) and not left_out and self._lower_scale():
             return self._gradient_of(name, micro_batches, count)
         return norm, number, total
-
-    def _over_ranks(self, value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
-        if self.task.trainer.world_size > 1:
-            # Not Lightning's reduce: it puts a barrier first, at which the host waits for the GPU.
-            value = value.clone()
-            dist.all_reduce(value, dist.ReduceOp.SUM if operation == "sum" else dist.ReduceOp.MAX)
-        return value
 
 
 class Buffers:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from .constraint import Constraint
 from .errors import DataError, TrainingError
 from .formulations import Formulation
 from .optimizers import Training, number_of_steps
@@ -28,76 +27,6 @@ Batch = dict[str, Any]
 """What the collate functions of the shipped tasks return: tensors and lists by name."""
 Metrics = dict[str, Metric]
 """By the name in the log keys, without the data set's."""
-
-
-@dataclass(frozen=True)
-class Constraint:
-    """A bound on a value ℓ: ``ℓ ≤ at_most``, ``ℓ ≥ at_least``, both (interval), ``ℓ = equals``.
-
-    An interval is two constraints on one value: its violation has twice the columns, and each side
-    multipliers of its own, at width zero too; an equality has one signed multiplier instead.
-
-    For an equality, reports show :meth:`violation`, |ℓ − c|. To count samples further off than δ,
-    give the module an evaluation constraint ``Constraint(at_least=c − δ, at_most=c + δ)``. The
-    multipliers of Pointwise, Relaxed and Average follow :meth:`residual`, ℓ − c with its sign:
-    λ > 0 pushes ℓ down, λ < 0 up. Every other formulation acts on the violation.
-    """
-
-    at_most: float | None = None
-    at_least: float | None = None
-    equals: float | None = None
-
-    def __post_init__(self) -> None:
-        given = (self.at_most, self.at_least, self.equals)
-        bounds = [bound for bound in given if bound is not None]
-        if not bounds:
-            raise ValueError(
-                "A constraint needs a bound: Constraint(at_most=…), (at_least=…) or (equals=…)."
-            )
-        if not all(isinstance(bound, Real) for bound in bounds):
-            raise ValueError(
-                "A bound of a constraint is one number. For one of each sample let "
-                "constraint_values() return value − bound, with Constraint(at_most=0), or for a "
-                "lower bound with at_least=0."
-            )
-        if not all(math.isfinite(bound) for bound in bounds):
-            raise ValueError(f"The bounds of a constraint must be finite numbers, got {self}.")
-        if self.equals is not None and len(bounds) > 1:
-            raise ValueError(f"equals stands alone, without at_most and at_least: got {self}.")
-        if len(bounds) == 2 and bounds[0] < bounds[1]:
-            raise ValueError(f"Empty interval: at_least exceeds at_most in {self}.")
-
-    @property
-    def sides(self) -> int:
-        """2 for an interval, else 1."""
-        return 2 if self.at_most is not None and self.at_least is not None else 1
-
-    def violation(self, values: Tensor) -> Tensor:
-        """ℓ − at_most, at_least − ℓ or |ℓ − equals|, positive violates, in the shape of the values.
-
-        For an interval (B, 2) or (B, 2K): first the upper side's columns, then the lower side's.
-        """
-        return self.reported(self.residual(values))
-
-    def outside(self, violation: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each value the larger of an interval's two, (b, sides·K) → (b, K); masks alike."""
-        violation, mask = (each.unflatten(1, (self.sides, -1)) for each in (violation, mask))
-        return violation.amax(1), mask[:, 0]
-
-    def residual(self, values: Tensor) -> Tensor:
-        """ℓ − equals, with its sign, for an equality; else the violation. Shapes alike."""
-        if self.equals is not None:
-            return values - self.equals
-        upper = None if self.at_most is None else values - self.at_most
-        lower = None if self.at_least is None else self.at_least - values
-        if upper is None or lower is None:
-            return upper if lower is None else lower  # type: ignore[return-value]
-        join = torch.stack if values.dim() == 1 else torch.cat
-        return join([upper, lower], dim=1)
-
-    def reported(self, residual: Tensor) -> Tensor:
-        """The violation behind a residual: |ℓ − c| for an equality, else unchanged."""
-        return residual if self.equals is None else residual.abs()
 
 
 @dataclass

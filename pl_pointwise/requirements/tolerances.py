@@ -19,10 +19,10 @@ from pandas import DataFrame
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import CommandParser, fraction
 from pl_pointwise.configs import overview
+from pl_pointwise.constraint import Constraint
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
 from pl_pointwise.printing import SPLIT_NAMES, Table, quieten
-from pl_pointwise.task import Constraint
 
 from .p_values import fewest_samples, samples_needed
 from .samples import Source

@@ -29,9 +29,9 @@ from torch.nn.functional import logsigmoid
 from torchmetrics import MeanMetric
 
 from pl_pointwise import Formulation, Optimization, Training
-from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.plain import from_plain
 from pl_pointwise.step import judged_values
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.adapters import Lora

@@ -29,13 +29,13 @@ from torchmetrics import MeanMetric
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
-from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import PADDING
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.files import replaced_folder
 from pl_pointwise.model_card import write_card
 from pl_pointwise.own_hooks import part_of
+from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics, notes_of
 from pl_pointwise.tasks.common.models import check_weights
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.plain import from_plain
 from pl_pointwise.tasks.common.records import check_source, largest
 from pl_pointwise.tasks.common.splits import (
     prompt_groups,

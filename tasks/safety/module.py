@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Formulation, Optimization, Training
-from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.generation import Generation

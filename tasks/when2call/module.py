@@ -24,8 +24,8 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 
 from pl_pointwise import Formulation, Optimization, Training
-from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import one_of
+from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.batch import collate_columns

@@ -303,10 +303,10 @@ def test_second_fit_measures_the_unit_anew() -> None:
     rows, module = ToyRows(4), Toy(Pointwise(), {"fit": Constraint(at_most=-0.3)})
     module.learning_rate = 0.0
     fit(module, rows, epochs=150)
-    counts = [module._duals.units.state_dict()["states"]["fit"]["measurements"]]
+    counts = [module._lagrangian.duals.units.state_dict()["states"]["fit"]["measurements"]]
     for _ in range(2):
         fit(module, rows, epochs=3)
-        counts.append(module._duals.units.state_dict()["states"]["fit"]["measurements"])
+        counts.append(module._lagrangian.duals.units.state_dict()["states"]["fit"]["measurements"])
     assert counts == [9, 12, 15]
 
 

@@ -29,7 +29,7 @@ from pl_pointwise import (
     Relaxed,
     Tilted,
 )
-from pl_pointwise.checkpoints import formulation_from
+from pl_pointwise.plain import formulation_from
 from tests.pl_pointwise.by_hand import psi, rule_of
 
 # Several decades on both sides of zero, and exact zeros.

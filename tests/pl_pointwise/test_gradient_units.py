@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed
 from pl_pointwise.gradient_units import GradientUnits
-from pl_pointwise.step import Measured
+from pl_pointwise.terms import Measured
 from tests.pl_pointwise.toy import (
     At,
     Toy,
@@ -138,7 +138,9 @@ def test_micro_batches_measure_what_the_batch_does(size: int) -> None:
     whole = fit(Toy(Pointwise(), partial=True), rows)
     pieces = fit(Toy(Pointwise(), partial=True, micro_batch_size=size), rows)
     assert_same_run(pieces, whole, atol=1e-5)
-    states = [m._duals.units.state_dict()["states"]["pair"]["unit"] for m in (pieces, whole)]
+    states = [
+        m._lagrangian.duals.units.state_dict()["states"]["pair"]["unit"] for m in (pieces, whole)
+    ]
     assert states[0] == pytest.approx(states[1], rel=1e-6)
 
 
@@ -154,7 +156,9 @@ def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
         resumed, ToyData(rows, batch_size=4), ckpt_path=tmp_path / "at.ckpt", weights_only=True
     )
     assert_identical_run(resumed, whole)
-    assert resumed._duals.units.state_dict() == whole._duals.units.state_dict()
+    assert (
+        resumed._lagrangian.duals.units.state_dict() == whole._lagrangian.duals.units.state_dict()
+    )
 
 
 def test_measuring_draws_no_random_number_of_the_fit() -> None:
@@ -190,7 +194,7 @@ def test_price_is_the_most_that_a_sample_pulls() -> None:
     """In multiples of Λ, where nothing can be met."""
     module = fit(Toy(Relaxed(price=2.0), {"fit": Constraint(at_most=-50.0)}), ToyRows(9), epochs=9)
     formulation = module._run.in_force("fit")
-    unit = module._duals.units.state_dict()["states"]["fit"]["unit"]
+    unit = module._lagrangian.duals.units.state_dict()["states"]["fit"]["unit"]
     v = torch.full((1,), 60.0, requires_grad=True)
     (pull,) = torch.autograd.grad(formulation.lagrangian(v, torch.zeros(1)).sum(), v)
     assert float(pull) == pytest.approx(2.0 * unit, rel=0.3)  # Λ moved since the step.

@@ -219,8 +219,8 @@ def test_set_values_give_way_to_a_checkpoint_with_a_warning(tmp_path: Path, capl
 def test_formulation_of_the_same_kind_keeps_the_multipliers(before: Any, after: Any) -> None:
     old = fit_again(Toy(before, **STILL))
     new = Toy(after, **STILL)
-    new._duals.multipliers = old.multipliers
-    new._duals.fingerprint = old._duals.fingerprint
+    new._lagrangian.duals.multipliers = old.multipliers
+    new._lagrangian.duals.fingerprint = old._lagrangian.duals.fingerprint
     kept = {name: table.clone() for name, table in old.multipliers.items()}
     fit_again(new)
     assert any(table.any() for table in kept.values())
@@ -272,8 +272,8 @@ def test_other_data_close_no_window_and_keep_no_unit() -> None:
     one_step(module, ToyRows(8))
     one_step(module, ToyRows(5, seed=3))
     assert not any(table.any() for table in module.multipliers.values())
-    assert len(module._duals._window) == 1
-    assert module._duals.units.state_dict()["states"]["fit"]["visits"] == 1
+    assert len(module._lagrangian.duals._window) == 1
+    assert module._lagrangian.duals.units.state_dict()["states"]["fit"]["visits"] == 1
 
 
 def test_what_was_reset_is_not_stepped_by_visits_from_before() -> None:

@@ -167,14 +167,14 @@ class Torn(Hard):
         return super().objective(outputs, batch)
 
     def on_fit_start(self) -> None:
-        step = self._duals.step
+        step = self._lagrangian.duals.step
 
         def torn() -> Any:
             if self.place == "dual step" and self.global_step == WITHIN:
                 raise RuntimeError("in mid-step")
             return step()
 
-        self._duals.step = torn  # type: ignore[method-assign]
+        self._lagrangian.duals.step = torn  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("place", ["objective", "dual step"])

@@ -1,0 +1,354 @@
+"""The heart: objective, constraints and multipliers of a batch as one loss, for any loop.
+
+:class:`PointwiseLoss` is what a loop of one's own calls, and what the training step of
+:class:`~pl_pointwise.module.PointwiseModule` consists of (stepper.py). No Lightning is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .batch_statistic import Slope
+from .constraint import Constraint
+from .duals import Duals
+from .errors import TrainingError
+from .formulations import Formulation
+from .multipliers import Multipliers
+from .plain import declared_constraints, formulations_from
+from .ranks import number_of_ranks, over_ranks, rows_of_all_ranks
+from .terms import (
+    OBJECTIVE,
+    PADDING,
+    DualStep,
+    Layout,
+    Measured,
+    Terms,
+    build_terms,
+    carries,
+    masks_from,
+    one_per_sample,
+    pack,
+    strict_values_from,
+    unpack,
+    weights,
+    widest,
+)
+
+VERSION = 1
+"""The version of what :meth:`PointwiseLoss.state_dict` returns."""
+
+
+class PointwiseLoss:
+    """Mean ℓ₀ + Σ mean ψ(v, λ) of a batch, with a multiplier for every sample.
+
+    ::
+
+        constrained = PointwiseLoss(
+            {"fit": Constraint(at_most=0.1)}, Pointwise(), samples=len(train)
+        )
+        for x, y, index in loader:  # index (B,): each sample's position in ``train``
+            outputs = model(x)
+            loss = constrained(outputs.abs(), {"fit": (outputs - y).square()}, index)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            constrained.step()  # λ of the batch
+
+    Where torch.distributed runs, every rank calls both; gradients are averaged as DDP does it, and
+    λ is the same on all. Several calls before one ``step()`` are micro-batches of one batch: divide
+    each loss by their number.
+
+    Args:
+        constraints: by name.
+        formulation: one for all constraints, one for each by name, or None: the objective alone.
+        samples: N, of the training set; None for a stream, of which nothing keeps a λ.
+        parameters: the weights that are trained, ``model.parameters()``; needed with several ranks
+            only: else they are found in the graph of a loss.
+        primal_steps: steps of the weights per dual step.
+        order: "simultaneous": a loss uses λ before its batch's dual step; "dual_first": after it.
+
+    Attributes:
+        multipliers: λ by constraint, (N, K) float32; () for a statistic of the batch.
+        thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
+        measured: what the last step measured, of all ranks; None before the first.
+        dual_steps: the dual step it ended in, by constraint; empty where it took none.
+        steps_an_epoch: N over the samples of a step; set it where an epoch is not all of N.
+    """
+
+    def __init__(
+        self,
+        constraints: Mapping[str, Constraint],
+        formulation: Formulation | Mapping[str, Formulation] | None,
+        *,
+        samples: int | None,
+        parameters: Iterable[Tensor] | None = None,
+        primal_steps: int = 1,
+        order: str = "simultaneous",
+    ) -> None:
+        self.constraints, _ = declared_constraints(constraints, None)
+        formulations = formulations_from(formulation, self.constraints)
+        self.duals = Duals(self.constraints, formulations, samples or 0, primal_steps, order)
+        self.measured: Measured | None = None
+        self.dual_steps: dict[str, DualStep] = {}
+        self.steps = 0  # Of the weights.
+        self.steps_an_epoch: float | None = None
+        self._parameters = None if parameters is None else list(parameters)
+        self._flat: set[str] = set()  # Constraints that were found without a gradient.
+        self._layout: Layout = {}
+        self._tables: list[Tensor] = []  # Of the losses since the last step.
+
+    @property
+    def formulations(self) -> Mapping[str, Formulation]:
+        return self.duals.formulations
+
+    @property
+    def multipliers(self) -> Multipliers:
+        return self.duals.multipliers
+
+    @property
+    def thresholds(self) -> dict[str, Tensor]:
+        return self.duals.thresholds
+
+    # In a loop of one's own ---------------------------------------------------------------------
+
+    def __call__(
+        self,
+        objective: Tensor,
+        values: Mapping[str, Tensor],
+        index: Tensor,
+        *,
+        masks: Mapping[str, Tensor] | None = None,
+        strict: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """The loss of a batch, a scalar to differentiate.
+
+        Args:
+            objective: ℓ₀ of each sample, (B,).
+            values: ℓ_k of each sample by constraint, (B,) or (B, K): not yet violations.
+            index: (B,), each sample's position in the training set; −1 for padding.
+            masks: which samples a term applies to, bool (B,) by "objective" or constraint, or
+                (B, K); a term left out applies to all.
+            strict: values that the multipliers follow where they are others: see
+                :meth:`~pl_pointwise.task.Task.strict_values`.
+
+        Raises:
+            DataError: a tensor of another shape.
+            TrainingError: a value that is not finite, with its sample, before anything moves; a
+                call without gradients.
+        """
+        if not torch.is_grad_enabled():
+            raise TrainingError(
+                "PointwiseLoss is called without gradients. An evaluation has no multipliers: take "
+                "the objective, and Constraint.violation(values)."
+            )
+        index, device = index.detach().cpu(), objective.device
+        objective, values = one_per_sample(objective, values, self.constraints, len(index))
+        masks = masks_from(masks or {}, index, [OBJECTIVE, *self.constraints], device)
+        judged = None if strict is None else strict_values_from(strict, values, self.formulations)
+        terms = build_terms(self.constraints, self.formulations, masks, objective, values, judged)
+        _require_finite(terms, index)
+        counts = self.counts([masks])
+        if not self._tables:
+            due = self.duals.units.due(self.formulations, self.steps)
+            self.measure_units(due, counts, lambda name: self._gradient_of(name, terms, counts))
+            self.duals.put_in_force(self._steps_an_epoch(len(index) * number_of_ranks()))
+        slopes = self.duals.known_slopes()
+        if slopes is None:
+            slopes = self.duals.slopes([terms], counts, device, over_ranks)
+        loss, table = self.share(terms, index, counts, slopes, strict is not None)
+        self._tables.append(table)
+        # The ranks' gradients are averaged, and the counts are those of all ranks.
+        return loss * number_of_ranks()
+
+    def step(self) -> dict[str, DualStep]:
+        """λ ← (λ + η ∂ψ/∂λ)₊ of the samples of the last loss; after the optimizer's step."""
+        if not self._tables:
+            raise TrainingError("PointwiseLoss.step() without a loss since the last step.")
+        rows, self._tables = torch.cat(self._tables), []
+        most = over_ranks(torch.tensor(len(rows), device=rows.device), "max")
+        filling = rows.new_zeros(int(most) - len(rows), rows.shape[1])
+        filling[:, 0] = PADDING  # The first column is the index.
+        measured = self.gather([rows, filling], rows.new_zeros(()))
+        self.measured = measured
+        return self.take(measured, self._steps_an_epoch(int((measured.index >= 0).sum())))
+
+    def _steps_an_epoch(self, rows: int) -> float:
+        if self.steps_an_epoch is not None:
+            return self.steps_an_epoch
+        return math.ceil(self.multipliers.samples / max(1, rows)) or math.inf
+
+    def _gradient_of(
+        self, name: str, terms: Terms, counts: Mapping[str, Tensor]
+    ) -> tuple[float, float, float]:
+        values = self.pushed(name, terms)
+        found = values.detach().to(widest(values.device))
+        number, total = over_ranks(torch.stack([(found > 0).sum(), found.sum()]), "sum").tolist()
+        weights = self._parameters or [*_leaves_of(values)]
+        if not values.requires_grad or not weights:
+            return 0.0, number, total
+        if number_of_ranks() > 1 and self._parameters is None:
+            raise TrainingError(
+                "PointwiseLoss(parameters=model.parameters()) is needed with several ranks: their "
+                "gradients are added up, in that order."
+            )
+        mean = values.sum() * (1 / counts[name])
+        gradients = torch.autograd.grad(mean, weights, retain_graph=True, allow_unused=True)
+        summed = [
+            over_ranks(torch.zeros_like(w) if g is None else g, "sum")
+            for g, w in zip(gradients, weights, strict=True)
+        ]
+        return norm_of(summed), number, total
+
+    # The parts of a step, which a module's Stepper takes one by one -----------------------------
+
+    def counts(self, masks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """How many samples each term applies to, 1 at least, over all micro-batches and ranks."""
+        names, found = [OBJECTIVE, *self.constraints], []
+        for of_micro_batch in masks:  # Terms that apply to every sample share one mask.
+            sums = {id(mask): carries(mask).sum() for mask in of_micro_batch.values()}
+            found.append(torch.stack([sums[id(of_micro_batch[name])] for name in names]))
+        numbers = over_ranks(torch.stack(found).sum(0).float(), "sum")
+        return dict(zip(names, numbers.clamp(min=1).unbind(), strict=True))
+
+    def pushed(self, name: str, terms: Terms) -> Tensor:
+        """ℓ₀, or (v)₊ of a constraint (|v| of an equality): what Λ compares the gradients of."""
+        if name == OBJECTIVE:
+            return terms.objective
+        violation = terms.followed[name]
+        return violation.abs() if self.formulations[name].signed else violation.clamp(min=0)
+
+    def measure_units(
+        self,
+        names: Sequence[str],
+        counts: Mapping[str, Tensor],
+        gradient_of: Callable[[str], tuple[float, float, float]],
+    ) -> list[str]:
+        """Measures Λ of constraints; returns the names of which a norm is not finite.
+
+        gradient_of: of a term the norm ‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖ over all ranks, how
+            many values are above 0, and their sum.
+        """
+        objective, again = None, []
+        for name in names:
+            norm, number, total = gradient_of(name)
+            if number and objective is None:
+                objective = gradient_of(OBJECTIVE)[0]
+            if number and norm == 0 and name not in self._flat:
+                self._flat.add(name)
+                self.duals.warn(
+                    f'Constraint "{name}": the gradient of its violated values is 0 for every '
+                    "trained weight, so nothing enforces it. In constraint_values() and forward(), "
+                    "look for a clamp, a rounding, or a part that is frozen."
+                )
+            if number and objective is not None:
+                violations = norm * float(counts[name]) / number
+                self.duals.units.measure(name, objective, violations, total / number)
+            if not math.isfinite(norm + (objective or 0.0)):
+                again.append(name)
+        return again
+
+    def share(
+        self,
+        terms: Terms,
+        index: Tensor,
+        counts: Mapping[str, Tensor],
+        slopes: Mapping[str, Slope],
+        strict: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """A micro-batch's share of the loss, and its rows for :meth:`gather`.
+
+        slopes: of the statistics of the batch, {} where there are none.
+        """
+        duals, multipliers = self.duals, self.duals.rows(index, terms)
+        loss = terms.objective.sum() / counts[OBJECTIVE]
+        for name, formulation in duals.in_force.items():
+            if formulation.scope == "batch":
+                continue
+            violation, mask = terms.followed[name], terms.masks[name]
+            multiplier = multipliers.get(name, torch.zeros_like(violation))
+            if duals.dual_first:
+                multiplier = formulation.ascend(terms.judged[name], multiplier)
+            psi = formulation.lagrangian(violation, multiplier)
+            sides = self.constraints[name].sides
+            normalised = weights(mask, sides, violation.dtype) / counts[name]
+            loss = loss + (torch.where(mask, psi, 0) * normalised).sum()
+        table, self._layout = pack(index, terms, multipliers, loss, strict)
+        return loss + duals.batch_loss(terms, slopes, counts) if slopes else loss, table
+
+    def gather(self, tables: Sequence[Tensor], gradient_norm: Tensor) -> Measured:
+        """What the micro-batches of all ranks measured, from their rows."""
+        rows = tables[0] if len(tables) == 1 else torch.cat(list(tables))
+        return unpack(rows_of_all_ranks(rows), self._layout, gradient_norm)
+
+    def empty_rows(self, rows: int, device: torch.device) -> Tensor:
+        """Of a rank of which no sample is left."""
+        width = sum(self._layout.values())
+        return torch.zeros(rows, width, dtype=widest(device), device=device)
+
+    def take(self, measured: Measured, steps_an_epoch: float) -> dict[str, DualStep]:
+        """Learns from a step that the weights have taken; the dual step, where one is due."""
+        self.duals.note(measured, steps_an_epoch)
+        self.dual_steps, self.steps = self.duals.step(), self.steps + 1
+        return self.dual_steps
+
+    # In a checkpoint ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """λ and all that moves it, tensors and plain values; between two steps."""
+        return {"version": VERSION, "steps": self.steps, **self.duals.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from :meth:`state_dict`, to the bit.
+
+        Raises:
+            TrainingError: of another number of samples, or of another version.
+        """
+        if state.get("version") != VERSION:
+            raise TrainingError(f"No state of a PointwiseLoss of version {VERSION}.")
+        if state["samples"] != self.multipliers.samples:
+            raise TrainingError(
+                f"These multipliers belong to {state['samples']:,} samples, this PointwiseLoss has "
+                f"{self.multipliers.samples:,}: give it the training set of before."
+            )
+        self.duals.load_state_dict(state)
+        self.steps = int(state["steps"])
+
+
+def norm_of(gradients: Iterable[Tensor]) -> float:
+    """The norm of a gradient in parts, the same in whatever order they are."""
+    norms = [torch.linalg.vector_norm(part.detach()) for part in gradients]
+    whole = [getattr(norm, "full_tensor", lambda norm=norm: norm)() for norm in norms]
+    if not whole:
+        return 0.0
+    return math.sqrt(math.fsum(float(n) ** 2 for n in torch.stack(whole).tolist()))
+
+
+def _require_finite(terms: Terms, index: Tensor) -> None:
+    named = [(OBJECTIVE, terms.objective), *terms.followed.items(), *terms.judged.items()]
+    for name, values in ((name, values.detach()) for name, values in named):
+        finite = torch.isfinite(values.float()).reshape(len(index), -1)
+        if not finite.all():
+            row = int((~finite.all(1)).nonzero()[0])
+            value = float(values[row].reshape(-1)[~finite[row]][0])
+            raise TrainingError(
+                f'"{name}" is {value} for sample {int(index[row])}, and nothing has moved. Inspect '
+                "that record or lower the learning rate."
+            )
+
+
+def _leaves_of(value: Tensor) -> Iterator[Tensor]:
+    """The weights that a value depends on."""
+    nodes, seen = [value.grad_fn], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        nodes += [following for following, _ in node.next_functions]

@@ -1,0 +1,199 @@
+"""PointwiseLoss in a loop of one's own: the same steps as under Lightning, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from pl_pointwise import Average, Constraint, CVaR, Pointwise, PointwiseLoss, Relaxed, Tilted
+from pl_pointwise.errors import DataError, TrainingError
+from tests.pl_pointwise.toy import (
+    CONSTRAINTS,
+    INTERVALS,
+    PAIRS,
+    Judged,
+    Seen,
+    Toy,
+    ToyRows,
+    fit,
+    initial_weights,
+    passed,
+)
+
+EQUALITIES = {"fit": Constraint(equals=0.1), "pair": Constraint(at_least=0.2)}
+CASES: dict[str, dict[str, Any]] = {
+    "pointwise": {"formulation": Pointwise()},
+    "stated": {"formulation": Pointwise(alpha=0.8, dual_lr=1.2)},
+    "relaxed": {"formulation": Relaxed(price=3.0)},
+    "average": {"formulation": Average(alpha="adaptive")},
+    "cvar": {"formulation": CVaR(level=0.6, threshold_lr=0.05, alpha=0.8, dual_lr=0.5)},
+    "by name": {"formulation": {"fit": Tilted(tilt=1.7, dual_lr=0.5), "pair": Pointwise()}},
+    "intervals": {"formulation": Pointwise(), "constraints": INTERVALS},
+    "equalities": {"formulation": Pointwise(), "constraints": EQUALITIES},
+    "plain": {"formulation": None},
+    "window": {"formulation": Pointwise(), "primal_steps": 2},
+    "dual first": {"formulation": Pointwise(), "order": "dual_first"},
+}
+
+
+class Loop:
+    """The toy's steps in plain torch."""
+
+    def __init__(self, loss: PointwiseLoss, rows: ToyRows, strict: bool = False) -> None:
+        self.loss, self.rows, self.strict = loss, rows, strict
+        self.weights = [w.clone().requires_grad_() for w in initial_weights()]
+        self.optimizer = torch.optim.SGD(self.weights, lr=0.05)
+
+    def loss_of(self, batch: list[int], masks: bool = True) -> torch.Tensor:
+        x, y = self.rows.x[batch], self.rows.y[batch]
+        z = torch.tanh(x @ self.weights[0]) @ self.weights[1]
+        return self.loss(
+            (z - y).square(),
+            {"fit": z, "pair": z[:, None] * x[:, :PAIRS]},
+            torch.tensor(batch),
+            masks={name: mask[batch] for name, mask in self.rows.has.items()} if masks else None,
+            strict={"fit": passed(z)} if self.strict else None,
+        )
+
+    def step(self, batch: list[int]) -> None:
+        self.optimizer.zero_grad()
+        self.loss_of(batch).backward()
+        self.optimizer.step()
+        self.loss.step()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_loop_takes_the_steps_of_lightning_to_the_bit(case: str, partial: bool) -> None:
+    options, rows, seen = CASES[case], ToyRows(12, partial=partial), Seen()
+    module = fit(Toy(**options, partial=partial), rows, epochs=6, callbacks=[seen])
+    given = {"constraints": CONSTRAINTS, **options}
+    loop = Loop(PointwiseLoss(samples=len(rows), **given), rows)
+    for _, batch in seen.batches:
+        loop.step(batch)
+    for found, expected in zip(loop.weights, module.parameters(), strict=True):
+        assert torch.equal(found, expected)
+    assert loop.loss.multipliers.keys() == module.multipliers.keys()
+    for name, table in module.multipliers.items():
+        assert torch.equal(loop.loss.multipliers[name], table), name
+    assert loop.loss.thresholds == module.thresholds
+    if options["formulation"] is not None:
+        assert any(table.any() for table in module.multipliers.values())
+
+
+def test_strict_values_move_the_multipliers_as_under_lightning() -> None:
+    rows, seen = ToyRows(12), Seen()
+    module = fit(Judged(Pointwise()), rows, callbacks=[seen])
+    loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), rows, strict=True)
+    for _, batch in seen.batches:
+        loop.step(batch)
+    assert torch.equal(loop.loss.multipliers["fit"], module.multipliers["fit"])
+
+
+def test_the_state_goes_on_to_the_bit() -> None:
+    rows = ToyRows(12)
+    batches = [torch.randperm(12)[:4].tolist() for _ in range(12)]
+    whole = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), rows)
+    for batch in batches[:6]:
+        whole.step(batch)
+    resumed = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), rows)
+    resumed.loss.load_state_dict(whole.loss.state_dict())
+    for found, expected in zip(resumed.weights, whole.weights, strict=True):
+        found.data.copy_(expected.data)
+    for batch in batches[6:]:
+        whole.step(batch)
+        resumed.step(batch)
+    assert torch.equal(resumed.weights[0], whole.weights[0])
+    for name, table in whole.loss.multipliers.items():
+        assert torch.equal(resumed.loss.multipliers[name], table)
+    other = PointwiseLoss(CONSTRAINTS, Pointwise(), samples=13)
+    with pytest.raises(TrainingError, match=r"12 samples, this PointwiseLoss has 13"):
+        other.load_state_dict(whole.loss.state_dict())
+
+
+def test_micro_batches_of_one_size_are_one_batch() -> None:
+    """Of stated α: an adaptive one measures Λ on the first of them."""
+    rows, batch = ToyRows(12), [3, 1, 7, 5]
+    loops = [
+        Loop(PointwiseLoss(CONSTRAINTS, Pointwise(alpha=0.8), samples=12), rows) for _ in range(2)
+    ]
+    loops[0].step(batch)
+    for half in (batch[:2], batch[2:]):
+        (loops[1].loss_of(half) / 2).backward()
+    loops[1].optimizer.step()
+    loops[1].loss.step()
+    torch.testing.assert_close(loops[1].weights[0], loops[0].weights[0], rtol=0, atol=1e-12)
+    for name, table in loops[0].loss.multipliers.items():
+        torch.testing.assert_close(loops[1].loss.multipliers[name], table, rtol=0, atol=1e-6)
+
+
+def test_units_change_nothing() -> None:
+    """README's example: violations in units of 0.01, 1 and 100 end alike."""
+    ends = []
+    for unit in (0.01, 1.0, 100.0):
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(40, 3, generator=generator)
+        y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.05 * torch.randn(40, generator=generator)
+        weights = torch.zeros(3, requires_grad=True)
+        optimizer = torch.optim.Adam([weights], lr=0.05)
+        loss = PointwiseLoss({"fit": Constraint(at_most=0.1 * unit)}, Pointwise(), samples=40)
+        for _ in range(60):
+            for batch in torch.randperm(40, generator=generator).split(8):
+                values = {"fit": unit * (x[batch] @ weights - y[batch]).abs()}
+                optimizer.zero_grad()
+                loss(weights.square().sum().expand(len(batch)), values, batch).backward()
+                optimizer.step()
+                loss.step()
+        ends.append(weights.detach())
+    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-2)
+    torch.testing.assert_close(ends[2], ends[1], rtol=0, atol=1e-2)
+
+
+def test_a_stream_trains_without_a_table() -> None:
+    rows = ToyRows(40)
+    loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=None), rows)
+    before = [w.detach().clone() for w in loop.weights]
+    for start in range(0, 40, 4):
+        loop.step(list(range(start, start + 4)))
+    assert not any(table.numel() for table in loop.loss.multipliers.values())
+    assert not torch.equal(loop.weights[0], before[0])
+
+
+def test_misuse_is_refused() -> None:
+    loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), ToyRows(12))
+    with pytest.raises(TrainingError, match="without a loss since the last step"):
+        loop.loss.step()
+    with torch.no_grad(), pytest.raises(TrainingError, match="without gradients"):
+        loop.loss_of([0, 1])
+    with pytest.raises(TrainingError, match="outside the training set of 12 samples"):
+        values = {"fit": torch.ones(1), "pair": torch.ones(1)}
+        loop.loss(torch.zeros(1), values, torch.tensor([12]))
+    values = {"fit": torch.zeros(()), "pair": torch.zeros(2)}
+    with pytest.raises(DataError, match='"fit" must have one value per sample'):
+        loop.loss(torch.zeros(2), values, torch.tensor([0, 1]))
+    loop.rows.y[3] = math.nan
+    with pytest.raises(TrainingError, match='"objective" is nan for sample 3'):
+        loop.loss_of([2, 3])
+    assert not any(table.any() for table in loop.loss.multipliers.values())
+
+
+def test_outside_a_run_an_adaptive_formulation_has_no_numbers() -> None:
+    one = torch.ones(1)
+    for formulation in (Pointwise(), Relaxed(price=2.0), Average(alpha="adaptive")):
+        for act in (formulation.lagrangian, formulation.dual_direction):
+            with pytest.raises(TrainingError, match="PointwiseLoss"):
+                act(one, one)
+
+
+def test_it_is_imported_without_lightning() -> None:
+    program = (
+        "import sys; from pl_pointwise import PointwiseLoss, Constraint, Pointwise, Multipliers; "
+        "print(sorted(m for m in ('lightning', 'torchmetrics', 'transformers') if m in sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stderr
