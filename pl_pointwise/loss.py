@@ -177,6 +177,10 @@ class PointwiseLoss:
         self.measured = measured
         return self.take(measured, self._steps_an_epoch(int((measured.index >= 0).sum())))
 
+    def skip(self) -> None:
+        """Instead of :meth:`step` where the weights did not move, as on an overflow in float16."""
+        self._tables = []
+
     def _steps_an_epoch(self, rows: int) -> float:
         if self.steps_an_epoch is not None:
             return self.steps_an_epoch

@@ -29,7 +29,6 @@ from torchmetrics import MeanMetric
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
-from pl_pointwise.data import PADDING
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.files import replaced_folder
@@ -38,6 +37,7 @@ from pl_pointwise.own_hooks import part_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics, notes_of
 from pl_pointwise.tasks.common.models import check_weights
+from pl_pointwise.terms import PADDING
 
 from .adapters import Lora, base_of_adapter, merged_model
 from .calls import is_valid_call

@@ -26,11 +26,11 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
-from pl_pointwise.data import PADDING
 from pl_pointwise.errors import one_of
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
+from pl_pointwise.terms import PADDING
 
 from .encoding import split_template
 from .export import export_cross_encoder

@@ -1,0 +1,134 @@
+"""Constraints under the Trainer of transformers: the steps of a plain loop, and resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
+
+from pl_pointwise import Pointwise, PointwiseLoss
+from pl_pointwise.errors import TrainingError
+from pl_pointwise.trainer import FILE, PointwiseTrainerMixin
+from tests.pl_pointwise.test_loss import Loop
+from tests.pl_pointwise.toy import CONSTRAINTS, PAIRS, ToyRows, initial_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+class Net(nn.Module):
+    """The toy's model, as a trainer wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, last = initial_weights()
+        self.first, self.last = nn.Parameter(first), nn.Parameter(last)
+
+    def forward(self, x: Tensor, y: Tensor, has: Any = None) -> Tensor:
+        return torch.tanh(x @ self.first) @ self.last
+
+
+class Constrained(PointwiseTrainerMixin, Trainer):
+    """Notes the samples of every batch that is trained on."""
+
+    seen: list[list[int]]
+
+    def terms(self, model: Any, inputs: dict[str, Tensor]) -> tuple[Any, ...]:
+        x, z = inputs["x"], model(inputs["x"], inputs["y"])
+        masks = {name[4:]: inputs[name] for name in inputs if name.startswith("has_")}
+        # In the order of the loop, in which autograd then adds.
+        objective = (z - inputs["y"]).square()
+        return objective, {"fit": z, "pair": z[:, None] * x[:, :PAIRS]}, masks
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        if model.training:
+            self.seen.append(inputs["index"].tolist())
+        return super().compute_loss(model, inputs, *args, **options)
+
+
+def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
+
+
+def trainer(folder: Path, rows: ToyRows, **options: Any) -> Constrained:
+    arguments = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "optim": "sgd",
+        "learning_rate": 0.05,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 4,
+        "remove_unused_columns": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "label_names": ["y"],
+        **options,
+    }
+    made = Constrained(
+        model=Net(),
+        args=TrainingArguments(**arguments),
+        train_dataset=rows,
+        eval_dataset=rows,
+        data_collator=collate,
+        constraints=CONSTRAINTS,
+        formulation=Pointwise(),
+    )
+    made.seen = []
+    return made
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_the_trainer_takes_the_steps_of_a_loop_to_the_bit(tmp_path: Path, partial: bool) -> None:
+    rows = ToyRows(12, partial=partial)
+    found = trainer(tmp_path, rows)
+    found.train()
+    loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), rows)
+    for batch in found.seen:
+        loop.step(batch)
+    assert len(found.seen) == 12
+    assert torch.equal(found.model.first, loop.weights[0])
+    for name, table in loop.loss.multipliers.items():
+        assert torch.equal(found.constrained.multipliers[name], table)
+        assert table.any()
+
+
+def test_accumulated_steps_are_one_step_of_the_multipliers(tmp_path: Path) -> None:
+    found = trainer(
+        tmp_path, ToyRows(12), per_device_train_batch_size=2, gradient_accumulation_steps=2
+    )
+    found.train()
+    assert len(found.seen) == 24
+    assert found.constrained.steps == 12
+
+
+def test_a_run_resumes_with_its_multipliers_to_the_bit(tmp_path: Path) -> None:
+    rows = ToyRows(12)
+    whole = trainer(tmp_path, rows, save_strategy="steps", save_steps=5)
+    whole.train()
+    resumed = trainer(tmp_path, rows)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert torch.equal(resumed.model.first, whole.model.first)
+    for name, table in whole.constrained.multipliers.items():
+        assert torch.equal(resumed.constrained.multipliers[name], table)
+    (tmp_path / "checkpoint-5" / FILE).unlink()
+    with pytest.raises(TrainingError, match="has no multipliers"):
+        trainer(tmp_path, rows).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    other = trainer(tmp_path, ToyRows(9))
+    with pytest.raises(TrainingError, match="belong to 12 samples"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+
+
+def test_an_evaluation_shows_the_mean_objective_and_moves_nothing(tmp_path: Path) -> None:
+    rows = ToyRows(12)
+    found = trainer(tmp_path, rows)
+    loss = found.evaluate()["eval_loss"]
+    expected = (Net()(rows.x, rows.y) - rows.y).square().mean()
+    assert loss == pytest.approx(float(expected), rel=1e-6)
+    assert not found.constrained.multipliers
