@@ -97,6 +97,7 @@ class PointwiseLoss:
         self.dual_steps: dict[str, DualStep] = {}
         self.steps = 0  # Of the weights.
         self.steps_an_epoch: float | None = None
+        self._rows = 0  # Samples of the largest step so far.
         self._parameters = None if parameters is None else list(parameters)
         self._flat: set[str] = set()  # Constraints that were found without a gradient.
         self._layout: Layout = {}
@@ -156,7 +157,8 @@ class PointwiseLoss:
         if not self._tables:
             due = self.duals.units.due(self.formulations, self.steps)
             self.measure_units(due, counts, lambda name: self._gradient_of(name, terms, counts))
-            self.duals.put_in_force(self._steps_an_epoch(len(index) * number_of_ranks()))
+            rows = over_ranks((index >= 0).sum().to(device), "sum") if not self._rows else 0
+            self.duals.put_in_force(self._epoch(int(rows)))
         slopes = self.duals.known_slopes()
         if slopes is None:
             slopes = self.duals.slopes([terms], counts, device, over_ranks)
@@ -175,16 +177,18 @@ class PointwiseLoss:
         filling[:, 0] = PADDING  # The first column is the index.
         measured = self.gather([rows, filling], rows.new_zeros(()))
         self.measured = measured
-        return self.take(measured, self._steps_an_epoch(int((measured.index >= 0).sum())))
+        return self.take(measured, self._epoch(int((measured.index >= 0).sum())))
 
     def skip(self) -> None:
         """Instead of :meth:`step` where the weights did not move, as on an overflow in float16."""
         self._tables = []
 
-    def _steps_an_epoch(self, rows: int) -> float:
+    def _epoch(self, rows: int) -> float:
+        """Steps an epoch, from the samples of this step over all ranks; the last ones are fewer."""
+        self._rows = max(self._rows, rows)
         if self.steps_an_epoch is not None:
             return self.steps_an_epoch
-        return math.ceil(self.multipliers.samples / max(1, rows)) or math.inf
+        return math.ceil(self.multipliers.samples / max(1, self._rows)) or math.inf
 
     def _gradient_of(
         self, name: str, terms: Terms, counts: Mapping[str, Tensor]
@@ -304,7 +308,12 @@ class PointwiseLoss:
 
     def state_dict(self) -> dict[str, Any]:
         """λ and all that moves it, tensors and plain values; between two steps."""
-        return {"version": VERSION, "steps": self.steps, **self.duals.state_dict()}
+        return {
+            "version": VERSION,
+            "steps": self.steps,
+            "rows": self._rows,
+            **self.duals.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from :meth:`state_dict`, to the bit.
@@ -320,7 +329,7 @@ class PointwiseLoss:
                 f"{self.multipliers.samples:,}: give it the training set of before."
             )
         self.duals.load_state_dict(state)
-        self.steps = int(state["steps"])
+        self.steps, self._rows = int(state["steps"]), int(state["rows"])
 
 
 def norm_of(gradients: Iterable[Tensor]) -> float:

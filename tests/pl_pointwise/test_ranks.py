@@ -20,6 +20,7 @@ from tests.programs.launch import run_on_ranks
 from tests.programs.two_ranks import SCENARIOS, UNEVEN, World, resumable
 
 SPECIAL = {
+    "loop_of_ones_own",
     "everything_skipped",
     "foreign_sampler_that_repeats",
     "evaluation",
@@ -202,3 +203,12 @@ def test_two_ranks_checkpoint_is_refused_on_one_rank_with_the_same_batch(
         toy.trainer(max_epochs=3).fit(
             resumable(0.0), ToyData(rows, batch_size=3), ckpt_path=folder / "2-0.0-0-4.ckpt"
         )
+
+
+def test_a_loop_of_ones_own_on_two_ranks_equals_one(
+    ranks: list[dict[str, Any]], single: World
+) -> None:
+    expected = SCENARIOS["loop_of_ones_own"](single)
+    for found in ranks:
+        torch.testing.assert_close(found["loop_of_ones_own"], expected, rtol=0, atol=1e-6)
+    assert all(any(table.any() for table in of.values()) for _, of in expected.values())

@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
-from pl_pointwise import Average, CVaR, Pointwise, Tilted
+from pl_pointwise import Average, CVaR, Pointwise, PointwiseLoss, Tilted
 from pl_pointwise.callbacks import SaveOnTermination
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import TrainingError
@@ -36,8 +36,10 @@ from tests.pl_pointwise.test_non_finite import (
     Fragile,
 )
 from tests.pl_pointwise.toy import (
+    CONSTRAINTS,
     FORMULATIONS,
     INTERVALS,
+    PAIRS,
     At,
     Judged,
     Seen,
@@ -45,6 +47,7 @@ from tests.pl_pointwise.toy import (
     Toy,
     ToyData,
     ToyRows,
+    initial_weights,
     multipliers_of,
     stack,
     weights_of,
@@ -362,6 +365,34 @@ def stopped(world: World) -> Any:
     module.trainer.save_checkpoint(path)
     torch.manual_seed(99)
     return [*outcomes, run(ckpt_path=path)[1]]
+
+
+LOOP = {"pointwise": Pointwise(), "average": Average(alpha="adaptive"), "cvar": CVaR(level=0.5)}
+
+
+@scenario
+def loop_of_ones_own(world: World) -> Any:
+    """PointwiseLoss in plain torch: each rank has its part of every batch, of unlike sizes."""
+    if world.ranks > 1 and not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+    rank, rows, found = world.ranks > 1 and torch.distributed.get_rank(), ToyRows(12, seed=2), {}
+    for name, formulation in LOOP.items():
+        weights = [w.clone().requires_grad_() for w in initial_weights()]
+        loss = PointwiseLoss(CONSTRAINTS, formulation, samples=12, parameters=weights)
+        optimizer = torch.optim.SGD(weights, lr=0.05)
+        for start in [0, 3, 6, 9] * 5:
+            batch = list(range(start, start + 3))[rank :: world.ranks]
+            x, z = rows.x[batch], torch.tanh(rows.x[batch] @ weights[0]) @ weights[1]
+            values = {"fit": z, "pair": z[:, None] * x[:, :PAIRS]}
+            optimizer.zero_grad()
+            loss((z - rows.y[batch]).square(), values, torch.tensor(batch)).backward()
+            for weight in weights if world.ranks > 1 else ():  # As DistributedDataParallel does.
+                torch.distributed.all_reduce(weight.grad)
+                weight.grad /= world.ranks
+            optimizer.step()
+            loss.step()
+        found[name] = torch.cat([w.detach().flatten() for w in weights]), {**loss.multipliers}
+    return found
 
 
 def main() -> None:
