@@ -1,0 +1,41 @@
+"""The programs of docs/any_loop.md run as they are printed, the language model but a tiny one."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/any_loop.md"
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["plain", "trl", "fabric", "accelerate"])
+def test_the_program_runs(
+    name: str, tmp_path: Path, monkeypatch: Any, capsys: Any, language_model_folder: Path
+) -> None:
+    (code,) = [c for c in PROGRAMS if f"from {name}" in c or f"import {name}" in c] or PROGRAMS[:1]
+    if name == "trl" and importlib.util.find_spec("trl") is None:
+        pytest.skip("TRL is not installed")
+    if name == "fabric":
+        (code,) = [c for c in PROGRAMS if "L.Fabric" in c]
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    code = code.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(language_model_folder))
+    code = code.replace(
+        'SFTConfig("budget",', 'SFTConfig("budget", use_cpu=True, report_to="none",'
+    )
+    end: dict[str, Any] = {"__name__": "program"}
+    exec(compile(code, "any_loop.md", "exec"), end)
+    constrained = end["constrained"] if "constrained" in end else end["trainer"].constrained
+    assert len(constrained.multipliers) == 1
+    assert constrained.steps > 0
+    if name == "plain":
+        assert float(end["violated"]) <= 0.06
+        assert "λ > 0 on" in capsys.readouterr().out
+    if name == "trl":
+        assert sorted(tmp_path.glob("budget/checkpoint-*/pointwise.pt"))
