@@ -40,6 +40,7 @@ class Duals:
         units: Λ and r of the formulations that find their own α.
         in_force: the formulations with α a number, of the last step.
         dual_first: whether the step of the weights uses λ after this step's dual update.
+        groups: (N,), the group of each sample where λ is a group's; None where it is a sample's.
         fingerprint: of the training set that the multipliers belong to.
         warn: how it warns.
     """
@@ -57,6 +58,7 @@ class Duals:
         self.constraints = constraints
         self.configure(formulations, primal_steps, order)
         self.multipliers = Multipliers(samples)
+        self.groups: Tensor | None = None
         self.thresholds: dict[str, Tensor] = {}
         self.units = GradientUnits()
         self.in_force: dict[str, Formulation] = {}
@@ -90,7 +92,7 @@ class Duals:
                 if not self.multipliers.samples:  # A stream.
                     found[name] = torch.zeros_like(violation)
                     continue
-                rows = self.multipliers.rows(name, index, violation.shape[1])
+                rows = self.multipliers.rows(name, self._owners(index), violation.shape[1])
                 rows = rows.pin_memory() if violation.is_cuda else rows
                 found[name] = rows.to(violation.device, violation.dtype, non_blocking=True)
         return found
@@ -143,7 +145,9 @@ class Duals:
             parts = visits[0]
             if len(visits) > 1:
                 parts = list(map(torch.cat, zip(*visits, strict=True)))
-            if len(set(parts[0].tolist())) < len(parts[0]):
+            if self.groups is not None:
+                parts = means_of_groups(self._owners(parts[0]), *parts[1:])
+            elif len(set(parts[0].tolist())) < len(parts[0]):
                 last = last_visits(parts[0])
                 parts = [part[last] for part in parts]
             index, judged, mask, multiplier, *followed = parts
@@ -153,6 +157,16 @@ class Duals:
                 index, judged, mask, multiplier, stepped, *(followed or [judged])
             )
         return steps
+
+    def _owners(self, index: Tensor) -> Tensor:
+        """Whose multipliers are those of the samples ``index`` (B,): theirs, or their groups'."""
+        if self.groups is None:
+            return index
+        if len(index) and int(index.max()) >= len(self.groups):
+            raise TrainingError(
+                f"Sample index {int(index.max())} is outside the {len(self.groups):,} of groups."
+            )
+        return torch.where(index < 0, index, self.groups[index.clamp(min=0)])
 
     # Constraints on a statistic of the batch (batch_statistic.py) --------------------------------
 
@@ -329,6 +343,24 @@ class Duals:
         self.units.load_state_dict(state["gradient_units"])
         self._window = [dict(visits) for visits in state["window"]]
         self.fingerprint = state["fingerprint"]
+
+
+def means_of_groups(
+    groups: Tensor, judged: Tensor, mask: Tensor, multiplier: Tensor, *followed: Tensor
+) -> list[Tensor]:
+    """A row for each group (G,): the mean of its samples' violations, and its λ.
+
+    groups: (n,), of each sample. The others (n, sides·K); λ is alike within a group.
+    """
+    distinct, row = torch.unique(groups, return_inverse=True)
+    sums = torch.zeros(len(distinct), judged.shape[1], dtype=judged.dtype)
+    number = sums.index_add(0, row, mask.to(judged.dtype))
+    means = [
+        sums.index_add(0, row, torch.where(mask, table, 0)) / number.clamp(min=1)
+        for table in (judged, *followed)
+    ]
+    first = last_visits(groups)
+    return [distinct, means[0], number > 0, multiplier[first], *means[1:]]
 
 
 def _remedy(name: str) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from .batch_statistic import Slope
 from .constraint import Constraint
 from .duals import Duals
-from .errors import TrainingError
+from .errors import DataError, TrainingError
 from .formulations import Formulation
 from .multipliers import Multipliers
 from .plain import declared_constraints, formulations_from
@@ -67,13 +67,17 @@ class PointwiseLoss:
         constraints: by name.
         formulation: one for all constraints, one for each by name, or None: the objective alone.
         samples: N, of the training set; None for a stream, of which nothing keeps a λ.
+        groups: (N,), the number of each sample's group, from 0: samples of a group share a
+            multiplier, which follows the mean of their violations in a step. The common part of the
+            force still pushes each sample that violates.
         parameters: the weights that are trained, ``model.parameters()``; needed with several ranks
             only: else they are found in the graph of a loss.
         primal_steps: steps of the weights per dual step.
         order: "simultaneous": a loss uses λ before its batch's dual step; "dual_first": after it.
 
     Attributes:
-        multipliers: λ by constraint, (N, K) float32; () for a statistic of the batch.
+        multipliers: λ by constraint, (N, K) float32, of groups (G, K); () for a statistic of the
+            batch.
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
         measured: what the last step measured, of all ranks; None before the first.
         dual_steps: the dual step it ended in, by constraint; empty where it took none.
@@ -86,13 +90,24 @@ class PointwiseLoss:
         formulation: Formulation | Mapping[str, Formulation] | None,
         *,
         samples: int | None,
+        groups: Sequence[int] | Tensor | None = None,
         parameters: Iterable[Tensor] | None = None,
         primal_steps: int = 1,
         order: str = "simultaneous",
     ) -> None:
         self.constraints, _ = declared_constraints(constraints, None)
         formulations = formulations_from(formulation, self.constraints)
-        self.duals = Duals(self.constraints, formulations, samples or 0, primal_steps, order)
+        self.samples, owners = samples or 0, samples or 0
+        given = None if groups is None else torch.as_tensor(groups).long().cpu()
+        if given is not None:
+            if given.shape != (self.samples,) or not len(given) or int(given.min()) < 0:
+                raise DataError(
+                    f"groups: a number from 0 for each of the {self.samples:,} samples, got shape "
+                    f"{tuple(given.shape)}."
+                )
+            owners = int(given.max()) + 1
+        self.duals = Duals(self.constraints, formulations, owners, primal_steps, order)
+        self.duals.groups = given
         self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
         self.steps = 0  # Of the weights.
@@ -188,7 +203,7 @@ class PointwiseLoss:
         self._rows = max(self._rows, rows)
         if self.steps_an_epoch is not None:
             return self.steps_an_epoch
-        return math.ceil(self.multipliers.samples / max(1, self._rows)) or math.inf
+        return math.ceil(self.samples / max(1, self._rows)) or math.inf
 
     def _gradient_of(
         self, name: str, terms: Terms, counts: Mapping[str, Tensor]

@@ -164,6 +164,27 @@ def test_a_stream_trains_without_a_table() -> None:
     assert not torch.equal(loop.weights[0], before[0])
 
 
+def test_samples_of_a_group_share_a_multiplier_that_follows_their_mean() -> None:
+    """With a standard Lagrangian of rate η: λ ← (λ + η·mean of the group's violations)₊."""
+    groups = [0, 0, 1, 1, 1, 2]
+    loss = PointwiseLoss(
+        {"fit": Constraint(at_most=0.5)},
+        Pointwise(alpha=None, dual_lr=0.5),
+        samples=6,
+        groups=groups,
+    )
+    values = torch.tensor([1.0, 0.2, 3.0, 0.0, 0.0], requires_grad=True)
+    expected = torch.tensor([[0.05], [0.25], [0.0]])
+    for times in (1, 2):
+        total = loss(torch.zeros(5), {"fit": values}, torch.tensor([0, 1, 2, 3, 4]))
+        loss.step()
+        torch.testing.assert_close(loss.multipliers["fit"], times * expected)
+    (gradient,) = torch.autograd.grad(total, values)
+    torch.testing.assert_close(gradient, expected[torch.tensor(groups[:5]), 0] / 5)
+    with pytest.raises(DataError, match="groups: a number"):
+        PointwiseLoss({"fit": Constraint(at_most=0.5)}, Pointwise(), samples=5, groups=groups)
+
+
 def test_misuse_is_refused() -> None:
     loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), ToyRows(12))
     with pytest.raises(TrainingError, match="without a loss since the last step"):
