@@ -138,14 +138,6 @@ class ConversationDataModule(ResponseDataModule):
         self.reading = Reading(schema, columns, role)
         self.refusals = validate_refusals(refusals)
 
-    @property
-    def needs_tools(self) -> bool:
-        """Whether some record has tools; reads the records."""
-        stage = self.trainer.state.fn if self.trainer else None
-        for name in ("predict",) if stage == "predict" else ("train", "predict"):
-            self.task_records(name)
-        return any(record.tools for records in self._records.values() for record in records)
-
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits with a text for each refusal."""
         files = {"train": self.train_files}

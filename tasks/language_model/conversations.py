@@ -48,11 +48,6 @@ DATE = datetime(2024, 7, 26)
 
 _PROBE, _VALUE = "probe of an answer", "probe of an argument"
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
-_TOOL: dict[str, Any] = {
-    "name": "probe_of_tool_support",
-    "description": "A test.",
-    "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
-}
 _ASK = {"role": "user", "content": "Hello"}
 
 
@@ -61,7 +56,6 @@ class ConversationEncoder:
 
     Args:
         tokenizer: with a chat template and an end token.
-        tools: whether the conversations have tools, which the template must then show.
         template_arguments: the template's other arguments, such as {"enable_thinking": False}.
 
     Attributes:
@@ -73,7 +67,6 @@ class ConversationEncoder:
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        tools: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
@@ -103,15 +96,6 @@ class ConversationEncoder:
         self._ends = [end, re.findall(self._special, self.closing)[-1]]
         self._behind_text = self._behind_call = tail if near else None, self.closing
         self._probe_calls()
-        try:
-            self._render([_ASK], [_TOOL] if tools else [], "probe")
-        except DataError as error:
-            raise DataError(
-                f"The chat template of {name} ignores the tools it is given. Use a model trained "
-                "to call tools, or a template that shows them."
-            ) from error
-        if tools and not self.calls_by_template:
-            log.warning("%s has no form for tool calls: they are written as <TOOLCALL>…", name)
 
     def _probe_calls(self) -> None:
         """Finds how the template writes tool calls, if it does: arguments as an object, or text."""

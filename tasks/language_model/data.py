@@ -146,11 +146,6 @@ class ResponseDataModule(PointwiseDataModule):
 
     # A task's own ---------------------------------------------------------------------------------
 
-    @property
-    def needs_tools(self) -> bool:
-        """Whether the chat template has to show tools."""
-        return False
-
     @abstractmethod
     def read_splits(self) -> Mapping[str, list[Any]]:
         """The records of "train", "val" and "test", as far as there are any."""
@@ -288,9 +283,7 @@ class ResponseDataModule(PointwiseDataModule):
             chat_template=template,
             default_template=self.default_template,
         )
-        self._encoder = ConversationEncoder(
-            tokenizer, tools=self.needs_tools, template_arguments=arguments
-        )
+        self._encoder = ConversationEncoder(tokenizer, template_arguments=arguments)
         if self._encoded_for is not None:
             self.datasets, self.truncation = {}, {}
         self._encoded_for = model

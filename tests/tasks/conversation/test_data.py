@@ -90,18 +90,6 @@ def test_files_of_several_schemas_are_one_training_set(language_model_folder, tm
     assert [record.kind for record in data.task_records("train")] == ["refuse"] * 3
 
 
-def test_tools_need_a_template_that_shows_them(
-    language_model_folder, conversation_file, tmp_path
-) -> None:
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-    options = {"chat_template": template, "val_fraction": 0.0}
-    with pytest.raises(ValueError, match="tools"):
-        module(language_model_folder, conversation_file, **options).setup("fit")
-    rows = [row for row in conversation_rows(2) if "tools" not in row]
-    without = str(write_rows(tmp_path / "plain.jsonl", rows))
-    module(language_model_folder, without, **options).setup("fit")
-
-
 def test_fingerprint_knows_roles_and_bounds(language_model_folder, tmp_path) -> None:
     def fingerprint(**response: Any) -> str:
         row = {"prompt": "Hi", "responses": [{"role": "prefer", "content": "Yes."} | response]}

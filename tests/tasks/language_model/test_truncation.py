@@ -16,7 +16,7 @@ from pl_pointwise.tasks.language_model.records import Record, Response
 from pl_pointwise.tasks.language_model.truncation import fit_prompt
 from tests.tasks.conftest import build_tokenizer
 
-ENCODER = ConversationEncoder(build_tokenizer(), tools=True)
+ENCODER = ConversationEncoder(build_tokenizer())
 TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 

@@ -33,7 +33,7 @@ from tests.tasks.when2call.conftest import (
     write_rows,
 )
 
-ENCODER = ConversationEncoder(build_tokenizer(), tools=True)
+ENCODER = ConversationEncoder(build_tokenizer())
 LIMITS: dict[str, Any] = {"max_prompt_length": 1000, "max_length": 2000}
 
 
