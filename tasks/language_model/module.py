@@ -312,11 +312,9 @@ class LanguageModelModule(PointwiseModule):
         """At the start: training mode, a new choice of the scoring method, the reference cache."""
         self.train()
         self.scorer.method = self.policy.scoring_method
-        kept_in = self.policy.reference_cache
-        if kept_in is not None and self.scorer.cache is None:
+        if self.policy.reference_cache is not None and self.scorer.cache is None:
             try:
-                folder = None if kept_in == "memory" else kept_in
-                self.scorer.cache = ReferenceCache(self.model, folder)
+                self.scorer.cache = ReferenceCache(self.model)
             except ValueError as problem:
                 rank_zero_warn(str(problem))
 
