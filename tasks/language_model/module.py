@@ -324,13 +324,6 @@ class LanguageModelModule(PointwiseModule):
         if isinstance(samples, EncodedResponses):
             self.check_training_records(samples.records)
 
-    @part_of("on_train_epoch_end")
-    def _log_reference_cache(self) -> None:
-        if (cache := self.scorer.cache) is not None:
-            size = float(cache.bytes)
-            self.log("reference_cache/bytes", size, sync_dist=True, reduce_fx="sum")
-            self.log("reference_cache/hit_rate", cache.hit_rate(), sync_dist=True)
-
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> Metrics:

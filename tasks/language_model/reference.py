@@ -7,7 +7,6 @@ response, so that another record, another chat template or another truncation is
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -104,32 +103,21 @@ class ReferenceCache:
         if problem := caching_problem(model):
             raise ValueError(problem)
         self.dtype = dtype
-        self.hits = self.misses = self.bytes = 0
-        self._kept: dict[str, Tensor] = {}
+        self.hits = self.misses = 0
+        self._kept: dict[tuple[bytes, bytes], Tensor] = {}
 
     @staticmethod
-    def key(prompt: Tensor, response: Tensor) -> str:
+    def key(prompt: Tensor, response: Tensor) -> tuple[bytes, bytes]:
         """The key of one pair: prompt (P,) and response (T,), token ids on the CPU, no padding."""
-        digest = hashlib.blake2b(digest_size=16)
-        for ids in (prompt, response):
-            digest.update(len(ids).to_bytes(8, "little"))
-            digest.update(ids.to(torch.int64).numpy().tobytes())
-        return digest.hexdigest()
+        return prompt.numpy().tobytes(), response.numpy().tobytes()
 
-    def get(self, key: str) -> Tensor | None:
+    def get(self, key: tuple[bytes, bytes]) -> Tensor | None:
         """(T, H) on the CPU, or None if it was not kept yet."""
         hidden = self._kept.get(key)
         self.hits += hidden is not None
         self.misses += hidden is None
         return hidden
 
-    def put(self, key: str, hidden: Tensor) -> None:
+    def put(self, key: tuple[bytes, bytes], hidden: Tensor) -> None:
         """Keep the hidden states (T, H) of one pair."""
         self._kept[key] = hidden.detach().to("cpu", self.dtype, copy=True).contiguous()
-        self.bytes += self._kept[key].nbytes
-
-    def hit_rate(self) -> float:
-        """Of this rank since the last call; 0 where nothing was asked for."""
-        hits, asked = self.hits, self.hits + self.misses
-        self.hits = self.misses = 0
-        return hits / max(1, asked)

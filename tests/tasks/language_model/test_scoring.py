@@ -300,16 +300,6 @@ def test_cache_misses_when_a_token_changes(make_model: Make, make_adapted: Adapt
     assert_same_values(values, ResponseScorer(model, method="plain")(batch))
 
 
-def test_size_and_rate_of_the_cache_are_reported(make_model: Make, make_adapted: Adapt) -> None:
-    model = make_adapted(make_model("llama"))
-    cache = ReferenceCache(model)
-    scorer = ResponseScorer(model, method="chunked", cache=cache)
-    size = sum(map(sum, RESPONSES)) * model.config.hidden_size * 2  # bytes of bfloat16
-    for rate in (0.0, 1.0):
-        scorer(make_batch())
-        assert (cache.bytes, cache.hit_rate()) == (size, rate)
-
-
 @pytest.mark.parametrize(
     "options",
     [
