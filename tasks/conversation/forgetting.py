@@ -17,7 +17,6 @@ the geometric mean of P(â)^(1/|â|), as in the code; the paper prints the arith
     probability     the mean of e^s̄ of the answers to keep
     rouge           how much of them greedy answers say, the mean of ROUGE-L's recall, unstemmed
     truth           the mean of max(0, 1 − R) of the records to keep
-    utility         the harmonic mean of these three
 """
 
 from __future__ import annotations
@@ -40,11 +39,7 @@ from pl_pointwise.extras import needs
 from pl_pointwise.task import Metrics
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
-from pl_pointwise.tasks.language_model.loading import (
-    load_language_model,
-    load_tokenizer,
-    model_type,
-)
+from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
 from pl_pointwise.tasks.language_model.records import Response
 from pl_pointwise.tasks.language_model.roles import collate_rows, mean_over
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
@@ -79,10 +74,10 @@ def add_targets(
             "results/keep/export."
         )
     theirs = load_tokenizer(like, default_template="{{ messages }}").get_vocab()
-    if theirs != encoder.tokenizer.get_vocab() or model_type(like) != model_type(name):
+    if theirs != encoder.tokenizer.get_vocab():
         raise DataError(
-            f"forget_like={like}: it has another architecture or vocabulary than {name}. Name a "
-            "model of the same kind, as it was before it learned the answers."
+            f"forget_like={like}: it has another vocabulary than {name}. Name a model of the same "
+            "kind, as it was before it learned the answers."
         )
     rank_zero_info(f"Records to forget as likely as {like} has them: {len(places):,}.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -133,32 +128,10 @@ class ForgetQuality(Metric):
         return torch.tensor(float(ks_2samp(values, targets).pvalue), device=found.device)
 
 
-class HarmonicMean(Metric):
-    """From other metrics; 0 where one is. An update says that there is something to compute."""
-
-    full_state_update = False
-    higher_is_better = True
-
-    def __init__(self, *parts: Metric) -> None:
-        super().__init__()
-        self.parts = parts
-
-    def update(self) -> None: ...
-
-    def compute(self) -> Tensor:
-        return len(self.parts) / torch.stack([1 / part.compute() for part in self.parts]).sum()
-
-
-def forgetting_metrics(rouge: Metric) -> Metrics:
-    """The metrics above, by name; rouge: of what greedy answers say."""
-    probability, truth = MeanBySample(True), MeanBySample(True)
-    return {
-        "forget_quality": ForgetQuality(),
-        "probability": probability,
-        "truth": truth,
-        "truth_ratio": MeanBySample(True),
-        "utility": HarmonicMean(probability, rouge, truth),
-    }
+def forgetting_metrics() -> Metrics:
+    """The metrics above, by name, but rouge."""
+    means = {name: MeanBySample(True) for name in ("probability", "truth", "truth_ratio")}
+    return {"forget_quality": ForgetQuality(), **means}
 
 
 def log_truth_ratio(means: Tensor, of: Mapping[str, Tensor]) -> Tensor:

@@ -331,7 +331,7 @@ class ConversationModule(LanguageModelModule):
         """Those of all language tasks, what holds within a record, and TOFU's."""
         found = super().evaluation_metrics()
         within = {"pairwise_accuracy": MeanMetric(), "all_met": MeanBySample(higher_is_better=True)}
-        return found | within | {"nll": MeanMetric()} | forgetting_metrics(found["rouge"])
+        return found | within | {"nll": MeanMetric()} | forgetting_metrics()
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
@@ -358,8 +358,6 @@ class ConversationModule(LanguageModelModule):
         asked &= real
         if asked.any():
             metrics["all_met"].update(index[asked], (~missed)[asked].float())
-        if all(metrics[part].update_called for part in ("probability", "rouge", "truth")):
-            metrics["utility"].update()
 
     def prompt_kind(self, record: Record) -> str:
         """Whether a prompt is to be refused, "unsafe", or not, "benign"; "" where nothing says."""

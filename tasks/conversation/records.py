@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import Row, bad_field, digest, kind, shown
+from pl_pointwise.tasks.common.records import Row, bad_field, kind, shown
 from pl_pointwise.tasks.language_model.messages import WEIGHTS, is_turns, parse_answer
 from pl_pointwise.tasks.language_model.records import (
     ANSWERS,
@@ -108,9 +108,8 @@ def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> floa
 
 
 def check_together(records: Sequence[Record]) -> None:
-    """Refuses a prompt of two of learn, keep and forget, and own bounds of an answer that cross."""
+    """Refuses a prompt that has to do with two of learn, keep and forget."""
     asked: dict[str, tuple[str, str]] = {}
-    least, most = dict[str, tuple[float, str]](), dict[str, tuple[float, str]]()
     for record in records:
         for role, done in (("learn", "learnt"), ("keep", "kept"), ("forget", "forgotten")):
             if role not in record.roles:
@@ -120,21 +119,6 @@ def check_together(records: Sequence[Record]) -> None:
                 raise DataError(
                     f"{where}: the prompt is to be {other} here and {done} in {record.where}. "
                     "Take one of the two out."
-                )
-        for each in record.responses:
-            if each.tolerance is None or each.relative or each.role == "keep":
-                continue
-            answer, own = digest(record.prompt, each.answer), (each.tolerance, record.where)
-            if each.role != "avoid":
-                least[answer] = max(least.get(answer, own), own)
-            if each.role in ("avoid", "forget"):
-                most[answer] = min(most.get(answer, own), own)
-            low, where = least.get(answer, (-math.inf, ""))
-            high, other = most.get(answer, (0.0, ""))
-            if low > high:
-                raise DataError(
-                    f"{where}: the answer is to have a mean log-likelihood of at least {low:g} "
-                    f"here and of at most {high:g} in {other}. Change one of the two."
                 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import hmean, ks_2samp
+from scipy.stats import ks_2samp
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.conversation.forgetting import ForgetQuality, rouge_recall
@@ -75,9 +75,7 @@ def test_metrics_are_their_formulas_whatever_the_batch(
     kept = torch.tensor([response_by_hand(module, batch, row, 0)["mean"] for row in (3, 4)])
     assert found["probability"] == pytest.approx(kept.exp().mean().item(), rel=1e-4)
     assert found["rouge"] == pytest.approx((1 / 3 + 1) / 2)
-    parts = [found[name] for name in ("truth", "probability", "rouge")]
-    assert min(parts) > 0
-    assert found["utility"] == pytest.approx(hmean(parts))
+    assert min(found[name] for name in ("truth", "probability")) > 0
 
 
 def test_what_is_measured_alone_is_not_trained_on(other, language_model_folder, tmp_path) -> None:
@@ -114,24 +112,23 @@ def test_a_target_is_what_another_model_gives(other, language_model_folder, tmp_
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "said"),
+    ("more", "said"),
     [
-        ("llama", ["<more>"], r"forget_like.*vocabulary.*before it learned"),
-        ("mistral", [], r"forget_like.*vocabulary.*before it learned"),
+        (["<more>"], r"forget_like.*vocabulary.*before it learned"),
         # The run stood on its optimum, and damaged a model that needed nothing.
-        (None, [], r"nothing to forget\. Name the one that has learned"),
+        ([], r"nothing to forget\. Name the one that has learned"),
     ],
 )
 def test_a_model_that_says_nothing_of_what_to_forget_is_refused(
-    kind, more, said, language_model_folder, tmp_path, monkeypatch
+    more, said, language_model_folder, tmp_path, monkeypatch
 ) -> None:
-    """Another architecture, other tokens, or the model itself."""
+    """Of other tokens, or the model itself."""
     monkeypatch.chdir(language_model_folder.parent)
     like = language_model_folder.name
-    if kind is not None:
+    if more:
         tokenizer, like = build_tokenizer(), str(tmp_path / "other")
         tokenizer.add_tokens(more)
-        build_model(kind, vocab_size=len(tokenizer)).save_pretrained(like)
+        build_model("llama", vocab_size=len(tokenizer)).save_pretrained(like)
         tokenizer.save_pretrained(like)
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
     data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=like)
