@@ -51,8 +51,8 @@ from pl_pointwise.tasks.language_model.roles import (
 )
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
-from .forgetting import add_forgetting, forgetting_metrics, rouge_recall
-from .records import MEASURED, ROLES
+from .forgetting import ForgetQuality, rouge_recall
+from .records import ROLES
 
 Objective = Literal["kl", "cross_entropy", "dpo", "simpo"]
 PAIRED = ("dpo", "simpo")
@@ -223,14 +223,6 @@ class ConversationModule(LanguageModelModule):
 
     # The terms ------------------------------------------------------------------------------------
 
-    def forward(self, batch: Batch) -> ResponseStatistics:
-        """Statistics of the responses; in training not of those that are measured alone."""
-        if self.training:
-            left_out = self.of_roles(batch, MEASURED)
-            lengths = batch["response_lengths"].masked_fill(left_out, 0)
-            batch = {**batch, "response_lengths": lengths}
-        return super().forward(batch)
-
     def of_objective(self, batch: Batch) -> Tensor:
         """The responses of the objective, (B, R) bool: learnt, compared, in pairs, forgotten."""
         forgotten = ["forget"] if self.baselines.forget_loss else []
@@ -248,7 +240,7 @@ class ConversationModule(LanguageModelModule):
             chosen, rejected = (self.of_roles(batch, [role]) for role in ("prefer", "avoid"))
             both = chosen.any(1, keepdim=True) & rejected.any(1, keepdim=True)
             found = (chosen | rejected) & both & (batch["objective"] != 0)[:, None]
-        return found & ~self.of_roles(batch, ["learn", *MEASURED])
+        return found & ~self.of_roles(batch, ["learn"])
 
     def _learnt(self, batch: Batch) -> Tensor:
         """Cross-entropy is taken over these, (B, R) bool: to learn, and to keep by replay."""
@@ -301,7 +293,7 @@ class ConversationModule(LanguageModelModule):
         found = f"the training responses are of role {', '.join(sorted(roles))}"
         bounded = {r.role for each in records for r in each.responses if r.tolerance is not None}
         kept = ["keep"] * ("greedy" in self.constraints)
-        heeded = {*self.constraints, *MEASURED, *kept}
+        heeded = {*self.constraints, *kept}
         unheeded = (roles & {"keep", "forget"} | bounded) - heeded
         if self.formulations and unheeded:
             role = min(unheeded)
@@ -328,10 +320,10 @@ class ConversationModule(LanguageModelModule):
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> Metrics:
-        """Those of all language tasks, what holds within a record, and TOFU's."""
-        found = super().evaluation_metrics()
-        within = {"pairwise_accuracy": MeanMetric(), "all_met": MeanBySample(higher_is_better=True)}
-        return found | within | {"nll": MeanMetric()} | forgetting_metrics()
+        """Those of all language tasks, and of what is learnt, forgotten, kept and met."""
+        found = {name: MeanBySample(higher_is_better=True) for name in ("all_met", "probability")}
+        found |= {"pairwise_accuracy": MeanMetric(), "nll": MeanMetric()}
+        return super().evaluation_metrics() | found | {"forget_quality": ForgetQuality()}
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
@@ -346,9 +338,12 @@ class ConversationModule(LanguageModelModule):
         if pairs.any():
             ordered = means[:, :, None] > means[:, None, :]
             metrics["pairwise_accuracy"].update(ordered[pairs].float())
-        targets = means - self._response_values("forget", outputs, batch)
-        targets = targets.masked_fill(batch["shift"].isnan().to(real.device), torch.nan)
-        add_forgetting(metrics, index, means, targets, of)
+        if (forgotten := of["forget"]).any():
+            targets = means - self._response_values("forget", outputs, batch)
+            metrics["forget_quality"].update(means[forgotten], targets[forgotten])
+        if (rows := of["keep"].any(1)).any():
+            kept = mean_over(means.exp(), of["keep"])
+            metrics["probability"].update(index[rows], kept[rows])
         missed, asked = torch.zeros_like(real), torch.zeros_like(real)
         masks, surrogates = self.membership(batch), self.constraint_values(outputs, batch)
         for name, values in judged_values(self, outputs, batch, surrogates).items():

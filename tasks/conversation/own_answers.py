@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import report_skipped
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.records import Record
@@ -42,5 +43,7 @@ def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> 
         f"{module.generation.max_new_tokens:,}: raise policy.generation.max_new_tokens."
         for where in cut
     ]
+    if asked and len(cut) == len(asked):
+        raise DataError(problems[0])
     report_skipped("own_answers", problems, len(asked) - len(cut))
     return [record for record in found if record is not None]

@@ -54,7 +54,6 @@ def test_own_bounds_and_refusals() -> None:
         ({"role": "keep", "content": "x", "around": -1.0}, ["'around'", "tolerance"]),
         ({"role": "forget", "content": "x", "tolerance": -1.0}, ["'tolerance'", "around"]),
         ({"role": "forget", "content": "x", "around": 1.0}, ["around, a negative"]),
-        ({"role": "wrong", "content": "x"}, ["responses", "at least one"]),
     ],
 )
 def test_bad_response_is_refused_with_its_field_and_a_remedy(response, words) -> None:
@@ -95,8 +94,8 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
     ("roles", {"prompt": "Hi", "refuse": True, "avoid": None}, [("refuse", None)]),
     (
         "answer",
-        {"prompt": "Hi", "answer": "yes", "role": "keep", "wrong": ["no", "never"]},
-        [("keep", "yes"), ("wrong", "no"), ("wrong", "never")],
+        {"prompt": "Hi", "answer": "yes", "role": "keep"},
+        [("keep", "yes")],
     ),
     ("instruction", {"instruction": "Hi", "output": "yes"}, [("reference", "yes")]),
     ("messages", {"messages": [*ASK, SAID]}, [("reference", "yes")]),
