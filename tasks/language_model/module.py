@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import PADDING
-from pl_pointwise.errors import DataError, TrainingError
+from pl_pointwise.errors import DataError
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.files import replaced_folder
 from pl_pointwise.model_card import write_card
@@ -232,10 +232,7 @@ class LanguageModelModule(PointwiseModule):
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The loss of an objective of the task's own, (B,)."""
-        raise TrainingError(
-            f"{type(self).__name__} has no own_loss(outputs, batch), which the objective "
-            f"{self.trained_on!r} needs: define it, or take kl or cross_entropy."
-        )
+        raise NotImplementedError(f"own_loss of {type(self).__name__}: {self.trained_on}")
 
     def constraint_values(self, outputs: ResponseStatistics, batch: Batch) -> dict[str, Tensor]:
         """By constraint the values of the responses it is about, (B,) or (B, K)."""

@@ -60,7 +60,7 @@ class Policy:
     def __post_init__(self) -> None:
         # Mappings are from a checkpoint's hyperparameters.
         if isinstance(self.lora, Mapping):
-            self.lora = Lora.of(self.lora)
+            self.lora = Lora(**self.lora)
         if self.lora == "none":  # The command line cannot put null in the place of options.
             self.lora = None
         if isinstance(self.generation, Mapping):

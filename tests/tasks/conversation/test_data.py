@@ -119,7 +119,6 @@ def test_shipped_example_has_three_kinds_of_requirements(language_model_folder) 
         ({"source": "hub"}, "hub_path"),
         ({"train_file": "t", "columns": {"good": "x"}}, "columns"),
         ({"train_file": "t", "refusals": [" "]}, "blank"),
-        ({"learn_file": "t", "keep_file": "t"}, "given twice, by train_file, learn_file"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, words) -> None:

@@ -25,7 +25,6 @@ from pl_pointwise.tasks import (
     When2CallModule,
 )
 from pl_pointwise.tasks.language_model import module as own_module
-from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.safety.module import PAPER_LORA, PAPER_SAMPLING, SafetyEvaluation
 from tests.tasks.conftest import (
     build_tokenizer,
@@ -259,12 +258,6 @@ def test_a_task_that_no_record_is_about_is_refused(language_model_folder, data, 
     for module, said in refused:
         with pytest.raises(DataError, match=said):
             quiet_trainer(tmp_path, max_steps=1).fit(module, datamodule=data)
-
-
-def test_an_objective_of_the_tasks_own_needs_its_loss(language_model_folder) -> None:
-    module = When2CallModule(Policy(str(language_model_folder), lora=SMALL), objective="dpo")
-    with pytest.raises(TrainingError, match=r"When2CallModule has no own_loss.*'dpo'"):
-        LanguageModelModule.own_loss(module, None, {})
 
 
 def test_data_alone_ask_for_a_model(data) -> None:
