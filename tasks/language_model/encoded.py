@@ -163,14 +163,10 @@ class EncodedResponses:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the tokens, their order, and what is asked of each response."""
-        prompts = [row["prompt"] for row in self._rows]
-        responses = [each for row in self._rows for each in row["responses"]]
         found = hashlib.sha256()
-        for arrays in (prompts, responses):
-            found.update(b"".join(each.tobytes() for each in arrays))
-            found.update(np.cumsum([0, *map(len, arrays)]).tobytes())
-        counts = [len(row["responses"]) for row in self._rows]
-        found.update(np.cumsum([0, *counts]).tobytes())
+        for row in self._rows:
+            for ids in (row["prompt"], *row["responses"]):
+                found.update(len(ids).to_bytes(8, "little") + ids.tobytes())
         asked = [
             [each.kind, each.objective, [[r.role, r.tolerance, r.relative] for r in each.responses]]
             for each in self.records

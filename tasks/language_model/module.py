@@ -40,7 +40,6 @@ from pl_pointwise.task import Batch, Metrics, notes_of
 from pl_pointwise.tasks.common.models import check_weights
 
 from .adapters import Lora, base_of_adapter, merged_model
-from .calls import is_valid_call
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
 from .generation import Answers, Generation, generate_answers
@@ -462,23 +461,19 @@ class LanguageModelModule(PointwiseModule):
         """Answers to conversations outside any data set, of the policy or the reference.
 
         prompts: {"messages": [{"role", "content"}], "tools": […]}, tools where there are any.
-        Returns: {"answer", "refused", "cut"} of each, and "valid_call" where it has tools
-        and calls in the form of the chat template can be read.
+        Returns: {"answer", "refused", "cut"} of each.
         """
-        tools = [each.get("tools") or [] for each in prompts]
         texts = [
-            self.encoder.prompt(each["messages"], own, "a prompt to answer")
-            for each, own in zip(prompts, tools, strict=True)
+            self.encoder.prompt(each["messages"], each.get("tools") or [], "a prompt to answer")
+            for each in prompts
         ]
-        encoded = self.encoder.encode(texts, [[] for _ in texts])
-        ids = [prompt for prompt, _ in encoded]
-        answers = generate_answers(
+        ids = [prompt for prompt, _ in self.encoder.encode(texts, [[] for _ in texts])]
+        found = generate_answers(
             self.model, self.encoder, ids, self.generation, reference=reference
         )
         return [
             {"answer": text, "refused": is_refusal(text), "cut": cut}
-            | ({"valid_call": is_valid_call(text, own)} if own and self.encoder.reads_calls else {})
-            for own, text, cut in zip(tools, answers.texts, answers.cut, strict=True)
+            for text, cut in zip(found.texts, found.cut, strict=True)
         ]
 
     def export(self, path: str | Path) -> Path:
