@@ -148,8 +148,7 @@ class ConversationModule(LanguageModelModule):
         objective: of responses of other roles than learn, "kl" to stay close to the reference or
             "cross_entropy" to learn them; or "dpo" or "simpo" over the pairs of a preferred and an
             avoided response of a record. Responses of role learn are learnt by cross-entropy.
-        objective_roles: the responses the objective is taken over, the mean of a record's. A record
-            that says ``"objective": true`` and has none of these takes all of its responses.
+        objective_roles: the responses the objective is taken over, the mean of a record's.
         losses: hyper-parameters of DPO and SimPO.
         baselines: losses instead of the constraints on what is kept and forgotten.
         evaluation: tolerances of the evaluation, and which prompts are answered.
@@ -239,7 +238,7 @@ class ConversationModule(LanguageModelModule):
         if self.trained_on in PAIRED:
             chosen, rejected = (self.of_roles(batch, [role]) for role in ("prefer", "avoid"))
             both = chosen.any(1, keepdim=True) & rejected.any(1, keepdim=True)
-            found = (chosen | rejected) & both & (batch["objective"] != 0)[:, None]
+            found = (chosen | rejected) & both
         return found & ~self.of_roles(batch, ["learn"])
 
     def _learnt(self, batch: Batch) -> Tensor:
@@ -314,8 +313,8 @@ class ConversationModule(LanguageModelModule):
         """Whether the objective is taken over a response of the record."""
         if self.trained_on in PAIRED:
             return {"prefer", "avoid"}.issubset(record.roles)
-        lost = record.objective is None and not set(self.baselines.roles).isdisjoint(record.roles)
-        return lost or super().in_objective(record)
+        roles = {*self.objective_roles, *self.baselines.roles}
+        return not roles.isdisjoint(record.roles)
 
     # Evaluation -----------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ _OWN = dict.fromkeys(
     "forget": "around, a negative number or with relative: true a δ",
 }
 """What a response of a role has of its own."""
-_COMMON = ("system", "tools", "category", "objective")
+_COMMON = ("system", "tools", "category")
 _FIELDS = {"answer": (PROMPTS, ANSWERS[:2]), "instruction": (INSTRUCTIONS, ANSWERS[2:])}
 _BESIDE = (*_COMMON, *_BOUND, "role")
 """Fields that may be missing, so that nobody would notice another spelling."""

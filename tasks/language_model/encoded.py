@@ -168,7 +168,7 @@ class EncodedResponses:
             for ids in (row["prompt"], *row["responses"]):
                 found.update(len(ids).to_bytes(8, "little") + ids.tobytes())
         asked = [
-            [each.kind, each.objective, [[r.role, r.tolerance, r.relative] for r in each.responses]]
+            [each.kind, [[r.role, r.tolerance, r.relative] for r in each.responses]]
             for each in self.records
         ]
         return digest(found.hexdigest(), asked)

@@ -103,7 +103,7 @@ class LanguageModelModule(PointwiseModule):
 
     host_keys: tuple[str, ...] = (
         *("index", "records", "prompt_lengths", "response_lengths"),
-        *("roles", "shift", "relative", "objective", "rank"),
+        *("roles", "shift", "relative", "rank"),
     )
     shared_objective = "kl"
 
@@ -194,10 +194,8 @@ class LanguageModelModule(PointwiseModule):
         return self.scorer(batch, self.referred(batch), leads)
 
     def of_objective(self, batch: Batch) -> Tensor:
-        """The responses of the objective's roles, (B, R) bool, unless the record says otherwise."""
-        asked, found = batch["objective"][:, None], self.of_roles(batch, self.objective_roles)
-        every = (asked == 1) & ~found.any(1, keepdim=True) & (batch["roles"] >= 0)
-        return (found | every) & (asked != 0)
+        """The responses that the objective is taken over, (B, R) bool."""
+        return self.of_roles(batch, self.objective_roles)
 
     def referred(self, batch: Batch) -> Tensor:
         """The responses that need the reference, (B, R) bool.
@@ -300,8 +298,7 @@ class LanguageModelModule(PointwiseModule):
 
     def in_objective(self, record: Any) -> bool:
         """Whether the objective applies to a record."""
-        own: bool | None = record.objective
-        return not set(self.objective_roles).isdisjoint(record.roles) if own is None else own
+        return not set(self.objective_roles).isdisjoint(record.roles)
 
     @part_of("on_fit_start")
     def _prepare_fit(self) -> None:

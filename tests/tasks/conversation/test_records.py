@@ -170,7 +170,6 @@ def test_pairs_of_different_conversations_are_refused() -> None:
         ({"prompt": "Hi", "prefer": None}, ["at least one"]),
         ({"prompt": "Hi", "responses": []}, ["at least one"]),
         ({"prompt": [{"role": "robot", "content": "x"}], "refuse": True}, ["[0].role", "'robot'"]),
-        ({"prompt": "Hi", "refuse": True, "objective": "yes"}, ["objective", "true or false"]),
         ({"prompt": 5, "answer": "yes"}, ['"prompt" is a number', "Give a text"]),
         ({"prompt": "Hi", "answer": "yes", "tolerence": 1}, ["tolerence", 'Write "tolerance"']),
         ({"prompt": "Hi", "answer": "yes", "Role": "keep"}, ["Role", 'Write "role"']),
@@ -195,7 +194,7 @@ def test_other_fields_of_public_data_are_named_once_a_file() -> None:
     rows: list[dict[str, Any]] = [
         {"prompt": "Hi", "answer": "yes", "round": 3, "reference": "a book", "system": ""},
         {"prompt": "Hi", "answer": "yes", "round": False, "images": [], "label": "mild"},
-        {"messages": turns, "tools": [TOOL | {"strict": True}], "objective": True},
+        {"messages": turns, "tools": [TOOL | {"strict": True}]},
         {"prompt": "Hi", "responses": [{"role": "prefer", "content": "yes", "tolerance": "-1"}]},
     ]
     with pytest.warns(UserWarning, match="^f: ") as warned:
