@@ -234,12 +234,11 @@ class ConversationModule(LanguageModelModule):
 
     def _rest(self, batch: Batch) -> Tensor:
         """What ``objective`` names is taken over these, (B, R) bool."""
-        found = super().of_objective(batch)
-        if self.trained_on in PAIRED:
-            chosen, rejected = (self.of_roles(batch, [role]) for role in ("prefer", "avoid"))
-            both = chosen.any(1, keepdim=True) & rejected.any(1, keepdim=True)
-            found = (chosen | rejected) & both
-        return found & ~self.of_roles(batch, ["learn"])
+        if self.trained_on not in PAIRED:
+            return self.of_roles(batch, [role for role in self.objective_roles if role != "learn"])
+        chosen, rejected = (self.of_roles(batch, [role]) for role in ("prefer", "avoid"))
+        both = chosen.any(1, keepdim=True) & rejected.any(1, keepdim=True)
+        return (chosen | rejected) & both
 
     def _learnt(self, batch: Batch) -> Tensor:
         """Cross-entropy is taken over these, (B, R) bool: to learn, and to keep by replay."""
@@ -247,7 +246,8 @@ class ConversationModule(LanguageModelModule):
         rank, share = batch["rank"], self.baselines.replay
         replayed = ((rank + 1) * share).ceil() > (rank * share).ceil()
         again = self.of_roles(batch, ["keep"]) & replayed[:, None]
-        return (super().of_objective(batch) & self.of_roles(batch, ["learn"])) | again
+        learnt = [role for role in self.objective_roles if role == "learn"]
+        return self.of_roles(batch, learnt) | again
 
     def referred(self, batch: Batch) -> Tensor:
         """What needs the reference, (B, R) bool: NPO needs it of the answers to forget."""
