@@ -320,9 +320,10 @@ class ConversationModule(LanguageModelModule):
 
     def evaluation_metrics(self) -> Metrics:
         """Those of all language tasks, and of what is learnt, forgotten, kept and met."""
-        found = {name: MeanBySample(higher_is_better=True) for name in ("all_met", "probability")}
-        found |= {"pairwise_accuracy": MeanMetric(), "nll": MeanMetric()}
-        return super().evaluation_metrics() | found | {"forget_quality": ForgetQuality()}
+        shares = {name: MeanBySample(higher_is_better=True) for name in ("all_met", "probability")}
+        means = {name: MeanMetric() for name in ("pairwise_accuracy", "nll")}
+        own: Metrics = {**shares, **means, "forget_quality": ForgetQuality()}
+        return super().evaluation_metrics() | own
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
