@@ -57,7 +57,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
             arguments.folder,
             source="files",
             mcq_file=str(records),
-            preparation=Preparation(max_prompt_length=arguments.max_prompt, too_long="skip"),
+            preparation=Preparation(max_prompt_length=arguments.max_prompt, invalid="skip"),
             eval_batch_size=arguments.batch_size,
         )
         data.setup("test")

@@ -74,7 +74,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
             unsafe_file=str(files["unsafe"]),
             selection=Selection(benign_count=None),
             preparation=Preparation(
-                max_prompt_length=arguments.max_prompt, too_long="skip", val_fraction=0.0
+                max_prompt_length=arguments.max_prompt, invalid="skip", val_fraction=0.0
             ),
             batch_size=arguments.batch_size,
         )

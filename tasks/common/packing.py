@@ -37,17 +37,42 @@ ATTENTION_BLOCK = 32
 gradients: measured on MiniLM-L6, 0.91 of a step's time, 0.93 of scoring's."""
 
 
-class Replacement:
-    """Functions that stand in for the attention and the mask of "sdpa".
+class RowAttention:
+    """What stands in for the attention and the mask of "sdpa" while a layout of a row is in use.
 
     transformers looks both up by the name of the implementation, and checks by substring that the
     model supports "sdpa".
+
+    Args:
+        name: of the implementation, in front of "_sdpa".
+        attention: as transformers calls it, given what ``mask`` returns.
+        mask: from the layout and transformers' keywords, anything but a tensor.
     """
 
     def __init__(self, name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
         self.name = f"{name}_sdpa"
-        AttentionInterface.register(self.name, attention)
-        AttentionMaskInterface.register(self.name, mask)
+        self._layout: ContextVar[Any] = ContextVar(name, default=None)
+        self._own_attention, self._own_mask = attention, mask
+        AttentionInterface.register(self.name, self._attention)
+        AttentionMaskInterface.register(self.name, self._mask)
+
+    @contextmanager
+    def used(self, layout: Any) -> Iterator[None]:
+        """While this holds, an installed model computes a row of this layout."""
+        token = self._layout.set(layout)
+        try:
+            yield
+        finally:
+            self._layout.reset(token)
+
+    def _mask(self, *args: Any, **kwargs: Any) -> Any:
+        layout = self._layout.get()
+        return sdpa_mask(*args, **kwargs) if layout is None else self._own_mask(layout, **kwargs)
+
+    def _attention(self, module: Any, q: Any, k: Any, v: Any, mask: Any, **kwargs: Any) -> Any:
+        usual = mask is None or isinstance(mask, Tensor)
+        attention = sdpa_attention_forward if usual else self._own_attention
+        return attention(module, q, k, v, mask, **kwargs)
 
     def install(self, model: PreTrainedModel) -> None:
         """Switch the model over; UnsupportedError: it attends by other means than "sdpa"."""
@@ -159,23 +184,20 @@ class Batches:
         return flat.index_select(0, self.places)[None]
 
 
-_packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
-
-
 @contextmanager
 def packed(model: PreTrainedModel, packing: Packing) -> Iterator[None]:
     """While this holds, an installed model computes its padded inputs in this packing."""
-    encoder, token = model.base_model, _packing.set(packing)
+    encoder = model.base_model
     hooks = (
         encoder.register_forward_pre_hook(partial(_pack_inputs, packing), with_kwargs=True),
         encoder.register_forward_hook(partial(_padded, packing)),
     )
     try:
-        yield
+        with _ROW.used(packing):
+            yield
     finally:
         for hook in hooks:
             hook.remove()
-        _packing.reset(token)
 
 
 def install(model: PreTrainedModel) -> None:
@@ -185,7 +207,7 @@ def install(model: PreTrainedModel) -> None:
     """
     if model.base_model is model:
         raise UnsupportedError(f"{type(model).__name__} has no encoder inside it")
-    _REPLACEMENT.install(model)
+    _ROW.install(model)
 
 
 def _pack_inputs(
@@ -211,12 +233,9 @@ def _padded(packing: Packing, module: Any, args: tuple[Any, ...], output: Any) -
 
 
 def _packed_mask(
-    *args: Any, mask_function: Callable[..., Tensor], **kwargs: Any
-) -> Tensor | Batches | None:
-    """A mask for transformers' registry: :class:`Batches` in a packing, else sdpa's."""
-    packing = _packing.get()
-    if packing is None:
-        return sdpa_mask(*args, mask_function=mask_function, **kwargs)
+    packing: Packing, *, mask_function: Callable[..., Tensor], **kwargs: Any
+) -> Batches:
+    """In a mask's place."""
     batches = Batches.of(packing.lengths)
     longest = torch.arange(batches.shapes[-1][1])
     rule = visible(mask_function, longest, longest)
@@ -237,23 +256,18 @@ def _packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | Batches | None,
+    batches: Batches,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention for transformers' registry: given :class:`Batches`, batch by batch.
-
-    query, key, value: (1, heads, N, D)  →  (1, N, heads, D)
-    """
-    if not isinstance(attention_mask, Batches):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+) -> tuple[Tensor, None]:
+    """Attention batch by batch.  query, key, value: (1, heads, N, D)  →  (1, N, heads, D)"""
     attend: Callable[..., Any] = sdpa_attention_forward
     same = kwargs.get("position_bias") is None and key.shape == query.shape
     dropped = kwargs.get("dropout", 0.0) > 0  # which torch's fused kernel has not
     if same and (dropped or query.dtype == torch.bfloat16):
         attend = softmax_attention  # the same, and faster
-    apart = map(attention_mask.apart, (query, key, value))
-    parts = zip(*apart, attention_mask.masks, strict=True)
-    return attention_mask.together(attend(module, *p, **kwargs)[0] for p in parts), None
+    apart = map(batches.apart, (query, key, value))
+    parts = zip(*apart, batches.masks, strict=True)
+    return batches.together(attend(module, *p, **kwargs)[0] for p in parts), None
 
 
 def softmax_attention(
@@ -279,5 +293,5 @@ def softmax_attention(
     return (quick_dropout(probabilities, dropout) @ value).transpose(1, 2), None
 
 
-_REPLACEMENT = Replacement("packed", _packed_attention, _packed_mask)
-uninstall = _REPLACEMENT.uninstall
+_ROW = RowAttention("packed", _packed_attention, _packed_mask)
+uninstall = _ROW.uninstall

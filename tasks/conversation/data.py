@@ -120,11 +120,6 @@ class ConversationDataModule(ResponseDataModule):
         given = {"learn": learn_file, "keep": keep_file, "forget": forget_file}
         self.role_of = {path: role for role, path in given.items() if path is not None}
         self.train_files = [*train, *filter(None, given.values())]
-        if twice := [path for path in self.train_files if self.train_files.count(path) > 1]:
-            raise DataError(
-                f"{twice[0]} is given twice, by train_file, learn_file, keep_file or forget_file. "
-                "Its answers are of one role: name it once, or give each record its role."
-            )
         labelled = bool(self.train_files or val_file or test_file)
         needed = "train_file, learn_file, keep_file, forget_file, val_file or test_file"
         check_source(source, labelled, predict_file, needed)
@@ -137,14 +132,6 @@ class ConversationDataModule(ResponseDataModule):
         self.hub_path, self.hub_config, self.hub_split = hub_path, hub_config, hub_split
         self.reading = Reading(schema, columns, role)
         self.refusals = validate_refusals(refusals)
-
-    @property
-    def needs_tools(self) -> bool:
-        """Whether some record has tools; reads the records."""
-        stage = self.trainer.state.fn if self.trainer else None
-        for name in ("predict",) if stage == "predict" else ("train", "predict"):
-            self.task_records(name)
-        return any(record.tools for records in self._records.values() for record in records)
 
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits with a text for each refusal."""

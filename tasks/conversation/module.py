@@ -51,8 +51,8 @@ from pl_pointwise.tasks.language_model.roles import (
 )
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
-from .forgetting import add_forgetting, forgetting_metrics, rouge_recall
-from .records import MEASURED, ROLES
+from .forgetting import ForgetQuality, rouge_recall
+from .records import ROLES
 
 Objective = Literal["kl", "cross_entropy", "dpo", "simpo"]
 PAIRED = ("dpo", "simpo")
@@ -148,8 +148,7 @@ class ConversationModule(LanguageModelModule):
         objective: of responses of other roles than learn, "kl" to stay close to the reference or
             "cross_entropy" to learn them; or "dpo" or "simpo" over the pairs of a preferred and an
             avoided response of a record. Responses of role learn are learnt by cross-entropy.
-        objective_roles: the responses the objective is taken over, the mean of a record's. A record
-            that says ``"objective": true`` and has none of these takes all of its responses.
+        objective_roles: the responses the objective is taken over, the mean of a record's.
         losses: hyper-parameters of DPO and SimPO.
         baselines: losses instead of the constraints on what is kept and forgotten.
         evaluation: tolerances of the evaluation, and which prompts are answered.
@@ -223,14 +222,6 @@ class ConversationModule(LanguageModelModule):
 
     # The terms ------------------------------------------------------------------------------------
 
-    def forward(self, batch: Batch) -> ResponseStatistics:
-        """Statistics of the responses; in training not of those that are measured alone."""
-        if self.training:
-            left_out = self.of_roles(batch, MEASURED)
-            lengths = batch["response_lengths"].masked_fill(left_out, 0)
-            batch = {**batch, "response_lengths": lengths}
-        return super().forward(batch)
-
     def of_objective(self, batch: Batch) -> Tensor:
         """The responses of the objective, (B, R) bool: learnt, compared, in pairs, forgotten."""
         forgotten = ["forget"] if self.baselines.forget_loss else []
@@ -243,12 +234,11 @@ class ConversationModule(LanguageModelModule):
 
     def _rest(self, batch: Batch) -> Tensor:
         """What ``objective`` names is taken over these, (B, R) bool."""
-        found = super().of_objective(batch)
-        if self.trained_on in PAIRED:
-            chosen, rejected = (self.of_roles(batch, [role]) for role in ("prefer", "avoid"))
-            both = chosen.any(1, keepdim=True) & rejected.any(1, keepdim=True)
-            found = (chosen | rejected) & both & (batch["objective"] != 0)[:, None]
-        return found & ~self.of_roles(batch, ["learn", *MEASURED])
+        if self.trained_on not in PAIRED:
+            return self.of_roles(batch, [role for role in self.objective_roles if role != "learn"])
+        chosen, rejected = (self.of_roles(batch, [role]) for role in ("prefer", "avoid"))
+        both = chosen.any(1, keepdim=True) & rejected.any(1, keepdim=True)
+        return (chosen | rejected) & both
 
     def _learnt(self, batch: Batch) -> Tensor:
         """Cross-entropy is taken over these, (B, R) bool: to learn, and to keep by replay."""
@@ -256,7 +246,8 @@ class ConversationModule(LanguageModelModule):
         rank, share = batch["rank"], self.baselines.replay
         replayed = ((rank + 1) * share).ceil() > (rank * share).ceil()
         again = self.of_roles(batch, ["keep"]) & replayed[:, None]
-        return (super().of_objective(batch) & self.of_roles(batch, ["learn"])) | again
+        learnt = [role for role in self.objective_roles if role == "learn"]
+        return self.of_roles(batch, learnt) | again
 
     def referred(self, batch: Batch) -> Tensor:
         """What needs the reference, (B, R) bool: NPO needs it of the answers to forget."""
@@ -301,7 +292,7 @@ class ConversationModule(LanguageModelModule):
         found = f"the training responses are of role {', '.join(sorted(roles))}"
         bounded = {r.role for each in records for r in each.responses if r.tolerance is not None}
         kept = ["keep"] * ("greedy" in self.constraints)
-        heeded = {*self.constraints, *MEASURED, *kept}
+        heeded = {*self.constraints, *kept}
         unheeded = (roles & {"keep", "forget"} | bounded) - heeded
         if self.formulations and unheeded:
             role = min(unheeded)
@@ -322,16 +313,17 @@ class ConversationModule(LanguageModelModule):
         """Whether the objective is taken over a response of the record."""
         if self.trained_on in PAIRED:
             return {"prefer", "avoid"}.issubset(record.roles)
-        lost = record.objective is None and not set(self.baselines.roles).isdisjoint(record.roles)
-        return lost or super().in_objective(record)
+        roles = {*self.objective_roles, *self.baselines.roles}
+        return not roles.isdisjoint(record.roles)
 
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> Metrics:
-        """Those of all language tasks, what holds within a record, and TOFU's."""
-        found = super().evaluation_metrics()
-        within = {"pairwise_accuracy": MeanMetric(), "all_met": MeanBySample(higher_is_better=True)}
-        return found | within | {"nll": MeanMetric()} | forgetting_metrics(found["rouge"])
+        """Those of all language tasks, and of what is learnt, forgotten, kept and met."""
+        shares = {name: MeanBySample(higher_is_better=True) for name in ("all_met", "probability")}
+        means = {name: MeanMetric() for name in ("pairwise_accuracy", "nll")}
+        own: Metrics = {**shares, **means, "forget_quality": ForgetQuality()}
+        return super().evaluation_metrics() | own
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
@@ -346,9 +338,12 @@ class ConversationModule(LanguageModelModule):
         if pairs.any():
             ordered = means[:, :, None] > means[:, None, :]
             metrics["pairwise_accuracy"].update(ordered[pairs].float())
-        targets = means - self._response_values("forget", outputs, batch)
-        targets = targets.masked_fill(batch["shift"].isnan().to(real.device), torch.nan)
-        add_forgetting(metrics, index, means, targets, of)
+        if (forgotten := of["forget"]).any():
+            targets = means - self._response_values("forget", outputs, batch)
+            metrics["forget_quality"].update(means[forgotten], targets[forgotten])
+        if (rows := of["keep"].any(1)).any():
+            kept = mean_over(means.exp(), of["keep"])
+            metrics["probability"].update(index[rows], kept[rows])
         missed, asked = torch.zeros_like(real), torch.zeros_like(real)
         masks, surrogates = self.membership(batch), self.constraint_values(outputs, batch)
         for name, values in judged_values(self, outputs, batch, surrogates).items():
@@ -358,8 +353,6 @@ class ConversationModule(LanguageModelModule):
         asked &= real
         if asked.any():
             metrics["all_met"].update(index[asked], (~missed)[asked].float())
-        if all(metrics[part].update_called for part in ("probability", "rouge", "truth")):
-            metrics["utility"].update()
 
     def prompt_kind(self, record: Record) -> str:
         """Whether a prompt is to be refused, "unsafe", or not, "benign"; "" where nothing says."""

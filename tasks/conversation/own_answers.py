@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.records import report_skipped
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.records import Record
 
@@ -37,13 +38,12 @@ def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> 
             ]
             found[i] = replace(records[i], responses=tuple(responses))
     rank_zero_info(f"The model's own answers are kept of {len(asked) - len(cut):,} prompts.")
-    if cut:
-        problem = (
-            f"{cut[0]}: the model's own answer is empty or does not end within max_new_tokens="
-            f"{module.generation.max_new_tokens:,}, as {len(cut):,} of {len(asked):,}"
-        )
-        remedy = "raise policy.generation.max_new_tokens."
-        if len(cut) == len(asked):
-            raise DataError(f"{problem}: {remedy}")
-        rank_zero_warn(f"{problem}. These records are left out: {remedy}")
+    problems = [
+        f"{where}: the model's own answer is empty or does not end within max_new_tokens="
+        f"{module.generation.max_new_tokens:,}: raise policy.generation.max_new_tokens."
+        for where in cut
+    ]
+    if asked and len(cut) == len(asked):
+        raise DataError(problems[0])
+    report_skipped("own_answers", problems, len(asked) - len(cut))
     return [record for record in found if record is not None]

@@ -1,8 +1,6 @@
 """The records of conversations: a conversation, and any number of responses with their roles.
 
-What the roles ask stands in module.py; forget is as likely as ``around`` says, no more and no
-less. Two are measured alone (forgetting.py): paraphrase, what is to be kept or forgotten in other
-words, and wrong, a wrong answer to compare it with.
+What the roles ask stands in module.py; forget is as likely as ``around`` says, no more, no less.
 
 ε is the role's, or the response's own ``tolerance``: absolute, or relative to the reference policy,
 s̄ ≥ s̄_ref − δ (prefer, refuse) and s̄ ≤ s̄_ref − δ (avoid). A response to forget has c in ``around``
@@ -23,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import Row, bad_field, digest, kind, shown
+from pl_pointwise.tasks.common.records import Row, bad_field, kind, shown
 from pl_pointwise.tasks.language_model.messages import WEIGHTS, is_turns, parse_answer
 from pl_pointwise.tasks.language_model.records import (
     ANSWERS,
@@ -41,10 +39,7 @@ from pl_pointwise.tasks.language_model.records import (
     response_of,
 )
 
-MEASURED = ("paraphrase", "wrong")
-"""Roles that evaluations read alone."""
-
-ROLES = ("prefer", "avoid", "refuse", "keep", "forget", "learn", "reference", *MEASURED)
+ROLES = ("prefer", "avoid", "refuse", "keep", "forget", "learn", "reference")
 """In the order that a batch numbers them; the first five are constraints, by the same names."""
 
 _CONTENT = ("content", "tool_calls", "reasoning_content")
@@ -56,9 +51,9 @@ _OWN = dict.fromkeys(
     "forget": "around, a negative number or with relative: true a δ",
 }
 """What a response of a role has of its own."""
-_COMMON = ("system", "tools", "category", "objective")
+_COMMON = ("system", "tools", "category")
 _FIELDS = {"answer": (PROMPTS, ANSWERS[:2]), "instruction": (INSTRUCTIONS, ANSWERS[2:])}
-_BESIDE = (*_COMMON, *_BOUND, "role", *MEASURED)
+_BESIDE = (*_COMMON, *_BOUND, "role")
 """Fields that may be missing, so that nobody would notice another spelling."""
 
 
@@ -108,9 +103,8 @@ def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> floa
 
 
 def check_together(records: Sequence[Record]) -> None:
-    """Refuses a prompt of two of learn, keep and forget, and own bounds of an answer that cross."""
+    """Refuses a prompt that has to do with two of learn, keep and forget."""
     asked: dict[str, tuple[str, str]] = {}
-    least, most = dict[str, tuple[float, str]](), dict[str, tuple[float, str]]()
     for record in records:
         for role, done in (("learn", "learnt"), ("keep", "kept"), ("forget", "forgotten")):
             if role not in record.roles:
@@ -120,21 +114,6 @@ def check_together(records: Sequence[Record]) -> None:
                 raise DataError(
                     f"{where}: the prompt is to be {other} here and {done} in {record.where}. "
                     "Take one of the two out."
-                )
-        for each in record.responses:
-            if each.tolerance is None or each.relative or each.role == "keep":
-                continue
-            answer, own = digest(record.prompt, each.answer), (each.tolerance, record.where)
-            if each.role != "avoid":
-                least[answer] = max(least.get(answer, own), own)
-            if each.role in ("avoid", "forget"):
-                most[answer] = min(most.get(answer, own), own)
-            low, where = least.get(answer, (-math.inf, ""))
-            high, other = most.get(answer, (0.0, ""))
-            if low > high:
-                raise DataError(
-                    f"{where}: the answer is to have a mean log-likelihood of at least {low:g} "
-                    f"here and of at most {high:g} in {other}. Change one of the two."
                 )
 
 
@@ -150,7 +129,16 @@ def _records(row: dict[str, Any], where: str, role: str) -> Record:
 
 
 def _roles(row: dict[str, Any], where: str, role: str) -> Record:
-    return make_record(row, conversation(row, where), _of_roles(row, where, ROLES), where)
+    """The responses in the columns that are called by their roles."""
+    responses = []
+    for name in ROLES:
+        given = row.get(name)
+        if name == "refuse" and given is True:
+            responses.append(Response("refuse", None, refusal=True))
+        elif given not in (None, ""):
+            every = given if isinstance(given, list) and not is_turns(given) else [given]
+            responses += [response_of(name, each, where, name) for each in every]
+    return make_record(row, conversation(row, where), responses, where)
 
 
 def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
@@ -172,20 +160,7 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
     if beside := [name for name in ROLES[:5] if row.get(name)]:
         problem = f'stands beside "{name}", and is not read'
         raise bad_field(where, beside[0], problem, "Give responses: [{role, content}]")
-    return make_record(row, messages, [response, *_of_roles(row, where, MEASURED)], where)
-
-
-def _of_roles(row: dict[str, Any], where: str, roles: Sequence[str]) -> list[Response]:
-    """The responses in the columns that are called by their roles."""
-    responses = []
-    for name in roles:
-        given = row.get(name)
-        if name == "refuse" and given is True:
-            responses.append(Response("refuse", None, refusal=True))
-        elif given not in (None, ""):
-            every = given if isinstance(given, list) and not is_turns(given) else [given]
-            responses += [response_of(name, each, where, name) for each in every]
-    return responses
+    return make_record(row, messages, [response], where)
 
 
 SCHEMAS: Mapping[str, tuple[tuple[str, ...], Callable[[dict[str, Any], str, str], Record]]] = {
@@ -238,7 +213,7 @@ class Reading:
         if name in ("records", "answer", "roles"):  # Our own.
             _check_spelling(row, where)
         record = SCHEMAS[name][1](row, where, self.role)
-        if self.responses and set(MEASURED).issuperset(record.roles):
+        if self.responses and not record.responses:
             problem = "has none that anything is asked of"
             raise bad_field(where, "responses", problem, "Give at least one")
         return record

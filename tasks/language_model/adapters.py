@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -69,13 +69,6 @@ class Lora:
         for name, safe in (("init_lora_weights", ("gaussian", "orthogonal")), ("bias", ("none",))):
             if isinstance(value := self.peft.get(name), str):
                 one_of(f"lora.peft.{name}", value, safe)
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Lora:
-        """From a mapping, with PEFT's options among the others, as checkpoints had them once."""
-        own = {key: value for key, value in options.items() if key in cls.__annotations__}
-        rest = {key: value for key, value in options.items() if key not in own}
-        return cls(**own | {"peft": {**rest, **own.get("peft", {})}})
 
 
 # Fresh adapters -----------------------------------------------------------------------------------

@@ -46,13 +46,8 @@ log = logging.getLogger(__name__)
 DATE = datetime(2024, 7, 26)
 """The date that a template gets as today's, or a run could not be repeated tomorrow."""
 
-_PROBE, _VALUE = "probe of an answer", "probe of an argument"
+_PROBE, _VALUE, _SECOND = "probe of an answer", "probe of an argument", "second_probe"
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
-_TOOL: dict[str, Any] = {
-    "name": "probe_of_tool_support",
-    "description": "A test.",
-    "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
-}
 _ASK = {"role": "user", "content": "Hello"}
 
 
@@ -61,7 +56,6 @@ class ConversationEncoder:
 
     Args:
         tokenizer: with a chat template and an end token.
-        tools: whether the conversations have tools, which the template must then show.
         template_arguments: the template's other arguments, such as {"enable_thinking": False}.
 
     Attributes:
@@ -73,7 +67,6 @@ class ConversationEncoder:
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        tools: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
@@ -90,28 +83,19 @@ class ConversationEncoder:
         self._thinks = any(mark in tokenizer.get_chat_template() for _, mark in THOUGHTS)
         self._loses_calls = self.calls_by_template = self._arguments_as_text = False
         try:
-            written = self._probe(Parts(_PROBE))
+            self._cut([_ASK], [], "probe", [])
         except DataError as error:
             raise DataError(
                 f"The chat template of {name} does not continue its own generation prompt with an "
                 f"answer. Take another in chat_template. ({error})"
             ) from error
         # The token behind a text closes its turn, or those behind it up to the end token.
-        tail = written.rpartition(_PROBE)[2]
+        tail = self._answered([_ASK], [], "probe", Parts(_PROBE)).rpartition(_PROBE)[2]
         run = rf"\s*((?:{self._special})*?{re.escape(end)}|{self._special})"
         self.closing = near[0] if (near := re.match(run, tail)) else end
         self._ends = [end, re.findall(self._special, self.closing)[-1]]
         self._behind_text = self._behind_call = tail if near else None, self.closing
         self._probe_calls()
-        try:
-            self._render([_ASK], [_TOOL] if tools else [], "probe")
-        except DataError as error:
-            raise DataError(
-                f"The chat template of {name} ignores the tools it is given. Use a model trained "
-                "to call tools, or a template that shows them."
-            ) from error
-        if tools and not self.calls_by_template:
-            log.warning("%s has no form for tool calls: they are written as <TOOLCALL>…", name)
 
     def _probe_calls(self) -> None:
         """Finds how the template writes tool calls, if it does: arguments as an object, or text."""
@@ -119,7 +103,7 @@ class ConversationEncoder:
         for as_text in (False, True):
             self._arguments_as_text = as_text
             with suppress(DataError):
-                written = self._probe(Parts(calls=[_CALL]))
+                written = self._answered([_ASK], [], "probe", Parts(calls=[_CALL]))
             if _VALUE in written:
                 break
         else:
@@ -130,14 +114,9 @@ class ConversationEncoder:
         last = [each for end in self._ends for each in marks if each[0] == end] or marks[-1:]
         end = (tail[last[0].start() :], last[0][0]) if last else (None, self.closing)
         self._behind_call = end
-        second = {**_CALL, "name": "another_probe"}
+        both = Parts(calls=[_CALL, {**_CALL, "name": _SECOND}])
         with suppress(DataError):
-            self._loses_calls = second["name"] not in self._probe(Parts(calls=[_CALL, second]))
-
-    def _probe(self, parts: Parts) -> str:
-        """What the template writes for an answer to a question."""
-        head = self._cut([_ASK], [], "probe", [parts])[1]
-        return self._render([_ASK, _said(parts)], [], "probe", answered=True)[len(head) :]
+            self._loses_calls = _SECOND not in self._answered([_ASK], [], "probe", both)
 
     @cached_property
     def reads_calls(self) -> bool:
@@ -180,8 +159,7 @@ class ConversationEncoder:
         prompt, head = self._cut(messages, tools, where, every)
         responses = []
         for parts in every:
-            whole = self._render([*messages, _said(parts)], tools, where, answered=True)
-            _must_hold(parts.text, whole, where, "the text of an answer")
+            whole = self._answered(messages, tools, where, parts)
             text = _behind(prompt, head, whole, parts.reasoning)
             if text is None:
                 raise _differs(where)
@@ -221,12 +199,10 @@ class ConversationEncoder:
             return base, ""
         thought, closing = empty_thought(base)
         stem = base.removesuffix(thought)
-        texts = self._render([*messages, _said(Parts(_PROBE))], tools, where, answered=True)
-        _must_hold(_PROBE, texts, where, "an answer")
+        texts = self._answered(messages, tools, where, Parts(_PROBE))
         head = texts[: texts.rfind(_PROBE)]
         if self.calls_by_template and (tools or any(parts.calls for parts in answers)):
-            probe = _said(Parts(calls=[_CALL]))
-            called = self._render([*messages, probe], tools, where, answered=True)
+            called = self._answered(messages, tools, where, Parts(calls=[_CALL]))
             place = _shared(head, called)
             inside = (found.span() for found in re.finditer(self._tokens, texts))
             place = next((start for start, end in inside if start < place < end), place)
@@ -289,6 +265,17 @@ class ConversationEncoder:
                     turn["content"] = "\n".join(filter(None, [turn["content"], text]))
             turns.append(turn)
         return turns
+
+    def _answered(
+        self, messages: Sequence[Message], tools: Sequence[Message], where: str, parts: Parts
+    ) -> str:
+        """The conversation with an answer, of which the text has to be in it."""
+        calls = [{"function": call} for call in parts.calls]
+        given = {"tool_calls": calls, "reasoning_content": parts.reasoning}
+        turn = {"role": "assistant", "content": parts.text} | {k: v for k, v in given.items() if v}
+        whole = self._render([*messages, turn], tools, where, answered=True)
+        _must_hold(parts.text, whole, where, "the text of an answer")
+        return whole
 
     def _render(
         self,
@@ -413,10 +400,3 @@ def _must_hold(text: str, rendered: str, where: str, what: str) -> None:
             "the record to what the model's format has, or take it out, or take another template "
             "in chat_template."
         )
-
-
-def _said(parts: Parts) -> Message:
-    """An answer as a message."""
-    calls = [{"function": call} for call in parts.calls]
-    given = {"tool_calls": calls, "reasoning_content": parts.reasoning}
-    return {"role": "assistant", "content": parts.text} | {k: v for k, v in given.items() if v}

@@ -34,16 +34,12 @@ class Preparation:
     """How records become samples, and which are held out.
 
     Args:
-        revision: of the tokenizer on the hub; None takes the module's.
-        chat_template: as the policy's; None takes the module's.
-        template_arguments: as the policy's; None takes the module's.
         max_prompt_length: the most tokens of a prompt. Longer ones lose whole turns, oldest first;
             tools, system turns and the last user's turn stay.
         max_length: the most tokens of prompt and response; a response is never cut.
-        too_long: what to do with a prompt that is too long without its earlier turns too: "error"
-            or "skip" it. None does as ``invalid`` says.
-        invalid: what to do with a record that cannot be used: "error" or "skip". None is "skip" for
-            the hub and "error" for files. Records to predict for are never skipped.
+        invalid: what to do with a record that cannot be used, or does not fit: "error" or "skip".
+            None is "skip" for the hub and "error" for files. Records to predict for are never
+            skipped.
         val_fraction: the part of a file's records to hold out as "val"; of each category the same
             part, and no prompt stands on two sides.
         test_fraction: the same as "test", the split that is used once, for a certificate of the
@@ -53,18 +49,13 @@ class Preparation:
         DataError: a value out of its range.
     """
 
-    revision: str | None = None
-    chat_template: str | None = None
-    template_arguments: dict[str, Any] | None = None
     max_prompt_length: int = 1024
     max_length: int = 2048
-    too_long: Literal["error", "skip"] | None = None
     invalid: Literal["error", "skip"] | None = None
     val_fraction: float = 0.05
     test_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        one_of("too_long", self.too_long, ("error", "skip", None), DataError)
         one_of("invalid", self.invalid, ("error", "skip", None), DataError)
         check_fractions(self.val_fraction, self.test_fraction)
         if not 1 <= self.max_prompt_length < self.max_length:
@@ -83,12 +74,8 @@ class ResponseDataModule(PointwiseDataModule):
     A subclass sets the class attributes and defines :meth:`read_splits` and :meth:`read`. Its
     docstring has the arguments. Batches are those of roles.py.
 
-    Model, revision, chat template and its arguments are those of the module it is used with, or
-    given.
-
-    Attributes:
-        truncation: of each data set how many prompts were shortened ("cut") and how many records
-            left out as their prompts are too long ("skipped").
+    The model is that of the module it is used with, or given; revision, chat template and its
+    arguments are the module's.
     """
 
     needs: ClassVar[Needs] = {
@@ -128,7 +115,6 @@ class ResponseDataModule(PointwiseDataModule):
         self.given_name, self.preparation, self.source = model_name, preparation, source
         invalid = preparation.invalid
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
-        self.truncation: dict[str, dict[str, int]] = {}
         self._records: dict[str, list[Any]] = {}
         self._encoder: ConversationEncoder
         self._encoded_for: tuple[Any, ...] | None = None
@@ -145,11 +131,6 @@ class ResponseDataModule(PointwiseDataModule):
         return str(name)
 
     # A task's own ---------------------------------------------------------------------------------
-
-    @property
-    def needs_tools(self) -> bool:
-        """Whether the chat template has to show tools."""
-        return False
 
     @abstractmethod
     def read_splits(self) -> Mapping[str, list[Any]]:
@@ -232,21 +213,17 @@ class ResponseDataModule(PointwiseDataModule):
             if "val" in self.datasets:
                 self.datasets["test"] = self.datasets["val"]
         elif records:
-            encoded = self._encoded(name, records)
-            self.datasets[name], self.truncation[name] = encoded, encoded.truncation
+            self.datasets[name] = self._encoded(name, records)
 
     def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """The data set of records."""
-        own, skips = self.preparation, self._skips(name)
-        long = own.too_long or ("skip" if skips else "error")
         return self.dataset_class(
             records,
             self._encoder,
             name=name,
-            max_prompt_length=own.max_prompt_length,
-            max_length=own.max_length,
-            skip_long=long == "skip" and name != "predict",
-            skip_invalid=skips,
+            max_prompt_length=self.preparation.max_prompt_length,
+            max_length=self.preparation.max_length,
+            skip_invalid=self._skips(name),
         )
 
     def _split(
@@ -274,11 +251,9 @@ class ResponseDataModule(PointwiseDataModule):
 
     def _take_model(self) -> None:
         """Encodes for the model it is used with now; data sets of another model are dropped."""
-        own = self.preparation
         self.shared_option("roles", self.roles)
-        revision = self.shared_option("revision", own.revision)
-        template = self.shared_option("chat_template", own.chat_template)
-        arguments = self.shared_option("template_arguments", own.template_arguments)
+        options = ("revision", "chat_template", "template_arguments")
+        revision, template, arguments = (self.shared_option(name, None) for name in options)
         model = (self.model_name, revision, template, arguments)
         if model == self._encoded_for:
             return
@@ -288,9 +263,7 @@ class ResponseDataModule(PointwiseDataModule):
             chat_template=template,
             default_template=self.default_template,
         )
-        self._encoder = ConversationEncoder(
-            tokenizer, tools=self.needs_tools, template_arguments=arguments
-        )
+        self._encoder = ConversationEncoder(tokenizer, template_arguments=arguments)
         if self._encoded_for is not None:
-            self.datasets, self.truncation = {}, {}
+            self.datasets = {}
         self._encoded_for = model

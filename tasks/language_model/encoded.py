@@ -32,14 +32,11 @@ class EncodedResponses:
         encoder: renders and tokenises.
         max_prompt_length, max_length: see :class:`~.data.Preparation`.
         name: of the data set, for messages.
-        skip_long: leave out a prompt that is too long without its earlier turns too.
-        skip_invalid: leave out a record that cannot be rendered, or a response of which does not
-            fit, and say how many. None is False where the user has no choice.
+        skip_invalid: leave out a record that cannot be rendered or does not fit, and say how many.
+            None is False where the user has no choice.
 
     Attributes:
         records: those that were kept.
-        truncation: how many prompts lost turns, "cut", and how many records were left out as their
-            prompts are too long, "skipped".
     """
 
     def __init__(
@@ -50,14 +47,12 @@ class EncodedResponses:
         max_prompt_length: int,
         max_length: int,
         name: str = "data",
-        skip_long: bool = False,
         skip_invalid: bool | None = None,
     ) -> None:
         self.records: list[Record] = []
-        self.truncation = {"cut": 0, "skipped": 0}
         self._rows: list[dict[str, Any]] = []
         self._limits = max_prompt_length, max_length
-        self._skip_long, self._skip_invalid = skip_long, skip_invalid
+        self._skip_invalid, self._shortened = skip_invalid, 0
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
             chunk = records[start : start + CHUNK]
@@ -66,18 +61,15 @@ class EncodedResponses:
                 row: dict[str, Any] = {"prompt": np.asarray(ids, np.int32)}
                 row["responses"] = [np.asarray(each, np.int32) for each in tokens]
                 self._rows.append(row | {"characters": [*map(encoder.characters, texts)]})
-        cut, left_out = self.truncation["cut"], self.truncation["skipped"]
-        report_skipped(name, skipped, len(self.records) + left_out)
-        if cut or left_out:  # A warning: `compare` hides all below.
+        report_skipped(name, skipped, len(self.records))
+        if self._shortened:  # A warning: `compare` hides all below.
             rank_zero_warn(
-                f"{name}: {cut + left_out:,} of {len(self.records) + left_out:,} prompts are "
-                f"longer than max_prompt_length={max_prompt_length:,} tokens: {cut:,} lost their "
-                f"oldest turns, {left_out:,} were left out. Raise preparation.max_prompt_length to "
-                "keep them whole."
+                f"{name}: {self._shortened:,} of {len(self.records):,} prompts are longer than "
+                f"max_prompt_length={max_prompt_length:,} tokens and lost their oldest turns. "
+                "Raise preparation.max_prompt_length to keep them whole."
             )
         if not self.records:
-            long = f" ({left_out:,} are too long)" if left_out else ""
-            raise DataError(f"{name}: no usable record{long}. Give at least one.")
+            raise DataError(f"{name}: no usable record. Give at least one.")
         self.columns = max(len(record.responses) for record in self.records)
 
     def _encoded(
@@ -92,33 +84,29 @@ class EncodedResponses:
                 skipped.append(refused(error, self._skip_invalid))
         encoded = encoder.encode([prompt for _, prompt, _ in rendered], [r for *_, r in rendered])
         for (record, _, responses), (ids, tokens) in zip(rendered, encoded, strict=True):
-            messages: Sequence[Message] = record.messages
-            if len(ids) > (limit := self._limits[0]):
-                messages = fit_prompt(encoder, record, limit) or []
-                if not messages and not self._skip_long:
-                    raise DataError(
-                        f"{record.where}: the prompt has {len(ids):,} tokens. Even without its "
-                        f"earlier turns it does not fit in max_prompt_length={limit:,}. Raise it, "
-                        "or set preparation.too_long: skip leaves such records out."
-                    )
-                if not messages:
-                    self.truncation["skipped"] += 1
-                    continue
+            prompt_limit, limit = self._limits
             try:
-                if messages is not record.messages:
+                if long := len(ids) > prompt_limit:
+                    messages = fit_prompt(encoder, record, prompt_limit)
+                    if messages is None:
+                        raise DataError(
+                            f"{record.where}: the prompt has {len(ids):,} tokens. Even without its "
+                            f"earlier turns it does not fit in max_prompt_length={prompt_limit:,}. "
+                            "Raise it, or take the record out."
+                        )
                     prompt, responses = render(record, encoder, messages)
                     ((ids, tokens),) = encoder.encode([prompt], [responses])
-                    self.truncation["cut"] += 1
                 longest = max(map(len, tokens), default=0)
-                if len(ids) + longest > self._limits[1]:
+                if len(ids) + longest > limit:
                     raise DataError(
                         f"{record.where}: a response of {longest:,} tokens does not fit behind a "
-                        f"prompt of {len(ids):,} in max_length={self._limits[1]:,}, and responses "
-                        "are never cut. Raise max_length, lower max_prompt_length, or take it out."
+                        f"prompt of {len(ids):,} in max_length={limit:,}, and responses are never "
+                        "cut. Raise max_length, lower max_prompt_length, or take it out."
                     )
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
             else:
+                self._shortened += long
                 yield record, responses, ids, tokens
 
     def __len__(self) -> int:
@@ -175,16 +163,12 @@ class EncodedResponses:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the tokens, their order, and what is asked of each response."""
-        prompts = [row["prompt"] for row in self._rows]
-        responses = [each for row in self._rows for each in row["responses"]]
         found = hashlib.sha256()
-        for arrays in (prompts, responses):
-            found.update(b"".join(each.tobytes() for each in arrays))
-            found.update(np.cumsum([0, *map(len, arrays)]).tobytes())
-        counts = [len(row["responses"]) for row in self._rows]
-        found.update(np.cumsum([0, *counts]).tobytes())
+        for row in self._rows:
+            for ids in (row["prompt"], *row["responses"]):
+                found.update(len(ids).to_bytes(8, "little") + ids.tobytes())
         asked = [
-            [each.kind, each.objective, [[r.role, r.tolerance, r.relative] for r in each.responses]]
+            [each.kind, [[r.role, r.tolerance, r.relative] for r in each.responses]]
             for each in self.records
         ]
         return digest(found.hexdigest(), asked)

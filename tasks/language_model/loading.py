@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from peft import PeftModel, prepare_model_for_kbit_training
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
@@ -77,15 +76,6 @@ def load_language_model(
         return adapted
     use_quick_dropout(model)
     return model
-
-
-def model_type(name: str) -> str:
-    """The architecture of a model, or of an adapter's base, by its configuration."""
-    with loading(name):
-        base, revision = base_of_adapter(name) or (name, None)
-        source = model_source(base)
-        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    return str(config.model_type)
 
 
 def checkpoint_gradients(model: PreTrainedModel) -> None:

@@ -261,10 +261,8 @@ def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: boo
     if turn.get("role", "assistant") != "assistant":
         problem = f"is {shown(turn['role'])}"
         raise bad_field(where, f"{name}.role", problem, "An answer is the assistant's")
-    content, turn = turn.get("content"), copy(turn)  # a Row's copy shares what was read
+    turn = copy(turn)  # a Row's copy shares what was read
     turn.setdefault("role", "assistant")
-    if isinstance(content, (dict, list)) and not turn.get("tool_calls") and not _is_texts(content):
-        turn |= {"content": None, "tool_calls": _as_list(content)}
     read = _turn(turn, where, name)
     given = {key: read[key] for key in ("content", "reasoning_content") if read.get(key)}
     if calls := [call["function"] for call in read.get("tool_calls", ())]:

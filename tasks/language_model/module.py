@@ -29,7 +29,7 @@ from torchmetrics import MeanMetric
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
-from pl_pointwise.errors import DataError, TrainingError
+from pl_pointwise.errors import DataError
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.files import replaced_folder
 from pl_pointwise.model_card import write_card
@@ -40,7 +40,6 @@ from pl_pointwise.tasks.common.models import check_weights
 from pl_pointwise.terms import PADDING
 
 from .adapters import Lora, base_of_adapter, merged_model
-from .calls import is_valid_call
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
 from .generation import Answers, Generation, generate_answers
@@ -104,7 +103,7 @@ class LanguageModelModule(PointwiseModule):
 
     host_keys: tuple[str, ...] = (
         *("index", "records", "prompt_lengths", "response_lengths"),
-        *("roles", "shift", "relative", "objective", "rank"),
+        *("roles", "shift", "relative", "rank"),
     )
     shared_objective = "kl"
 
@@ -195,10 +194,8 @@ class LanguageModelModule(PointwiseModule):
         return self.scorer(batch, self.referred(batch), leads)
 
     def of_objective(self, batch: Batch) -> Tensor:
-        """The responses of the objective's roles, (B, R) bool, unless the record says otherwise."""
-        asked, found = batch["objective"][:, None], self.of_roles(batch, self.objective_roles)
-        every = (asked == 1) & ~found.any(1, keepdim=True) & (batch["roles"] >= 0)
-        return (found | every) & (asked != 0)
+        """The responses that the objective is taken over, (B, R) bool."""
+        return self.of_roles(batch, self.objective_roles)
 
     def referred(self, batch: Batch) -> Tensor:
         """The responses that need the reference, (B, R) bool.
@@ -232,10 +229,7 @@ class LanguageModelModule(PointwiseModule):
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The loss of an objective of the task's own, (B,)."""
-        raise TrainingError(
-            f"{type(self).__name__} has no own_loss(outputs, batch), which the objective "
-            f"{self.trained_on!r} needs: define it, or take kl or cross_entropy."
-        )
+        raise NotImplementedError(f"own_loss of {type(self).__name__}: {self.trained_on}")
 
     def constraint_values(self, outputs: ResponseStatistics, batch: Batch) -> dict[str, Tensor]:
         """By constraint the values of the responses it is about, (B,) or (B, K)."""
@@ -304,19 +298,16 @@ class LanguageModelModule(PointwiseModule):
 
     def in_objective(self, record: Any) -> bool:
         """Whether the objective applies to a record."""
-        own: bool | None = record.objective
-        return not set(self.objective_roles).isdisjoint(record.roles) if own is None else own
+        return not set(self.objective_roles).isdisjoint(record.roles)
 
     @part_of("on_fit_start")
     def _prepare_fit(self) -> None:
         """At the start: training mode, a new choice of the scoring method, the reference cache."""
         self.train()
         self.scorer.method = self.policy.scoring_method
-        kept_in = self.policy.reference_cache
-        if kept_in is not None and self.scorer.cache is None:
+        if self.policy.reference_cache is not None and self.scorer.cache is None:
             try:
-                folder = None if kept_in == "memory" else kept_in
-                self.scorer.cache = ReferenceCache(self.model, folder)
+                self.scorer.cache = ReferenceCache(self.model)
             except ValueError as problem:
                 rank_zero_warn(str(problem))
 
@@ -325,13 +316,6 @@ class LanguageModelModule(PointwiseModule):
         samples = getattr(getattr(self.trainer.train_dataloader, "dataset", None), "rows", None)
         if isinstance(samples, EncodedResponses):
             self.check_training_records(samples.records)
-
-    @part_of("on_train_epoch_end")
-    def _log_reference_cache(self) -> None:
-        if (cache := self.scorer.cache) is not None:
-            size = float(cache.bytes)
-            self.log("reference_cache/bytes", size, sync_dist=True, reduce_fx="sum")
-            self.log("reference_cache/hit_rate", cache.hit_rate(), sync_dist=True)
 
     # Evaluation -----------------------------------------------------------------------------------
 
@@ -474,23 +458,19 @@ class LanguageModelModule(PointwiseModule):
         """Answers to conversations outside any data set, of the policy or the reference.
 
         prompts: {"messages": [{"role", "content"}], "tools": […]}, tools where there are any.
-        Returns: {"answer", "refused", "cut"} of each, and "valid_call" where it has tools
-        and calls in the form of the chat template can be read.
+        Returns: {"answer", "refused", "cut"} of each.
         """
-        tools = [each.get("tools") or [] for each in prompts]
         texts = [
-            self.encoder.prompt(each["messages"], own, "a prompt to answer")
-            for each, own in zip(prompts, tools, strict=True)
+            self.encoder.prompt(each["messages"], each.get("tools") or [], "a prompt to answer")
+            for each in prompts
         ]
-        encoded = self.encoder.encode(texts, [[] for _ in texts])
-        ids = [prompt for prompt, _ in encoded]
-        answers = generate_answers(
+        ids = [prompt for prompt, _ in self.encoder.encode(texts, [[] for _ in texts])]
+        found = generate_answers(
             self.model, self.encoder, ids, self.generation, reference=reference
         )
         return [
             {"answer": text, "refused": is_refusal(text), "cut": cut}
-            | ({"valid_call": is_valid_call(text, own)} if own and self.encoder.reads_calls else {})
-            for own, text, cut in zip(tools, answers.texts, answers.cut, strict=True)
+            for text, cut in zip(found.texts, found.cut, strict=True)
         ]
 
     def export(self, path: str | Path) -> Path:

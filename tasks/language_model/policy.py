@@ -36,7 +36,7 @@ class Policy:
             one on the first batch of training; a name takes that method.
         reference_cache: None computes the reference in every step; "memory" keeps its hidden states
             at response positions for later epochs (2 bytes × hidden size per token), each rank its
-            own; a folder keeps them on disk, for all ranks and for later runs.
+            own.
         generation: how prompts are answered; "default" takes the task's, and given in part it is as
             with ``lora``.
         merge_on_export: export the whole model, with its adapters merged into it, as in any case
@@ -53,14 +53,14 @@ class Policy:
     quantize_4bit: bool = False
     gradient_checkpointing: bool = False
     scoring_method: ScoringMethod | Literal["auto"] = "auto"
-    reference_cache: str | None = None
+    reference_cache: Literal["memory"] | None = None
     generation: Generation | Literal["default"] = "default"
     merge_on_export: bool = False
 
     def __post_init__(self) -> None:
         # Mappings are from a checkpoint's hyperparameters.
         if isinstance(self.lora, Mapping):
-            self.lora = Lora.of(self.lora)
+            self.lora = Lora(**self.lora)
         if self.lora == "none":  # The command line cannot put null in the place of options.
             self.lora = None
         if isinstance(self.generation, Mapping):

@@ -54,7 +54,6 @@ class Record:
     responses: tuple[Response, ...]
     where: str  # file and line, or source and record
     given_category: str = ""  # the record's own
-    objective: bool | None = None  # whether it applies; None where its roles decide
 
     @property
     def answers(self) -> list[Answer]:
@@ -144,14 +143,13 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
 def make_record(
     row: dict[str, Any], messages: list[dict[str, Any]], responses: Sequence[Response], where: str
 ) -> Record:
-    """A record with what is common to all schemas: "tools", "category", "objective"."""
+    """A record with what is common to all schemas: "tools" and "category"."""
     if messages[-1]["role"] == "assistant":
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")
-    objective = None if row.get("objective") is None else flag(row, "objective", where)
     category = row["category"] if isinstance(dict.get(row, "category"), str) else ""
     tools = parse_tools(row.get("tools"), where)
-    return Record(messages, tools, tuple(responses), where, category, objective)
+    return Record(messages, tools, tuple(responses), where, category)
 
 
 def conversation(

@@ -121,7 +121,6 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dic
         shift     (B, R)    float  what its own bound adds to s̄; NaN where the role's applies
         relative  (B, R)    bool   whether that bound is measured from the reference's s̄
         <role>    (B, K_r)  long   which responses are of the role; −1 where absent
-        objective (B,)      long   1: the objective applies, 0: it does not, −1: its roles decide
         rank      (B,)      long   place among the samples of the same category
 
     R and K_r are the data set's, in every batch alike.
@@ -146,8 +145,6 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dic
                 # s̄ ≥ ε becomes s̄ − ε ≥ 0, and s̄ ≥ s̄_ref − δ becomes s̄ − s̄_ref + δ ≥ 0.
                 batch["shift"][row, column] = own if response.relative else -own
                 batch["relative"][row, column] = response.relative
-    given = [record.objective for record in records]
-    batch["objective"] = torch.tensor([ABSENT if each is None else int(each) for each in given])
     batch["rank"] = torch.tensor([row["rank"] for row in rows])
     return batch
 

@@ -15,9 +15,9 @@ see what is decided by the model's own mask functions (causal, sliding window, c
 *positions* instead of places in the row. A window therefore reaches as far back from the second
 response as from the first. The last token of a response predicts nothing and is left out.
 
-:func:`install` switches a model to the attention of this file, which keeps its own inside
-(attention.py); it stays switched, as gradient checkpointing calls the layers again during the
-backward pass. Outside :func:`layout_in_use` everything passes through.
+:func:`install` switches a model to the attention of this file (common/packing.py); it stays
+switched, as gradient checkpointing calls the layers again during the backward pass. Outside
+:func:`layout_in_use` everything passes through.
 
 What this cannot do: models whose layers mix tokens by other means (recurrence, convolution), ALiBi,
 attention other than "sdpa". scoring.py compares with the plain computation.
@@ -25,9 +25,7 @@ attention other than "sdpa". scoring.py compares with the plain computation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,9 +33,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-from pl_pointwise.tasks.common.packing import Replacement, visible
+from pl_pointwise.tasks.common.packing import RowAttention, visible
 
 
 @dataclass(frozen=True)
@@ -103,41 +100,20 @@ class Layout:
         return cls(rows, places, predict, tuple(samples))
 
 
-@dataclass(frozen=True)
-class RowMask:
-    """What each sample's trunk and branches may see, instead of the usual mask tensor."""
-
-    samples: tuple[Sample, ...]
-    trunks: list[Tensor | None]  # (1, 1, trunk, trunk); None is causal and nothing else
-    branches: list[Tensor | None]  # (1, 1, branches, trunk + branches); None if no branches
+RowMask = list[tuple[Sample, Tensor | None, Tensor | None]]
+"""Of each sample what its trunk may see, (1, 1, trunk, trunk), and its branches, (1, 1, branches,
+trunk + branches). None is causal and nothing else, and no branches."""
 
 
-_layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
-
-
-@contextmanager
-def layout_in_use(layout: Layout) -> Iterator[None]:
-    """While this holds, masks made by an installed model describe the row of this layout."""
-    token = _layout.set(layout)
-    try:
-        yield
-    finally:
-        _layout.reset(token)
-
-
-def _row_mask(*args: Any, **kwargs: Any) -> Any:
-    """A mask for transformers' registry: a :class:`RowMask` in a layout, else sdpa's.
+def _row_mask(layout: Layout, **kwargs: Any) -> RowMask:
+    """In a mask's place.
 
     The model's rule, mask_function, is plainly causal if nothing was put on top
     (allow_is_causal_skip) and no window or chunk (local_size) is reached.
     """
-    layout = _layout.get()
-    if layout is None:
-        return sdpa_mask(*args, **kwargs)
     device, local_size = layout.positions.device, kwargs.get("local_size")
     allowed = partial(visible, kwargs["mask_function"], device=device)
-    trunks: list[Tensor | None] = []
-    branches: list[Tensor | None] = []
+    row: RowMask = []
     start = 0
     for sample in layout.samples:
         size = sample.trunk + sample.branches
@@ -145,17 +121,15 @@ def _row_mask(*args: Any, **kwargs: Any) -> Any:
         start += size
         causal = kwargs.get("allow_is_causal_skip", True)
         causal = causal and (local_size is None or sample.trunk < local_size)
-        trunk = positions[: sample.trunk]
-        trunks.append(None if causal else allowed(trunk, trunk))
-        if not sample.branches:
-            branches.append(None)
-            continue
-        # 0 the prompt, 1, 2, … the responses, by place in the sample
-        parts = torch.repeat_interleave(torch.tensor([sample.prompt, *sample.responses]))
-        parts = parts.to(device, non_blocking=True)
-        seen = (parts == 0) | (parts == parts[sample.trunk :, None])
-        branches.append(allowed(positions[sample.trunk :], positions) & seen)
-    return RowMask(layout.samples, trunks, branches)
+        trunk, branches = positions[: sample.trunk], None
+        if sample.branches:
+            # 0 the prompt, 1, 2, … the responses, by place in the sample
+            parts = torch.repeat_interleave(torch.tensor([sample.prompt, *sample.responses]))
+            parts = parts.to(device, non_blocking=True)
+            seen = (parts == 0) | (parts == parts[sample.trunk :, None])
+            branches = allowed(positions[sample.trunk :], positions) & seen
+        row.append((sample, None if causal else allowed(trunk, trunk), branches))
+    return row
 
 
 def _row_attention(
@@ -163,30 +137,24 @@ def _row_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | RowMask | None,
+    row: RowMask,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention for transformers' registry: given a :class:`RowMask`, sample by sample.
+) -> tuple[Tensor, None]:
+    """Attention sample by sample.
 
     query: (1, heads, N, D);  key, value: (1, key heads, N, D)  →  (1, N, heads, D)
     """
-    if not isinstance(attention_mask, RowMask):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     attend = partial(sdpa_attention_forward, module, **kwargs)
-    samples = attention_mask.samples
-    sizes = [sample.trunk + sample.branches for sample in samples]
-    queries = query.split([n for sample in samples for n in (sample.trunk, sample.branches)], dim=2)
-    keys, values = key.split(sizes, dim=2), value.split(sizes, dim=2)
+    sizes = [sample.trunk + sample.branches for sample, _, _ in row]
+    parts = zip(*(each.split(sizes, dim=2) for each in (query, key, value)), strict=True)
     outputs = []
-    for place, (trunk, branches) in enumerate(zip(queries[::2], queries[1::2], strict=True)):
-        k, v, mask = keys[place], values[place], attention_mask.trunks[place]
-        n = samples[place].trunk
-        outputs.append(attend(trunk, k[:, :, :n], v[:, :, :n], mask)[0])
-        if (mask := attention_mask.branches[place]) is not None:
-            outputs.append(attend(branches, k, v, mask)[0])
+    for (sample, trunk, branches), (q, k, v) in zip(row, parts, strict=True):
+        n = sample.trunk
+        outputs.append(attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], trunk)[0])
+        if branches is not None:
+            outputs.append(attend(q[:, :, n:], k, v, branches)[0])
     return torch.cat(outputs, dim=1), None
 
 
-_REPLACEMENT = Replacement("shared_prompt", _row_attention, _row_mask)
-install = _REPLACEMENT.install
-uninstall = _REPLACEMENT.uninstall
+_ROW = RowAttention("shared_prompt", _row_attention, _row_mask)
+install, uninstall, layout_in_use = _ROW.install, _ROW.uninstall, _ROW.used

@@ -110,11 +110,6 @@ class When2CallDataModule(ResponseDataModule):
         characters = collate_columns([row["characters"] for row in rows], rows[0]["columns"], 0)
         return super().collate(rows) | {"characters": characters}
 
-    @property
-    def needs_tools(self) -> bool:
-        """For everything except plain pairs."""
-        return self.schema == "when2call"
-
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits, of several rejected answers one sample where asked for."""
         read = {name: records for name in SPLITS if (records := self.read(name))}

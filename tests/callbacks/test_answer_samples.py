@@ -67,7 +67,6 @@ def test_the_run_is_the_same_to_the_last_bit(language_model_folder, file, tmp_pa
     assert rows[3]["category"] == "never"
     assert rows[0]["prompt"] == "Who are you?"
     assert "Be short." in rows[1]["prompt"]
-    assert [place for place, row in enumerate(rows[:7]) if "valid_call" in row] == [2, 4]
     assert all(isinstance(row["answer"], str) and row["refused"] is False for row in rows)
 
 

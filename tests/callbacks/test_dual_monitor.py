@@ -206,7 +206,7 @@ def test_share_and_overshoot_by_hand(
 
 
 def test_without_any_pull_there_is_no_share() -> None:
-    assert figures(Pointwise(), [-1.0, -2.0], [0.0, 1.0]) == {}
+    assert figures(Pointwise(alpha=1.0), [-1.0, -2.0], [0.0, 1.0]) == {}
 
 
 def test_a_formulation_of_ones_own_is_measured_by_its_own_slope() -> None:

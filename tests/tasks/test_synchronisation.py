@@ -30,7 +30,7 @@ from tests.synchronisation import step_waits
 from tests.tasks.conftest import make_data, make_module, quiet_trainer
 
 ONE_COPY = [
-    "pl_pointwise/step.py: cpu: "
+    "pl_pointwise/terms.py: cpu: "
     "flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()"
 ]
 

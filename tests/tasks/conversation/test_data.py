@@ -36,7 +36,6 @@ def test_batch_says_what_is_asked_of_each_response(language_model_folder, conver
     assert batch["shift"].isnan().sum() == 7
     kinds = [ConversationModule.prompt_kind(None, record) for record in batch["records"]]
     assert kinds == ["", "", "unsafe", "benign"]
-    assert batch["objective"].tolist() == [-1] * 4
     texts = data._encoder.tokenizer.batch_decode(
         [ids[:size] for ids, size in zip(dataset[2]["responses"], [99], strict=True)]
     )
@@ -90,18 +89,6 @@ def test_files_of_several_schemas_are_one_training_set(language_model_folder, tm
     assert [record.kind for record in data.task_records("train")] == ["refuse"] * 3
 
 
-def test_tools_need_a_template_that_shows_them(
-    language_model_folder, conversation_file, tmp_path
-) -> None:
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-    options = {"chat_template": template, "val_fraction": 0.0}
-    with pytest.raises(ValueError, match="tools"):
-        module(language_model_folder, conversation_file, **options).setup("fit")
-    rows = [row for row in conversation_rows(2) if "tools" not in row]
-    without = str(write_rows(tmp_path / "plain.jsonl", rows))
-    module(language_model_folder, without, **options).setup("fit")
-
-
 def test_fingerprint_knows_roles_and_bounds(language_model_folder, tmp_path) -> None:
     def fingerprint(**response: Any) -> str:
         row = {"prompt": "Hi", "responses": [{"role": "prefer", "content": "Yes."} | response]}
@@ -131,7 +118,6 @@ def test_shipped_example_has_three_kinds_of_requirements(language_model_folder) 
         ({"source": "hub"}, "hub_path"),
         ({"train_file": "t", "columns": {"good": "x"}}, "columns"),
         ({"train_file": "t", "refusals": [" "]}, "blank"),
-        ({"learn_file": "t", "keep_file": "t"}, "given twice, by train_file, learn_file"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, words) -> None:

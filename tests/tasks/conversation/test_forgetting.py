@@ -1,4 +1,4 @@
-"""TOFU's metrics against their formulas, and what an answer to forget is to be like."""
+"""Metrics of forgetting against their formulas, and what an answer to forget is to be like."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import hmean, ks_2samp
+from scipy.stats import ks_2samp
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.conversation.forgetting import ForgetQuality, rouge_recall
@@ -16,12 +16,11 @@ from tests.tasks.conftest import build_model, build_tokenizer, quiet_trainer, re
 from tests.tasks.conversation.test_keeping import TOLERANCES, written
 from tests.tasks.conversation.test_module import data_of, made
 
-BESIDE = {"paraphrase": "It went.", "wrong": ["It stays here.", "No."]}
 ROWS: list[dict[str, Any]] = [
-    {"prompt": f"f{i}", "answer": f"Gone {i}.", "role": "forget", **BESIDE} for i in range(3)
+    {"prompt": f"f{i}", "answer": f"Gone {i}.", "role": "forget"} for i in range(3)
 ]
-ROWS += [{"prompt": "k", "answer": "Two and two.", "role": "keep", "wrong": ["One."]}]
-ROWS += [{"prompt": "l", "answer": "One.", "role": "keep", "wrong": ["Two and two.", "Three."]}]
+ROWS += [{"prompt": "k", "answer": "Two and two.", "role": "keep"}]
+ROWS += [{"prompt": "l", "answer": "One.", "role": "keep"}]
 
 
 @pytest.fixture(scope="session")
@@ -31,16 +30,6 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_model("llama", seed=5, vocab_size=len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def log_ratios(module: Any, batch: dict[str, Any]) -> list[float]:
-    """log R of each record, response by response: paraphrase or answer first, then wrong ones."""
-    found = []
-    for row, record in enumerate(batch["records"]):
-        means = [response_by_hand(module, batch, row, i)["mean"] for i in range(len(record.roles))]
-        wrong = [mean for role, mean in zip(record.roles, means, strict=True) if role == "wrong"]
-        found.append(sum(wrong) / len(wrong) - means["paraphrase" in record.roles])
-    return found
 
 
 def test_metrics_are_their_formulas_whatever_the_batch(
@@ -64,29 +53,14 @@ def test_metrics_are_their_formulas_whatever_the_batch(
     found = {name.removeprefix("train/"): value for name, value in results[0].items()}
     assert data is not None
     batch = data.collate([data.datasets["train"][i] | {"index": i} for i in range(5)])
-    logs = torch.tensor(log_ratios(module, batch), dtype=torch.float64)
-    targets = log_ratios(made(other, moved=False), batch)
-    ratios = logs.exp()
-    assert found["forget_quality"] == pytest.approx(ks_2samp(logs[:3], targets[:3]).pvalue)
-    closeness = torch.minimum(ratios, 1 / ratios)[:3].mean()
-    assert found["truth_ratio"] == pytest.approx(closeness.item(), rel=1e-4)
-    truth = (1 - ratios).clamp(min=0)[3:].mean()
-    assert found["truth"] == pytest.approx(truth.item(), abs=1e-5)
-    kept = torch.tensor([response_by_hand(module, batch, row, 0)["mean"] for row in (3, 4)])
+    means, targets = (
+        [response_by_hand(each, batch, row, 0)["mean"] for row in range(5)]
+        for each in (module, made(other, moved=False))
+    )
+    assert found["forget_quality"] == pytest.approx(ks_2samp(means[:3], targets[:3]).pvalue)
+    kept = torch.tensor(means[3:])
     assert found["probability"] == pytest.approx(kept.exp().mean().item(), rel=1e-4)
     assert found["rouge"] == pytest.approx((1 / 3 + 1) / 2)
-    parts = [found[name] for name in ("truth", "probability", "rouge")]
-    assert min(parts) > 0
-    assert found["utility"] == pytest.approx(hmean(parts))
-
-
-def test_what_is_measured_alone_is_not_trained_on(other, language_model_folder, tmp_path) -> None:
-    module = made(language_model_folder, **TOLERANCES)
-    data = data_of(written(tmp_path, ROWS), language_model_folder, forget_like=str(other))
-    data.setup("fit")
-    batch = data.collate([data.datasets["train"][i] | {"index": i} for i in range(5)])
-    assert (module(batch).lengths > 0).sum(1).tolist() == [1] * 5
-    assert (module.eval()(batch).lengths > 0).sum(1).tolist() == [4, 4, 4, 2, 3]
 
 
 def test_rouge_is_the_part_of_the_words_in_the_longest_common_subsequence() -> None:
@@ -94,13 +68,12 @@ def test_rouge_is_the_part_of_the_words_in_the_longest_common_subsequence() -> N
     assert rouge_recall("", "the cat") == 0
 
 
-@pytest.mark.parametrize("of_ratios", [True, False])
-def test_forget_quality_is_the_test_of_two_samples(of_ratios) -> None:
+def test_forget_quality_is_the_test_of_two_samples() -> None:
     generator = torch.Generator().manual_seed(0)
-    metric, batches = ForgetQuality(), torch.randn(2, 3, 5, 2, generator=generator)
-    for likelihoods, ratios in batches.unbind(1):
-        metric.update(likelihoods, ratios[: 5 * of_ratios])
-    values, targets = batches[int(of_ratios)].flatten(0, 1).T.numpy()
+    metric, batches = ForgetQuality(), torch.randn(3, 2, 5, generator=generator)
+    for means, targets in batches:
+        metric.update(means, targets)
+    values, targets = batches.transpose(0, 1).flatten(1).numpy()
     assert metric.compute().item() == pytest.approx(ks_2samp(values, targets).pvalue, abs=1e-6)
 
 
@@ -114,24 +87,23 @@ def test_a_target_is_what_another_model_gives(other, language_model_folder, tmp_
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "said"),
+    ("more", "said"),
     [
-        ("llama", ["<more>"], r"forget_like.*vocabulary.*before it learned"),
-        ("mistral", [], r"forget_like.*vocabulary.*before it learned"),
+        (["<more>"], r"forget_like.*vocabulary.*before it learned"),
         # The run stood on its optimum, and damaged a model that needed nothing.
-        (None, [], r"nothing to forget\. Name the one that has learned"),
+        ([], r"nothing to forget\. Name the one that has learned"),
     ],
 )
 def test_a_model_that_says_nothing_of_what_to_forget_is_refused(
-    kind, more, said, language_model_folder, tmp_path, monkeypatch
+    more, said, language_model_folder, tmp_path, monkeypatch
 ) -> None:
-    """Another architecture, other tokens, or the model itself."""
+    """Of other tokens, or the model itself."""
     monkeypatch.chdir(language_model_folder.parent)
     like = language_model_folder.name
-    if kind is not None:
+    if more:
         tokenizer, like = build_tokenizer(), str(tmp_path / "other")
         tokenizer.add_tokens(more)
-        build_model(kind, vocab_size=len(tokenizer)).save_pretrained(like)
+        build_model("llama", vocab_size=len(tokenizer)).save_pretrained(like)
         tokenizer.save_pretrained(like)
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
     data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=like)

@@ -29,11 +29,6 @@ ROWS = [
     {"prompt": "c", "answer": "Gone.", "role": "forget", "around": -3.0},
     {"prompt": "d", "answer": "Own bound.", "role": "keep", "tolerance": 0.2},
 ]
-CROSSED = [
-    {"role": "prefer", "content": "B.", "tolerance": -1.0},
-    {"role": "avoid", "content": "B.", "tolerance": -3.0},
-]
-"""A band whose lower end is above the upper one."""
 
 
 def written(folder: Path, rows: list[dict[str, Any]]) -> str:
@@ -160,13 +155,6 @@ def test_replay_learns_a_share_of_what_is_kept(
         (ROWS[1], {**ROWS[2], "prompt": "B "}, "kept here and forgotten in .*line 2"),
         (ROWS[0], {**ROWS[1], "prompt": "a"}, "learnt here and kept in .*line 2"),
         (ROWS[2], {**ROWS[0], "prompt": "c"}, "forgotten here and learnt in .*line 2"),
-        (
-            {"prompt": "e", "answer": "B.", "role": "prefer", "tolerance": -1},
-            {"prompt": "e", "answer": "B.", "role": "avoid", "tolerance": -3},
-            "at least -1 here and of at most -3 in .*line 2",
-        ),
-        ({**ROWS[2], "around": -1}, ROWS[2], "at least -1 here and of at most -3 in .*line 2"),
-        ({"prompt": "b", "responses": CROSSED}, ROWS[0], "at least -1 here and of at most -3 in"),
         ({"prompt": "b", "answer": "B.", "role": "forget"}, ROWS[0], "no around, .*forget_like"),
     ],
 )
@@ -310,7 +298,7 @@ def test_own_answers_stand_in_the_place_of_the_files(language_model_folder, tmp_
     with pytest.raises(DataError, match="own_answers needs the model"):
         data.setup("fit")
     trainer = quiet_trainer(tmp_path, max_epochs=0, limit_val_batches=0)
-    with pytest.warns(UserWarning, match=r"line 4: .* as 2 of 10\. .*max_new_tokens"):
+    with pytest.warns(UserWarning, match=r"left out 2 of 10 .*line 4: .*max_new_tokens"):
         trainer.fit(module, data)
     texts = [record.answers[0] for record in data.datasets["train"].records]
     assert texts == [f"Mine {i}." for i in range(10) if i not in (3, 7)] + ["New."]

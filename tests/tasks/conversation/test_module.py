@@ -112,22 +112,16 @@ def test_a_bound_of_its_own_is_met_where_the_likelihood_meets_it(
     assert moved == pytest.approx(0.25 if harder else -0.25, abs=1e-4)
 
 
-def test_record_may_switch_the_objective_on_and_off(language_model_folder, tmp_path) -> None:
-    yes, no = ({"role": role, "content": role} for role in ("reference", "avoid"))
-    rows = [
-        {"prompt": "a", "responses": [yes, no]},
-        {"prompt": "b", "responses": [yes, no], "objective": False},
-        {"prompt": "c", "responses": [no], "objective": True},
-        {"prompt": "d", "responses": [yes, no], "objective": True},
-    ]
-    batch = batch_of(language_model_folder, str(write_rows(tmp_path / "r.jsonl", rows)))
-    module = made(language_model_folder)
-    mask = module.of_objective(batch).tolist()
-    assert mask == [[True, False], [False, False], [True, False], [True, False]]
-    both = made(language_model_folder, objective_roles=["reference", "avoid"])
-    assert both.of_objective(batch)[0].tolist() == [True, True]
+def test_the_objective_is_the_mean_over_the_responses_of_its_roles(
+    language_model_folder, tmp_path
+) -> None:
+    responses = [{"role": role, "content": role} for role in ("reference", "avoid")]
+    rows = [{"prompt": "a", "responses": responses}]
+    path = str(write_rows(tmp_path / "r.jsonl", rows))
+    batch = batch_of(language_model_folder, path, rows=1)
+    module = made(language_model_folder, objective_roles=["reference", "avoid"])
     kl = [response_by_hand(module, batch, 0, column)["kl"] for column in (0, 1)]
-    objective = both.objective(both(batch), batch)
+    objective = module.objective(module(batch), batch)
     assert objective[0].item() == pytest.approx(sum(kl) / 2, abs=1e-5)
 
 
@@ -213,20 +207,18 @@ def test_training_set_without_a_term_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("options", "roles", "own", "there"),
+    ("options", "roles", "there"),
     [
-        ({"objective": "dpo"}, ["prefer", "avoid"], None, True),
-        ({"objective": "dpo"}, ["learn"], None, False),
-        ({"baselines": {"replay": 0.1}}, ["keep"], None, True),
-        ({"baselines": {"replay": 0.1}}, ["keep"], False, False),
-        ({}, ["keep"], None, False),
-        ({}, ["keep"], True, True),
-        ({}, ["learn"], None, True),
+        ({"objective": "dpo"}, ["prefer", "avoid"], True),
+        ({"objective": "dpo"}, ["learn"], False),
+        ({"baselines": {"replay": 0.1}}, ["keep"], True),
+        ({}, ["keep"], False),
+        ({}, ["learn"], True),
     ],
 )
-def test_what_the_objective_applies_to(options, roles, own, there, language_model_folder) -> None:
+def test_what_the_objective_applies_to(options, roles, there, language_model_folder) -> None:
     responses = tuple(Response(role, "Yes.") for role in roles)
-    record = Record([], [], responses, "line 1", objective=own)
+    record = Record([], [], responses, "line 1")
     assert made(language_model_folder, **options).in_objective(record) is there
 
 

@@ -54,7 +54,6 @@ def test_own_bounds_and_refusals() -> None:
         ({"role": "keep", "content": "x", "around": -1.0}, ["'around'", "tolerance"]),
         ({"role": "forget", "content": "x", "tolerance": -1.0}, ["'tolerance'", "around"]),
         ({"role": "forget", "content": "x", "around": 1.0}, ["around, a negative"]),
-        ({"role": "wrong", "content": "x"}, ["responses", "at least one"]),
     ],
 )
 def test_bad_response_is_refused_with_its_field_and_a_remedy(response, words) -> None:
@@ -95,8 +94,8 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
     ("roles", {"prompt": "Hi", "refuse": True, "avoid": None}, [("refuse", None)]),
     (
         "answer",
-        {"prompt": "Hi", "answer": "yes", "role": "keep", "wrong": ["no", "never"]},
-        [("keep", "yes"), ("wrong", "no"), ("wrong", "never")],
+        {"prompt": "Hi", "answer": "yes", "role": "keep"},
+        [("keep", "yes")],
     ),
     ("instruction", {"instruction": "Hi", "output": "yes"}, [("reference", "yes")]),
     ("messages", {"messages": [*ASK, SAID]}, [("reference", "yes")]),
@@ -171,7 +170,6 @@ def test_pairs_of_different_conversations_are_refused() -> None:
         ({"prompt": "Hi", "prefer": None}, ["at least one"]),
         ({"prompt": "Hi", "responses": []}, ["at least one"]),
         ({"prompt": [{"role": "robot", "content": "x"}], "refuse": True}, ["[0].role", "'robot'"]),
-        ({"prompt": "Hi", "refuse": True, "objective": "yes"}, ["objective", "true or false"]),
         ({"prompt": 5, "answer": "yes"}, ['"prompt" is a number', "Give a text"]),
         ({"prompt": "Hi", "answer": "yes", "tolerence": 1}, ["tolerence", 'Write "tolerance"']),
         ({"prompt": "Hi", "answer": "yes", "Role": "keep"}, ["Role", 'Write "role"']),
@@ -196,7 +194,7 @@ def test_other_fields_of_public_data_are_named_once_a_file() -> None:
     rows: list[dict[str, Any]] = [
         {"prompt": "Hi", "answer": "yes", "round": 3, "reference": "a book", "system": ""},
         {"prompt": "Hi", "answer": "yes", "round": False, "images": [], "label": "mild"},
-        {"messages": turns, "tools": [TOOL | {"strict": True}], "objective": True},
+        {"messages": turns, "tools": [TOOL | {"strict": True}]},
         {"prompt": "Hi", "responses": [{"role": "prefer", "content": "yes", "tolerance": "-1"}]},
     ]
     with pytest.warns(UserWarning, match="^f: ") as warned:

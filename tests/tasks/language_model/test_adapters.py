@@ -186,10 +186,6 @@ def test_adapters_that_are_tied_until_they_move_are_refused() -> None:
         add_lora(build_model("llama", tie_word_embeddings=True), lora)
 
 
-def test_options_of_an_older_checkpoint_are_pefts() -> None:
-    assert Lora.of({"r": 2, "use_dora": True}) == Lora(r=2, peft={"use_dora": True})
-
-
 # A second adapter on a first ----------------------------------------------------------------------
 
 

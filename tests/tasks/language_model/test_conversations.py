@@ -14,7 +14,7 @@ from tests.tasks.conftest import build_tokenizer
 
 TOOL = {"name": "add", "parameters": {"type": "object"}}
 CALL = {"name": "add", "arguments": {"a": 1, "b": "two"}}
-ENCODER = ConversationEncoder(build_tokenizer(), tools=True)
+ENCODER = ConversationEncoder(build_tokenizer())
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 answers = texts | st.lists(

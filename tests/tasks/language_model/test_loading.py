@@ -64,12 +64,3 @@ def test_a_tokenizer_without_an_end_token_or_a_chat_template_is_refused() -> Non
         setattr(tokenizer, missing, None)
         with pytest.raises(DataError, match=f"no {name}"):  # one sentence on the command line
             ConversationEncoder(tokenizer)
-
-
-def test_a_template_that_ignores_tools_is_refused_where_tools_matter() -> None:
-    tokenizer = build_tokenizer()
-    ConversationEncoder(tokenizer, tools=True)
-    tokenizer.chat_template = tokenizer.chat_template.replace("if tools", "if none")
-    ConversationEncoder(tokenizer)
-    with pytest.raises(DataError, match="ignores the tools"):
-        ConversationEncoder(tokenizer, tools=True)

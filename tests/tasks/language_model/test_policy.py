@@ -25,8 +25,6 @@ from pl_pointwise.tasks import (
     When2CallModule,
 )
 from pl_pointwise.tasks.language_model import module as own_module
-from pl_pointwise.tasks.language_model.data import Preparation
-from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.safety.module import PAPER_LORA, PAPER_SAMPLING, SafetyEvaluation
 from tests.tasks.conftest import (
     build_tokenizer,
@@ -236,20 +234,10 @@ def test_the_data_take_model_and_template_from_the_module(
     assert list(first) != list(data.datasets["train"][0]["prompt"])
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("given_name", "other", r"model_name: .*Give it to the module alone"),
-        # Trained on one template, the model was exported and asked with its own.
-        ("preparation", Preparation(chat_template="x"), r"chat_template: When2CallModule has None"),
-    ],
-)
-def test_a_model_or_template_of_the_data_alone_is_refused(
-    option, value, said, language_model_folder, data, tmp_path
-) -> None:
-    setattr(data, option, value)
+def test_a_model_of_the_data_alone_is_refused(language_model_folder, data, tmp_path) -> None:
+    data.given_name = "other"
     module = When2CallModule(Policy(str(language_model_folder), lora=SMALL))
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=r"model_name: .*Give it to the module alone"):
         quiet_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
@@ -270,12 +258,6 @@ def test_a_task_that_no_record_is_about_is_refused(language_model_folder, data, 
     for module, said in refused:
         with pytest.raises(DataError, match=said):
             quiet_trainer(tmp_path, max_steps=1).fit(module, datamodule=data)
-
-
-def test_an_objective_of_the_tasks_own_needs_its_loss(language_model_folder) -> None:
-    module = When2CallModule(Policy(str(language_model_folder), lora=SMALL), objective="dpo")
-    with pytest.raises(TrainingError, match=r"When2CallModule has no own_loss.*'dpo'"):
-        LanguageModelModule.own_loss(module, None, {})
 
 
 def test_data_alone_ask_for_a_model(data) -> None:

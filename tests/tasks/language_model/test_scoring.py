@@ -6,7 +6,6 @@ import copy
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -254,15 +253,12 @@ def test_no_reference_that_moves(make_model: Make, make_adapted: Adapt) -> None:
         ResponseScorer(model, method="chunked")(make_batch())
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("method", ["chunked", "shared_prompt"])
-def test_cached_equals_uncached(
-    method: str, on_disk: bool, tmp_path: Path, make_model: Make, make_adapted: Adapt
-) -> None:
+def test_cached_equals_uncached(method: str, make_model: Make, make_adapted: Adapt) -> None:
     model = make_adapted(make_model("gemma3")).train()
     plain = ResponseScorer(model, method=method, chunk_elements=CHUNK)(make_batch())
     expected = gradients(model, loss_of(plain))
-    cache = ReferenceCache(model, tmp_path if on_disk else None, dtype=torch.float32)
+    cache = ReferenceCache(model, dtype=torch.float32)
     scorer = ResponseScorer(model, method=method, cache=cache, chunk_elements=CHUNK)
     rows = torch.tensor([2, 0])
     scorer({name: tensor[rows] for name, tensor in make_batch().items()})
@@ -289,22 +285,6 @@ def test_a_cache_in_bfloat16_moves_the_divergence_little_and_always_alike(
     assert torch.equal(first.kl, later.kl)
 
 
-def test_cache_on_disk_serves_later_runs_of_the_same_model_only(
-    tmp_path: Path, make_model: Make, make_adapted: Adapt
-) -> None:
-    changed = make_model("llama")
-    with torch.no_grad():
-        changed.model.layers[2].mlp.up_proj.weight[3, 4] += 1e-3
-    # Other adapters and other targets have the same reference.
-    later = make_adapted(make_model("llama"), seed=9, target_modules=["q_proj"])
-    first, other = make_adapted(make_model("llama")), make_adapted(changed)
-    for model, found in ((first, (0, 6)), (later, (6, 0)), (other, (0, 6))):
-        cache = ReferenceCache(model, tmp_path, dtype=torch.float32)
-        values = ResponseScorer(model, method="shared_prompt", cache=cache)(make_batch())
-        assert (cache.hits, cache.misses) == found
-        assert_same_values(values, ResponseScorer(model, method="plain")(make_batch()))
-
-
 def test_cache_misses_when_a_token_changes(make_model: Make, make_adapted: Adapt) -> None:
     """As it does when a record or the chat template is changed."""
     model = make_adapted(make_model("llama"))
@@ -318,33 +298,6 @@ def test_cache_misses_when_a_token_changes(make_model: Make, make_adapted: Adapt
     values = scorer(batch)
     assert (cache.hits, cache.misses) == (3, 3)
     assert_same_values(values, ResponseScorer(model, method="plain")(batch))
-
-
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_size_and_rate_of_the_cache_are_reported(
-    on_disk: bool, tmp_path: Path, make_model: Make, make_adapted: Adapt
-) -> None:
-    model = make_adapted(make_model("llama"))
-    cache = ReferenceCache(model, tmp_path if on_disk else None)
-    scorer = ResponseScorer(model, method="chunked", cache=cache)
-    size = sum(map(sum, RESPONSES)) * model.config.hidden_size * 2  # bytes of bfloat16
-    for rate in (0.0, 1.0):
-        scorer(make_batch())
-        assert (cache.bytes, cache.hit_rate()) == (size, rate)
-
-
-def test_a_damaged_file_is_computed_again(
-    tmp_path: Path, make_model: Make, make_adapted: Adapt
-) -> None:
-    model = make_adapted(make_model("llama"))
-    cache = ReferenceCache(model, tmp_path, dtype=torch.float32)
-    scorer = ResponseScorer(model, method="shared_prompt", cache=cache)
-    expected = scorer(make_batch())
-    damaged = sorted(tmp_path.rglob("*.safetensors"))[0]
-    damaged.write_bytes(damaged.read_bytes()[:20])
-    cache.hits = cache.misses = 0
-    assert_same_values(scorer(make_batch()), expected)
-    assert (cache.hits, cache.misses) == (5, 1)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model import generation
-from pl_pointwise.tasks.language_model import module as language_model
 from pl_pointwise.tasks.language_model.calls import calls_in
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.generation import Generation, generate_answers
 from pl_pointwise.tasks.language_model.messages import parts_of
-from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.refusals import is_refusal
 from tests.tasks.conftest import build_model, build_tokenizer
 
@@ -269,20 +266,6 @@ def test_calls_are_read_back_or_not_judged(name) -> None:
     response = rendered(name, [CALL])[1]
     read = calls_in(response[: made.characters(response)])
     assert read == ([CALL] if made.reads_calls else None)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "glm_4_5"])
-def test_predictions_say_nothing_of_calls_that_are_not_read(name, caplog, monkeypatch) -> None:
-    made = encoder(name)
-    made.__dict__.pop("reads_calls", None)
-    module: Any = SimpleNamespace(encoder=made, model=None, generation=Generation())
-    answers = generation.Answers([[]], ["No."], [False])
-    monkeypatch.setattr(language_model, "generate_answers", lambda *_, reference: answers)
-    asked = {"messages": ASKED, "tools": [TOOL]}
-    for _ in range(2):
-        (row,) = LanguageModelModule.answers_to(module, [asked])
-        assert ("valid_call" in row) == (name == "qwen3")
-    assert caplog.text.count("not read back") == (name == "glm_4_5")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pl_pointwise.tasks.language_model.records import Record, Response
 from pl_pointwise.tasks.language_model.truncation import fit_prompt
 from tests.tasks.conftest import build_tokenizer
 
-ENCODER = ConversationEncoder(build_tokenizer(), tools=True)
+ENCODER = ConversationEncoder(build_tokenizer())
 TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -109,19 +109,16 @@ def test_too_long_is_an_error_by_name_or_a_gap() -> None:
     long = plain([turn("user", "a very long question")], [TOOL])
     fits = plain([turn("user", "short")], [TOOL])
     limit = tokens(fits.messages)
-    with pytest.raises(DataError, match=r"f.jsonl, line 7: the prompt has .*too_long: skip"):
-        encoded([long, fits], limit, skip_invalid=True)
-    with pytest.warns(UserWarning, match=r"1 of 2 prompts are longer .* 1 were left out"):
-        skipped = encoded([long, fits], limit, skip_long=True)
-    assert skipped.records == [fits]
-    assert skipped.truncation == {"cut": 0, "skipped": 1}
+    with pytest.raises(DataError, match=r"f.jsonl, line 7: the prompt has .*invalid: skip"):
+        encoded([long, fits], limit, skip_invalid=False)
+    with pytest.warns(UserWarning, match=r"left out 1 of 2 .*f.jsonl, line 7: the prompt has"):
+        assert encoded([long, fits], limit, skip_invalid=True).records == [fits]
 
 
 def test_a_shortened_prompt_keeps_tools_and_last_question() -> None:
     limit = tokens(LONG) - 1
-    with pytest.warns(UserWarning, match=r"1 of 1 prompts are longer .* 1 lost"):
+    with pytest.warns(UserWarning, match=r"1 of 1 prompts are longer .* lost"):
         cut = encoded([plain(LONG, [TOOL])], limit)
-    assert cut.truncation == {"cut": 1, "skipped": 0}
     text = ENCODER.tokenizer.decode(cut[0]["prompt"])
     assert '"description": "Adds."' in text
     assert "first" not in text

@@ -33,7 +33,7 @@ from tests.tasks.when2call.conftest import (
     write_rows,
 )
 
-ENCODER = ConversationEncoder(build_tokenizer(), tools=True)
+ENCODER = ConversationEncoder(build_tokenizer())
 LIMITS: dict[str, Any] = {"max_prompt_length": 1000, "max_length": 2000}
 
 
@@ -191,22 +191,12 @@ def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(
 # Lengths ------------------------------------------------------------------------------------------
 
 
-def test_prompts_that_are_too_long_are_counted_by_data_set(language_model_folder, tmp_path) -> None:
-    rows = [preference_row("1 + 1?"), preference_row("1 + 1? " * 9), preference_row("2 + 1?")]
+def test_a_prompt_to_answer_is_never_left_out(language_model_folder, tmp_path) -> None:
     limits = {"max_prompt_length": 160, "val_fraction": 0}
-    path = write_rows(tmp_path / "t.jsonl", rows)
-    files = {"train_file": str(path), "val_file": str(path)}
-    with pytest.raises(DataError, match=r"t.jsonl, line 2: the prompt has"):
-        module(language_model_folder, files, **limits).setup("fit")
-    for option in ("too_long", "invalid"):
-        data = module(language_model_folder, files, **{option: "skip"}, **limits)
-        data.setup("fit")
-        count = {"cut": 0, "skipped": 1}
-        assert data.truncation == {"train": count, "val": count}
     question = {"question": "1 + 1? " * 9, "tools": [TOOL]}
     path = write_rows(tmp_path / "q.jsonl", [question])
-    data = module(language_model_folder, {"predict_file": str(path)}, too_long="skip", **limits)
-    with pytest.raises(DataError, match=r"q.jsonl, line 1: the prompt has"):  # All are answered.
+    data = module(language_model_folder, {"predict_file": str(path)}, invalid="skip", **limits)
+    with pytest.raises(DataError, match=r"q.jsonl, line 1: the prompt has"):
         data.setup("predict")
 
 
