@@ -158,7 +158,6 @@ class SafetyDataModule(ResponseDataModule):
         pku_file: records of schema "pku" whose unsafe prompts to test on.
         borderline_file: borderline records, as XSTest's; this and what follows with any source.
         borderline_val_file: those held out, read the same way.
-        borderline_test_file: those that certify, read the same way.
         over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows
             are the data set "contrast". ``comply`` applies to them, as to benign ones.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json.
@@ -199,7 +198,6 @@ class SafetyDataModule(ResponseDataModule):
         pku_file: str | None = None,
         borderline_file: str | None = None,
         borderline_val_file: str | None = None,
-        borderline_test_file: str | None = None,
         over_refusal_file: str | None = None,
         alpaca_eval_file: str | None = None,
         predict_file: str | None = None,
@@ -222,7 +220,7 @@ class SafetyDataModule(ResponseDataModule):
             raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
         benign = benign_file, benign_val_file, benign_test_file
         unsafe = unsafe_file, unsafe_val_file, unsafe_test_file
-        borderline = borderline_file, borderline_val_file, borderline_test_file
+        borderline = borderline_file, borderline_val_file, None
         self.split_files = {"benign": benign, "unsafe": unsafe, "borderline": borderline}
         self.other_files = {"over_refusal": over_refusal_file, "contrast": over_refusal_file}
         self.other_files |= {"alpaca_eval": alpaca_eval_file, "predict": predict_file}
