@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pl_pointwise import Average, Constraint, Pointwise, Relaxed
@@ -20,7 +19,7 @@ from pl_pointwise.callbacks.hardest_samples import page as html_of
 from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
 from tests.callbacks.witness import Witness
 from tests.pl_pointwise.line_task import LineData, LineModule
-from tests.pl_pointwise.toy import INTERVALS, At, Toy, ToyData, ToyRows, fit, stack, trainer
+from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, fit, stack, trainer
 
 HOSTILE = (
     "</dd><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -241,26 +240,6 @@ def test_page_names_the_hardest_value_from_one(tmp_path: Path) -> None:
     value = {"number": 1, "of": 1, "bound": "at_least"}
     assert "<dd>17, at_least</dd>" in html_of([row | {"index": 17, "value": value}])
     assert "column" not in text
-
-
-def test_a_mean_over_another_number_of_columns_in_every_batch(tmp_path: Path) -> None:
-    """As of candidates that are padded to the longest list of the batch."""
-
-    class Varying(Toy):
-        def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
-            return {"fit": outputs[:, None] + torch.arange(len(outputs))}
-
-    module = Varying(Average(), {"fit": INTERVALS["fit"]}, learning_rate=0.0)
-    callback = HardestSamples()
-    fit(module, ToyRows(7), epochs=2, callbacks=[callback], default_root_dir=tmp_path)
-    z = module({"x": ToyRows(7).x}).detach()[:, None]
-    values = (z + torch.arange(4)).float()
-    found = callback._last.tables["fit"]
-    seen = ~found.isnan()
-    assert int(seen.sum()) == 2 * (4 * 4 + 3 * 3)
-    expected = torch.cat([values - 0.3, -0.2 - values], 1)
-    torch.testing.assert_close(found[seen], expected[seen])
-    assert int(callback._mean.visits["fit"].sum()) == 2 * int(seen.sum())
 
 
 def test_a_second_run_writes_to_a_folder_of_its_own(tmp_path: Path) -> None:
