@@ -169,10 +169,7 @@ class SafetyDataModule(ResponseDataModule):
             and the constraint on them need.
         preparation: how records become samples: cutting, skipping, holding out. For the hub and
             schema beavertails the fractions divide what ``selection`` holds out.
-        batch_size: prompts per rank in one optimisation step.
-        eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
-        num_workers: loader processes.
-        seed: of the order of training samples, and of what is held out.
+        options: of `PointwiseDataModule`; ``seed`` also of what is held out.
     """
 
     needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": TEST_SETS}
@@ -206,14 +203,9 @@ class SafetyDataModule(ResponseDataModule):
         own_refusals: bool = True,
         unsafe_answers: Literal["leave", "take"] = "leave",
         preparation: Preparation = DEFAULT_PREPARATION,
-        batch_size: int = 8,
-        eval_batch_size: int | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            model_name, source, preparation, batch_size, eval_batch_size, num_workers, seed
-        )
+        super().__init__(model_name, source, preparation, **options)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
         one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
         if source == "hub" and unsafe_schema == "labelled":
