@@ -44,13 +44,10 @@ class HardestSamples(Callback):
     Args:
         count: samples per constraint.
         every_n_epochs: write them after so many epochs too; None only at the end.
-        folder: below that of the run (outputs.py). A second run there takes "hardest-1".
     """
 
-    def __init__(
-        self, count: int = 50, every_n_epochs: int | None = None, folder: str = "hardest"
-    ) -> None:
-        self.count, self.every_n_epochs, self.folder = count, every_n_epochs, RunFolder(folder)
+    def __init__(self, count: int = 50, every_n_epochs: int | None = None) -> None:
+        self.count, self.every_n_epochs, self.folder = count, every_n_epochs, RunFolder("hardest")
         self._tables = Violations()
         self._epoch = 0
         self._store: Any = None  # The multipliers of the samples that the tables are of.
