@@ -47,7 +47,6 @@ from pl_pointwise import (
     Relaxed,
     Training,
 )
-from pl_pointwise.callbacks.hardest_samples import LastViolations
 
 Problem = Callable[[int, float], tuple[Tensor, Tensor, Tensor]]
 Results = dict[tuple[str, str], dict[int, list[tuple[float, float]]]]
@@ -119,21 +118,23 @@ class Rankings(Callback):
     def __init__(self, epochs: list[int]) -> None:
         self.epochs = epochs
         self.values: dict[int, dict[str, Tensor]] = {}
-        self._last, self._loss = LastViolations(), torch.zeros(0)
+        self._violation = self._loss = torch.zeros(0)
         self._violations: list[Tensor] = []  # Of each epoch: every sample has one visit in it.
         self._losses: list[Tensor] = []
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         assert isinstance(pl_module, PointwiseModule)
-        assert pl_module.measured is not None
-        self._last.add(pl_module)
+        measured = pl_module.measured
+        assert measured is not None
         if not len(self._loss):
             self._loss = torch.zeros(pl_module.multipliers.samples)
-        self._loss[pl_module.measured.index] = pl_module.measured.objective.float()
+            self._violation = torch.full((len(self._loss), 1), torch.nan)
+        self._loss[measured.index] = measured.objective.float()
+        self._violation[measured.index] = measured.judged["label"].float()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, PointwiseModule)
-        self._violations.append(self._last.tables["label"].clone())
+        self._violations.append(self._violation.clone())
         self._losses.append(self._loss[:, None].clone())
         epoch = trainer.current_epoch + 1
         if epoch not in self.epochs:

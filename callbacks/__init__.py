@@ -1,6 +1,6 @@
 """Lightning callbacks around the method. They observe; none moves weights or multipliers."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pl_pointwise.extras import imported_on_use
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .hardest_samples import HardestSamples as HardestSamples
     from .predictions import PredictionWriter as PredictionWriter
     from .termination import SaveOnTermination as SaveOnTermination
-    from .violation_curves import ViolationCurves as ViolationCurves
 
 _MODULES = {
     "AnswerSamples": "answer_samples",
@@ -22,7 +21,12 @@ _MODULES = {
     "ModelExport": "export",
     "PredictionWriter": "predictions",
     "SaveOnTermination": "termination",
-    "ViolationCurves": "violation_curves",
 }
 __all__ = list(_MODULES)
-__getattr__ = imported_on_use(__name__, _MODULES)
+_imported = imported_on_use(__name__, _MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ViolationCurves":
+        raise ImportError("ViolationCurves is gone: `pl-pointwise compare` draws the violations.")
+    return _imported(name)

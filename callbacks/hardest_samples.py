@@ -44,14 +44,11 @@ class HardestSamples(Callback):
     Args:
         count: samples per constraint.
         every_n_epochs: write them after so many epochs too; None only at the end.
-        folder: below that of the run (outputs.py). A second run there takes "hardest-1".
     """
 
-    def __init__(
-        self, count: int = 50, every_n_epochs: int | None = None, folder: str = "hardest"
-    ) -> None:
-        self.count, self.every_n_epochs, self.folder = count, every_n_epochs, RunFolder(folder)
-        self._last, self._mean = LastViolations(), MeanViolations()
+    def __init__(self, count: int = 50, every_n_epochs: int | None = None) -> None:
+        self.count, self.every_n_epochs, self.folder = count, every_n_epochs, RunFolder("hardest")
+        self._tables = Violations()
         self._epoch = 0
         self._store: Any = None  # The multipliers of the samples that the tables are of.
 
@@ -60,10 +57,9 @@ class HardestSamples(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         if self._store is not None and self._store is not pl_module.multipliers:
-            self._last, self._mean = LastViolations(), MeanViolations()  # Of an earlier fit.
+            self._tables = Violations()  # Those there were are of an earlier fit.
         self._store = pl_module.multipliers
-        self._last.add(pl_module)
-        self._mean.add(pl_module)
+        self._tables.add(pl_module)
         self._epoch = trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -87,16 +83,12 @@ class HardestSamples(Callback):
 
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
         rows = []
-        for name, declared in module.formulations.items():
-            last, multipliers = self._last.tables.get(name), module.multipliers.get(name)
-            if declared.scope != "sample" or last is None or multipliers is None:
-                continue
-            constraint = module.constraints[name]
+        for name, last in self._tables.last.items():
+            multipliers, constraint = module.multipliers[name], module.constraints[name]
             relaxation = getattr(module._run.in_force(name), "relaxation", None)
-            # NaN where not seen, as before a resume that the callback is new in.
             unknown = torch.full_like(last, math.nan)
             relaxed = unknown if relaxation is None else relaxation(last, multipliers)
-            means = self._mean.tables.get(name, unknown)
+            means = self._tables.mean[name]
             numbers = {
                 "mean_violation": means,
                 "multiplier": multipliers,
@@ -123,18 +115,13 @@ class HardestSamples(Callback):
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "last": self._last.tables,
-            "mean": self._mean.tables,
-            "visits": self._mean.visits,
-            "epoch": self._epoch,
-            "folder": self.folder.name,
-        }
+        return {**vars(self._tables), "epoch": self._epoch, "folder": self.folder.name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._last.tables, self._epoch = state_dict["last"], state_dict["epoch"]
-        self._mean.tables, self._mean.visits = state_dict["mean"], state_dict["visits"]
-        self.folder.restored, self._store = state_dict["folder"], None
+        self._tables, self._epoch, self._store = Violations(), state_dict["epoch"], None
+        for name in vars(self._tables):
+            setattr(self._tables, name, state_dict[name])
+        self.folder.restored = state_dict["folder"]
 
 
 def hardest(
@@ -188,67 +175,43 @@ def text_of(value: Any) -> str | None:
     return str(value) if isinstance(value, (str, int)) else None
 
 
-# The tables of violations ----
+class Violations:
+    """By constraint with a multiplier per sample, tables (N, sides·K) on the CPU.
 
-
-class LastViolations:
-    """By constraint (N, sides·K) float32 on the CPU, each with the weights of its step; NaN where a
-    sample was not seen, has no such column, or had a value that is not finite.
-
-    Of an equality as its formulation acts on it; ``Constraint.reported`` is what to show.
+    ``last``, float32: each violation with the weights of its step; NaN where a sample was not seen,
+    has no such column, or had a value that is not finite. ``mean``: over the ``visits``, int32, as
+    reported, without the first if there is another: it is of weights that have hardly been trained.
     """
 
     def __init__(self) -> None:
-        self.tables: dict[str, Tensor] = {}
+        self.last: dict[str, Tensor] = {}
+        self.mean: dict[str, Tensor] = {}
+        self.visits: dict[str, Tensor] = {}
 
     def add(self, module: PointwiseModule) -> None:
         """Adds what the module's last training step found."""
         measured, samples = module.measured, module.multipliers.samples
         if measured is None or not samples:  # Rows of a stream belong to no known sample.
             return
-        for name, violation in measured.judged.items():
-            mask, sides = measured.masks[name], module.constraints[name].sides
+        for name, formulation in module.formulations.items():
+            mask = measured.masks[name]
             rows = mask.any(1)  # Padding is of no sample, and has no index of its own.
-            found = violation[rows].float().masked_fill(~mask[rows], math.nan)
-            # A statistic of the batch takes another number of columns in every batch.
-            table = self.tables.get(name, torch.full((samples, sides), math.nan))
-            width = max(table.shape[1], found.shape[1]) // sides
-            self.tables[name] = _widened(table, sides, width)
-            self._add(module, name, measured.index[rows], _widened(found, sides, width))
-
-    def _add(self, module: PointwiseModule, name: str, index: Tensor, found: Tensor) -> None:
-        self.tables[name][index] = found
-
-
-def _widened(table: Tensor, sides: int, width: int, fill: float = math.nan) -> Tensor:
-    """(n, sides·width) of (n, sides·K): each side's own columns first, then ``fill``."""
-    if table.shape[1] == sides * width:
-        return table
-    by_side = table.unflatten(1, (sides, -1))
-    return torch.nn.functional.pad(by_side, (0, width - by_side.shape[2]), value=fill).flatten(1)
-
-
-class MeanViolations(LastViolations):
-    """The mean over the updates, as reported, without the first if there is another: it is of
-    weights that have hardly been trained.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.visits: dict[str, Tensor] = {}  # int32, as the tables
-
-    def _add(self, module: PointwiseModule, name: str, index: Tensor, found: Tensor) -> None:
-        table = self.tables[name]
-        sides = module.constraints[name].sides
-        counts = self.visits.get(name, torch.zeros(len(table), sides, dtype=torch.int32))
-        counts = self.visits[name] = _widened(counts, sides, table.shape[1] // sides, 0)
-        found = module.constraints[name].reported(found)
-        counted = found.isfinite()
-        visits, before = counts[index] + counted.int(), table[index]
-        # Values 1 and 2 replace what is there; value n ≥ 3 is the (n − 1)th of the mean.
-        after = torch.where(visits <= 2, found, before + (found - before) / (visits - 1))
-        table[index] = torch.where(counted, after, before)
-        counts[index] = visits
+            if formulation.scope != "sample" or not rows.any():
+                continue
+            found = measured.judged[name][rows].float().masked_fill(~mask[rows], math.nan)
+            if name not in self.last:
+                unseen = torch.full((samples, found.shape[1]), math.nan)
+                self.last[name], self.mean[name] = unseen, unseen.clone()
+                self.visits[name] = torch.zeros(unseen.shape, dtype=torch.int32)
+            index, mean, counts = measured.index[rows], self.mean[name], self.visits[name]
+            self.last[name][index] = found
+            found = module.constraints[name].reported(found)
+            counted = found.isfinite()
+            visits, before = counts[index] + counted.int(), mean[index]
+            # Values 1 and 2 replace what is there; value n ≥ 3 is the (n − 1)th of the mean.
+            after = torch.where(visits <= 2, found, before + (found - before) / (visits - 1))
+            mean[index] = torch.where(counted, after, before)
+            counts[index] = visits
 
 
 # The page ---------------------------------------------------------------------------------------

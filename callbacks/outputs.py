@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -36,20 +35,8 @@ class RunFolder:
         self.path = root / self.name
 
 
-def log_picture(trainer: Trainer, key: str, path: Path) -> None:
-    """Shows a PNG file at the trainer's step; like the next two to be called on rank 0."""
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            import matplotlib.image
-
-            pixels = matplotlib.image.imread(path)[..., :3]
-            logger.experiment.add_image(key, pixels, trainer.global_step, dataformats="HWC")
-        elif isinstance(logger, WandbLogger):
-            logger.log_image(key, [str(path)], step=trainer.global_step)
-
-
 def log_histogram(trainer: Trainer, key: str, values: Tensor) -> None:
-    """Shows the distribution of values (n,), n > 0, finite."""
+    """Shows the distribution of values (n,), n > 0, finite; on rank 0 alone."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_histogram(key, values.numpy(), trainer.global_step)

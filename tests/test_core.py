@@ -116,7 +116,6 @@ LACKING = {
     "fit --config safety": "language",
     "fit --config when2call --config when2call/pointwise": "language",
     "fit --config digits": "example",
-    f"{FIT} --trainer.callbacks+=ViolationCurves": "compare",
     f"{FIT} --trainer.callbacks+=ModelExport": "language",
     "compare --config digits --methods digits/methods": "compare",
     "monitor results": "compare",

@@ -200,22 +200,6 @@ def violation_cdfs(violations: Curves, styles: Styles, path: Path) -> None:
     _cdf_grid(shown, looks, path, f"All seeds of a method together. {SATISFIED}")
 
 
-def cdfs_by_epoch(violations: Mapping[str, Mapping[int, np.ndarray]], path: Path) -> None:
-    """Writes the empirical CDF of violations (n,) by ``stage/constraint``, a curve per epoch."""
-    epochs = sorted({epoch for by_epoch in violations.values() for epoch in by_epoch})
-    # From light to dark: in grey, and to colour-blind eyes, the order stays.
-    shades = matplotlib.colormaps["viridis"](np.linspace(0.85, 0.05, len(epochs) + 1)[1:])
-    styles = {
-        f"epoch {epoch}": {"color": shade, "linewidth": 2.2 if epoch == epochs[-1] else 1.4}
-        for epoch, shade in zip(epochs, shades, strict=True)
-    }
-    named = {
-        panel: {f"epoch {epoch}": values for epoch, values in by_epoch.items()}
-        for panel, by_epoch in violations.items()
-    }
-    _cdf_grid(named, styles, path, f"Darkest: the newest epoch. {SATISFIED}")
-
-
 def _cdf_grid(curves: Curves, styles: Styles, path: Path, note: str) -> None:
     """Writes CDFs: a line of panels per constraint, on one axis, and a column per stage."""
     stages = list(dict.fromkeys(name.partition("/")[0] for name in curves))

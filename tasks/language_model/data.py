@@ -99,10 +99,10 @@ class ResponseDataModule(PointwiseDataModule):
         model_name: str | None,
         source: str,
         preparation: Preparation,
-        batch_size: int,
-        eval_batch_size: int | None,
-        num_workers: int,
-        seed: int,
+        batch_size: int = 8,
+        eval_batch_size: int | None = None,
+        num_workers: int = 0,
+        seed: int = 0,
     ) -> None:
         super().__init__(
             batch_size=batch_size,

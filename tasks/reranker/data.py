@@ -104,10 +104,7 @@ class RerankerDataModule(PointwiseDataModule):
             0.1 if max_queries or val_queries is all.
         test_fraction: the same as test data, to certify. At 0 it follows from test_queries, where
             these are given. The hub's "validation" is divided in the proportion of both fractions.
-        batch_size: queries per rank in one optimisation step.
-        eval_batch_size: queries per rank and evaluation batch; None is ``batch_size``.
-        num_workers: loader processes.
-        seed: of the order of training queries, the choice among negatives, and what is held out.
+        options: of `PointwiseDataModule`; ``seed`` also of what is held out and which negatives.
     """
 
     def __init__(
@@ -131,17 +128,9 @@ class RerankerDataModule(PointwiseDataModule):
         test_queries: int | None = None,
         val_fraction: float | None = None,
         test_fraction: float = 0.0,
-        batch_size: int = 8,
-        eval_batch_size: int | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(**options)
         one_of("source", source, ("embedded", "hub", "files"), DataError)
         one_of("invalid", invalid, ("error", "skip", None), DataError)
         self.files = {"train": train_file, "val": val_file, "test": test_file}
@@ -166,7 +155,7 @@ class RerankerDataModule(PointwiseDataModule):
         self.hub_path, self.hub_config = hub_path, hub_config
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
         self.negatives = negatives
-        self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": seed}
+        self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": self.seed}
         self.val_fraction, self.test_fraction = _fractions(val_fraction, test_fraction, self.limits)
         if test_queries is None:
             self.limits["test"] = val_queries

@@ -158,7 +158,6 @@ class SafetyDataModule(ResponseDataModule):
         pku_file: records of schema "pku" whose unsafe prompts to test on.
         borderline_file: borderline records, as XSTest's; this and what follows with any source.
         borderline_val_file: those held out, read the same way.
-        borderline_test_file: those that certify, read the same way.
         over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows
             are the data set "contrast". ``comply`` applies to them, as to benign ones.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json.
@@ -170,10 +169,7 @@ class SafetyDataModule(ResponseDataModule):
             and the constraint on them need.
         preparation: how records become samples: cutting, skipping, holding out. For the hub and
             schema beavertails the fractions divide what ``selection`` holds out.
-        batch_size: prompts per rank in one optimisation step.
-        eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
-        num_workers: loader processes.
-        seed: of the order of training samples, and of what is held out.
+        options: of `PointwiseDataModule`; ``seed`` also of what is held out.
     """
 
     needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": TEST_SETS}
@@ -199,7 +195,6 @@ class SafetyDataModule(ResponseDataModule):
         pku_file: str | None = None,
         borderline_file: str | None = None,
         borderline_val_file: str | None = None,
-        borderline_test_file: str | None = None,
         over_refusal_file: str | None = None,
         alpaca_eval_file: str | None = None,
         predict_file: str | None = None,
@@ -208,21 +203,16 @@ class SafetyDataModule(ResponseDataModule):
         own_refusals: bool = True,
         unsafe_answers: Literal["leave", "take"] = "leave",
         preparation: Preparation = DEFAULT_PREPARATION,
-        batch_size: int = 8,
-        eval_batch_size: int | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            model_name, source, preparation, batch_size, eval_batch_size, num_workers, seed
-        )
+        super().__init__(model_name, source, preparation, **options)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
         one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
         if source == "hub" and unsafe_schema == "labelled":
             raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
         benign = benign_file, benign_val_file, benign_test_file
         unsafe = unsafe_file, unsafe_val_file, unsafe_test_file
-        borderline = borderline_file, borderline_val_file, borderline_test_file
+        borderline = borderline_file, borderline_val_file, None
         self.split_files = {"benign": benign, "unsafe": unsafe, "borderline": borderline}
         self.other_files = {"over_refusal": over_refusal_file, "contrast": over_refusal_file}
         self.other_files |= {"alpaca_eval": alpaca_eval_file, "predict": predict_file}

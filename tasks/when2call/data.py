@@ -61,10 +61,7 @@ class When2CallDataModule(ResponseDataModule):
         group_rejected: make one sample of the records of one prompt and chosen response, with
             several rejected ones; otherwise each record is a sample with one.
         preparation: how records become samples: cutting, skipping, holding out.
-        batch_size: prompts per rank in one optimisation step.
-        eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
-        num_workers: loader processes.
-        seed: of the order of training samples, and of what is held out.
+        options: of `PointwiseDataModule`; ``seed`` also of what is held out.
     """
 
     needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": ("test", "train", "mcq")}
@@ -90,14 +87,9 @@ class When2CallDataModule(ResponseDataModule):
         predict_file: str | None = None,
         group_rejected: bool = False,
         preparation: Preparation = DEFAULT_PREPARATION,
-        batch_size: int = 8,
-        eval_batch_size: int | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            model_name, source, preparation, batch_size, eval_batch_size, num_workers, seed
-        )
+        super().__init__(model_name, source, preparation, **options)
         one_of("schema", schema, ("when2call", "pairs"), DataError)
         self.files = {"train": train_file, "val": val_file, "test": test_file, "mcq": mcq_file}
         labelled = any(self.files.values())

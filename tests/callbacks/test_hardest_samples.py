@@ -240,3 +240,10 @@ def test_page_names_the_hardest_value_from_one(tmp_path: Path) -> None:
     value = {"number": 1, "of": 1, "bound": "at_least"}
     assert "<dd>17, at_least</dd>" in html_of([row | {"index": 17, "value": value}])
     assert "column" not in text
+
+
+def test_a_second_run_writes_to_a_folder_of_its_own(tmp_path: Path) -> None:
+    callback = HardestSamples()
+    for _ in range(2):  # A callback that is used again is another run's, too.
+        fit(Toy(Pointwise()), ToyRows(5), epochs=1, callbacks=[callback], default_root_dir=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"hardest", "hardest-1"}

@@ -22,7 +22,6 @@ from pl_pointwise.callbacks import (
     DualMonitor,
     FeasibleCheckpoint,
     HardestSamples,
-    ViolationCurves,
 )
 from pl_pointwise.callbacks.outputs import run_root
 from pl_pointwise.cli import main
@@ -37,12 +36,6 @@ from tests.pl_pointwise.toy import (
     trainer,
     weights_of,
 )
-
-
-@pytest.fixture(autouse=True)
-def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the pictures out, which take longer than all else."""
-    monkeypatch.setattr("pl_pointwise.callbacks.violation_curves.cdfs_by_epoch", lambda *_: None)
 
 
 class Noisy(ToyRows):
@@ -60,7 +53,6 @@ def test_training_is_the_same_with_and_without_callbacks(name: str, tmp_path: Pa
         [],
         [
             DualMonitor(),
-            ViolationCurves(),
             HardestSamples(every_n_epochs=1),
             FeasibleCheckpoint(),
         ],
@@ -82,6 +74,11 @@ def test_training_is_the_same_with_and_without_callbacks(name: str, tmp_path: Pa
     assert_identical_run(*modules)
 
 
+def test_a_callback_that_is_gone_says_what_takes_its_place() -> None:
+    with pytest.raises(ImportError, match="compare"):
+        from pl_pointwise.callbacks import ViolationCurves  # noqa: F401
+
+
 def test_short_names_on_the_command_line(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     main(
@@ -93,13 +90,11 @@ def test_short_names_on_the_command_line(tmp_path: Path, monkeypatch: Any) -> No
             *("--trainer.enable_progress_bar", "false"),
             *("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "logs"),
             *("--trainer.callbacks+", "DualMonitor"),
-            *("--trainer.callbacks+", "ViolationCurves"),
             *("--trainer.callbacks+", "HardestSamples", "--trainer.callbacks.count", "2"),
             *("--trainer.callbacks+", "FeasibleCheckpoint", "--trainer.callbacks.at_most", "0.5"),
             *("--trainer.callbacks.dirpath", "best"),
         ]
     )
-    assert len(list(tmp_path.glob("**/violations/values/*.parquet"))) == 3
     (samples,) = tmp_path.glob("**/hardest/samples.jsonl")
     assert len(samples.read_text().splitlines()) == 2
     assert list(tmp_path.glob("best/*.ckpt"))

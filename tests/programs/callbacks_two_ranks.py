@@ -20,7 +20,6 @@ from pl_pointwise.callbacks import (
     DualMonitor,
     FeasibleCheckpoint,
     HardestSamples,
-    ViolationCurves,
 )
 from tests.callbacks.test_predictions import predict
 from tests.callbacks.witness import Reported
@@ -40,7 +39,7 @@ def run(folder: Path, ranks: int) -> dict[str, Any]:
     figures = Reported()
     trainer = toy.trainer(
         max_epochs=3,
-        callbacks=[DualMonitor(), ViolationCurves(), HardestSamples(), best, figures],
+        callbacks=[DualMonitor(), HardestSamples(), best, figures],
         enable_checkpointing=True,
         logger=CSVLogger(folder, version=0),
         default_root_dir=folder,

@@ -1,4 +1,4 @@
-"""A comparison's runs carry method and seed in the loggers, with their pictures and histograms."""
+"""A comparison's runs carry method and seed in the loggers, with their histograms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ trainer:
   enable_progress_bar: false
   enable_model_summary: false
   logger: {logger}
-  callbacks: [{{class_path: DualMonitor}}, {{class_path: ViolationCurves}}]
+  callbacks: [{{class_path: DualMonitor}}]
 """
 METHODS = """
 pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
@@ -48,10 +48,9 @@ def test_tensorboard_has_method_and_seed_of_every_run(tmp_path: Path) -> None:
     main(write(tmp_path, f"{{class_path: TensorBoardLogger, init_args: {init}}}"))
     for number, (method, _) in enumerate(EXPECTED):
         folder = tmp_path / f"board/lightning_logs/version_{number}"
-        all_of_each = {"histograms": 0, "images": 0, "scalars": 0}
+        all_of_each = {"histograms": 0, "scalars": 0}
         events = accumulator.EventAccumulator(str(folder), all_of_each)
         events.Reload()
-        assert len(events.Images("violations/cdf")) == 2
         assert len(events.Histograms("dual/fit/multipliers")) == 2
         histogram = events.Histograms("dual/fit/multipliers")[-1].histogram_value
         assert histogram.num == 5  # The training samples.
@@ -68,7 +67,6 @@ def test_a_log_in_the_runs_own_folder_stays_there(tmp_path: Path) -> None:
     for method, seed in EXPECTED:
         folder = tmp_path / f"out/runs/{method}/seed-{seed}/lightning_logs/version_0"
         assert f"method: {method}" in (folder / "hparams.yaml").read_text()
-        assert (folder / "violations/values/epoch_0001.parquet").is_file()
 
 
 def test_offline_wandb_has_a_run_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
