@@ -26,7 +26,6 @@ from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 from .certification import answer_requirements, check_requirements
 from .plots import PLOTS
 from .plots import draw as draw_plots
-from .processes import execute_in_processes
 from .runner import alone_in, execute, on_first_rank
 from .runs import Comparison, MethodsError, Outcome, Run
 from .tables import tables, write_csv, write_latex, write_summary
@@ -48,7 +47,7 @@ def main(args: Sequence[str]) -> None:
         if known.dry_run:
             _print_runs(comparison)
             return
-        failed = compare(comparison, known.jobs, known.pareto, known.pdf)
+        failed = compare(comparison, known.pareto, known.pdf)
     except OSError as error:
         where = error.filename or known.output
         parser.error(f"{where}: {error.strerror}" if error.strerror else str(error))
@@ -159,23 +158,19 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="check every method, then list the runs and their commands; run and write nothing",
     )
-    how = parser.add_mutually_exclusive_group()
-    jobs = "this many runs at once, each in a process of its own; without: all in this one"
-    how.add_argument("--jobs", type=_at_least_one, help=jobs)
-    how.add_argument("--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables")
+    parser.add_argument(
+        "--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables"
+    )
     return parser
 
 
 def compare(
-    comparison: Comparison,
-    jobs: int | None = None,
-    axes: Sequence[str] | None = None,
-    pdf: bool = False,
+    comparison: Comparison, axes: Sequence[str] | None = None, pdf: bool = False
 ) -> list[str]:
-    """Runs what is left, ``jobs`` at once, then writes tables and plots; returns what failed."""
+    """Runs what is left, then writes tables and plots; returns what failed."""
     quieten()
     with alone_in(comparison.output):
-        outcomes = _run(comparison, jobs)
+        outcomes = _run(comparison)
         if on_first_rank():
             write_results(outcomes, comparison, axes, pdf)
         if comparison.requirements:
@@ -183,26 +178,18 @@ def compare(
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
-def _run(comparison: Comparison, jobs: int | None) -> list[Outcome]:
+def _run(comparison: Comparison) -> list[Outcome]:
     """Runs what is not finished; returns what came of every run."""
-    runs, results = comparison.runs, dict[Path, dict[str, Any]]()
-    waiting = [number for number, run in enumerate(runs, start=1) if not run.finished]
-    for run in runs:
+    runs, outcomes = comparison.runs, list[Outcome]()
+    for number, run in enumerate(runs, start=1):
         if why := run.outdated():
             print(f"{run.title} is run again: {why}.", flush=True)
-    if jobs is not None:
-        if len(waiting) < len(runs):
-            print(f"{len(runs) - len(waiting)} of {len(runs)} runs finished before", flush=True)
-        execute_in_processes(comparison, waiting, jobs)
-    else:
-        for number, run in enumerate(runs, start=1):
-            note = "" if number in waiting else " (finished before)"
-            print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
-            if number in waiting:
-                results[run.folder] = execute(run)
-    return [
-        (run, run.result() or results.get(run.folder, {"error": "left no result"})) for run in runs
-    ]
+        finished = run.finished
+        note = " (finished before)" if finished else ""
+        print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
+        failed = {} if finished else execute(run)
+        outcomes.append((run, run.result() or failed))
+    return outcomes
 
 
 def write_results(

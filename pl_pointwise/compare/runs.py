@@ -116,9 +116,10 @@ class Comparison:
     confidence: float = 0.95
     against: str = START
 
-    def arguments(self) -> list[str]:
+    def command(self) -> str:
         """Returns the command line that stands for this comparison."""
-        words = [word for config in self.configs for word in ("--config", config)]
+        words = ["pl-pointwise", "compare"]
+        words += [word for config in self.configs for word in ("--config", config)]
         words += ["--methods", self.methods] if self.methods is not None else []
         words += ["--seeds", *map(str, self.seeds), "--output", str(self.output)]
         words += [word for setting in self.settings for word in ("--set", setting)]
@@ -126,15 +127,12 @@ class Comparison:
             words += ["--require", requirement]
         if self.requirements:
             words += ["--confidence", str(self.confidence), "--against", self.against]
-        return [*words, *self.overrides]
+        return shlex.join([*words, *self.overrides])
 
     @cached_property
     def required(self) -> list[Requirement]:
         """The requirements; what is wrong with one is a RequirementError."""
         return [Requirement.parse(text) for text in self.requirements]
-
-    def command(self) -> str:
-        return shlex.join(["pl-pointwise", "compare", *self.arguments()])
 
     @property
     def runs(self) -> list[Run]:

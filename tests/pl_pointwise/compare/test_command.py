@@ -192,7 +192,7 @@ def test_all_that_is_wrong_is_said_method_by_method_before_the_first_run(
         "data": "data.train_file: there is no file ./nothere.csv.",
     }
     with pytest.raises(SystemExit) as ended:
-        run(files, tmp_path / "out", "--jobs", "2")
+        run(files, tmp_path / "out")
     assert ended.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("error: nothing was run; 9 of 10 methods cannot run:")
