@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from .plots import PLOTS
 from .plots import draw as draw_plots
 from .runner import alone_in, execute, on_first_rank
 from .runs import Comparison, MethodsError, Outcome, Run
-from .tables import tables, write_csv, write_latex, write_summary
+from .tables import tables, write_csv
 
 
 def main(args: Sequence[str]) -> None:
@@ -198,16 +197,8 @@ def write_results(
     """Writes the tables, ``comparison.json`` and the plots into the comparison's folder."""
     output, found = comparison.output, tables(outcomes)
     write_csv(outcomes, output / "comparison.csv")
-    write_summary(outcomes, output / "summary.csv")
-    write_latex(found, output / "comparison.tex")
     text = "\n".join(table.markdown() for table in found)
     (output / "comparison.md").write_text(text, encoding="utf-8")
-    runs = []
-    for run, result in outcomes:
-        folder = run.folder.relative_to(output).as_posix()
-        runs.append({"method": run.method, "seed": run.seed, "folder": folder, "result": result})
-    record = {"command": comparison.command(), "runs": runs}
-    (output / "comparison.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(f"\n{found[0].markdown()}", flush=True)
     done = [outcome for outcome in outcomes if "error" not in outcome[1]]
     if done:
