@@ -22,7 +22,7 @@ from pl_pointwise.printing import quieten
 from pl_pointwise.requirements.exported import START
 from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 
-from .certification import answer_requirements, check_requirements
+from .certification import Predecessor, answer_requirements, check_requirements
 from .plots import PLOTS
 from .plots import draw as draw_plots
 from .runner import alone_in, execute, on_first_rank
@@ -42,11 +42,11 @@ def main(args: Sequence[str]) -> None:
         _run_one(comparison.runs[known.only - 1])
         return
     try:
-        check_methods(comparison, not known.dry_run)
+        old = check_methods(comparison, not known.dry_run)
         if known.dry_run:
             _print_runs(comparison)
             return
-        failed = compare(comparison, known.pareto, known.pdf)
+        failed = compare(comparison, old, known.pareto, known.pdf)
     except OSError as error:
         where = error.filename or known.output
         parser.error(f"{where}: {error.strerror}" if error.strerror else str(error))
@@ -55,8 +55,11 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
 
-def check_methods(comparison: Comparison, measure: bool = True) -> None:
-    """Builds every method that has a run to come; refuses all that is wrong, method by method."""
+def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor | None:
+    """Builds every method that has a run to come; refuses all that is wrong, method by method.
+
+    Returns what requirements compare with, if any does; ``measure`` it.
+    """
     quieten()
     runs, problems, names = comparison.planned
     problems, cli, built = dict(problems), None, None
@@ -78,12 +81,14 @@ def check_methods(comparison: Comparison, measure: bool = True) -> None:
             bounds[run.title], built = bounds_of(cli.model), run
     if problems:
         raise MethodsError(problems, names)
-    if comparison.requirements:
-        require_same_bounds(bounds)
-        if built is not runs[0]:
-            cli = None
-            gc.collect()
-        check_requirements(comparison, cli or PointwiseCLI(runs[0].arguments, run=False), measure)
+    if not comparison.requirements:
+        return None
+    require_same_bounds(bounds)
+    if built is not runs[0]:
+        cli = None
+        gc.collect()
+    cli = cli or PointwiseCLI(runs[0].arguments, run=False)
+    return check_requirements(comparison, cli, measure)
 
 
 def _check_data(cli: PointwiseCLI) -> None:
@@ -164,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def compare(
-    comparison: Comparison, axes: Sequence[str] | None = None, pdf: bool = False
+    comparison: Comparison, old: Predecessor | None, axes: Sequence[str] | None, pdf: bool
 ) -> list[str]:
     """Runs what is left, then writes tables and plots; returns what failed."""
     quieten()
@@ -173,7 +178,7 @@ def compare(
         if on_first_rank():
             write_results(outcomes, comparison, axes, pdf)
         if comparison.requirements:
-            answer_requirements(comparison)
+            answer_requirements(comparison, old)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ from pl_pointwise.requirements.samples import (
 from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import notes_of
 
-from .runs import TESTED, VIOLATIONS, Run, files_read
+from .runs import VIOLATIONS, Run, files_read
 
 log = logging.getLogger(__name__)
 
@@ -186,12 +185,6 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
                 samples = pd.concat([samples, sources[NOT_HELD_OUT].training_lines()])
             samples.attrs["objective"] = objective
             samples.to_parquet(run.folder / SAMPLES, index=False)
-            tested = {
-                stage: {name: asdict(found) for name, found in by_constraint.items()}
-                for stage, by_constraint in module.evaluated.items()
-                if not shown(stage)
-            }
-            torch.save(tested, run.folder / TESTED)
         else:
             remember_use(SHOWN, units_in(samples), run.folder)
     return {

@@ -30,10 +30,6 @@ from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES, START
 VIOLATIONS = "violations.npz"
 """Written before ``result.json``: all violations."""
 
-TESTED = "tested.pt"
-"""The violations of the certification split for a model card: written with CHECKPOINT, the trained
-model, and SAMPLES, what it is tested on, where a requirement is to be certified."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -56,7 +52,7 @@ class Run:
     @property
     def writes(self) -> tuple[str, ...]:
         """The files of its folder that what follows is computed from."""
-        return (VIOLATIONS, *((CHECKPOINT, SAMPLES, TESTED) if self.certified else ()))
+        return (VIOLATIONS, *((CHECKPOINT, SAMPLES) if self.certified else ()))
 
     def _stored(self) -> dict[str, Any] | None:
         try:
