@@ -17,13 +17,13 @@ from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
-from lightning.pytorch.callbacks import BasePredictionWriter, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
 from . import cli_errors, next_steps
 from .checkpoints import differences, hyperparameters
-from .cli_errors import ShortErrorParser, innermost, short_errors
+from .cli_errors import ShortErrorParser, behind, short_errors
 from .configs import OPTIONS, overview, with_config_parts
 from .errors import TrainingError
 from .extras import import_classes
@@ -165,15 +165,12 @@ class PointwiseCLI(LightningCLI):
             try:
                 super().instantiate_classes()
             except Exception as error:
-                found = innermost(error)
+                _, found = behind(error)
                 raise found from found.__cause__
 
     def before_fit(self) -> None:
-        """``--ckpt_path last`` is a first start where there is none yet, which is said."""
-        trainer: Any = self.trainer
-        if self.config["fit"].get("ckpt_path") == "last":
-            trainer.callbacks.append(LambdaCallback(on_fit_start=_say_a_first_start))
-        else:
+        """``--ckpt_path last`` is a first start where there is none yet: Lightning says so."""
+        if self.config["fit"].get("ckpt_path") != "last":
             self.before_test()
 
     def before_test(self) -> None:
@@ -211,11 +208,6 @@ class PointwiseCLI(LightningCLI):
         print(metrics_table(self.trainer.callback_metrics))
         if not self.config[self.subcommand].get("ckpt_path"):
             print("Of the model as it starts: no --ckpt_path was given.")
-
-
-def _say_a_first_start(trainer: Any, _: Any) -> None:
-    if trainer.ckpt_path is None and trainer.is_global_zero:
-        print("--ckpt_path last: no checkpoint is there yet, so the run starts afresh.")
 
 
 def find_classes_of_the_folder() -> None:

@@ -31,8 +31,10 @@ MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
 """What classes raise that are given other arguments than they take."""
 
 KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*')
-NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')")
-"""What may be a misspelt option in a reason."""
+AROUND = re.compile(r"[\s-]*(Parser key|Problem with given|Does not validate|Expected a path but)")
+"""How jsonargparse's errors begin that put something around another one."""
+NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')|(?<=import path string: )\w+|(?<=value: )\w+")
+"""What may be a misspelt option or class in a reason."""
 WITH_CLASSES = (
     *("pl_pointwise.tasks", "pl_pointwise.callbacks"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
@@ -48,10 +50,6 @@ def debugging() -> bool:
 class Refusal(argparse.ArgumentError):
     """What a parser of this kind says; an outer one puts its own option before it."""
 
-    def __init__(self, option: str, reason: str) -> None:
-        super().__init__(None, f"--{option}: {reason}" if option else reason)
-        self.option, self.reason = option, reason
-
 
 class ShortErrorParser(LightningArgumentParser):
     """LightningCLI's parser, whose errors are sentences; those of classes within are of it too."""
@@ -63,57 +61,37 @@ class ShortErrorParser(LightningArgumentParser):
         # A name cut short was taken for the option, silently; now it is answered by the whole one.
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
-    def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
-        """jsonargparse lets an argument ``X | None`` be left out or null; ``X | Y | None`` too."""
-        added = super().add_class_arguments(*args, **kwargs)
-        for action in self._actions:
-            if type(None) in get_args(getattr(action, "_typehint", None)):
-                action.required = False
-                getattr(self, "required_args", set()).discard(action.dest)  # Of older versions.
-        return added
-
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if debugging():
             super().error(message, ex)
         if isinstance(ex, Refusal):
             raise ex
-        last = innermost(ex) if ex is not None else argparse.ArgumentError(None, message)
-        key = KEY.match(message)
-        option, reason = plain(key[1]) if key else "", KEY.sub("", str(last))
-        if isinstance(last, Refusal):
-            option, reason = ".".join(filter(None, (option, last.option))), last.reason
-        elif isinstance(last, SyntaxError) or place_in_own_code(last):
-            reason = f"{type(last).__name__}: {printable(last)}{place_in_own_code(last)}."
-        else:
-            hint = class_hint(reason) or ("" if key else self._hint(reason))
-            hint = RATE if re.search(r"(--|\.|')(lr|learning_rate)\b", reason) else hint
-            reason = f"{printable(reason).rstrip('.')}.{hint}"
-        if self.words is not None:
-            reason += missing_base(self.words)
-        refusal = Refusal(option, reason)
+        if self.words is None:
+            raise Refusal(None, message if KEY.match(message) else self._sentence(message)) from ex
+        option, cause = behind(ex or ValueError(message))
+        reason, place = KEY.sub("", str(cause)), place_in_own_code(cause)
+        if not isinstance(cause, Refusal):
+            reason = f"{printable(reason)}{place}." if place else self._sentence(reason)
+        reason = f"--{option}: " * bool(option) + reason + missing_base(self.words)
         if not self.exit_on_error:
-            raise refusal from ex
-        end(self.prog.replace(" [options]", ""), str(refusal))
+            raise Refusal(None, reason) from ex
+        end(self.prog.replace(" [options]", ""), reason)
 
-    def _hint(self, reason: str) -> str:
-        """Returns " Did you mean …?" with an option."""
+    def _sentence(self, reason: str) -> str:
+        """Returns a reason on one line, with " Did you mean …?" for an option or a class."""
+        reason = f"{printable(reason).rstrip('.')}."
+        if re.search(r"(--|\.|')(lr|learning_rate)\b", reason):
+            return f"{reason}{RATE}"
         hints = {plain(each.dest): getattr(each, "_typehint", None) for each in self._actions}
         known = [name for option, hint in hints.items() for name in with_fields(option, hint)]
+        known += [name for package in WITH_CLASSES for name in import_module(package).__all__]
         lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
         for name in NAME.findall(reason):
             by_last = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
             near = get_close_matches(plain(name), known, 1) or [lasts[each] for each in by_last]
             if near and name not in known:
-                return f" Did you mean {near[0]!r}?"
-        return ""
-
-
-def class_hint(reason: str) -> str:
-    """Returns " Did you mean …?" with a class of this package's or Lightning's."""
-    name = re.search(r"(?:import path string|Got value): (\w+)", reason)
-    known = [each for package in WITH_CLASSES for each in import_module(package).__all__]
-    near = get_close_matches(name[1], known, 1, 0.8) if name else []
-    return f" Did you mean {near[0]!r}?" if near else ""
+                return f"{reason} Did you mean {near[0]!r}?"
+        return reason
 
 
 def plain(option: str) -> str:
@@ -130,15 +108,16 @@ def with_fields(option: str, hint: Any) -> Iterator[str]:
                 yield from with_fields(f"{option}.{field}", inner)
 
 
-def innermost(error: BaseException) -> BaseException:
-    """Returns the error behind those of a parser: a refusal, or the first of other code."""
-    while error.__cause__ is not None and not isinstance(error, Refusal):
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        raised_in = str(frame.f_globals.get("__name__", ""))
-        if not raised_in.startswith(("jsonargparse", "argparse")):
-            break
+def behind(error: BaseException) -> tuple[str, BaseException]:
+    """Returns the option that a parser's error is about, and the error that it was made of."""
+    keys = list[str]()
+    while True:
+        key, around = KEY.match(str(error)), AROUND.match(str(error))
+        if key and key[1] not in keys[-1:]:
+            keys.append(key[1])
+        if error.__cause__ is None or not around:
+            return plain(".".join(keys)), error
         error = error.__cause__
-    return error
 
 
 # What is refused later --------------------------------------------------------------------------

@@ -11,20 +11,17 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import yaml
 from lightning.pytorch import Trainer
 from pandas import DataFrame, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.errors import DataError
-from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.files import digest_now
-from pl_pointwise.module import PointwiseModule
+from pl_pointwise.next_steps import exports
 from pl_pointwise.printing import Table, escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
@@ -59,7 +56,7 @@ from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
 
 from .runner import alone_in, on_first_rank
-from .runs import TESTED, Comparison, Run
+from .runs import Comparison, Run
 
 TO_SET_UP_DATA: dict[str, Any] = {
     "accelerator": "cpu",
@@ -73,76 +70,75 @@ TO_SET_UP_DATA: dict[str, Any] = {
 
 
 class Predecessor(NamedTuple):
-    """What requirements compare with: by a name that holds no folder, and by its checkpoint."""
+    """What requirements compare with."""
 
-    name: str | None = None
-    weights: Path | None = None
+    name: str
+    """What it is called in the answer: it holds no folder."""
+    samples: DataFrame | None
+    """What it measures on both splits; None if only the runs are listed."""
 
 
-def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool = True) -> None:
-    """Refuses what cannot come to a certificate, before training; ``measure`` the predecessor.
+def check_requirements(
+    comparison: Comparison, cli: PointwiseCLI, measure: bool
+) -> Predecessor | None:
+    """Refuses what cannot come to a certificate, before training; returns the predecessor, if any.
 
-    cli: built of the first run's arguments.
+    cli: built of the first run's arguments. measure: the predecessor.
     """
-    _replaceable(comparison.output)
-    old, first = _predecessor(comparison), comparison.runs[0]
+    _is_there(comparison.output / "model")
+    first, weights, name = comparison.runs[0], None, None
+    if any(each.beside for each in comparison.required):
+        name = f"the model of {first.title} before training"
+        if comparison.against != START:
+            weights = model_files(comparison.against) / CHECKPOINT
+            digest, folder = digest_now(weights) or "", Path(comparison.against).absolute().name
+            name = f"{folder} (SHA-256 of its {CHECKPOINT}: {digest[:16]})"
+    elif comparison.against != START:
+        raise RequirementError(
+            f"--against {comparison.against}: no requirement compares with a predecessor. Write "
+            'one, as "lost(NAME) <= 0.02".'
+        )
     trainer, data = Trainer(**TO_SET_UP_DATA), cli.datamodule
     trainer.validate(cli.model, data, verbose=False)
     trainer.test(cli.model, data, verbose=False)
     samples, sources = samples_to_come(cli.model, data or cli.model)
     check_splits(samples, comparison.required, comparison.confidence)
     contents = {f"{name} data": source.content for name, source in sources.items()}
-    check_unused(_use(comparison, old, contents), units_in(samples), comparison.output)
+    check_unused(_use(comparison, name, contents), units_in(samples), comparison.output)
     ran_on = (first.result() or {}).get("data", contents)
     if changed := [name for name in contents if contents[name] != ran_on.get(name, contents[name])]:
         raise RequirementError(
             f"{' and '.join(changed)}: not what {first.title} was made with, though the options "
             "are the same. Put it back, or take another --output."
         )
-    if measure:
-        with alone_in(comparison.output):
-            _measure_predecessor(comparison, old, contents, bounds_of(cli.model))
-
-
-def _predecessor(comparison: Comparison) -> Predecessor:
-    """Returns what the requirements compare with: nothing, if none does."""
-    against = comparison.against
-    if not any(each.beside for each in comparison.required):
-        if against != START:
-            raise RequirementError(
-                f"--against {against}: no requirement compares with a predecessor. Write one, as "
-                '"lost(NAME) <= 0.02".'
-            )
-        return Predecessor()
-    if against == START:
-        return Predecessor(f"the model of {comparison.runs[0].title} before training")
-    weights = model_files(against) / CHECKPOINT
-    digest, folder = digest_now(weights) or "", Path(against).absolute().name
-    return Predecessor(f"{folder} (SHA-256 of its {CHECKPOINT}: {digest[:16]})", weights)
-
-
-def _measure_predecessor(
-    comparison: Comparison, old: Predecessor, contents: Mapping[str, str], bounds: Bounds
-) -> DataFrame | None:
-    """What the predecessor measures on both splits, kept in a file; None if there is none."""
-    if old.name is None:
-        return None
-    path, run = comparison.output / "predecessor.parquet", comparison.runs[0]
+    if name is None or not measure:
+        return None if name is None else Predecessor(name, None)
     held_out = {name: of for name, of in contents.items() if name != f"{NOT_HELD_OUT} data"}
-    of = {"name": old.name, "run": run.digest, **held_out}
+    of = {"name": name, "run": first.digest, **held_out}
+    with alone_in(comparison.output):
+        return Predecessor(name, _measure(comparison, weights, of, bounds_of(cli.model)))
+
+
+def _measure(
+    comparison: Comparison, weights: Path | None, of: Mapping[str, str], bounds: Bounds
+) -> DataFrame:
+    """What the predecessor measures on both splits; kept in a file, with what it is ``of``.
+
+    weights: its checkpoint; None for the first run's model before training.
+    """
+    path, words = comparison.output / "predecessor.parquet", comparison.runs[0].arguments
     with suppress(OSError, ValueError, KeyError):  # Damaged: it is measured again.
         if (known := read_parquet(path)).attrs["of"] == of:
             return known
-    words = run.arguments
-    if old.weights is not None:
+    if weights is not None:
         PointwiseCLI(words, run=False, build=False)  # The comparison's classes are known from here.
-        model = {"model": own_classes_only(old.weights.parent / "config.yaml")["model"]}
+        model = {"model": own_classes_only(weights.parent / "config.yaml")["model"]}
         # Every argument, instead of the run's.
         words = [*words, "--config", yaml.safe_dump(model)]
     cli = PointwiseCLI.of_data([], words)
     require_same_bounds({"The new models": bounds, comparison.against: bounds_of(cli.model)})
     notes_of(cli.model).confidential = True
-    samples = samples_by(cli, old.weights, selection=True)
+    samples = samples_by(cli, weights, selection=True)
     for requirement in comparison.required:
         if requirement.beside:
             known_from(samples).subject(requirement)
@@ -151,11 +147,10 @@ def _measure_predecessor(
         samples.to_parquet(path, index=False)
     del cli
     gc.collect()  # The next model is loaded.
-    torch.cuda.empty_cache()
     return samples
 
 
-def answer_requirements(comparison: Comparison) -> Answer | None:
+def answer_requirements(comparison: Comparison, old: Predecessor | None) -> Answer | None:
     """Chooses, exports, writes the answer; None until all runs are done: the split opens once."""
     runs, output = comparison.runs, comparison.output
     results = {run.title: run.result() or {"error": ""} for run in runs}
@@ -166,9 +161,7 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
             f"({', '.join(open_runs[:3])}). Mend them or take them out, and run the command again."
         )
         return None
-    require_same_bounds({title: result["bounds"] for title, result in results.items()})
-    old, first = _predecessor(comparison), results[runs[0].title]
-    before = _measure_predecessor(comparison, old, first["data"], first["bounds"])
+    name, before = old or (None, None)
     measured = [_measured(run, before, comparison.required) for run in runs]
     units = units_in(measured[0].samples)
     for other in measured:
@@ -178,15 +171,16 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
                 "held out must not depend on method or seed."
             )
     weights = sorted(result["wrote"][CHECKPOINT] for result in results.values())
-    use = {**_use(comparison, old, first["data"]), "weights": weights}
+    use = {**_use(comparison, name, results[runs[0].title]["data"]), "weights": weights}
     check_unused(use, units, output)
-    _replaceable(output)
-    found = choose_model(measured, comparison.required, comparison.confidence, old.name)
-    if found.chosen is None:
-        found.advice = found.what_may_help(results[found.models[found.nearest()].name]["metrics"])
+    there = _is_there(output / "model", id_of(use, units))
+    found = choose_model(measured, comparison.required, comparison.confidence, name)
     if on_first_rank():
         remember_use(use, units, output, output)  # Before anything of the split is shown.
-    _publish(found, runs, output, id_of(use, units))
+    if found.chosen is not None and not there:
+        _export(runs[found.chosen], found, output, id_of(use, units))
+    if on_first_rank():
+        _write(found, output)
     return found
 
 
@@ -204,7 +198,9 @@ def _measured(
     return MeasuredModel(run.title, samples, objective)
 
 
-def _use(comparison: Comparison, old: Predecessor, contents: Mapping[str, str]) -> dict[str, Any]:
+def _use(
+    comparison: Comparison, predecessor: str | None, contents: Mapping[str, str]
+) -> dict[str, Any]:
     """What certification samples are used for: the same use twice gives the same answer.
 
     contents: of the first run's data sets; those of other runs are in their weights.
@@ -212,59 +208,24 @@ def _use(comparison: Comparison, old: Predecessor, contents: Mapping[str, str]) 
     return {
         "requirements": sorted(comparison.requirements),
         "confidence": comparison.confidence,
-        "against": old.name,
+        "against": predecessor,
         "runs": sorted(run.digest for run in comparison.runs),
         **contents,
     }
 
 
-def _publish(found: Answer, runs: Sequence[Run], output: Path, use: str) -> None:
-    """Exports the chosen model, then writes and prints the answer.
+def _is_there(model: Path, use: str | None = None) -> bool:
+    """Whether the folder is the model of a use, with all its files; refuses what is another's.
 
-    A model that is there already, of the same use and whole, stays as it is; another is moved away
-    once the new one is complete.
+    use: None before training, where it is not known yet.
     """
-    model, more = output / "model", ""
-    stays = found.chosen is not None and _is_of(model, use)
-    with tempfile.TemporaryDirectory(prefix="export-", dir=output) as folder:
-        exported = Path(folder) / model.name
-        if found.chosen is not None and not stays:
-            _export(runs[found.chosen], found, exported, use)
-        if not on_first_rank():
-            return
-        moved = "" if stays else _move_away(model)
-        if found.chosen is not None:
-            more = ", and model/ is there already" if stays else ", model/ with the certificate"
-            if not stays:
-                exported.replace(model)
-    _write(found, output)
-    print(f"\n{found.statement()}\n")
-    print(f"Written to {output}: answer.md{more}{moved}")
-
-
-def _replaceable(output: Path) -> None:
-    """Refuses a folder model/ that is not of an earlier answer."""
-    model = output / "model"
-    if model.exists() and not is_certified(model):
-        raise RequirementError(
-            f"{model}: no comparison has written what is there. Move it, or take another --output."
-        )
-
-
-def _is_of(model: Path, use: str) -> bool:
-    """Whether a folder is the export of a use, with all its files."""
-    with suppress(DataError):
-        return read_certificate(model)[0].get("use") == use
-    return False
-
-
-def _move_away(model: Path) -> str:
-    """Moves an earlier answer's model, with all that was put there; says where."""
     if not model.exists():
-        return ""
-    away = model.with_name(f"{model.name}.{datetime.now():%Y-%m-%dT%H%M%S}")
-    model.replace(away)
-    return f"; the model/ that was there is {away.name}/ now"
+        return False
+    with suppress(DataError):
+        if is_certified(model) and use in (None, read_certificate(model)[0].get("use")):
+            return True
+    of = "no comparison has written what is there" if use is None else "it is not of this answer"
+    raise RequirementError(f"{model}: {of}. Move it, or take another --output.")
 
 
 def _write(found: Answer, output: Path) -> None:
@@ -278,10 +239,12 @@ def _write(found: Answer, output: Path) -> None:
     text = f"# Answer\n\n{escaped(found.statement())}\n\n{table}"
     (output / "answer.md").write_text(text, encoding="utf-8")
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
+    more = "" if found.chosen is None else ", and the certified model is in model/"
+    print(f"\n{found.statement()}\n\nWritten to {output}: answer.md{more}")
 
 
-def _export(run: Run, found: Answer, folder: Path, use: str) -> None:
-    """Exports the model of a run with its certificate, from the file that was certified."""
+def _export(run: Run, found: Answer, output: Path, use: str) -> None:
+    """Exports the model of a run as ``model/``, whole or not at all, from its certified file."""
     try:
         cli = PointwiseCLI.of_data([], run.arguments)
         trainer: Any = cli.trainer
@@ -291,15 +254,15 @@ def _export(run: Run, found: Answer, folder: Path, use: str) -> None:
         if not trainer.is_global_zero:
             return
         notes_of(cli.model).certificate = escaped(found.statement())
-        tested = torch.load(run.folder / TESTED, weights_only=True)
-        for stage, by_name in tested.items():
-            cli.model.evaluated[stage] = {n: SampleViolations(**v) for n, v in by_name.items()}
-        if type(cli.model).export is not PointwiseModule.export:
-            cli.model.export(folder)
-        else:
-            kind = type(cli.model).__name__
-            print(f"{kind} has no export(): model/ holds its checkpoint and the certificate alone.")
-        write_certificate(folder, {**found.as_dict(), "use": use}, run.folder)
+        with tempfile.TemporaryDirectory(prefix="export-", dir=output) as part:
+            folder = Path(part) / "model"
+            if exports(type(cli.model)):
+                cli.model.export(folder)
+            else:
+                kind = type(cli.model).__name__
+                print(f"{kind} has no export(): model/ holds its checkpoint and certificate alone.")
+            write_certificate(folder, {**found.as_dict(), "use": use}, run.folder)
+            folder.replace(output / "model")
     except Exception as error:
         raise RequirementError(
             f"{run.title} is certified, but its export failed, so there is no new model/ or "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,13 +22,12 @@ from pl_pointwise.printing import quieten
 from pl_pointwise.requirements.exported import START
 from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 
-from .certification import answer_requirements, check_requirements
+from .certification import Predecessor, answer_requirements, check_requirements
 from .plots import PLOTS
 from .plots import draw as draw_plots
-from .processes import execute_in_processes
 from .runner import alone_in, execute, on_first_rank
 from .runs import Comparison, MethodsError, Outcome, Run
-from .tables import tables, write_csv, write_latex, write_summary
+from .tables import tables, write_csv
 
 
 def main(args: Sequence[str]) -> None:
@@ -44,11 +42,11 @@ def main(args: Sequence[str]) -> None:
         _run_one(comparison.runs[known.only - 1])
         return
     try:
-        check_methods(comparison, not known.dry_run)
+        old = check_methods(comparison, not known.dry_run)
         if known.dry_run:
             _print_runs(comparison)
             return
-        failed = compare(comparison, known.jobs, known.pareto, known.pdf)
+        failed = compare(comparison, old, known.pareto, known.pdf)
     except OSError as error:
         where = error.filename or known.output
         parser.error(f"{where}: {error.strerror}" if error.strerror else str(error))
@@ -57,8 +55,11 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
 
-def check_methods(comparison: Comparison, measure: bool = True) -> None:
-    """Builds every method that has a run to come; refuses all that is wrong, method by method."""
+def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor | None:
+    """Builds every method that has a run to come; refuses all that is wrong, method by method.
+
+    Returns what requirements compare with, if any does; ``measure`` it.
+    """
     quieten()
     runs, problems, names = comparison.planned
     problems, cli, built = dict(problems), None, None
@@ -80,12 +81,14 @@ def check_methods(comparison: Comparison, measure: bool = True) -> None:
             bounds[run.title], built = bounds_of(cli.model), run
     if problems:
         raise MethodsError(problems, names)
-    if comparison.requirements:
-        require_same_bounds(bounds)
-        if built is not runs[0]:
-            cli = None
-            gc.collect()
-        check_requirements(comparison, cli or PointwiseCLI(runs[0].arguments, run=False), measure)
+    if not comparison.requirements:
+        return None
+    require_same_bounds(bounds)
+    if built is not runs[0]:
+        cli = None
+        gc.collect()
+    cli = cli or PointwiseCLI(runs[0].arguments, run=False)
+    return check_requirements(comparison, cli, measure)
 
 
 def _check_data(cli: PointwiseCLI) -> None:
@@ -159,50 +162,38 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="check every method, then list the runs and their commands; run and write nothing",
     )
-    how = parser.add_mutually_exclusive_group()
-    jobs = "this many runs at once, each in a process of its own; without: all in this one"
-    how.add_argument("--jobs", type=_at_least_one, help=jobs)
-    how.add_argument("--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables")
+    parser.add_argument(
+        "--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables"
+    )
     return parser
 
 
 def compare(
-    comparison: Comparison,
-    jobs: int | None = None,
-    axes: Sequence[str] | None = None,
-    pdf: bool = False,
+    comparison: Comparison, old: Predecessor | None, axes: Sequence[str] | None, pdf: bool
 ) -> list[str]:
-    """Runs what is left, ``jobs`` at once, then writes tables and plots; returns what failed."""
+    """Runs what is left, then writes tables and plots; returns what failed."""
     quieten()
     with alone_in(comparison.output):
-        outcomes = _run(comparison, jobs)
+        outcomes = _run(comparison)
         if on_first_rank():
             write_results(outcomes, comparison, axes, pdf)
         if comparison.requirements:
-            answer_requirements(comparison)
+            answer_requirements(comparison, old)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
-def _run(comparison: Comparison, jobs: int | None) -> list[Outcome]:
+def _run(comparison: Comparison) -> list[Outcome]:
     """Runs what is not finished; returns what came of every run."""
-    runs, results = comparison.runs, dict[Path, dict[str, Any]]()
-    waiting = [number for number, run in enumerate(runs, start=1) if not run.finished]
-    for run in runs:
+    runs, outcomes = comparison.runs, list[Outcome]()
+    for number, run in enumerate(runs, start=1):
         if why := run.outdated():
             print(f"{run.title} is run again: {why}.", flush=True)
-    if jobs is not None:
-        if len(waiting) < len(runs):
-            print(f"{len(runs) - len(waiting)} of {len(runs)} runs finished before", flush=True)
-        execute_in_processes(comparison, waiting, jobs)
-    else:
-        for number, run in enumerate(runs, start=1):
-            note = "" if number in waiting else " (finished before)"
-            print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
-            if number in waiting:
-                results[run.folder] = execute(run)
-    return [
-        (run, run.result() or results.get(run.folder, {"error": "left no result"})) for run in runs
-    ]
+        finished = run.finished
+        note = " (finished before)" if finished else ""
+        print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
+        failed = {} if finished else execute(run)
+        outcomes.append((run, run.result() or failed))
+    return outcomes
 
 
 def write_results(
@@ -211,16 +202,8 @@ def write_results(
     """Writes the tables, ``comparison.json`` and the plots into the comparison's folder."""
     output, found = comparison.output, tables(outcomes)
     write_csv(outcomes, output / "comparison.csv")
-    write_summary(outcomes, output / "summary.csv")
-    write_latex(found, output / "comparison.tex")
     text = "\n".join(table.markdown() for table in found)
     (output / "comparison.md").write_text(text, encoding="utf-8")
-    runs = []
-    for run, result in outcomes:
-        folder = run.folder.relative_to(output).as_posix()
-        runs.append({"method": run.method, "seed": run.seed, "folder": folder, "result": result})
-    record = {"command": comparison.command(), "runs": runs}
-    (output / "comparison.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(f"\n{found[0].markdown()}", flush=True)
     done = [outcome for outcome in outcomes if "error" not in outcome[1]]
     if done:

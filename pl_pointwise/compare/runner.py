@@ -4,7 +4,6 @@ then holds
     result.json     metrics, time, versions, digests of files; or the error
     config.yaml     the whole configuration, every default included, for ``fit --config``
     violations.npz  all violations by stage and constraint
-    log.txt         what was printed, of a run in a process of its own (processes.py)
 
 Where a requirement is to be certified, "held-out" is the selection split ("val"). What ``test``
 measures then goes into ``samples.parquet`` and, except for training data, to no logger or callback.
@@ -21,7 +20,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,7 +48,7 @@ from pl_pointwise.requirements.samples import (
 from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import notes_of
 
-from .runs import TESTED, VIOLATIONS, Run, files_read
+from .runs import VIOLATIONS, Run, files_read
 
 log = logging.getLogger(__name__)
 
@@ -93,10 +91,10 @@ def execute(run: Run) -> dict[str, Any]:
             try:
                 _execute(run, result)
             except Exception as error:
-                result["error"] = reason(run, error)
-                write_result(run, result)
+                result["error"] = _reason(run, error)
+                _write_result(run, result)
     except (BusyError, OSError) as error:
-        result.setdefault("error", reason(run, error))
+        result.setdefault("error", _reason(run, error))
     finally:
         wandb = sys.modules.get("wandb")
         if wandb is not None and getattr(wandb, "run", None) is not None:
@@ -107,7 +105,8 @@ def execute(run: Run) -> dict[str, Any]:
 
 def _execute(run: Run, result: dict[str, Any]) -> None:
     """Fits, tests, adds to the result and writes it."""
-    open_folder(run)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / "result.json").unlink(missing_ok=True)  # The error of an earlier attempt.
     checkpoint = _checkpoint(run)
     cli = PointwiseCLI(run.arguments, run=False)
     config = yaml.safe_dump(cli.config_dump, sort_keys=False)
@@ -126,13 +125,13 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
         result |= _evaluate(cli, run)
         if cli.trainer.is_global_zero:
             result["wrote"] = {name: digest_now(run.folder / name) for name in run.writes}
-            write_result(run, result)
+            _write_result(run, result)
             _marker(run).unlink(missing_ok=True)
     finally:
         cli.trainer.strategy.barrier()  # The other ranks look at the files too.
 
 
-def reason(run: Run, error: Exception) -> str:
+def _reason(run: Run, error: Exception) -> str:
     """Returns what a run failed by, and logs it with the traceback."""
     if isinstance(error, BusyError):
         return str(error)
@@ -186,12 +185,6 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
                 samples = pd.concat([samples, sources[NOT_HELD_OUT].training_lines()])
             samples.attrs["objective"] = objective
             samples.to_parquet(run.folder / SAMPLES, index=False)
-            tested = {
-                stage: {name: asdict(found) for name, found in by_constraint.items()}
-                for stage, by_constraint in module.evaluated.items()
-                if not shown(stage)
-            }
-            torch.save(tested, run.folder / TESTED)
         else:
             remember_use(SHOWN, units_in(samples), run.folder)
     return {
@@ -207,13 +200,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     }
 
 
-def open_folder(run: Run) -> None:
-    """Makes a folder for the run, without an error of an earlier attempt."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / "result.json").unlink(missing_ok=True)
-
-
-def write_result(run: Run, result: dict[str, Any]) -> None:
+def _write_result(run: Run, result: dict[str, Any]) -> None:
     write_whole(run.folder / "result.json", json.dumps(result, indent=1))
 
 

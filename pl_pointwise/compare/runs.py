@@ -30,10 +30,6 @@ from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES, START
 VIOLATIONS = "violations.npz"
 """Written before ``result.json``: all violations."""
 
-TESTED = "tested.pt"
-"""The violations of the certification split for a model card: written with CHECKPOINT, the trained
-model, and SAMPLES, what it is tested on, where a requirement is to be certified."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -56,7 +52,7 @@ class Run:
     @property
     def writes(self) -> tuple[str, ...]:
         """The files of its folder that what follows is computed from."""
-        return (VIOLATIONS, *((CHECKPOINT, SAMPLES, TESTED) if self.certified else ()))
+        return (VIOLATIONS, *((CHECKPOINT, SAMPLES) if self.certified else ()))
 
     def _stored(self) -> dict[str, Any] | None:
         try:
@@ -116,9 +112,10 @@ class Comparison:
     confidence: float = 0.95
     against: str = START
 
-    def arguments(self) -> list[str]:
+    def command(self) -> str:
         """Returns the command line that stands for this comparison."""
-        words = [word for config in self.configs for word in ("--config", config)]
+        words = ["pl-pointwise", "compare"]
+        words += [word for config in self.configs for word in ("--config", config)]
         words += ["--methods", self.methods] if self.methods is not None else []
         words += ["--seeds", *map(str, self.seeds), "--output", str(self.output)]
         words += [word for setting in self.settings for word in ("--set", setting)]
@@ -126,15 +123,12 @@ class Comparison:
             words += ["--require", requirement]
         if self.requirements:
             words += ["--confidence", str(self.confidence), "--against", self.against]
-        return [*words, *self.overrides]
+        return shlex.join([*words, *self.overrides])
 
     @cached_property
     def required(self) -> list[Requirement]:
         """The requirements; what is wrong with one is a RequirementError."""
         return [Requirement.parse(text) for text in self.requirements]
-
-    def command(self) -> str:
-        return shlex.join(["pl-pointwise", "compare", *self.arguments()])
 
     @property
     def runs(self) -> list[Run]:

@@ -22,23 +22,6 @@ STAGES = ("test", "val", "train")
 OBJECTIVE = "objective"
 
 
-SYMBOLS = {"±": "pm", "≤": "le", "≥": "ge", "λ": "lambda", "α": "alpha", "β": "beta", "η": "eta"}
-"""What LaTeX's usual fonts have in formulas alone."""
-
-
-def write_latex(tables: Sequence[Table], path: Path) -> None:
-    """Writes all tables into one file for LaTeX, without their notes."""
-    parts = ["% \\usepackage{booktabs} in the preamble, then \\input{comparison}\n"]
-    for table in tables:
-        style = table.cells.style.hide(axis="index").format(escape="latex")
-        style = style.format_index(escape="latex", axis="columns")
-        label = "tab:" + re.sub(r"\W+", "-", table.title.lower())
-        as_float = {"position_float": "centering", "caption": table.title, "label": label}
-        parts.append(style.to_latex(hrules=True, **as_float))
-    commands = {ord(symbol): f"$\\{command}$" for symbol, command in SYMBOLS.items()}
-    path.write_text("\n".join(parts).translate(commands), encoding="utf-8")
-
-
 def run_lines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Returns for every run method, seed, time, every metric, and the error if it failed."""
     lines = []
@@ -62,20 +45,6 @@ def write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
         writer = csv.DictWriter(file, [*names, "error"], restval="")
         writer.writeheader()
         writer.writerows(lines)
-
-
-def write_summary(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Writes a line per method and metric: mean, standard deviation and number of seeds."""
-    runs = DataFrame(run_lines(outcomes))
-    done = runs[runs["error"] == ""]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["method", "metric", "mean", "std", "seeds"])
-        for method, of_method in done.groupby("method", sort=False):
-            for name in metric_names(outcomes):
-                values = of_method[name].to_numpy(float)
-                std = np.std(values, ddof=1) if len(values) > 1 else ""
-                writer.writerow([method, name, values.mean(), std, len(values)])
 
 
 def tables(outcomes: Sequence[Outcome]) -> list[Table]:

@@ -15,11 +15,6 @@ from .requirement import Requirement, Subject
 from .samples import CERTIFICATION, SELECTION, known_from, losses_of, values_of
 from .selection import Candidate, Selection, select
 
-ASSUMPTIONS = (
-    "The certification samples are independent draws from the distribution of the new inputs, and "
-    "nothing that they showed led to these models or to this choice."
-)
-
 
 @dataclass(frozen=True)
 class MeasuredModel:
@@ -117,8 +112,6 @@ class Answer:
     selection: Selection
     predecessor: str | None = None
     """The model that requirements compare with."""
-    advice: Sequence[str] = ()
-    """Lines on what may help, where no model is certified."""
 
     @property
     def chosen(self) -> int | None:
@@ -154,30 +147,21 @@ class Answer:
 
         return min(range(len(self.models)), key=key)
 
-    def what_may_help(self, metrics: Mapping[str, float]) -> list[str]:
-        """Advice on the largest p-value of the nearest model, of which a run logged ``metrics``."""
-        nearest = self.nearest()
-        found = zip(self.findings[nearest], self.subjects, self.selection.zero_one, strict=True)
+    def _advice(self, position: int) -> list[str]:
+        """What may help a model that is not certified, by its largest p-value."""
+        found = zip(self.findings[position], self.subjects, self.selection.zero_one, strict=True)
         finding, subject, kind = max(found, key=lambda each: each[0].p)
-        losses = losses_of(self.models[nearest].samples, subject, CERTIFICATION)
+        losses = losses_of(self.models[position].samples, subject, CERTIFICATION)
         rate = finding.requirement.at_most
         needed = samples_needed_like(losses, rate, self.confidence, kind)
         more = "More certification samples alone do not help."
         if needed is not None:
             more = f"If that holds for new inputs, {needed:,} samples show it four times in five."
-        lines = [
+        return [
             f"{finding.requirement.text}: a mean loss of {finding.share:.3g} was seen, and at most "
-            f"{rate:.3g} is required. {more}"
+            f"{rate:.3g} is required. {more}",
+            "These certification samples are used: take new ones, and another --output.",
         ]
-        name = f"train/{subject.quantity}/violated"
-        seen = metrics.get(f"{name}_samples", metrics.get(name))
-        if finding.requirement.beyond is not None and seen is not None:
-            share = f"{100 * seen:.3g} % of the training data violate"
-            gap = f"Only {share}: fewer epochs, or a stricter"
-            both = f"{share} too: longer training, or another"
-            lines.append(f"{both if seen > rate else gap} tolerance in training, may help.")
-        lines.append("These certification samples are used: take new ones, and another --output.")
-        return [*lines, "", "This is read off the certification split: it is no certificate."]
 
     def statement(self) -> str:
         """Returns the answer in plain sentences."""
@@ -189,7 +173,7 @@ class Answer:
         if chosen is None:
             first = f"None of the {count} models is certified to meet {met} with {sure} confidence."
             first += f" {name} comes nearest:"
-            after = self.advice
+            after = self._advice(shown)
         else:
             first = (
                 f"{name} was shown to meet {met} on new inputs, with {sure} confidence: by a test "
@@ -201,7 +185,9 @@ class Answer:
                 "one after the other on the certification split (fixed-sequence testing), which no "
                 "other comparison has used by this user's record. "
                 "The bounds in percent hold for all of them together (Bonferroni).",
-                f"Assumptions: {ASSUMPTIONS}",
+                "Assumptions: The certification samples are independent draws from the "
+                "distribution of the new inputs, and nothing that they showed led to these models "
+                "or to this choice.",
             ]
         seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[shown]]
         if self.predecessor is not None:

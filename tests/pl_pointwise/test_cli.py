@@ -13,7 +13,7 @@ import torch
 import yaml
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from pl_pointwise import Formulation, Pointwise, configs
+from pl_pointwise import Pointwise, configs
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.configs import (
     comparison_path,
@@ -22,7 +22,6 @@ from pl_pointwise.configs import (
     with_config_parts,
 )
 from pl_pointwise.next_steps import config_of
-from tests.pl_pointwise.line_task import LineModule
 from tests.pl_pointwise.test_hostile_checkpoints import Bomb
 
 TASK = ["--model", "tests.pl_pointwise.line_task.LineModule"]
@@ -161,19 +160,6 @@ def test_a_file_of_the_working_directory_comes_before_a_packaged_name(
     assert config_parts("reranker")[0].endswith("reranker/configs/base.yaml")
     (tmp_path / "reranker").write_text("trainer: {}")
     assert config_parts("reranker") == ["reranker"]
-
-
-class Unset(LineModule):
-    def __init__(self, formulation: Formulation | dict[str, Formulation] | None) -> None:
-        super().__init__(formulation)
-
-
-def test_a_formulation_without_a_default_may_be_null(tmp_path) -> None:
-    """jsonargparse asked for it: of the unions with None it lets out only those of two."""
-    config = tmp_path / "null.yaml"
-    of = {"class_path": f"{Unset.__module__}.Unset", "init_args": {"formulation": None}}
-    config.write_text(yaml.safe_dump({"model": of, "data": TASK[3]}))
-    assert PointwiseCLI(["--config", str(config)], run=False).model.formulations == {}
 
 
 class FolderOfAll(DummyLogger):

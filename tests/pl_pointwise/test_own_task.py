@@ -73,7 +73,7 @@ def console(folder: Path, env: dict[str, str], *args: str) -> subprocess.Complet
 
 @pytest.mark.slow
 def test_files_of_the_current_folder_are_found(tmp_path: Path) -> None:
-    """By the console script, whose own path is another; and by the processes of ``--jobs``."""
+    """By the console script, whose own path is another."""
     env = folder_of_a_stranger(tmp_path)
     library = tmp_path / "jsonargparse.py"
     library.write_text("raise SystemExit('a file stood in for the library of its name')")
@@ -82,13 +82,12 @@ def test_files_of_the_current_folder_are_found(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "lightning_logs/version_0/metrics.csv").is_file()
 
-    library.unlink()  # `python -m`, which starts the processes, has the folder first.
     config = tmp_path / "own.yaml"
     config.write_text(
         "model: {class_path: own.LineModule, init_args: {formulation: {class_path: "
         "pl_pointwise.Pointwise}}}\ndata: {class_path: own.LineData}\n"
     )
-    options = ["--config", "own.yaml", "--output", "out", "--jobs", "1", *SMALL]
+    options = ["--config", "own.yaml", "--output", "out", *SMALL]
     done = console(tmp_path, env, "compare", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     [line] = csv.DictReader((tmp_path / "out/comparison.csv").open())

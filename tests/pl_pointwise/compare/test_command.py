@@ -89,8 +89,6 @@ def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
     assert all(float(line["fit_seconds"]) > 0 for line in lines)
     table = (compared / "comparison.md").read_text()
     assert "±" in table
-    assert r"\toprule" in (compared / "comparison.tex").read_text()
-    assert len((compared / "summary.csv").read_text().splitlines()) > 10
     for title in ("Results", "The gap", "All metrics"):
         assert f"## {title}" in table
     assert {path.name for path in compared.glob("*.p*")} == set(PLOTS)
@@ -192,7 +190,7 @@ def test_all_that_is_wrong_is_said_method_by_method_before_the_first_run(
         "data": "data.train_file: there is no file ./nothere.csv.",
     }
     with pytest.raises(SystemExit) as ended:
-        run(files, tmp_path / "out", "--jobs", "2")
+        run(files, tmp_path / "out")
     assert ended.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("error: nothing was run; 9 of 10 methods cannot run:")

@@ -1,18 +1,14 @@
-"""Runs are independent: here, in processes of their own or as jobs, the results are the same.
+"""Runs are independent: one after another or side by side, the results are the same.
 
-What ends a run badly is said in its line; what ends the comparison ends its processes; what was
-interrupted goes on.
+What ends a run badly is said in its line; what was interrupted goes on.
 """
 
 from __future__ import annotations
 
 import csv
 import errno
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,6 @@ import pytest
 
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command, runner
-from pl_pointwise.compare.processes import _share, _stop
 from pl_pointwise.compare.runner import alone_in
 from tests.pl_pointwise.line_task import LineModule
 
@@ -36,8 +31,6 @@ POINTWISE = (
     "pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise, "
     "init_args: {alpha: 1.0}}}}}\n"
 )
-KILLED = "killed: {model: {class_path: tests.pl_pointwise.compare.deadly_task.KilledModule}}\n"
-ENDLESS = "endless: {model: {class_path: tests.pl_pointwise.compare.deadly_task.EndlessModule}}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -62,56 +55,20 @@ def metrics(line: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in line.items() if "/" in name}
 
 
-def test_processes_of_their_own_give_the_same_results_and_outlive_a_killed_one(tmp_path) -> None:
-    common = files(tmp_path, POINTWISE)
+def test_runs_side_by_side_give_the_same_results(tmp_path, capsys) -> None:
+    """As docs/compare.md has it: ``--only`` by xargs, then the tables."""
+    common = files(tmp_path, POINTWISE + "plain: null\n")
     main(["compare", *common, "--output", str(tmp_path / "here")])
-    (tmp_path / "methods.yaml").write_text(KILLED + POINTWISE)
-    with pytest.raises(SystemExit, match=r"1 run failed: killed \(seed 0\)"):
-        main(["compare", *common, "--output", str(tmp_path / "apart"), "--jobs", "2"])
-    here, apart = lines(tmp_path / "here"), lines(tmp_path / "apart")
-    assert metrics(apart["pointwise"]) == metrics(here["pointwise"])
-    assert "SIGKILL" in apart["killed"]["error"]
-    assert "log.txt" in apart["killed"]["error"]
-    assert "last words" in (tmp_path / "apart/runs/killed/seed-0/log.txt").read_text()
-
-
-@pytest.mark.slow
-def test_terminating_a_comparison_ends_its_runs(tmp_path) -> None:
-    command = [sys.executable, "-m", "pl_pointwise", "compare", *files(tmp_path, ENDLESS)]
-    command += ["--output", str(tmp_path / "out"), "--jobs", "1"]
-    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    pid = tmp_path / "out/runs/endless/seed-0/pid"
-    try:
-        deadline = time.monotonic() + 200
-        while not pid.is_file() and parent.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        child = int(pid.read_text())
-        parent.send_signal(signal.SIGTERM)
-        assert parent.wait(60) == 128 + signal.SIGTERM
-        with pytest.raises(ProcessLookupError):
-            os.kill(child, 0)
-    finally:
-        parent.kill()
-    assert not (pid.parent / "result.json").exists()
-
-
-def test_processes_that_ignore_a_request_are_killed_with_what_they_started() -> None:
-    script = "trap '' TERM; sleep 600 & echo $!; wait; sleep 600"
-    shell = subprocess.Popen(
-        ["bash", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert shell.stdout is not None
-    child = int(shell.stdout.readline())
-    _stop([shell], patience=0.2)
-    assert shell.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "Z":  # Dead, and its new parent has not asked yet.
-            break
-        time.sleep(0.05)
-    else:
-        assert not Path(f"/proc/{child}").exists()
+    apart = ["compare", *common, "--output", str(tmp_path / "apart")]
+    command = ["xargs", "-P", "2", "-I", "N", sys.executable, "-m", "pl_pointwise", *apart]
+    subprocess.run([*command, "--only", "N"], input="1\n2\n", text=True, check=True, timeout=200)
+    assert not (tmp_path / "apart/comparison.csv").exists()
+    capsys.readouterr()
+    main(apart)
+    assert capsys.readouterr().out.count("(finished before)") == 2
+    here, there = lines(tmp_path / "here"), lines(tmp_path / "apart")
+    for method in ("pointwise", "plain"):
+        assert metrics(there[method]) == metrics(here[method])
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, at: list[int]) -> list[int]:
@@ -195,22 +152,6 @@ def test_what_cannot_be_written_is_said_with_its_path_and_the_others_run(
     found = lines(tmp_path / "out")
     assert found["full"]["error"] == f"{tmp_path / 'out/runs/full/seed-0'}: No space left on device"
     assert found["pointwise"]["error"] == ""
-
-
-@pytest.mark.parametrize(
-    ("visible", "jobs", "shares"),
-    [("0,1,2,3", 2, ["0,2", "1,3"]), ("4,5", 3, ["4", "5", "4"]), ("3", 2, [None, None])],
-)
-def test_gpus_are_shared_among_the_jobs(visible, jobs, shares, monkeypatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [_share(jobs, slot).get("CUDA_VISIBLE_DEVICES") for slot in range(jobs)] == shares
-
-
-def test_cores_are_shared_among_the_jobs_unless_told_otherwise(monkeypatch) -> None:
-    assert "OMP_NUM_THREADS" not in _share(3, 0)
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert [_share(jobs, 0)["OMP_NUM_THREADS"] for jobs in (3, 16)] == ["2", "1"]
 
 
 def test_a_number_outside_the_comparison_is_refused(tmp_path, capsys) -> None:

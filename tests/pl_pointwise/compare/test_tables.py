@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,32 +80,6 @@ def test_several_constraints_have_their_names() -> None:
         "comply: CVaR95",
     ]
     assert table.note.startswith("Selection data")
-
-
-def test_the_summary_has_mean_std_and_count_of_every_metric(tmp_path: Path) -> None:
-    done = [outcome("a", seed, {"test/x": float(seed), "test/y": math.nan}) for seed in (1, 2)]
-    tables.write_summary([*done, outcome("b", 0, {"test/x": 5.0})], tmp_path / "summary.csv")
-    rows = list(csv.DictReader((tmp_path / "summary.csv").open()))
-    assert rows[0] == {
-        "method": "a",
-        "metric": "test/x",
-        "mean": "1.5",
-        "std": str(math.sqrt(0.5)),
-        "seeds": "2",
-    }
-    assert rows[1]["mean"] == "nan"
-    assert [rows[2][name] for name in ("method", "mean", "std", "seeds")] == ["b", "5.0", "", "1"]
-
-
-def test_the_tables_are_latex(tmp_path: Path) -> None:
-    cells = DataFrame({"method": ["a_b & 50 % of {x}", "λ"], "x_1": ["0.40 ± 0.02", "≤ 1"]})
-    tables.write_latex([Table("The gap", "note", cells)], tmp_path / "comparison.tex")
-    text = (tmp_path / "comparison.tex").read_text()
-    assert text.isascii()
-    assert "\\toprule\nmethod & x\\_1 \\\\\n\\midrule\n" in text
-    assert r"a\_b \& 50 \% of \{x\} & 0.40 $\pm$ 0.02 \\" in text
-    assert r"$\lambda$ & $\le$ 1 \\" in text
-    assert r"\label{tab:the-gap}" in text
 
 
 def test_a_name_makes_no_html_and_no_link() -> None:

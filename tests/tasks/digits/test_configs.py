@@ -10,8 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.compare import command
+from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.digits.digits import DigitsDataModule, digits, old_model
 from tests.tasks.conftest import comparison, train
@@ -52,14 +51,6 @@ def test_a_file_without_digits_is_refused_by_name(text: str, tmp_path: Path) -> 
     (tmp_path / "bad.csv").write_text(text)
     with pytest.raises(DataError, match=r"bad\.csv: .*Give lines of 64 pixels and a digit"):
         DigitsDataModule(str(tmp_path / "bad.csv")).setup("test")
-
-
-def test_a_no_says_what_may_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "draw_plots", lambda *_: None)
-    words = ["--config", "digits", "--require", "kept: violated <= 0.02", "--confidence", "0.3"]
-    words += [*QUIET, "--trainer.max_epochs", "16", "--trainer.logger", "false"]
-    main(["compare", *words, "--output", str(tmp_path / "out")])
-    assert "violate: fewer epochs" in (tmp_path / "out/answer.md").read_text()
 
 
 def test_the_three_parts_have_no_image_in_common() -> None:
