@@ -1,0 +1,106 @@
+"""A correction at inference: what a model answers is moved until no constraint is violated.
+
+No Lightning, no training: it wraps any model that was trained with constraints on its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Corrected(nn.Module):
+    """A model whose answers are moved along the gradient of ``½ Σ max(v, 0)²``, within equalities.
+
+    A step of y goes to where the violations, weighted by themselves, would be 0 if they were
+    linear: ``y − (Σ v₊² / ‖g‖²) g``, g the gradient, projected. For convex v it brings y nearer to
+    every feasible point, so it cannot diverge and has no rate. Of each sample the answer with the
+    least worst violation is given: never a worse one than the model's.
+
+    ::
+
+        safe = Corrected(model, lambda y, x: y @ G.T - h, within=null_space)
+        y = safe(x)
+
+    Args:
+        model: x ↦ y, (B, V).
+        violations: (y, x) ↦ v, (B, K), differentiable in y, row by row; v ≤ 0 is satisfied. A
+            module's buffers move and are saved with this one.
+        steps: at most; 0 leaves the model's answer.
+        tolerance: in units of v. A sample without a violation above it is left alone.
+        within: directions that y may move in: a basis (V, V − E), such as the null space of the
+            equalities, or a projector (V, V). None: all.
+
+    Raises:
+        ValueError: ``within`` that is neither.
+    """
+
+    within: Tensor | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        violations: Callable[[Tensor, Any], Tensor],
+        steps: int = 100,
+        tolerance: float = 1e-4,
+        within: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.violations = model, violations
+        self.steps, self.tolerance = steps, tolerance
+        self.register_buffer("within", None if within is None else projector(within))
+
+    def forward(self, x: Any) -> Tensor:
+        """The model's answer to x, corrected; without a gradient unless ``steps`` is 0."""
+        y = self.model(x)
+        return corrected(self, y, x) if self.steps else y
+
+
+def corrected(settings: Corrected, y: Tensor, x: Any) -> Tensor:
+    """Answers y (B, V) to x after the steps of ``settings``; see :class:`Corrected`."""
+    # Whoever called may have switched gradients off; inference tensors never have one.
+    with torch.inference_mode(False), torch.enable_grad():
+        x = x.clone() if isinstance(x, Tensor) else x
+        y = best = y.detach().clone()
+        least = torch.full_like(y[:, 0], torch.inf)
+        for step in range(settings.steps + 1):
+            y.requires_grad_()
+            excess = settings.violations(y, x).clamp(min=0)
+            worst = excess.detach().amax(1)
+            best = torch.where((worst < least)[:, None], y.detach(), best)
+            least = torch.minimum(worst, least)
+            open_ = (least > settings.tolerance)[:, None]
+            if step == settings.steps or not open_.any():
+                break
+            (gradient,) = torch.autograd.grad(excess.square().sum() / 2, y)
+            if settings.within is not None:
+                gradient = gradient @ settings.within
+            size = excess.detach().square().sum(1, keepdim=True)
+            length = gradient.square().sum(1, keepdim=True)
+            moves = open_ & (length > 0)  # Without a gradient nothing helps.
+            y = torch.where(moves, y - size / length * gradient, y).detach()
+    return best
+
+
+def projector(directions: Tensor) -> Tensor:
+    """The orthogonal projector (V, V) of directions: of a basis (V, D), or one itself."""
+    rows = len(directions)
+    if directions.dim() != 2 or directions.shape[1] > rows:
+        raise ValueError(
+            f"within is {tuple(directions.shape)}: give a basis (V, V − E) of the directions that "
+            "leave the equalities as they are, or their projector (V, V)."
+        )
+    if directions.shape[1] < rows:
+        basis = torch.linalg.qr(directions.double()).Q
+        return (basis @ basis.T).to(directions.dtype)
+    off = max(
+        (directions @ directions - directions).abs().max(), (directions - directions.T).abs().max()
+    )
+    if off > 1e-4:
+        raise ValueError(
+            f"within is square and no orthogonal projector: P P or Pᵀ is off P by {off:.2g}."
+        )
+    return directions.detach().clone()
