@@ -73,35 +73,39 @@ class Problems:
 def problems(family: Family) -> Problems:
     """The family's numbers. With h every x has a feasible y: that without z."""
     size, draw = family, np.random.RandomState(SEED)
-    Q, p = draw.random_sample(size.variables), draw.random_sample(size.variables)
-    A = draw.normal(0, 1, (size.equations, size.variables))
+    square, linear = draw.random_sample(size.variables), draw.random_sample(size.variables)
+    equal = draw.normal(0, 1, (size.equations, size.variables))
     x = draw.uniform(-1, 1, (size.instances, size.equations))
-    G = draw.normal(0, 1, (size.inequalities, size.variables))
-    plus = np.linalg.pinv(A)
-    null = np.linalg.svd(A)[2][size.equations :].T.copy()
-    return Problems(*map(torch.from_numpy, (Q, p, A, G, np.abs(G @ plus).sum(1), x, plus, null)))
+    below = draw.normal(0, 1, (size.inequalities, size.variables))
+    plus = np.linalg.pinv(equal)
+    null = np.linalg.svd(equal)[2][size.equations :].T.copy()
+    bound = np.abs(below @ plus).sum(1)
+    return Problems(*map(torch.from_numpy, (square, linear, equal, below, bound, x, plus, null)))
 
 
 @lru_cache
 def optimum(family: Family, tolerance: float = 1e-6, steps: int = 20_000) -> Tensor:
     """(M,) least objective of the instances that do not train, by ADMM in z: y = A⁺x + Nz.
 
-    Until no primal or dual residual is above the tolerance.
+    Until no primal or dual residual is above the tolerance. With the sine, which is replaced by its
+    tangent and a parabola above it in each step, a stationary point and not the least for sure.
     """
     of = problems(family)
     start = of.x[split_of(family)["train"].stop :] @ of.plus.T
-    hessian, B = of.null.T * of.Q @ of.null, of.G @ of.null
-    linear, bound = (start * of.Q + of.p) @ of.null, of.h - start @ of.G.T
-    inverse = torch.linalg.inv(hessian + B.T @ B)
-    s, u = bound.clamp(max=0), torch.zeros_like(bound)
+    curved = of.Q + of.p if family.nonconvex else of.Q
+    hessian, under = of.null.T * curved @ of.null, of.G @ of.null
+    bound = of.h - start @ of.G.T
+    inverse = torch.linalg.inv(hessian + under.T @ under)
+    y, s, u = start, bound.clamp(max=0), torch.zeros_like(bound)
     for _ in range(steps):
-        z = ((s - u) @ B - linear) @ inverse
-        values, before = z @ B.T, s
-        s = torch.minimum(values + u, bound)
+        slope = y * of.Q + of.p * (y.cos() if family.nonconvex else 1)
+        z = (((y - start) * curved - slope) @ of.null + (s - u) @ under) @ inverse
+        values, before = z @ under.T, (s, y)
+        y, s = start + z @ of.null.T, torch.minimum(values + u, bound)
         u = u + values - s
-        if max((values - s).abs().max(), ((s - before) @ B).abs().max()) < tolerance:
-            y = start + z @ of.null.T
-            return y.square() @ of.Q / 2 + y @ of.p
+        moved = ((s - before[0]) @ under).abs().max(), (y - before[1]).abs().max()
+        if max((values - s).abs().max(), *moved) < tolerance:
+            return y.square() @ of.Q / 2 + (y.sin() if family.nonconvex else y) @ of.p
     raise DataError(f"The optimum of {family} was not found in {steps} steps: take another size.")
 
 
@@ -245,7 +249,7 @@ class FamilyModule(PointwiseModule):
 
 
 class FamilyDataModule(PointwiseDataModule):
-    """The instances x, uniform in [−1, 1]; those held out with their optimum, if it is convex.
+    """The instances x, uniform in [−1, 1]; those held out with their optimum.
 
     Args:
         family: which problems; the model's too.
@@ -261,7 +265,7 @@ class FamilyDataModule(PointwiseDataModule):
 
     def _rows(self, split: str) -> Iterator[dict[str, Tensor]]:
         part, of = split_of(self.family), problems(self.family)
-        if split == "train" or self.family.nonconvex:
+        if split == "train":
             yield from ({"x": x} for x in of.x[part[split]].float())
             return
         first = part["train"].stop
