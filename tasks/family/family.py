@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors.torch import save_model
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -23,6 +22,7 @@ from pl_pointwise import Constraint, Formulation, PointwiseDataModule, Pointwise
 from pl_pointwise.correction import Corrected
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.extras import needs
 from pl_pointwise.model_card import write_card
 from pl_pointwise.plain import from_plain
 
@@ -228,6 +228,8 @@ class FamilyModule(PointwiseModule):
             metrics["gap"].update(index, (proxy.objective(outputs) - best) / best.abs())
 
     def export(self, path: str | Path) -> Path:
+        with needs("language", "An export"):
+            from safetensors.torch import save_model
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         save_model(self.solver, str(folder / "model.safetensors"))
