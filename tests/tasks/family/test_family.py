@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,18 @@ def test_metrics_are_those_by_hand() -> None:
 def test_a_model_of_another_family_than_the_data_is_refused() -> None:
     with pytest.raises(pl_pointwise.errors.DataError, match=r"set model\.family and"):
         trainer(max_epochs=1).fit(FamilyModule(Pointwise(), SMALL), FamilyDataModule(Family()))
+
+
+def test_the_page_gives_a_feasible_answer() -> None:
+    page = Path(__file__).parents[3] / "docs/family.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(compile(code, "family.md", "exec"), found)
+    assert found["y"].shape == (100, 4)
+    assert (found["y"] @ found["G"].T - found["h"]).max() <= 1.01e-4
+    batch = {"x": torch.randn(5, 4)}
+    values = found["module"].constraint_values(found["module"](batch), batch)
+    assert values["limits"].shape == (5, 6)
 
 
 @pytest.mark.parametrize("name", [n for n in packaged_configs() if n.split("/")[0] == "family"])
