@@ -55,33 +55,43 @@ class Corrected(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         """The model's answer to x, corrected; without a gradient unless ``steps`` is 0."""
-        y = self.model(x)
-        return corrected(self, y, x) if self.steps else y
+        y: Tensor = self.model(x)
+        if not self.steps:
+            return y
+        with torch.inference_mode(False):  # An inference tensor never has a gradient.
+            x = x.clone() if isinstance(x, Tensor) else x
+        return corrected(
+            y, lambda y: self.violations(y, x), self.steps, self.tolerance, self.within
+        )
 
 
-def corrected(settings: Corrected, y: Tensor, x: Any) -> Tensor:
-    """Answers y (B, V) to x after the steps of ``settings``; see :class:`Corrected`."""
-    # Whoever called may have switched gradients off; inference tensors never have one.
+def corrected(
+    y: Tensor,
+    violations: Callable[[Tensor], Tensor],
+    steps: int = 100,
+    tolerance: float = 1e-4,
+    within: Tensor | None = None,
+) -> Tensor:
+    """Answers y (B, V) after the steps; violations: y ↦ v, (B, K). The rest: :class:`Corrected`."""
+    # Whoever called may have switched gradients off.
     with torch.inference_mode(False), torch.enable_grad():
-        x = x.clone() if isinstance(x, Tensor) else x
+        directions = None if within is None else projector(within)
         y = best = y.detach().clone()
         least = torch.full_like(y[:, 0], torch.inf)
-        for step in range(settings.steps + 1):
-            y.requires_grad_()
-            excess = settings.violations(y, x).clamp(min=0)
+        for step in range(steps + 1):
+            excess = violations(y.requires_grad_()).clamp(min=0)
             worst = excess.detach().amax(1)
             best = torch.where((worst < least)[:, None], y.detach(), best)
             least = torch.minimum(worst, least)
-            open_ = (least > settings.tolerance)[:, None]
-            if step == settings.steps or not open_.any():
+            due = (least > tolerance)[:, None]
+            if step == steps or not due.any():
                 break
             (gradient,) = torch.autograd.grad(excess.square().sum() / 2, y)
-            if settings.within is not None:
-                gradient = gradient @ settings.within
+            gradient = gradient if directions is None else gradient @ directions
             size = excess.detach().square().sum(1, keepdim=True)
             length = gradient.square().sum(1, keepdim=True)
-            moves = open_ & (length > 0)  # Without a gradient nothing helps.
-            y = torch.where(moves, y - size / length * gradient, y).detach()
+            # Without a gradient nothing helps.
+            y = torch.where(due & (length > 0), y - size / length * gradient, y).detach()
     return best
 
 

@@ -122,6 +122,14 @@ def split_of(family: Family) -> dict[str, slice]:
 class Proxy(nn.Module):
     """The network: x (B, E) ↦ y (B, V); by completion y = A⁺x + N·z(x), which holds Ay = x."""
 
+    Q: Tensor
+    p: Tensor
+    A: Tensor
+    G: Tensor
+    h: Tensor
+    plus: Tensor
+    null: Tensor
+
     def __init__(self, family: Family, equalities: Equalities, width: int = 200) -> None:
         super().__init__()
         self.nonconvex, self.completes = family.nonconvex, equalities == "completion"
