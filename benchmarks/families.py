@@ -183,9 +183,8 @@ def trained_by_cooper(problem: Problem, seed: int, epochs: int) -> Proxy:
 def measure(problem: Problem, proxy: Proxy, steps: int) -> dict[str, float]:
     """What the test instances show, in float64, after so many correction steps."""
     family, of = problem.family, problems(problem.family)
-    part = split_of(family)
-    x = of.x[part["test"]]
-    best = optimum(family)[part["test"].start - part["val"].start :].mean()
+    part = split_of(family)["test"]
+    x, best = of.x[part], optimum(family)[part].mean()
     with torch.no_grad():
         # Half of what is allowed: the float32 of the steps rounds.
         solver = Corrected(proxy, proxy.inequalities, steps, ALLOWED / 2, proxy.null)

@@ -29,7 +29,7 @@ class Corrected(nn.Module):
         model: x ↦ y, (B, V).
         violations: (y, x) ↦ v, (B, K), differentiable in y, row by row; v ≤ 0 is satisfied. A
             module's buffers move and are saved with this one.
-        steps: at most; 0 leaves the model's answer.
+        steps: at most.
         tolerance: in units of v. A sample without a violation above it is left alone.
         within: directions that y may move in: a basis (V, V − E), such as the null space of the
             equalities, or a projector (V, V). None: all.
@@ -54,10 +54,8 @@ class Corrected(nn.Module):
         self.register_buffer("within", None if within is None else projector(within))
 
     def forward(self, x: Any) -> Tensor:
-        """The model's answer to x, corrected; without a gradient unless ``steps`` is 0."""
+        """The model's answer to x, corrected, without a gradient."""
         y: Tensor = self.model(x)
-        if not self.steps:
-            return y
         with torch.inference_mode(False):  # An inference tensor never has a gradient.
             x = x.clone() if isinstance(x, Tensor) else x
         return corrected(

@@ -7,11 +7,10 @@ The data are those of Donti, Rolnick and Kolter, *DC3* (2021), by their formula.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torchmetrics import Metric
 
 from pl_pointwise import Constraint, Formulation, PointwiseDataModule, PointwiseModule, Training
 from pl_pointwise.correction import Corrected
+from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.extras import needs
@@ -32,9 +32,9 @@ BEYOND = 1e-3
 Equalities = Literal["completion", "loss"]
 USAGE = """from pl_pointwise.tasks.family import Family, FamilyModule
 from safetensors.torch import load_model
-module = FamilyModule(None, Family(**{family}), correction={steps}, equalities="{equalities}")
+module = FamilyModule(None, Family(**{family}), equalities="{equalities}", correction={correction})
 load_model(module.solver, "model.safetensors")
-y = module.solver.eval()(x)  # x: (B, {equations})"""
+y = module.solver(x)  # x: (B, equations)"""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class Family:
             raise ValueError(f"{self}: give 0 < equations < variables, 1 inequality, 24 instances.")
 
 
-@dataclass(frozen=True)
-class Problems:
+class Problems(NamedTuple):
     """The numbers of a family, float64."""
 
     Q: Tensor  # (V,), a diagonal
@@ -72,26 +71,25 @@ class Problems:
 @lru_cache
 def problems(family: Family) -> Problems:
     """The family's numbers. With h every x has a feasible y: that without z."""
-    size, draw = family, np.random.RandomState(SEED)
-    square, linear = draw.random_sample(size.variables), draw.random_sample(size.variables)
-    equal = draw.normal(0, 1, (size.equations, size.variables))
-    x = draw.uniform(-1, 1, (size.instances, size.equations))
-    below = draw.normal(0, 1, (size.inequalities, size.variables))
-    plus = np.linalg.pinv(equal)
-    null = np.linalg.svd(equal)[2][size.equations :].T.copy()
-    bound = np.abs(below @ plus).sum(1)
-    return Problems(*map(torch.from_numpy, (square, linear, equal, below, bound, x, plus, null)))
+    variables, draw = family.variables, np.random.RandomState(SEED)
+    square, linear = draw.random_sample(variables), draw.random_sample(variables)
+    equal = draw.normal(0, 1, (family.equations, variables))
+    x = draw.uniform(-1, 1, (family.instances, family.equations))
+    below = draw.normal(0, 1, (family.inequalities, variables))
+    plus, null = np.linalg.pinv(equal), np.linalg.svd(equal)[2][family.equations :].T.copy()
+    found = square, linear, equal, below, np.abs(below @ plus).sum(1), x, plus, null
+    return Problems(*map(torch.from_numpy, found))
 
 
 @lru_cache
 def optimum(family: Family, tolerance: float = 1e-6, steps: int = 20_000) -> Tensor:
-    """(M,) least objective of the instances that do not train, by ADMM in z: y = A⁺x + Nz.
+    """(N,) least objective, by ADMM in z: y = A⁺x + Nz; NaN of the instances that train.
 
     Until no primal or dual residual is above the tolerance. With the sine, which is replaced by its
     tangent and a parabola above it in each step, a stationary point and not the least for sure.
     """
-    of = problems(family)
-    start = of.x[split_of(family)["train"].stop :] @ of.plus.T
+    of, trained = problems(family), split_of(family)["train"].stop
+    start = of.x[trained:] @ of.plus.T
     curved = of.Q + of.p if family.nonconvex else of.Q
     hessian, under = of.null.T * curved @ of.null, of.G @ of.null
     bound = of.h - start @ of.G.T
@@ -105,45 +103,30 @@ def optimum(family: Family, tolerance: float = 1e-6, steps: int = 20_000) -> Ten
         u = u + values - s
         moved = ((s - before[0]) @ under).abs().max(), (y - before[1]).abs().max()
         if max((values - s).abs().max(), *moved) < tolerance:
-            return y.square() @ of.Q / 2 + (y.sin() if family.nonconvex else y) @ of.p
+            least = y.square() @ of.Q / 2 + (y.sin() if family.nonconvex else y) @ of.p
+            return torch.cat([torch.full((trained,), torch.nan), least])
     raise DataError(f"The optimum of {family} was not found in {steps} steps: take another size.")
 
 
 def split_of(family: Family) -> dict[str, slice]:
     """The instances of each part: the last two twelfths are held out."""
     held, count = family.instances // 12, family.instances
-    return {
-        "train": slice(0, count - 2 * held),
-        "val": slice(count - 2 * held, count - held),
-        "test": slice(count - held, count),
-    }
+    cuts = (0, count - 2 * held, count - held, count)
+    return {name: slice(*cuts[i : i + 2]) for i, name in enumerate(SPLITS)}
 
 
 class Proxy(nn.Module):
     """The network: x (B, E) ↦ y (B, V); by completion y = A⁺x + N·z(x), which holds Ay = x."""
 
-    Q: Tensor
-    p: Tensor
-    A: Tensor
-    G: Tensor
-    h: Tensor
-    plus: Tensor
-    null: Tensor
-
     def __init__(self, family: Family, equalities: Equalities, width: int = 200) -> None:
         super().__init__()
         self.nonconvex, self.completes = family.nonconvex, equalities == "completion"
-        of = problems(family)
-        for name in ("Q", "p", "A", "G", "h", "plus", "null"):
-            self.register_buffer(name, getattr(of, name).float())
+        of = Problems(*(nn.Buffer(each.float()) for each in problems(family)))
+        self.Q, self.p, self.A, self.G, self.h, _, self.plus, self.null = of
         outputs = family.variables - (family.equations if self.completes else 0)
-        self.network = nn.Sequential(
-            nn.Linear(family.equations, width),
-            nn.ReLU(),
-            nn.Linear(width, width),
-            nn.ReLU(),
-            nn.Linear(width, outputs),
-        )
+        first, last = nn.Linear(family.equations, width), nn.Linear(width, outputs)
+        hidden = nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        self.network = nn.Sequential(first, *hidden, last)
 
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = self.network(x)
@@ -195,9 +178,7 @@ class FamilyModule(PointwiseModule):
     @property
     def proxy(self) -> Proxy:
         """The network without the correction."""
-        found = self.solver.model
-        assert isinstance(found, Proxy)
-        return found
+        return self.solver.model  # type: ignore[return-value]
 
     def setup(self, stage: str) -> None:
         given = getattr(self.trainer.datamodule, "family", self.family)
@@ -231,7 +212,7 @@ class FamilyModule(PointwiseModule):
         metrics["worst"].update(index, worst)
         metrics["beyond"].update(index, (worst > BEYOND).float())
         metrics["equality"].update(index, proxy.equalities(outputs, batch["x"]).abs().mean(1))
-        if "optimum" in batch:
+        if stage != "train":
             best = batch["optimum"]
             metrics["gap"].update(index, (proxy.objective(outputs) - best) / best.abs())
 
@@ -241,20 +222,10 @@ class FamilyModule(PointwiseModule):
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         save_model(self.solver, str(folder / "model.safetensors"))
-        usage = USAGE.format(
-            family=asdict(self.family),
-            steps=self.solver.steps,
-            equalities=self.equalities,
-            equations=self.family.equations,
-        )
-        write_card(
-            self,
-            folder,
-            library_name="pytorch",
-            pipeline_tag="other",
-            base_model=None,
-            usage=usage,
-        )
+        kinds = {"library_name": "pytorch", "pipeline_tag": "other"}
+        options = {"equalities": self.equalities, "correction": self.solver.steps}
+        usage = USAGE.format(family=asdict(self.family), **options)
+        write_card(self, folder, **kinds, base_model=None, usage=usage)
         return folder
 
 
@@ -271,14 +242,7 @@ class FamilyDataModule(PointwiseDataModule):
         self.family = from_plain(Family, family)
 
     def setup(self, stage: str) -> None:
-        self.datasets = {split: list(self._rows(split)) for split in split_of(self.family)}
-
-    def _rows(self, split: str) -> Iterator[dict[str, Tensor]]:
-        part, of = split_of(self.family), problems(self.family)
-        if split == "train":
-            yield from ({"x": x} for x in of.x[part[split]].float())
-            return
-        first = part["train"].stop
-        best = optimum(self.family)[part[split].start - first : part[split].stop - first]
-        for x, least in zip(of.x[part[split]].float(), best.float(), strict=True):
-            yield {"x": x, "optimum": least}
+        x, best = problems(self.family).x.float(), optimum(self.family).float()
+        for split, part in split_of(self.family).items():
+            pairs = zip(x[part], best[part], strict=True)
+            self.datasets[split] = [{"x": each, "optimum": least} for each, least in pairs]
