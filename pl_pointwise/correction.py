@@ -1,7 +1,4 @@
-"""A correction at inference: what a model answers is moved until no constraint is violated.
-
-No Lightning, no training: it wraps any model that was trained with constraints on its outputs.
-"""
+"""A correction at inference: what a model answers is moved until no constraint is violated."""
 
 from __future__ import annotations
 
@@ -31,11 +28,8 @@ class Corrected(nn.Module):
             module's buffers move and are saved with this one.
         steps: at most.
         tolerance: in units of v. A sample without a violation above it is left alone.
-        within: directions that y may move in: a basis (V, V − E), such as the null space of the
-            equalities, or a projector (V, V). None: all.
-
-    Raises:
-        ValueError: ``within`` that is neither.
+        within: directions that y may move in, the span of its columns: the null space of the
+            equalities (V, V − E), or a projector (V, V). None: all.
     """
 
     within: Tensor | None
@@ -94,21 +88,12 @@ def corrected(
 
 
 def projector(directions: Tensor) -> Tensor:
-    """The orthogonal projector (V, V) of directions: of a basis (V, D), or one itself."""
-    rows = len(directions)
-    if directions.dim() != 2 or directions.shape[1] > rows:
+    """The orthogonal projector (V, V) on the span of the columns of directions, (V, D)."""
+    if directions.dim() != 2 or directions.shape[1] > len(directions):
         raise ValueError(
             f"within is {tuple(directions.shape)}: give a basis (V, V − E) of the directions that "
             "leave the equalities as they are, or their projector (V, V)."
         )
-    if directions.shape[1] < rows:
-        basis = torch.linalg.qr(directions.double()).Q
-        return (basis @ basis.T).to(directions.dtype)
-    off = max(
-        (directions @ directions - directions).abs().max(), (directions - directions.T).abs().max()
-    )
-    if off > 1e-4:
-        raise ValueError(
-            f"within is square and no orthogonal projector: P P or Pᵀ is off P by {off:.2g}."
-        )
-    return directions.detach().clone()
+    basis, lengths, _ = torch.linalg.svd(directions.detach().double(), full_matrices=False)
+    basis = basis[:, lengths > 1e-6 * lengths.max()]
+    return (basis @ basis.T).to(directions)

@@ -39,10 +39,7 @@ y = module.solver(x)  # x: (B, equations)"""
 
 @dataclass(frozen=True)
 class Family:
-    """Which problems: their sizes, and whether the objective is that with a sine.
-
-    The instances are drawn between A and G: another number of them is another family.
-    """
+    """Which problems. G is drawn after the instances: another number of them is another family."""
 
     variables: int = 20
     equations: int = 10
@@ -93,11 +90,12 @@ def optimum(family: Family, tolerance: float = 1e-6, steps: int = 20_000) -> Ten
     curved = of.Q + of.p if family.nonconvex else of.Q
     hessian, under = of.null.T * curved @ of.null, of.G @ of.null
     bound = of.h - start @ of.G.T
-    inverse = torch.linalg.inv(hessian + under.T @ under)
+    rho = 1 / family.variables  # As long as the rows of GN are, it weighs like Q.
+    inverse = torch.linalg.inv(hessian + rho * under.T @ under)
     y, s, u = start, bound.clamp(max=0), torch.zeros_like(bound)
     for _ in range(steps):
         slope = y * of.Q + of.p * (y.cos() if family.nonconvex else 1)
-        z = (((y - start) * curved - slope) @ of.null + (s - u) @ under) @ inverse
+        z = (((y - start) * curved - slope) @ of.null + rho * (s - u) @ under) @ inverse
         values, before = z @ under.T, (s, y)
         y, s = start + z @ of.null.T, torch.minimum(values + u, bound)
         u = u + values - s
@@ -183,10 +181,7 @@ class FamilyModule(PointwiseModule):
     def setup(self, stage: str) -> None:
         given = getattr(self.trainer.datamodule, "family", self.family)
         if given != self.family:
-            raise DataError(
-                f"The model is of {self.family}, the data are of {given}: set model.family and "
-                "data.family alike."
-            )
+            raise DataError(f"model.family is {self.family}, data.family {given}: set both alike.")
 
     def forward(self, batch: Any) -> Tensor:
         return (self.proxy if self.training else self.solver)(batch["x"])
@@ -207,7 +202,7 @@ class FamilyModule(PointwiseModule):
     def update_evaluation_metrics(
         self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor, stage: str
     ) -> None:
-        index, proxy = batch["index"].where(real.cpu(), -1), self.proxy
+        index, proxy = batch["index"], self.proxy
         worst = proxy.inequalities(outputs, batch["x"]).amax(1).clamp(min=0)
         metrics["worst"].update(index, worst)
         metrics["beyond"].update(index, (worst > BEYOND).float())
@@ -230,12 +225,7 @@ class FamilyModule(PointwiseModule):
 
 
 class FamilyDataModule(PointwiseDataModule):
-    """The instances x, uniform in [−1, 1]; those held out with their optimum.
-
-    Args:
-        family: which problems; the model's too.
-        options: of `PointwiseDataModule`.
-    """
+    """The instances x, uniform in [−1, 1]; those held out with their optimum."""
 
     def __init__(self, family: Family = Family(), **options: Any) -> None:
         super().__init__(**options)

@@ -71,7 +71,7 @@ def test_its_state_has_the_directions() -> None:
     torch.testing.assert_close(one(x), other(x))
 
 
-@pytest.mark.parametrize("wrong", [NULL.T, 2 * torch.eye(3), torch.ones(4)])
+@pytest.mark.parametrize("wrong", [NULL.T, torch.ones(4)])
 def test_other_directions_are_refused(wrong: Tensor) -> None:
     with pytest.raises(ValueError, match="within is"):
         projector(wrong)
