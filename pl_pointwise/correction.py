@@ -65,8 +65,7 @@ def corrected(
     within: Tensor | None = None,
 ) -> Tensor:
     """Answers y (B, V) after the steps; violations: y ↦ v, (B, K). The rest: :class:`Corrected`."""
-    # Whoever called may have switched gradients off.
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False):  # With gradients, whatever the caller has switched off.
         directions = None if within is None else projector(within)
         y = best = y.detach().clone()
         least = torch.full_like(y[:, 0], torch.inf)

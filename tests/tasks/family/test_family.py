@@ -99,6 +99,8 @@ def test_metrics_are_those_by_hand() -> None:
     expected = ((proxy.objective(y) - best) / best.abs()).mean().item()
     assert found["test/gap"] == pytest.approx(expected, rel=1e-4)
     assert "train/gap" not in train_found
+    bounds = module.constraints["inequalities"], module.evaluation_constraints["inequalities"]
+    assert [bound.at_most for bound in bounds] == [-0.1, 0]
 
 
 def test_a_model_of_another_family_than_the_data_is_refused() -> None:
