@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_pointwise import Average, Formulation, Optimization, Penalty, Pointwise, Relaxed, Training
 from pl_pointwise.correction import Corrected
@@ -180,6 +180,18 @@ def trained_by_cooper(problem: Problem, seed: int, epochs: int) -> Proxy:
     return proxy.eval()
 
 
+class Exact(nn.Module):
+    """A network whose answers are projected onto the equalities: what completion does by itself."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        super().__init__()
+        self.proxy = proxy
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.proxy(x)
+        return y - self.proxy.equalities(y, x) @ self.proxy.plus.T
+
+
 def measure(problem: Problem, proxy: Proxy, steps: int) -> dict[str, float]:
     """What the test instances show, in float64, after so many correction steps."""
     family, of = problem.family, problems(problem.family)
@@ -187,8 +199,8 @@ def measure(problem: Problem, proxy: Proxy, steps: int) -> dict[str, float]:
     x, best = of.x[part], optimum(family)[part].mean()
     with torch.no_grad():
         # Half of what is allowed: the float32 of the steps rounds.
-        solver = Corrected(proxy, proxy.inequalities, steps, ALLOWED / 2, proxy.null)
-        y = solver(x.float()).double()
+        corrected = Corrected(Exact(proxy), proxy.inequalities, steps, ALLOWED / 2, proxy.null)
+        y = (corrected if steps else proxy)(x.float()).double()
         excess = (y @ of.G.T - of.h).clamp(min=0).amax(1)
         values = y.square() @ of.Q / 2 + (y.sin() if family.nonconvex else y) @ of.p
         off = (y @ of.A.T - x).abs()
