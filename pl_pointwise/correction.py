@@ -67,7 +67,8 @@ def corrected(
     """Answers y (B, V) after the steps; violations: y ↦ v, (B, K). The rest: :class:`Corrected`."""
     with torch.inference_mode(False):  # With gradients, whatever the caller has switched off.
         directions = None if within is None else projector(within)
-        y = best = y.detach().clone()
+        y = y.detach().clone()
+        best = y.detach()
         least = torch.full_like(y[:, 0], torch.inf)
         for step in range(steps + 1):
             excess = violations(y.requires_grad_()).clamp(min=0)

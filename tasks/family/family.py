@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -122,9 +123,9 @@ class Proxy(nn.Module):
         of = Problems(*(nn.Buffer(each.float()) for each in problems(family)))
         self.Q, self.p, self.A, self.G, self.h, _, self.plus, self.null = of
         outputs = family.variables - (family.equations if self.completes else 0)
-        first, last = nn.Linear(family.equations, width), nn.Linear(width, outputs)
-        hidden = nn.ReLU(), nn.Linear(width, width), nn.ReLU()
-        self.network = nn.Sequential(first, *hidden, last)
+        sizes = (family.equations, width, width, outputs)
+        layers = [[nn.Linear(*pair), nn.ReLU()] for pair in pairwise(sizes)]
+        self.network = nn.Sequential(*[*chain(*layers)][:-1])
 
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = self.network(x)
@@ -165,7 +166,7 @@ class FamilyModule(PointwiseModule):
         exact = {"equalities": Constraint(equals=0.0)} if equalities == "loss" else {}
         super().__init__(
             formulation=formulation,
-            constraints={"inequalities": Constraint(at_most=-margin), **exact},
+            constraints={"inequalities": Constraint(at_most=0.0 - margin), **exact},
             evaluation_constraints={"inequalities": Constraint(at_most=0.0)},
             training=training or Training(),
         )

@@ -38,6 +38,7 @@ def test_nothing_is_violated_and_the_equalities_stay(basis: Tensor, mode: type) 
     with mode():
         found = Corrected(Answer(), inside, within=basis)(y.clone())
     assert inside(found, y).max() <= 1e-4
+    assert not found.requires_grad
     torch.testing.assert_close(found @ EQUAL.T, y @ EQUAL.T, rtol=0, atol=1e-6)
 
 
