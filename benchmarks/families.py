@@ -35,6 +35,7 @@ from pl_pointwise.tasks.family.family import (
     FamilyDataModule,
     FamilyModule,
     Proxy,
+    cost,
     optimum,
     problems,
     split_of,
@@ -121,6 +122,18 @@ def trained(problem: Problem, method: Method, seed: int, epochs: int) -> Proxy:
     return module.proxy.eval()
 
 
+def indexed(kind: Any, samples: int, columns: int) -> Any:
+    """cooper's constraint with a multiplier for each sample and column."""
+    import cooper
+
+    return cooper.Constraint(
+        constraint_type=kind,
+        formulation_type=cooper.formulations.AugmentedLagrangian,
+        multiplier=cooper.multipliers.IndexedMultiplier(samples * columns),
+        penalty_coefficient=cooper.penalty_coefficients.DensePenaltyCoefficient(torch.tensor(1.0)),
+    )
+
+
 def trained_by_cooper(problem: Problem, seed: int, epochs: int) -> Proxy:
     """The same by cooper 1.0: an augmented Lagrangian with indexed multipliers.
 
@@ -132,23 +145,13 @@ def trained_by_cooper(problem: Problem, seed: int, epochs: int) -> Proxy:
     of, train = problems(problem.family), split_of(problem.family)["train"]
     proxy, x = Proxy(problem.family, problem.equalities), of.x[train].float()
 
-    def constraint(kind: Any, count: int) -> Any:
-        return cooper.Constraint(
-            constraint_type=kind,
-            formulation_type=cooper.formulations.AugmentedLagrangian,
-            multiplier=cooper.multipliers.IndexedMultiplier(len(x) * count),
-            penalty_coefficient=cooper.penalty_coefficients.DensePenaltyCoefficient(
-                torch.tensor(1.0)
-            ),
-        )
-
     class Minimization(cooper.ConstrainedMinimizationProblem):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             types = cooper.ConstraintType
-            self.below = constraint(types.INEQUALITY, len(of.h))
+            self.below = indexed(types.INEQUALITY, len(x), len(of.h))
             if problem.equalities == "loss":
-                self.equal = constraint(types.EQUALITY, of.x.shape[1])
+                self.equal = indexed(types.EQUALITY, len(x), of.x.shape[1])
 
         def compute_cmp_state(self, rows: Tensor) -> Any:
             y = proxy(x[rows])
@@ -202,7 +205,7 @@ def measure(problem: Problem, proxy: Proxy, steps: int) -> dict[str, float]:
         corrected = Corrected(Exact(proxy), proxy.inequalities, steps, ALLOWED / 2, proxy.null)
         y = (corrected if steps else proxy)(x.float()).double()
         excess = (y @ of.G.T - of.h).clamp(min=0).amax(1)
-        values = y.square() @ of.Q / 2 + (y.sin() if family.nonconvex else y) @ of.p
+        values = cost(y, of.Q, of.p, family.nonconvex)
         off = (y @ of.A.T - x).abs()
     return {
         "objective": float(values.mean()),

@@ -17,11 +17,6 @@ class Corrected(nn.Module):
     every feasible point, so it cannot diverge and has no rate. Of each sample the answer with the
     least worst violation is given: never a worse one than the model's.
 
-    ::
-
-        safe = Corrected(model, lambda y, x: y @ G.T - h, within=null_space)
-        y = safe(x)
-
     Args:
         model: x ↦ y, (B, V).
         violations: (y, x) ↦ v, (B, K), differentiable in y, row by row; v ≤ 0 is satisfied. A

@@ -28,8 +28,7 @@ from pl_pointwise.model_card import write_card
 from pl_pointwise.plain import from_plain
 
 SEED = 17
-BEYOND = 1e-3
-"""A violation that counts in the metric ``beyond``."""
+BEYOND = 1e-3  # A violation that counts in the metric of that name.
 Equalities = Literal["completion", "loss"]
 USAGE = """from pl_pointwise.tasks.family import Family, FamilyModule
 from safetensors.torch import load_model
@@ -79,6 +78,11 @@ def problems(family: Family) -> Problems:
     return Problems(*map(torch.from_numpy, found))
 
 
+def cost(y: Tensor, Q: Tensor, p: Tensor, nonconvex: bool) -> Tensor:  # noqa: N803
+    """½ yᵀQy + pᵀy, or pᵀ sin y: (B, V) ↦ (B,)."""
+    return y.square() @ Q / 2 + (y.sin() if nonconvex else y) @ p
+
+
 @lru_cache
 def optimum(family: Family, tolerance: float = 1e-6, steps: int = 20_000) -> Tensor:
     """(N,) least objective, by ADMM in z: y = A⁺x + Nz; NaN of the instances that train.
@@ -102,7 +106,7 @@ def optimum(family: Family, tolerance: float = 1e-6, steps: int = 20_000) -> Ten
         u = u + values - s
         moved = ((s - before[0]) @ under).abs().max(), (y - before[1]).abs().max()
         if max((values - s).abs().max(), *moved) < tolerance:
-            least = y.square() @ of.Q / 2 + (y.sin() if family.nonconvex else y) @ of.p
+            least = cost(y, of.Q, of.p, family.nonconvex)
             return torch.cat([torch.full((trained,), torch.nan), least])
     raise DataError(f"The optimum of {family} was not found in {steps} steps: take another size.")
 
@@ -132,7 +136,7 @@ class Proxy(nn.Module):
         return x @ self.plus.T + z @ self.null.T if self.completes else z
 
     def objective(self, y: Tensor) -> Tensor:  # (B,)
-        return y.square() @ self.Q / 2 + (y.sin() if self.nonconvex else y) @ self.p
+        return cost(y, self.Q, self.p, self.nonconvex)
 
     def inequalities(self, y: Tensor, x: Tensor) -> Tensor:  # (B, K)
         return y @ self.G.T - self.h
