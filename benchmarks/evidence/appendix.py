@@ -126,6 +126,17 @@ OTHERS = {
             ("objective", "violated", "above", "held-out objective", "held-out violated"),
         ),
     ),
+    "families": (
+        "Families of optimisation problems",
+        "`python benchmarks/families.py`: means over the seeds; 833 instances that did not train, "
+        "150 epochs, nothing tuned. `gap` is the relative distance to the optimum, `worst` the "
+        "mean of an instance's worst violation, `beyond` the share above 0.001.",
+        lambda: grouped(
+            "families.csv",
+            ("problem", "method", "correction"),
+            ("objective", "gap", "worst", "beyond", "equality"),
+        ),
+    ),
     "two_sided": (
         "Two-sided requirements on a language model",
         "`python benchmarks/two_sided.py`: median (range) over the seeds. Settings with one run "

@@ -47,7 +47,9 @@ def test_formulation_of_a_packaged_configuration_states_every_argument() -> None
     assert found == {"Penalty", "Average", "Tilted", "CVaR", "Pointwise", "Relaxed"}
 
 
-@pytest.mark.parametrize("task", ["conversation", "digits", "reranker", "safety", "when2call"])
+@pytest.mark.parametrize(
+    "task", ["conversation", "digits", "family", "reranker", "safety", "when2call"]
+)
 def test_a_tasks_numbers_are_those_of_the_shared_formulation(task: str) -> None:
     """Each is a number of an argument that the shared file states."""
     for name, parts in packaged_configs().items():
