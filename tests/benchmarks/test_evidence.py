@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -242,7 +243,9 @@ def test_what_is_published_is_not_run_and_its_seeds_join_new_ones(
     ran: list[str] = []
     monkeypatch.setattr(
         "benchmarks.evidence.__main__.run_all",
-        lambda runs, *rest: ran.extend(run.title for run in runs) or True,
+        lambda runs, *rest: (
+            ran.extend(run.title for run in runs if "judge" in run.folder.parts) or True
+        ),
     )
     monkeypatch.setattr("benchmarks.evidence.report.RESULTS", tmp_path / "written")
     published = read_results(CORPUS)
@@ -342,7 +345,26 @@ def matches(study: Study, of: Any, means: list[float], halves: list[float], meas
     )
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/evidence.md"])
+def test_the_table_of_readme_is_that_of_the_runs() -> None:
+    """Violated in training and of new prompts, refuse and comply apart, and the KL of new ones."""
+    sums: dict[str, list[list[float]]] = {}
+    columns = [f"{p}/{c}/violated" for p in ("train", "held-out") for c in ("refuse", "comply")]
+    with (RESULTS / "safety.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["part"] == "test":
+                of = [float(row[column]) for column in (*columns, "held-out/kl")]
+                sums.setdefault(f"{row['method']} {row['setting']}", []).append(of)
+    means = [[sum(of) / len(of) for of in zip(*rows, strict=True)] for rows in sums.values()]
+    found = 0
+    for line in (appendix.DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines():
+        if re.match(r"\|.*\| \d+ \| \d", line):
+            found += 1
+            shown = [float(n) for n in re.findall(r"[\d.]+", " ".join(line.split("|")[3:]))]
+            assert any(shown == pytest.approx(mean, abs=0.0055) for mean in means), line
+    assert found == 8
+
+
+@pytest.mark.parametrize("page", ["docs/evidence.md"])
 def test_result_tables_of_the_page_are_those_of_the_runs(page: str) -> None:
     """A row of a method and three cells "mean ± half the interval", in a table of one study."""
     names = {
