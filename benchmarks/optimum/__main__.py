@@ -1,0 +1,43 @@
+"""The command: see ``benchmarks/optimum/__init__.py``."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import product
+from pathlib import Path
+
+import benchmarks.optimum
+
+from .problems import PROBLEMS
+from .run import METHODS, TRIALS, VARIANTS, quiet, sweep
+from .show import constants, draw, standing
+
+DECADES = [name for name in METHODS if "3" not in name]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=benchmarks.optimum.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--problem", nargs="+", default=list(PROBLEMS), choices=PROBLEMS)
+    parser.add_argument("--methods", nargs="+", default=DECADES, choices=METHODS)
+    parser.add_argument("--epochs", nargs="+", type=int, default=[None])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--units", nargs="+", type=float, default=[1.0])
+    parser.add_argument("--constants", action="store_true")
+    parser.add_argument("--output", type=Path, default=Path("results/optimum"))
+    of = parser.parse_args(arguments)
+    quiet()
+    if of.constants:
+        path, methods = of.output / "constants.csv", ["Pointwise()", *VARIANTS]
+        print(constants(sweep(path, TRIALS, methods, of.seeds, [1.0])))
+        return
+    path, trials = of.output / "optimum.csv", product(of.problem, of.epochs)
+    table = sweep(path, trials, of.methods, of.seeds, of.units)
+    draw(table, path.with_suffix(".png"))
+    print(standing(table))
+
+
+if __name__ == "__main__":
+    main()

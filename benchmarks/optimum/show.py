@@ -1,0 +1,134 @@
+"""What the CSV files say: a picture, and tables of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from pl_pointwise.compare.plots import BLACK, GREEN
+
+OURS, RELAXED = "Pointwise()", "Relaxed(price=10)"
+AHEAD = 0.02, 0.05
+"""A method is ahead by more than so much violated, and such a share of the objective."""
+
+
+def means(table: pd.DataFrame) -> pd.DataFrame:
+    """Means over the seeds, in the constraint's own unit, with the weight of a hinge."""
+    rows = table[table["unit"] == 1]
+    grouped = rows.groupby(["problem", "epochs", "method"], sort=False)
+    found = grouped[["violated", "objective", "above"]].mean()
+    found["seeds"] = grouped["seed"].nunique()
+    found = found.reset_index()
+    found["weight"] = pd.to_numeric(found["method"].str.extract(r"^hinge (.+)$")[0])
+    return found
+
+
+def draw(table: pd.DataFrame, path: Path) -> None:
+    """Paid against violated: of each length the hinges a line, ``Pointwise()`` a star."""
+    rows = means(table)
+    problems = list(dict.fromkeys(rows["problem"]))
+    columns = min(4, len(problems))
+    lines = -(-len(problems) // columns)
+    figure = Figure(figsize=(4 * columns, 3.3 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for panel, name in zip(panels, problems, strict=False):
+        _panel(panel, rows[rows["problem"] == name])
+    for panel in panels[len(problems) :]:
+        panel.set_axis_off()
+    grey: dict[str, Any] = {"color": BLACK, "linestyle": ""}
+    handles = [
+        Line2D([], [], color=BLACK, marker=".", label="hinges, by weight"),
+        Line2D([], [], marker="*", markersize=13, label=OURS, **grey),
+        Line2D([], [], marker="D", markersize=5, fillstyle="none", label=RELAXED, **grey),
+        Line2D([], [], color=GREEN, linestyle="--", label="the optimum"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def _panel(panel: Any, rows: pd.DataFrame) -> None:
+    paid = "above" if rows["above"].notna().all() else "objective"
+    lengths = sorted(set(rows["epochs"]))
+    for place, length in enumerate(lengths):
+        part = rows[rows["epochs"] == length]
+        colour = matplotlib.colormaps["viridis"](0.9 * (1 - (place + 1) / len(lengths)))
+        sweep = part[part["weight"].notna()].sort_values("weight")
+        panel.plot(sweep["violated"], sweep[paid], ".-", color=colour, label=f"{length}")
+        if length == lengths[-1]:
+            for _, row in sweep.iterrows():
+                text, at = f"{row['weight']:g}", (row["violated"], row[paid])
+                panel.annotate(text, at, (3, 3), textcoords="offset points", fontsize=7)
+        for method, marker, size, fill in ((OURS, "*", 13, "full"), (RELAXED, "D", 5, "none")):
+            own = part[part["method"] == method]
+            style = {"marker": marker, "markersize": size, "fillstyle": fill, "linestyle": ""}
+            panel.plot(own["violated"], own[paid], color=colour, zorder=3, **style)
+    worst = rows["violated"].max() > 1
+    if worst:
+        panel.set_xscale("symlog", linthresh=0.01)
+    spread = rows[paid].abs()
+    if paid == "above" or spread.max() > 30 * spread.median():
+        panel.set_yscale("symlog", linthresh=0.1 if paid == "above" else spread.median())
+    if paid == "above":
+        panel.axhline(0, color=GREEN, linewidth=0.8, linestyle="--")
+    seeds = rows["seeds"].min()
+    panel.set_title(f"{rows['problem'].iloc[0]} ({seeds} seed{'s' if seeds > 1 else ''})")
+    panel.set_xlabel("worst inequality of an instance" if worst else "share violated")
+    panel.set_ylabel("above the optimum" if paid == "above" else "objective")
+    panel.legend(title="epochs", fontsize=7, title_fontsize=7)
+
+
+def standing(table: pd.DataFrame) -> str:
+    """``Pointwise()`` by problem and length, beside a hinge, and the hinges that are ahead in both.
+
+    The hinge: of those that violate at most .02 more, the one with the least objective; where there
+    is none, that which violates least.
+    """
+    rows = means(table)
+    lines = [("problem", "epochs", OURS, RELAXED, "a hinge", "ahead in both", "seeds")]
+    for (problem, length), part in rows.groupby(["problem", "epochs"], sort=False):
+        found = part.set_index("method")
+        hinges = found[found["weight"].notna()]
+        if OURS not in found.index or hinges.empty:
+            continue
+        own = found.loc[OURS]
+        as_good = hinges[hinges["violated"] <= own["violated"] + AHEAD[0]]
+        best = as_good["objective"] if len(as_good) else hinges["violated"]
+        ahead = hinges[
+            (hinges["violated"] < own["violated"] - AHEAD[0])
+            & (hinges["objective"] < own["objective"] - AHEAD[1] * abs(own["objective"]))
+        ]
+        relaxed = _cell(found.loc[RELAXED]) if RELAXED in found.index else ""
+        beside = f"{best.idxmin().removeprefix('hinge ')}: {_cell(hinges.loc[best.idxmin()])}"
+        names = ", ".join(f"{weight:g}" for weight in ahead["weight"])
+        cells = (str(problem), str(length), _cell(own), relaxed, beside, names)
+        lines.append((*cells, str(own["seeds"])))
+    return markdown(lines)
+
+
+def _cell(row: Any) -> str:
+    """Violated · above the optimum, or violated · the objective where that is not known."""
+    paid = f"{row['objective']:.3g}" if pd.isna(row["above"]) else f"{row['above']:+.1%}"
+    return f"{row['violated']:.3f} · {paid}"
+
+
+def constants(table: pd.DataFrame) -> str:
+    """By method, of each problem and length its cell."""
+    rows = means(table)
+    trials = list(dict.fromkeys(zip(rows["problem"], rows["epochs"], strict=True)))
+    cells = {(r["method"], r["problem"], r["epochs"]): _cell(r) for _, r in rows.iterrows()}
+    lines = [("", *(f"{name}, {epochs}" for name, epochs in trials))]
+    for method in dict.fromkeys(rows["method"]):
+        lines.append((method, *(cells.get((method, *trial), "") for trial in trials)))
+    return markdown(lines)
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    header, *rows = lines
+    ruled = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in ruled)
