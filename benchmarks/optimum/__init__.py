@@ -10,7 +10,7 @@ runs ``Pointwise()`` with each constant of its rule at half and at double its va
 Writes optimum.csv and optimum.png, or constants.csv; goes on where it stopped.
 """
 
-from .problems import PROBLEMS, STEPS
+from .problems import PROBLEMS, STEPS, Problem
 from .run import Rows, Task
 
-__all__ = ["PROBLEMS", "STEPS", "Rows", "Task"]
+__all__ = ["PROBLEMS", "STEPS", "Problem", "Rows", "Task"]

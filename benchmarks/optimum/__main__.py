@@ -31,7 +31,8 @@ def main(arguments: list[str] | None = None) -> None:
     quiet()
     if of.constants:
         path, methods = of.output / "constants.csv", ["Pointwise()", *VARIANTS]
-        print(constants(sweep(path, TRIALS, methods, of.seeds, [1.0])))
+        trials = [(name, length) for name, lengths in TRIALS.items() for length in lengths]
+        print(constants(sweep(path, trials, methods, of.seeds, [1.0])))
         return
     path, trials = of.output / "optimum.csv", product(of.problem, of.epochs)
     table = sweep(path, trials, of.methods, of.seeds, of.units)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
@@ -20,8 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from pl_pointwise import Constraint
-from pl_pointwise.optimizers import Schedule
+from pl_pointwise import Constraint, Optimization
 
 STEPS = 10
 Terms = tuple[Tensor, dict[str, Tensor]]
@@ -41,7 +40,7 @@ class Problem:
         judged: the positions that are judged, where they are not those that train.
         error: of the network, instead of the mean of ℓ₀.
         optimum: with cvxpy the objective at its optimum and the constraints.
-        momentum: trains by SGD with it, at a constant rate.
+        momentum: trains by SGD with it instead, at a constant rate of .1.
         lengths: the epochs that are run.
     """
 
@@ -55,19 +54,14 @@ class Problem:
     judged: range | None = None
     error: Callable[[nn.Module], Tensor] | None = None
     optimum: Callable[[Any], Program] | None = None
-    learning_rate: float = 0.03
-    schedule: Schedule = "linear"
+    training: Optimization = field(default_factory=lambda: Optimization(0.03, 0.0, "linear"))
     momentum: float | None = None
     batch: int | None = None
     lengths: tuple[int, ...] = (1, 3, 10, 30, 100)
 
     def constraints(self, unit: float) -> dict[str, Constraint]:
-        return {
-            name: Constraint(equals=bound * unit)
-            if name in self.equal
-            else Constraint(at_most=bound * unit)
-            for name, bound in self.bounds.items()
-        }
+        kinds = {name: "equals" if name in self.equal else "at_most" for name in self.bounds}
+        return {name: Constraint(**{kinds[name]: b * unit}) for name, b in self.bounds.items()}
 
     @cached_property
     def least(self) -> float | None:
@@ -110,6 +104,9 @@ def _linear(inputs: int, outputs: int) -> nn.Module:
     return net
 
 
+ONE, TEN = partial(_linear, 64, 1), partial(_linear, 64, 10)
+
+
 def _digits(seed: int, count: int = 400) -> tuple[Tensor, Tensor, Tensor]:
     """Digits, the same transposed, and their labels."""
     digits = load_digits()
@@ -141,15 +138,13 @@ def margins(contradicting: int = 0) -> Problem:
 
     def optimum(cp: Any) -> Program:
         w, b = cp.Variable(64), cp.Variable()
-        return (cp.sum_squares(w), [cp.multiply(y.numpy(), x.numpy() @ w + b) >= 1])
+        return cp.sum_squares(w), [cp.multiply(y.numpy(), x.numpy() @ w + b) >= 1]
 
-    return Problem(
-        len(x),
-        lambda: _linear(64, 1),
-        lambda net, i: (_size(net, i), {"c": -net(x[i])[:, 0] * y[i]}),
-        {"c": -1.0},
-        optimum=None if contradicting else optimum,
-    )
+    def terms(net: nn.Module, i: Tensor) -> Terms:
+        return _size(net, i), {"c": -net(x[i])[:, 0] * y[i]}
+
+    known = None if contradicting else optimum
+    return Problem(len(x), ONE, terms, {"c": -1.0}, optimum=known)
 
 
 def retention() -> Problem:
@@ -161,14 +156,14 @@ def retention() -> Problem:
         w, z, right = _logits(cp, torch.cat([turned, upright]), torch.cat([y, y]))
         entropy = cp.log_sum_exp(z, axis=1) - right
         cost = cp.sum(entropy[: len(y)]) / len(y) + regular * cp.sum_squares(w)
-        return (cost, [entropy[len(y) :] <= 0.7])
+        return cost, [entropy[len(y) :] <= 0.7]
 
     def terms(net: nn.Module, i: Tensor) -> Terms:
         entropy = cross_entropy(net(turned[i]), y[i], reduction="none")
         kept = cross_entropy(net(upright[i]), y[i], reduction="none")
         return entropy + regular * _size(net, i), {"c": kept}
 
-    return Problem(len(y), lambda: _linear(64, 10), terms, {"c": 0.7}, optimum=optimum)
+    return Problem(len(y), TEN, terms, {"c": 0.7}, optimum=optimum)
 
 
 def unlike_units() -> Problem:
@@ -178,7 +173,7 @@ def unlike_units() -> Problem:
     def optimum(cp: Any) -> Program:
         w, z, right = _logits(cp, x, y)
         entropy, largest = cp.log_sum_exp(z, axis=1) - right, cp.max(cp.abs(z), axis=1)
-        return (cp.sum_squares(w), [entropy <= 1.3, largest <= 5, right >= 0])
+        return cp.sum_squares(w), [entropy <= 1.3, largest <= 5, right >= 0]
 
     def terms(net: nn.Module, i: Tensor) -> Terms:
         z = net(x[i])
@@ -187,14 +182,9 @@ def unlike_units() -> Problem:
         cap, margin = 1e-2 * z.abs().amax(1), -1e2 * right
         return _size(net, i), {"nats": entropy, "cap": cap, "margin": margin}
 
-    return Problem(
-        len(y),
-        lambda: _linear(64, 10),
-        terms,
-        {"nats": 1.3, "cap": 0.05, "margin": 0.0},
-        {"nats": 0.02, "cap": 2e-4, "margin": 2.0},
-        optimum=optimum,
-    )
+    bounds = {"nats": 1.3, "cap": 0.05, "margin": 0.0}
+    slack = {"nats": 0.02, "cap": 2e-4, "margin": 2.0}
+    return Problem(len(y), TEN, terms, bounds, slack, optimum=optimum)
 
 
 def capped() -> Problem:
@@ -203,13 +193,13 @@ def capped() -> Problem:
 
     def optimum(cp: Any) -> Program:
         _, z, right = _logits(cp, x, y)
-        return (cp.sum(cp.log_sum_exp(z, axis=1) - right) / len(y), [cp.abs(z) <= 2])
+        return cp.sum(cp.log_sum_exp(z, axis=1) - right) / len(y), [cp.abs(z) <= 2]
 
     def terms(net: nn.Module, i: Tensor) -> Terms:
         z = net(x[i])
         return cross_entropy(z, y[i], reduction="none"), {"c": z.abs().amax(1)}
 
-    return Problem(len(y), lambda: _linear(64, 10), terms, {"c": 2.0}, optimum=optimum)
+    return Problem(len(y), TEN, terms, {"c": 2.0}, optimum=optimum)
 
 
 def equalities() -> Problem:
@@ -219,16 +209,13 @@ def equalities() -> Problem:
 
     def optimum(cp: Any) -> Program:
         w, b = cp.Variable(64), cp.Variable()
-        return (cp.sum_squares(w), [x.numpy() @ w + b == y.numpy()])
+        return cp.sum_squares(w), [x.numpy() @ w + b == y.numpy()]
 
-    return Problem(
-        40,
-        lambda: _linear(64, 1),
-        lambda net, i: (_size(net, i), {"c": net(x[i])[:, 0] - y[i]}),
-        {"c": 0.0},
-        equal=("c",),
-        optimum=optimum,
-    )
+    def terms(net: nn.Module, i: Tensor) -> Terms:
+        return _size(net, i), {"c": net(x[i])[:, 0] - y[i]}
+
+    found = {"equal": ("c",), "optimum": optimum}
+    return Problem(40, ONE, terms, {"c": 0.0}, **found)
 
 
 # Networks ---------------------------------------------------------------------------------------
@@ -294,17 +281,9 @@ def band(samples: int, lengths: tuple[int, ...]) -> Problem:
         sides = torch.stack([found - high[i], low[i] - found], 1)
         return (found - y[i]).square(), {"c": sides}
 
-    return Problem(
-        samples,
-        lambda: _layers(6, 32, 32, 1),
-        terms,
-        {"c": 0.0},
-        {"c": 0.0},
-        judged=range(samples, len(y)),
-        learning_rate=3e-3,
-        batch=32,
-        lengths=lengths,
-    )
+    net, new = partial(_layers, 6, 32, 32, 1), range(samples, len(y))
+    how = {"training": Optimization(3e-3, 0.0, "linear"), "batch": 32, "lengths": lengths}
+    return Problem(samples, net, terms, {"c": 0.0}, {"c": 0.0}, judged=new, **how)
 
 
 def kept_answers(samples: int, momentum: float | None, lengths: tuple[int, ...]) -> Problem:
@@ -319,18 +298,13 @@ def kept_answers(samples: int, momentum: float | None, lengths: tuple[int, ...])
         lead = (z[:, 1] - z[:, 0]) * (2 * y[i] - 1)
         return cross_entropy(z, y[i], reduction="none"), {"c": -lead}
 
-    return Problem(
-        samples,
-        lambda: _layers(20, 64, 64, 2, between=nn.ReLU),
-        terms,
-        {"c": -0.5},
-        membership=lambda i: {"c": right[i]},
-        learning_rate=0.1 if momentum else 3e-3,
-        schedule="cosine",
-        momentum=momentum,
-        batch=min(samples, 64),
-        lengths=lengths,
-    )
+    def membership(i: Tensor) -> dict[str, Tensor]:
+        return {"c": right[i]}
+
+    net = partial(_layers, 20, 64, 64, 2, between=nn.ReLU)
+    how = {"membership": membership, "batch": min(samples, 64), "lengths": lengths}
+    how |= {"training": Optimization(3e-3, 0.0, "cosine"), "momentum": momentum}
+    return Problem(samples, net, terms, {"c": -0.5}, **how)
 
 
 def field_equation() -> Problem:
@@ -356,22 +330,14 @@ def field_equation() -> Problem:
         grid = torch.linspace(0, 1, 101)
         return (net(grid[:, None])[:, 0] - torch.sin(math.pi * grid)).abs().amax()
 
-    return Problem(
-        len(x),
-        lambda: _layers(1, 32, 32, 1),
-        terms,
-        {"residual": 0.1, "edge": 0.0},
-        {"residual": 0.0, "edge": 0.01},
-        equal=("edge",),
-        membership=lambda i: {
-            name: kind[i] == k for k, name in enumerate(("objective", "residual", "edge"))
-        },
-        error=error,
-        learning_rate=3e-3,
-        schedule="cosine",
-        batch=len(x),
-        lengths=(1000,),
-    )
+    def membership(i: Tensor) -> dict[str, Tensor]:
+        return {"objective": kind[i] == 0, "residual": kind[i] == 1, "edge": kind[i] == 2}
+
+    net = partial(_layers, 1, 32, 32, 1)
+    bounds, slack = {"residual": 0.1, "edge": 0.0}, {"residual": 0.0, "edge": 0.01}
+    how = {"membership": membership, "error": error, "batch": len(x), "lengths": (1000,)}
+    how |= {"training": Optimization(3e-3, 0.0, "cosine"), "equal": ("edge",)}
+    return Problem(len(x), net, terms, bounds, slack, **how)
 
 
 @cache
@@ -408,19 +374,11 @@ def programs(in_loss: bool) -> Problem:
         cost = 0.5 * cp.sum_squares(y @ np.diag(np.sqrt(of["q"]))) + cp.sum(y @ of["p"])
         return cost / len(new), [y @ of["g"].T <= np.tile(of["h"], (len(new), 1))]
 
-    return Problem(
-        10000 - 2 * 833,
-        lambda: _layers(50, 200, 200, 100 if in_loss else 50, between=nn.ReLU),
-        terms,
-        {"inequality": 0.0} | ({"equality": 0.0} if in_loss else {}),
-        None,
-        equal=("equality",) if in_loss else (),
-        judged=new,
-        optimum=optimum,
-        learning_rate=1e-3,
-        batch=200,
-        lengths=(10, 30, 150),
-    )
+    net = partial(_layers, 50, 200, 200, 100 if in_loss else 50, between=nn.ReLU)
+    bounds = {"inequality": 0.0} | ({"equality": 0.0} if in_loss else {})
+    how = {"equal": ("equality",), "judged": new, "optimum": optimum, "batch": 200}
+    how |= {"training": Optimization(1e-3, 0.0, "linear"), "lengths": (10, 30, 150)}
+    return Problem(10000 - 2 * 833, net, terms, bounds, None, **how)
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {

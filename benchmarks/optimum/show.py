@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,19 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from benchmarks.evidence.appendix import markdown
 from pl_pointwise.compare.plots import BLACK, GREEN
 
-OURS, RELAXED = "Pointwise()", "Relaxed(price=10)"
+OURS = {"Pointwise()": ("*", 13, "full"), "Relaxed(price=10)": ("D", 5, "none")}
+"""How they are drawn: marker, size, filling."""
 AHEAD = 0.02, 0.05
 """A method is ahead by more than so much violated, and such a share of the objective."""
 
 
 def means(table: pd.DataFrame) -> pd.DataFrame:
     """Means over the seeds, in the constraint's own unit, with the weight of a hinge."""
-    rows = table[table["unit"] == 1]
-    grouped = rows.groupby(["problem", "epochs", "method"], sort=False)
+    rows = table.reindex(columns=[*table.columns.drop("above", errors="ignore"), "above"])
+    grouped = rows[rows["unit"] == 1].groupby(["problem", "epochs", "method"], sort=False)
     found = grouped[["violated", "objective", "above"]].mean()
     found["seeds"] = grouped["seed"].nunique()
     found = found.reset_index()
@@ -41,19 +42,18 @@ def draw(table: pd.DataFrame, path: Path) -> None:
         _panel(panel, rows[rows["problem"] == name])
     for panel in panels[len(problems) :]:
         panel.set_axis_off()
-    grey: dict[str, Any] = {"color": BLACK, "linestyle": ""}
-    handles = [
-        Line2D([], [], color=BLACK, marker=".", label="hinges, by weight"),
-        Line2D([], [], marker="*", markersize=13, label=OURS, **grey),
-        Line2D([], [], marker="D", markersize=5, fillstyle="none", label=RELAXED, **grey),
-        Line2D([], [], color=GREEN, linestyle="--", label="the optimum"),
-    ]
+    handles = [Line2D([], [], color=BLACK, marker=".", label="hinges, by weight")]
+    for method, (marker, size, fill) in OURS.items():
+        style: dict[str, Any] = {"marker": marker, "markersize": size, "fillstyle": fill}
+        handles.append(Line2D([], [], color=BLACK, linestyle="", label=method, **style))
+    handles.append(Line2D([], [], color=GREEN, linestyle="--", label="the optimum"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.savefig(path, dpi=110)
 
 
 def _panel(panel: Any, rows: pd.DataFrame) -> None:
-    paid = "above" if rows["above"].notna().all() else "objective"
+    known, worst = rows["above"].notna().all(), rows["violated"].max() > 1
+    paid = "above" if known else "objective"
     lengths = sorted(set(rows["epochs"]))
     for place, length in enumerate(lengths):
         part = rows[rows["epochs"] == length]
@@ -61,25 +61,24 @@ def _panel(panel: Any, rows: pd.DataFrame) -> None:
         sweep = part[part["weight"].notna()].sort_values("weight")
         panel.plot(sweep["violated"], sweep[paid], ".-", color=colour, label=f"{length}")
         if length == lengths[-1]:
-            for _, row in sweep.iterrows():
+            for row in sweep.to_dict("records"):
                 text, at = f"{row['weight']:g}", (row["violated"], row[paid])
                 panel.annotate(text, at, (3, 3), textcoords="offset points", fontsize=7)
-        for method, marker, size, fill in ((OURS, "*", 13, "full"), (RELAXED, "D", 5, "none")):
+        for method, (marker, size, fill) in OURS.items():
             own = part[part["method"] == method]
             style = {"marker": marker, "markersize": size, "fillstyle": fill, "linestyle": ""}
             panel.plot(own["violated"], own[paid], color=colour, zorder=3, **style)
-    worst = rows["violated"].max() > 1
+    middle = rows[paid].abs().median()
     if worst:
         panel.set_xscale("symlog", linthresh=0.01)
-    spread = rows[paid].abs()
-    if paid == "above" or spread.max() > 30 * spread.median():
-        panel.set_yscale("symlog", linthresh=0.1 if paid == "above" else spread.median())
-    if paid == "above":
+    if known or rows[paid].max() > 10 * middle:
+        panel.set_yscale("symlog", linthresh=0.1 if known else middle)
+    if known:
         panel.axhline(0, color=GREEN, linewidth=0.8, linestyle="--")
     seeds = rows["seeds"].min()
     panel.set_title(f"{rows['problem'].iloc[0]} ({seeds} seed{'s' if seeds > 1 else ''})")
     panel.set_xlabel("worst inequality of an instance" if worst else "share violated")
-    panel.set_ylabel("above the optimum" if paid == "above" else "objective")
+    panel.set_ylabel("above the optimum" if known else "objective")
     panel.legend(title="epochs", fontsize=7, title_fontsize=7)
 
 
@@ -89,25 +88,21 @@ def standing(table: pd.DataFrame) -> str:
     The hinge: of those that violate at most .02 more, the one with the least objective; where there
     is none, that which violates least.
     """
-    rows = means(table)
-    lines = [("problem", "epochs", OURS, RELAXED, "a hinge", "ahead in both", "seeds")]
-    for (problem, length), part in rows.groupby(["problem", "epochs"], sort=False):
+    lines = [("problem", "epochs", *OURS, "a hinge", "ahead in both", "seeds")]
+    for (problem, length), part in means(table).groupby(["problem", "epochs"], sort=False):
         found = part.set_index("method")
-        hinges = found[found["weight"].notna()]
-        if OURS not in found.index or hinges.empty:
+        hinges, cells = found[found["weight"].notna()], found.apply(_cell, axis=1)
+        if hinges.empty or "Pointwise()" not in found.index:
             continue
-        own = found.loc[OURS]
+        own = found.loc["Pointwise()"]
         as_good = hinges[hinges["violated"] <= own["violated"] + AHEAD[0]]
-        best = as_good["objective"] if len(as_good) else hinges["violated"]
-        ahead = hinges[
-            (hinges["violated"] < own["violated"] - AHEAD[0])
-            & (hinges["objective"] < own["objective"] - AHEAD[1] * abs(own["objective"]))
-        ]
-        relaxed = _cell(found.loc[RELAXED]) if RELAXED in found.index else ""
-        beside = f"{best.idxmin().removeprefix('hinge ')}: {_cell(hinges.loc[best.idxmin()])}"
-        names = ", ".join(f"{weight:g}" for weight in ahead["weight"])
-        cells = (str(problem), str(length), _cell(own), relaxed, beside, names)
-        lines.append((*cells, str(own["seeds"])))
+        best = (as_good["objective"] if len(as_good) else hinges["violated"]).idxmin()
+        fewer = hinges["violated"] < own["violated"] - AHEAD[0]
+        less = hinges["objective"] < own["objective"] - AHEAD[1] * abs(own["objective"])
+        ahead = ", ".join(f"{weight:g}" for weight in hinges[fewer & less]["weight"])
+        beside = f"{hinges.loc[best, 'weight']:g}: {cells[best]}"
+        ours = [cells.get(method, "") for method in OURS]
+        lines.append((f"{problem}", f"{length}", *ours, beside, ahead, str(own["seeds"])))
     return markdown(lines)
 
 
@@ -126,9 +121,3 @@ def constants(table: pd.DataFrame) -> str:
     for method in dict.fromkeys(rows["method"]):
         lines.append((method, *(cells.get((method, *trial), "") for trial in trials)))
     return markdown(lines)
-
-
-def markdown(lines: Sequence[Sequence[str]]) -> str:
-    header, *rows = lines
-    ruled = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in ruled)
