@@ -1,12 +1,20 @@
-"""The command: see ``benchmarks/optimum/__init__.py``."""
+"""Every problem whose optimum, or whose truth, is known: what is paid, what is violated.
+
+    python -m benchmarks.optimum --output results/optimum          (all: hours; needs cvxpy)
+    python -m benchmarks.optimum --problem margins budget --epochs 10 30 --seeds 0
+    python -m benchmarks.optimum --constants                        (half an hour)
+
+``Pointwise()``, ``Relaxed(price=10)`` and hinges of a weight each decade, of .1 to 1,000. --units
+states the constraints in other units: the problem stays the same, so the result should. --constants
+runs ``Pointwise()`` with each constant of its rule at half and at double its value, and left out.
+Writes optimum.csv and optimum.png, or constants.csv; goes on where it stopped.
+"""
 
 from __future__ import annotations
 
 import argparse
 from itertools import product
 from pathlib import Path
-
-import benchmarks.optimum
 
 from .problems import PROBLEMS
 from .run import METHODS, TRIALS, VARIANTS, quiet, sweep
@@ -16,10 +24,8 @@ DECADES = [name for name in METHODS if "3" not in name]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=benchmarks.optimum.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
     parser.add_argument("--problem", nargs="+", default=list(PROBLEMS), choices=PROBLEMS)
     parser.add_argument("--methods", nargs="+", default=DECADES, choices=METHODS)
     parser.add_argument("--epochs", nargs="+", type=int, default=[None])

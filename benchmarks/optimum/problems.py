@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
@@ -23,6 +24,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from pl_pointwise import Constraint, Optimization
 
 STEPS = 10
+_entropy = partial(cross_entropy, reduction="none")
 Terms = tuple[Tensor, dict[str, Tensor]]
 """ℓ₀, (B,), and of each constraint ℓ_k, (B,) or (B, K)."""
 Program = tuple[Any, list[Any]]
@@ -94,9 +96,6 @@ class Problem:
         return {name: float(each.mean()) for name, each in found.items()}
 
 
-# Linear models, whose optimum cvxpy finds -------------------------------------------------------
-
-
 def _linear(inputs: int, outputs: int) -> nn.Module:
     net = nn.Linear(inputs, outputs)
     nn.init.zeros_(net.weight)
@@ -124,8 +123,7 @@ def _logits(cp: Any, x: Tensor, y: Tensor) -> tuple[Any, Any, Any]:
 
 
 def _size(net: nn.Module, index: Tensor) -> Tensor:
-    weight = net.get_parameter("weight")
-    return weight.square().sum().expand(len(index))
+    return net.get_parameter("weight").square().sum().expand(len(index))
 
 
 def margins(contradicting: int = 0) -> Problem:
@@ -159,9 +157,8 @@ def retention() -> Problem:
         return cost, [entropy[len(y) :] <= 0.7]
 
     def terms(net: nn.Module, i: Tensor) -> Terms:
-        entropy = cross_entropy(net(turned[i]), y[i], reduction="none")
-        kept = cross_entropy(net(upright[i]), y[i], reduction="none")
-        return entropy + regular * _size(net, i), {"c": kept}
+        objective = _entropy(net(turned[i]), y[i]) + regular * _size(net, i)
+        return objective, {"c": _entropy(net(upright[i]), y[i])}
 
     return Problem(len(y), TEN, terms, {"c": 0.7}, optimum=optimum)
 
@@ -178,9 +175,8 @@ def unlike_units() -> Problem:
     def terms(net: nn.Module, i: Tensor) -> Terms:
         z = net(x[i])
         right = z.gather(1, y[i][:, None])[:, 0]
-        entropy = cross_entropy(z, y[i], reduction="none")
         cap, margin = 1e-2 * z.abs().amax(1), -1e2 * right
-        return _size(net, i), {"nats": entropy, "cap": cap, "margin": margin}
+        return _size(net, i), {"nats": _entropy(z, y[i]), "cap": cap, "margin": margin}
 
     bounds = {"nats": 1.3, "cap": 0.05, "margin": 0.0}
     slack = {"nats": 0.02, "cap": 2e-4, "margin": 2.0}
@@ -197,7 +193,7 @@ def capped() -> Problem:
 
     def terms(net: nn.Module, i: Tensor) -> Terms:
         z = net(x[i])
-        return cross_entropy(z, y[i], reduction="none"), {"c": z.abs().amax(1)}
+        return _entropy(z, y[i]), {"c": z.abs().amax(1)}
 
     return Problem(len(y), TEN, terms, {"c": 2.0}, optimum=optimum)
 
@@ -218,9 +214,6 @@ def equalities() -> Problem:
     return Problem(40, ONE, terms, {"c": 0.0}, **found)
 
 
-# Networks ---------------------------------------------------------------------------------------
-
-
 def _layers(*widths: int, between: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
@@ -228,40 +221,28 @@ def _layers(*widths: int, between: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-@cache
-def _taught() -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor]:
-    """A small network that knows upright digits, its log-probabilities of them, and the digits."""
-    upright, turned, y = _digits(2)
-    torch.manual_seed(0)
-    net = _layers(64, 64, 10)
-    optimizer = torch.optim.Adam(net.parameters(), 0.01)
-    for _ in range(200):
-        optimizer.zero_grad()
-        cross_entropy(net(upright), y).backward()
-        optimizer.step()
-    with torch.no_grad():
-        return net.state_dict(), net(upright).log_softmax(-1), upright, turned, y
-
-
 def retaught(learn: bool) -> Problem:
     """A network learns turned digits within a KL of .05 on each upright one; or, the language
     tasks' shape, with as little of it as possible to a cross-entropy of .5: 0 at the start.
     """
-    state, reference, upright, turned, y = _taught()
-
-    def net() -> nn.Module:
-        start = _layers(64, 64, 10)
-        start.load_state_dict(state)
-        return start
+    upright, turned, y = _digits(2)
+    torch.manual_seed(0)
+    start = _layers(64, 64, 10)
+    optimizer = torch.optim.Adam(start.parameters(), 0.01)
+    for _ in range(200):
+        cross_entropy(start(upright), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    reference = start(upright).log_softmax(-1).detach()
 
     def terms(net: nn.Module, i: Tensor) -> Terms:
         found = net(upright[i]).log_softmax(-1)
         kept = kl_div(found, reference[i], reduction="none", log_target=True).sum(-1)
-        learned = cross_entropy(net(turned[i]), y[i], reduction="none")
+        learned = _entropy(net(turned[i]), y[i])
         return (learned, {"c": kept}) if learn else (kept, {"c": learned})
 
     bound, slack = (0.05, 0.001) if learn else (0.5, 0.02)
-    return Problem(len(y), net, terms, {"c": bound}, {"c": slack})
+    return Problem(len(y), partial(deepcopy, start), terms, {"c": bound}, {"c": slack})
 
 
 def band(samples: int, lengths: tuple[int, ...]) -> Problem:
@@ -296,14 +277,11 @@ def kept_answers(samples: int, momentum: float | None, lengths: tuple[int, ...])
     def terms(net: nn.Module, i: Tensor) -> Terms:
         z = net(x[i])
         lead = (z[:, 1] - z[:, 0]) * (2 * y[i] - 1)
-        return cross_entropy(z, y[i], reduction="none"), {"c": -lead}
-
-    def membership(i: Tensor) -> dict[str, Tensor]:
-        return {"c": right[i]}
+        return _entropy(z, y[i]), {"c": -lead}
 
     net = partial(_layers, 20, 64, 64, 2, between=nn.ReLU)
-    how = {"membership": membership, "batch": min(samples, 64), "lengths": lengths}
-    how |= {"training": Optimization(3e-3, 0.0, "cosine"), "momentum": momentum}
+    how = {"membership": lambda i: {"c": right[i]}, "lengths": lengths, "momentum": momentum}
+    how |= {"training": Optimization(3e-3, 0.0, "cosine"), "batch": min(samples, 64)}
     return Problem(samples, net, terms, {"c": -0.5}, **how)
 
 
@@ -311,7 +289,7 @@ def field_equation() -> Problem:
     """u″ = −π² sin πx at 64 points, u = 0 at both edges, near six noisy data; one step an epoch."""
     generator = torch.Generator().manual_seed(0)
     data = torch.rand(6, generator=generator)
-    noise = torch.stack([torch.randn((), generator=generator) for _ in range(6)])
+    noise = torch.randn(6, generator=generator)
     x = torch.cat([data, torch.linspace(0, 1, 64), torch.tensor([0.0, 1.0])])
     y = torch.sin(math.pi * x)
     y[:6] += 0.3 * noise
@@ -330,35 +308,28 @@ def field_equation() -> Problem:
         grid = torch.linspace(0, 1, 101)
         return (net(grid[:, None])[:, 0] - torch.sin(math.pi * grid)).abs().amax()
 
-    def membership(i: Tensor) -> dict[str, Tensor]:
-        return {"objective": kind[i] == 0, "residual": kind[i] == 1, "edge": kind[i] == 2}
-
     net = partial(_layers, 1, 32, 32, 1)
     bounds, slack = {"residual": 0.1, "edge": 0.0}, {"residual": 0.0, "edge": 0.01}
-    how = {"membership": membership, "error": error, "batch": len(x), "lengths": (1000,)}
-    how |= {"training": Optimization(3e-3, 0.0, "cosine"), "equal": ("edge",)}
-    return Problem(len(x), net, terms, bounds, slack, **how)
+    kinds = ("objective", "residual", "edge")
+    how = {"membership": lambda i: {name: kind[i] == k for k, name in enumerate(kinds)}}
+    how |= {"training": Optimization(3e-3, 0.0, "cosine"), "batch": len(x), "lengths": (1000,)}
+    return Problem(len(x), net, terms, bounds, slack, ("edge",), error=error, **how)
 
 
-@cache
-def _instances() -> dict[str, np.ndarray]:
-    """The convex programs of DC3 (Donti, Rolnick and Kolter 2021), by its formula and seed."""
+def programs(in_loss: bool) -> Problem:
+    """x ↦ y with min ½yᵀQy + pᵀy, Ay = x, Gy ≤ h; judged on 833 new x. The programs are those of
+    DC3 (Donti, Rolnick and Kolter 2021), by its formula and seed.
+
+    Ay = x holds by completion, or is a constraint in the loss. What is violated is the worst
+    inequality of an instance.
+    """
     draw, unknown, bound = np.random.RandomState(17), 100, 50
     q, p = draw.random_sample(unknown), draw.random_sample(unknown)
     a, x = draw.normal(0, 1, (bound, unknown)), draw.uniform(-1, 1, (10000, bound))
     g, inverse = draw.normal(0, 1, (bound, unknown)), np.linalg.pinv(a)
     null = np.linalg.svd(a)[2][bound:]
     h = np.abs(g @ inverse).sum(1)
-    return {"q": q, "p": p, "a": a, "x": x, "g": g, "h": h, "inverse": inverse, "null": null}
-
-
-def programs(in_loss: bool) -> Problem:
-    """DC3: x ↦ y with min ½yᵀQy + pᵀy, Ay = x, Gy ≤ h; judged on the 833 x that are new.
-
-    Ay = x holds by completion, or is a constraint in the loss. What is violated is the worst
-    inequality of an instance.
-    """
-    of = _instances()
+    of = {"q": q, "p": p, "a": a, "x": x, "g": g, "h": h, "inverse": inverse, "null": null}
     q, p, a, x, g, h, inverse, null = (
         torch.tensor(np.ascontiguousarray(each), dtype=torch.float32) for each in of.values()
     )

@@ -46,31 +46,19 @@ METHODS: dict[str, Callable[[], Formulation]] = {
 }
 for _weight in WEIGHTS:
     METHODS[f"hinge {_weight:g}"] = lambda w=_weight: Penalty(weight=w, shape="hinge")
-CONSTANTS: dict[str, tuple[float, ...]] = {
-    "LEAD": (1.0, 4.0),
-    "LEAST": (0.25, 1.0, 2.0),
-    "PATIENCE": (0.3, 1.2, 1.0),
-    "LARGEST": (50.0, 200.0, 1e9),
-    "LARGEST_STEP": (5.0, 20.0, 1e9),
-    "MEMORY": (0.75, 3.0, 1e9),
-    "WINDOW": (5, 20),
-    "MARGIN": (0.125, 0.5, 0.0),
-    "WEIGHT": (0.25, 1.0),
-    "COST": (0.015, 0.06),
-}
-"""Of the rule: half, double, and where there is one what leaves it out."""
-VARIANTS = {f"{name}={value:g}": (name, value) for name in CONSTANTS for value in CONSTANTS[name]}
-TRIALS = {
-    "margins": (10, 30),
-    "margins, 15 contradict": (30, 100),
-    "budget": (10, 30),
-    "softmax with a cap": (10,),
-    "equalities": (30,),
-    "band 2000": (10,),
-    "table, SGD": (30,),
-    "field": (1000,),
-    "programs": (10,),
-}
+LEFT_OUT = {"LEAST": 2.0, "PATIENCE": 1.0, "MARGIN": 0.0}
+LEFT_OUT |= {"LARGEST": 1e9, "LARGEST_STEP": 1e9, "MEMORY": 1e9}
+"""Values of the rule's constants that are as if there were none."""
+VARIANTS: dict[str, tuple[Any, str, float]] = {}
+"""The constants at half and double their value, and left out."""
+for _module in (gradient_units, formulations):
+    for _name, _value in list(vars(_module).items()):
+        if _name.isupper() and isinstance(_value, (int, float)) and _name != "STANDARD_STEP":
+            for _other in (_value / 2, 2 * _value, LEFT_OUT.get(_name, 2 * _value)):
+                VARIANTS[f"{_name}={_other:g}"] = _module, _name, type(_value)(_other)
+TRIALS = {"margins": (10, 30), "margins, 15 contradict": (30, 100), "budget": (10, 30)}
+TRIALS |= {"softmax with a cap": (10,), "equalities": (30,), "band 2000": (10,)}
+TRIALS |= {"table, SGD": (30,), "field": (1000,), "programs": (10,)}
 """The problems and lengths on which they are tried."""
 
 
@@ -122,10 +110,7 @@ def run(problem: Problem, method: str, epochs: int, seed: int, unit: float) -> d
 
 def changed(variant: str) -> AbstractContextManager[Any]:
     """Within it the rule has the constant that ``variant`` names, if it names one."""
-    if variant not in VARIANTS:
-        return nullcontext()
-    name, value = VARIANTS[variant]
-    return patch.object(formulations if name == "MARGIN" else gradient_units, name, value)
+    return patch.object(*VARIANTS[variant]) if variant in VARIANTS else nullcontext()
 
 
 def quiet() -> None:
