@@ -128,6 +128,16 @@ OTHERS = {
             ("violated", "objective", "above", "equality"),
         ),
     ),
+    "optimum-constants": (
+        "The constants of the rule, halved, doubled and left out",
+        "`python -m benchmarks.optimum --constants`, means over three seeds. `Pointwise()` is the "
+        "rule as it is.",
+        lambda: grouped(
+            "optimum-constants.csv",
+            ("problem", "epochs", "method"),
+            ("violated", "objective", "above"),
+        ),
+    ),
     "two_sided": (
         "Two-sided requirements on a language model",
         "`python benchmarks/two_sided.py`: median (range) over the seeds. Settings with one run "
