@@ -34,7 +34,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--constants", action="store_true")
     parser.add_argument("--output", type=Path, default=Path("results/optimum"))
     of = parser.parse_args(arguments)
-    quiet()
     if of.constants:
         path, methods = of.output / "constants.csv", ["Pointwise()", *VARIANTS]
         trials = [(name, length) for name, lengths in TRIALS.items() for length in lengths]
@@ -47,4 +46,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    quiet()
     main()

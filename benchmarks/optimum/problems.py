@@ -27,8 +27,7 @@ STEPS = 10
 _entropy = partial(cross_entropy, reduction="none")
 Terms = tuple[Tensor, dict[str, Tensor]]
 """ℓ₀, (B,), and of each constraint ℓ_k, (B,) or (B, K)."""
-Program = tuple[Any, list[Any]]
-"""An objective and constraints of cvxpy."""
+Program = tuple[Any, list[Any]]  # An objective and constraints of cvxpy.
 
 
 @dataclass
@@ -87,7 +86,7 @@ class Problem:
             worst = excess.flatten(1).amax(1) if excess.ndim > 1 else excess
             equality += [excess.flatten()] if name in self.equal else []
             if self.slack is not None:
-                missed.append((worst > self.slack[name]).float())
+                missed.append((~(worst <= self.slack[name])).float())  # NaN is violated.
             elif name not in self.equal:
                 missed.append(worst)
         found["violated"] = torch.cat(missed)

@@ -9,7 +9,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -32,6 +32,7 @@ from pl_pointwise import (
     formulations,
     gradient_units,
 )
+from pl_pointwise.errors import TrainingError
 
 from .problems import PROBLEMS, STEPS, Problem, Terms
 
@@ -100,8 +101,9 @@ def run(problem: Problem, method: str, epochs: int, seed: int, unit: float) -> d
     begun = time.perf_counter()
     module = Task(problem, METHODS.get(method, Pointwise)(), unit)
     trainer = Trainer(max_epochs=epochs, accelerator="cpu", **QUIET)
-    with changed(method):
-        trainer.fit(module, Rows(problem.samples, problem.batch or problem.samples // STEPS))
+    rows = Rows(problem.samples, problem.batch or problem.samples // STEPS)
+    with changed(method), suppress(TrainingError):  # It diverged: so its values say.
+        trainer.fit(module, rows)
     found = {"seconds": time.perf_counter() - begun} | problem.measure(module.net)
     if problem.least is not None:
         found["above"] = (found["objective"] - problem.least) / abs(problem.least)
@@ -116,8 +118,7 @@ def changed(variant: str) -> AbstractContextManager[Any]:
 def quiet() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    for name in ("pl_pointwise", "lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
 
 
 def sweep(

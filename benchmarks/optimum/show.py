@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from benchmarks.evidence.appendix import markdown
-from pl_pointwise.compare.plots import BLACK, GREEN
 
-OURS = {"Pointwise()": ("*", 13, "full"), "Relaxed(price=10)": ("D", 5, "none")}
-"""How they are drawn: marker, size, filling."""
+OURS: dict[str, dict[str, Any]] = {
+    "Pointwise()": {"marker": "*", "markersize": 13, "linestyle": ""},
+    "Relaxed(price=10)": {"marker": "D", "markersize": 5, "fillstyle": "none", "linestyle": ""},
+}
 AHEAD = 0.02, 0.05
 """A method is ahead by more than so much violated, and such a share of the objective."""
 
@@ -42,11 +43,9 @@ def draw(table: pd.DataFrame, path: Path) -> None:
         _panel(panel, rows[rows["problem"] == name])
     for panel in panels[len(problems) :]:
         panel.set_axis_off()
-    handles = [Line2D([], [], color=BLACK, marker=".", label="hinges, by weight")]
-    for method, (marker, size, fill) in OURS.items():
-        style: dict[str, Any] = {"marker": marker, "markersize": size, "fillstyle": fill}
-        handles.append(Line2D([], [], color=BLACK, linestyle="", label=method, **style))
-    handles.append(Line2D([], [], color=GREEN, linestyle="--", label="the optimum"))
+    handles = [Line2D([], [], color="black", marker=".", label="hinges, by weight")]
+    handles += [Line2D([], [], color="black", label=name, **OURS[name]) for name in OURS]
+    handles.append(Line2D([], [], color="black", linestyle="--", label="the optimum"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.savefig(path, dpi=110)
 
@@ -54,6 +53,8 @@ def draw(table: pd.DataFrame, path: Path) -> None:
 def _panel(panel: Any, rows: pd.DataFrame) -> None:
     known, worst = rows["above"].notna().all(), rows["violated"].max() > 1
     paid = "above" if known else "objective"
+    middle = rows[paid].abs().median()
+    rows = rows[rows[paid].abs() < 1e4 * middle]  # Others have diverged.
     lengths = sorted(set(rows["epochs"]))
     for place, length in enumerate(lengths):
         part = rows[rows["epochs"] == length]
@@ -64,17 +65,15 @@ def _panel(panel: Any, rows: pd.DataFrame) -> None:
             for row in sweep.to_dict("records"):
                 text, at = f"{row['weight']:g}", (row["violated"], row[paid])
                 panel.annotate(text, at, (3, 3), textcoords="offset points", fontsize=7)
-        for method, (marker, size, fill) in OURS.items():
+        for method, style in OURS.items():
             own = part[part["method"] == method]
-            style = {"marker": marker, "markersize": size, "fillstyle": fill, "linestyle": ""}
             panel.plot(own["violated"], own[paid], color=colour, zorder=3, **style)
-    middle = rows[paid].abs().median()
     if worst:
         panel.set_xscale("symlog", linthresh=0.01)
     if known or rows[paid].max() > 10 * middle:
         panel.set_yscale("symlog", linthresh=0.1 if known else middle)
     if known:
-        panel.axhline(0, color=GREEN, linewidth=0.8, linestyle="--")
+        panel.axhline(0, color="black", linewidth=0.8, linestyle="--")
     seeds = rows["seeds"].min()
     panel.set_title(f"{rows['problem'].iloc[0]} ({seeds} seed{'s' if seeds > 1 else ''})")
     panel.set_xlabel("worst inequality of an instance" if worst else "share violated")
