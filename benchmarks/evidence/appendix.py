@@ -117,13 +117,25 @@ def grouped(file: str, by: Sequence[str], columns: Sequence[str], spread: bool =
 OTHERS = {
     "optimum": (
         "Problems whose optimum is known",
-        "`python benchmarks/optimum.py`, Adam, one seed. `above` is the objective over the "
-        "optimum, minus 1; it is empty where the optimum is not computed.\n\n"
+        "`python -m benchmarks.optimum`, means over the seeds. `above` is the objective over the "
+        "optimum, minus 1; it is empty where the optimum is not known. `violated` is the share of "
+        "samples, of the programs the worst inequality of an instance; `equality` the mean "
+        "distance from an equality. The objective of `field` is the largest error.\n\n"
         "![Objective against violation rate](../../benchmarks/evidence/results/optimum.png)",
         lambda: grouped(
             "optimum.csv",
+            ("problem", "epochs", "method", "unit"),
+            ("violated", "objective", "above", "equality"),
+        ),
+    ),
+    "optimum-constants": (
+        "The constants of the rule, halved, doubled and left out",
+        "`python -m benchmarks.optimum --constants`, means over three seeds. `Pointwise()` is the "
+        "rule as it is.",
+        lambda: grouped(
+            "optimum-constants.csv",
             ("problem", "epochs", "method"),
-            ("objective", "violated", "above", "held-out objective", "held-out violated"),
+            ("violated", "objective", "above"),
         ),
     ),
     "families": (
@@ -239,7 +251,7 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 
 
 def draw_figures() -> None:
-    from benchmarks.optimum import draw as draw_optima  # scikit-learn, which --tables needs not.
+    from benchmarks.optimum.show import draw as draw_optima  # scikit-learn: --tables needs it not.
 
     corpus = study_of("reranker-corpus")
     settings = {name: of[0] for name, of in reached(corpus, "tune").items()}
