@@ -65,6 +65,8 @@ class PointwiseTrainerMixin:
         formulation: Formulation | Mapping[str, Formulation] | None,
         **options: Any,
     ) -> None:
+        if type(self).terms is PointwiseTrainerMixin.terms:
+            self.terms(None, {})
         super().__init__(*args, **options)
         trainer: Any = self
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
@@ -88,7 +90,10 @@ class PointwiseTrainerMixin:
 
         Called in training and evaluation; values, not yet violations.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no terms(model, inputs): define it.")
+        raise TrainingError(
+            f"{type(self).__name__} has no terms(model, inputs): define it; it returns the "
+            "objective (B,) and a dict of values by constraint."
+        )
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
@@ -98,6 +103,11 @@ class PointwiseTrainerMixin:
         index = inputs.pop("index", None)
         objective, values, *masks = self.terms(model, inputs)
         if torch.is_grad_enabled() and model.training:
+            if index is None and self.constrained.samples:
+                raise TrainingError(
+                    'A batch has no "index", so no sample has its multiplier: let the loader and '
+                    "its collator be those of the trainer."
+                )
             if index is None:  # A stream, of which no sample comes twice.
                 index = torch.arange(len(objective))
             loss = self.constrained(objective, values, index, masks=masks[0] if masks else None)

@@ -29,7 +29,7 @@ from torchmetrics import MeanMetric
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
-from pl_pointwise.errors import DataError
+from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.files import replaced_folder
 from pl_pointwise.model_card import write_card
@@ -229,7 +229,9 @@ class LanguageModelModule(PointwiseModule):
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The loss of an objective of the task's own, (B,)."""
-        raise NotImplementedError(f"own_loss of {type(self).__name__}: {self.trained_on}")
+        raise TrainingError(
+            f"{type(self).__name__} trains on {self.trained_on!r}: define own_loss(outputs, batch)."
+        )
 
     def constraint_values(self, outputs: ResponseStatistics, batch: Batch) -> dict[str, Tensor]:
         """By constraint the values of the responses it is about, (B,) or (B, K)."""

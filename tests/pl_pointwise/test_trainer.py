@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,17 @@ def test_an_evaluation_shows_the_mean_objective_and_moves_nothing(tmp_path: Path
     expected = (Net()(rows.x, rows.y) - rows.y).square().mean()
     assert loss == pytest.approx(float(expected), rel=1e-6)
     assert not found.constrained.multipliers
+
+
+def test_a_batch_without_an_index_and_a_trainer_without_terms_are_refused(tmp_path: Path) -> None:
+    found = trainer(tmp_path, ToyRows(12))
+    found.data_collator = lambda rows: collate([{k: r[k] for k in r if k != "index"} for r in rows])
+    found.compute_loss = partial(PointwiseTrainerMixin.compute_loss, found)  # type: ignore
+    with pytest.raises(TrainingError, match='no "index"'):
+        found.train()
+
+    class Bare(PointwiseTrainerMixin, Trainer):
+        """It says neither objective nor values."""
+
+    with pytest.raises(TrainingError, match=r"Bare has no terms\(model, inputs\)"):
+        Bare(model=Net(), constraints=CONSTRAINTS, formulation=Pointwise())
