@@ -39,9 +39,9 @@ from pl_pointwise import Pointwise
 from pl_pointwise.tasks import Policy, SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.common.records import digest
 from pl_pointwise.tasks.common.splits import hold_out
-from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.data import Preparation
-from pl_pointwise.tasks.language_model.generation import Generation
+from pl_pointwise.tasks.language_model.model.adapters import Lora
+from pl_pointwise.tasks.language_model.model.generation import Generation
 from pl_pointwise.tasks.safety.data import Selection
 from pl_pointwise.tasks.safety.module import SafetyEvaluation
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Multipliers, Pointwise
-from pl_pointwise.checkpoints import WholeCheckpointIO
+from pl_pointwise.training.checkpoints import WholeCheckpointIO
 
 STORES = ("memory", "cooper")
 FORMULATION = Pointwise(alpha=None, dual_lr=0.1)

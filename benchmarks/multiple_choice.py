@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pl_pointwise.tasks import When2CallDataModule
 from pl_pointwise.tasks.language_model.data import Preparation
-from pl_pointwise.tasks.language_model.scoring import ResponseScorer
+from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
 
 CONTESTANTS = (("harness", "ours"), ("harness-bf16", "ours-bf16"))
 

@@ -98,7 +98,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 def plain_module(base: type, apart: bool) -> type:
     """The safety module, its responses scored the plain way, in one batch or one of each kind."""
-    from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
+    from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 
     class Plain(base):  # type: ignore[misc, valid-type]
         def forward(self, batch: dict[str, Any]) -> ResponseStatistics:

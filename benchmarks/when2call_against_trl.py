@@ -157,7 +157,7 @@ def run_trl(
     from trl import DPOConfig, DPOTrainer
     from trl.experimental.cpo import CPOConfig, CPOTrainer
 
-    from pl_pointwise.tasks.language_model.preference_losses import PreferenceLosses
+    from pl_pointwise.tasks.language_model.likelihood.preference_losses import PreferenceLosses
 
     memory = Memory()
     tokenizer = AutoTokenizer.from_pretrained(arguments.folder)

@@ -53,11 +53,11 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, object]:
     """Seconds a step, samples and prompt tokens a second, and the process's peak of memory."""
-    from pl_pointwise.tasks.language_model.adapters import Lora
-    from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
-    from pl_pointwise.tasks.language_model.policy import Policy
-    from pl_pointwise.tasks.language_model.reference import ReferenceCache
-    from pl_pointwise.tasks.language_model.scoring import ResponseScorer
+    from pl_pointwise.tasks.language_model.likelihood.reference import ReferenceCache
+    from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
+    from pl_pointwise.tasks.language_model.model.adapters import Lora
+    from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
+    from pl_pointwise.tasks.language_model.model.policy import Policy
 
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
@@ -130,7 +130,7 @@ def _batches(
     arguments: argparse.Namespace, tokenizer: Any, device: str
 ) -> list[dict[str, torch.Tensor]]:
     """One more than there are timed steps, of records whose prompts are not too long."""
-    from pl_pointwise.tasks.language_model.batch import collate_responses
+    from pl_pointwise.tasks.language_model.likelihood.batch import collate_responses
 
     rows = [_tokenize(row, tokenizer) for row in _rows(arguments.records)]
     samples = [row for row in rows if len(row[0]) <= arguments.max_prompt]

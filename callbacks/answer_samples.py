@@ -12,8 +12,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.random_state import random_state, restore_random_state
 from pl_pointwise.task import evaluation_mode
+from pl_pointwise.training.random_state import random_state, restore_random_state
 
 from .outputs import RunFolder, log_text
 

@@ -35,9 +35,9 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from pl_pointwise.formulations import Formulation
+from pl_pointwise.lagrangian.terms import DualStep
 from pl_pointwise.metrics import quantiles
 from pl_pointwise.task import log_of_all_ranks
-from pl_pointwise.terms import DualStep
 
 from .outputs import log_histogram
 

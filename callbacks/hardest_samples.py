@@ -27,7 +27,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from pl_pointwise.module import PointwiseModule
-from pl_pointwise.random_state import random_state, restore_random_state
+from pl_pointwise.training.random_state import random_state, restore_random_state
 
 from .outputs import RunFolder
 

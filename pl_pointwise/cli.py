@@ -21,14 +21,20 @@ from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
-from . import cli_errors, next_steps
-from .checkpoints import differences, hyperparameters
-from .cli_errors import ShortErrorParser, behind, short_errors
-from .configs import OPTIONS, overview, with_config_parts
+from .command_line import cli_errors, next_steps
+from .command_line.cli_errors import ShortErrorParser, behind, short_errors
+from .command_line.configs import OPTIONS, overview, with_config_parts
+from .command_line.next_steps import (
+    SaveConfig,
+    config_option,
+    export_command,
+    exports,
+    metrics_table,
+)
 from .errors import TrainingError
 from .extras import import_classes
 from .module import PointwiseModule
-from .next_steps import SaveConfig, config_option, export_command, exports, metrics_table
+from .training.checkpoints import differences, hyperparameters
 
 COMMANDS = {
     "compare": "compare.command",

@@ -17,10 +17,10 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
-from .random_state import random_state
-from .sampler import Drawing
-from .sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
-from .terms import PADDING
+from .lagrangian.terms import PADDING
+from .training.random_state import random_state
+from .training.sampler import Drawing
+from .training.sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
 
 SPLITS = ("train", "val", "test")
 """The training split; the selection split, by which settings and methods are chosen; and the

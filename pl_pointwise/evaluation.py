@@ -15,10 +15,10 @@ from torchmetrics.utilities import dim_zero_cat
 from .certificates import worst_per_sample
 from .data import dataset_of
 from .errors import explain_gradient_errors
+from .lagrangian.terms import OBJECTIVE, widest
 from .metrics import share_violated, violation_statistics
-from .step import micro_batches_of, terms_of
 from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
-from .terms import OBJECTIVE, widest
+from .training.step import micro_batches_of, terms_of
 
 
 @dataclass(frozen=True)

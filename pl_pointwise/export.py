@@ -15,16 +15,16 @@ from pkgutil import resolve_name
 
 import yaml
 
-from .checkpoints import hyperparameters
 from .cli import require_class
-from .cli_errors import MISTAKES, CommandParser, short_errors
-from .configs import config_parts, text_of
+from .command_line.cli_errors import MISTAKES, CommandParser, short_errors
+from .command_line.configs import config_parts, text_of
+from .command_line.foreign_names import PACKAGE, foreign_names, known_class
+from .command_line.next_steps import config_of, config_option, exports, short_path
 from .errors import TrainingError, printable
 from .files import check_export_folder, replaced_folder
-from .foreign_names import PACKAGE, foreign_names, known_class
 from .module import PointwiseModule
-from .next_steps import config_of, config_option, exports, short_path
 from .task import notes_of
+from .training.checkpoints import hyperparameters
 
 
 def main(args: Sequence[str]) -> None:

@@ -341,7 +341,8 @@ class Average(BatchFormulation):
     Args:
         dual_lr: η ≥ 0, the size of the dual step; None is 0.1.
         alpha: augmentation α > 0 (half the usual ρ), None for the standard Lagrangian, or
-            "adaptive": α and η follow the gradients (:mod:`pl_pointwise.gradient_units`).
+            "adaptive": α and η follow the gradients
+            (:mod:`pl_pointwise.lagrangian.gradient_units`).
     """
 
 
@@ -425,8 +426,9 @@ class CVaR(BatchFormulation):
 class Pointwise(Ascending):
     """One multiplier for every sample: the requirement holds for each input.
 
-    ``Pointwise()`` needs only the bounds of the constraints: α and η follow the gradients,
-    see :mod:`pl_pointwise.gradient_units`. With numbers it is the paper's augmented Lagrangian.
+    ``Pointwise()`` needs only the bounds of the constraints: α and η follow the gradients, see
+    :mod:`pl_pointwise.lagrangian.gradient_units`. With numbers it is the paper's augmented
+    Lagrangian.
 
     Args:
         alpha: "adaptive", an augmentation α > 0 (half the usual ρ), or None for the standard
@@ -464,7 +466,7 @@ class Relaxed(Ascending):
 
     The price is stated in the objective's unit over the constraint's, ``beta``, or as ``price``:
     ``Relaxed(price=10)`` lets a requirement push at most ten times as hard on its sample as the
-    objective does on all (Λ of :mod:`pl_pointwise.gradient_units`), in any unit.
+    objective does on all (Λ of :mod:`pl_pointwise.lagrangian.gradient_units`), in any unit.
 
     Args:
         alpha: as that of :class:`Pointwise`; None with a quadratic cost only.

@@ -66,7 +66,7 @@ def load(
         return CrossEncoder(
             str(folder), trust_remote_code=False, model_kwargs={"use_safetensors": True}
         )
-    from .tasks.language_model.loading import load_language_model, load_tokenizer
+    from .tasks.language_model.model.loading import load_language_model, load_tokenizer
 
     return load_language_model(str(folder)), load_tokenizer(str(folder))
 

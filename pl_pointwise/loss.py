@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch_statistic import Slope
 from .constraint import Constraint
-from .duals import Duals
 from .errors import DataError, TrainingError
 from .formulations import Formulation
-from .multipliers import Multipliers
-from .plain import declared_constraints, formulations_from
-from .ranks import number_of_ranks, over_ranks, rows_of_all_ranks
-from .terms import (
+from .lagrangian.batch_statistic import Slope
+from .lagrangian.duals import Duals
+from .lagrangian.ranks import number_of_ranks, over_ranks, rows_of_all_ranks
+from .lagrangian.terms import (
     OBJECTIVE,
     PADDING,
     DualStep,
@@ -38,6 +36,8 @@ from .terms import (
     weights,
     widest,
 )
+from .multipliers import Multipliers
+from .plain import declared_constraints, formulations_from
 
 VERSION = 1
 """The version of what :meth:`PointwiseLoss.state_dict` returns."""

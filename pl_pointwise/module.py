@@ -16,21 +16,21 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from .checkpoints import constructor_frame
-from .checks import check_trained
 from .constraint import Constraint
 from .errors import TrainingError
 from .evaluation import Evaluator, SampleValues, SampleViolations
 from .formulations import Formulation
+from .lagrangian.terms import DualStep, Measured
 from .loss import PointwiseLoss
 from .multipliers import Multipliers
 from .optimizers import Training, keeping_monitors
 from .own_hooks import wrap_hooks
 from .plain import declared_constraints, from_plain, plain_arguments
-from .run import Run
-from .stepper import Stepper
 from .task import Notes, Task
-from .terms import DualStep, Measured
+from .training.checkpoints import constructor_frame
+from .training.checks import check_trained
+from .training.run import Run
+from .training.stepper import Stepper
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()

@@ -15,7 +15,7 @@ import torch
 
 from .constraint import Constraint
 from .formulations import Formulation
-from .terms import OBJECTIVE, require_names
+from .lagrangian.terms import OBJECTIVE, require_names
 
 
 class NotPlainError(TypeError):

@@ -7,9 +7,9 @@ from pl_pointwise.extras import imported_on_use
 if TYPE_CHECKING:
     from .conversation import ConversationDataModule as ConversationDataModule
     from .conversation import ConversationModule as ConversationModule
-    from .language_model.adapters import Lora as Lora
-    from .language_model.generation import Generation as Generation
-    from .language_model.policy import Policy as Policy
+    from .language_model.model.adapters import Lora as Lora
+    from .language_model.model.generation import Generation as Generation
+    from .language_model.model.policy import Policy as Policy
     from .reranker import RerankerDataModule as RerankerDataModule
     from .reranker import RerankerModule as RerankerModule
     from .safety import SafetyDataModule as SafetyDataModule
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "ConversationDataModule": "conversation",
     "ConversationModule": "conversation",
-    "Generation": "language_model.generation",
-    "Lora": "language_model.adapters",
-    "Policy": "language_model.policy",
+    "Generation": "language_model.model.generation",
+    "Lora": "language_model.model.adapters",
+    "Policy": "language_model.model.policy",
     "RerankerDataModule": "reranker",
     "RerankerModule": "reranker",
     "SafetyDataModule": "safety",

@@ -132,7 +132,7 @@ for args in {list(LACKING)!r}:
         main(args.split())
 def certify(): from pl_pointwise.certificates import certify; certify([1.0])
 def policy(): from pl_pointwise.tasks import Policy
-def losses(): import pl_pointwise.tasks.language_model.preference_losses
+def losses(): import pl_pointwise.tasks.language_model.likelihood.preference_losses
 for use in (certify, policy, losses):
     try:
         use()

@@ -13,7 +13,7 @@ import yaml
 
 import pl_pointwise.callbacks
 import pl_pointwise.tasks
-from pl_pointwise.configs import packaged_comparisons, packaged_configs
+from pl_pointwise.command_line.configs import packaged_comparisons, packaged_configs
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

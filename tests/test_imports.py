@@ -1,31 +1,68 @@
-"""The core can be read file by file: none imports another in a circle, none imports the module."""
+"""Files can be read one by one: none imports another in a circle, and rooms stand on floors."""
 
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-CORE = Path(__file__).resolve().parents[1] / "pl_pointwise"
-USERS = {"__init__", "cli", "export", "model_card", "next_steps"}
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"pl_pointwise": "pl_pointwise", "pl_pointwise.tasks": "tasks"}
+FOLDERS["pl_pointwise.callbacks"] = "callbacks"
+USERS = {"__init__", "cli", "export", "model_card", "next_steps", "samples", "beforehand"}
 """Files that take a whole module, as users do."""
+ABOVE = {
+    "lagrangian": {"training", "command_line", "compare", "requirements", "module", "run"},
+    "training": {"command_line", "compare", "requirements", "module"},
+    "requirements": {"compare"},
+    "tasks.language_model.text": {"tasks.language_model.likelihood", "tasks.language_model.model"},
+}
+"""What a room does not import."""
 
 
+@cache
 def imports() -> dict[str, set[str]]:
-    """The files of the core that each imports, for types alone too."""
-    files = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in CORE.glob("*.py")}
+    """The files of the package that each imports, for types alone too."""
+    files = {}
+    for package, folder in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            files[".".join((package, *parts))] = path
     found: dict[str, set[str]] = {name: set() for name in files}
-    for name, tree in files.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.level == 1:
-                named = [node.module] if node.module else [each.name for each in node.names]
-                found[name].update(files.keys() & {part.partition(".")[0] for part in named})
+    for name, path in files.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            base = name.split(".")[: -node.level] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            named = {source} | {f"{source}.{each.name}" for each in node.names}
+            found[name].update(files.keys() & named)
     return found
 
 
 def test_no_file_imports_another_in_a_circle() -> None:
+    assert len(imports()) > 100
     TopologicalSorter(imports()).prepare()
 
 
 def test_the_parts_of_the_module_do_not_import_it() -> None:
-    assert {name for name, used in imports().items() if "module" in used} <= USERS
+    core = {
+        name: used
+        for name, used in imports().items()
+        if not name.startswith(("pl_pointwise.tasks", "pl_pointwise.callbacks"))
+    }
+    found = {
+        name.rpartition(".")[2] for name, used in core.items() if "pl_pointwise.module" in used
+    }
+    assert found <= USERS
+
+
+@pytest.mark.parametrize("room", ABOVE)
+def test_a_room_imports_none_above_it(room: str) -> None:
+    inside = {n: used for n, used in imports().items() if n.startswith(f"pl_pointwise.{room}.")}
+    assert inside
+    above = tuple(f"pl_pointwise.{other}" for other in ABOVE[room])
+    assert not {(n, u) for n, used in inside.items() for u in used if u.startswith(above)}

@@ -69,7 +69,8 @@ def test_wheel_outside_the_repository_runs(wheel: Path, tmp_path: Path) -> None:
     code = (
         "import pl_pointwise, sys; from pl_pointwise.cli import main; "
         f"assert pl_pointwise.__file__.startswith({str(site)!r}); "
-        "from pl_pointwise.configs import packaged_configs; print(*packaged_configs()); "
+        "from pl_pointwise.command_line.configs import packaged_configs; "
+        "print(*packaged_configs()); "
         f"main({run!r})"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(tmp_path)])}

@@ -30,9 +30,9 @@ from pl_pointwise import (
     Relaxed,
     Training,
     formulations,
-    gradient_units,
 )
 from pl_pointwise.errors import TrainingError
+from pl_pointwise.lagrangian import gradient_units
 
 from .problems import PROBLEMS, STEPS, Problem, Terms
 
@@ -47,8 +47,7 @@ METHODS: dict[str, Callable[[], Formulation]] = {
 }
 for _weight in WEIGHTS:
     METHODS[f"hinge {_weight:g}"] = lambda w=_weight: Penalty(weight=w, shape="hinge")
-LEFT_OUT = {"LEAST": 2.0, "PATIENCE": 1.0, "MARGIN": 0.0}
-LEFT_OUT |= {"LARGEST": 1e9, "LARGEST_STEP": 1e9, "MEMORY": 1e9}
+LEFT_OUT = {"PATIENCE": 1.0, "MARGIN": 0.0, "LARGEST": 1e9}
 """Values of the rule's constants that are as if there were none."""
 VARIANTS: dict[str, tuple[Any, str, float]] = {}
 """The constants at half and double their value, and left out."""

@@ -19,9 +19,9 @@ from lightning.pytorch import Trainer
 from pandas import DataFrame, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.command_line.next_steps import exports
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now
-from pl_pointwise.next_steps import exports
 from pl_pointwise.printing import Table, escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model

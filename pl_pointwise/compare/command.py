@@ -16,8 +16,14 @@ from typing import Any
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.cli_errors import CommandParser, debugging, fraction, place_in_own_code, sentence
-from pl_pointwise.configs import overview
+from pl_pointwise.command_line.cli_errors import (
+    CommandParser,
+    debugging,
+    fraction,
+    place_in_own_code,
+    sentence,
+)
+from pl_pointwise.command_line.configs import overview
 from pl_pointwise.printing import quieten
 from pl_pointwise.requirements.exported import START
 from pl_pointwise.requirements.samples import bounds_of, require_same_bounds

@@ -21,7 +21,13 @@ import numpy as np
 import yaml
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from pl_pointwise.configs import comparison_path, config_parts, read_mapping, require_order, text_of
+from pl_pointwise.command_line.configs import (
+    comparison_path,
+    config_parts,
+    read_mapping,
+    require_order,
+    text_of,
+)
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now
 from pl_pointwise.requirements import Requirement

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pandas import DataFrame
 
-from pl_pointwise.cli_errors import CommandParser, fraction
+from pl_pointwise.command_line.cli_errors import CommandParser, fraction
 from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions

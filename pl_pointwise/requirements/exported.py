@@ -25,10 +25,10 @@ import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.cli_errors import MISTAKES, debugging, place_in_own_code, sentence
+from pl_pointwise.command_line.cli_errors import MISTAKES, debugging, place_in_own_code, sentence
+from pl_pointwise.command_line.foreign_names import Unfolded, foreign_names, read_foreign
 from pl_pointwise.errors import DataError, TrainingError, printable
 from pl_pointwise.files import changed_files, digest_now
-from pl_pointwise.foreign_names import Unfolded, foreign_names, read_foreign
 from pl_pointwise.loading import certificate_in
 
 from .requirement import RequirementError

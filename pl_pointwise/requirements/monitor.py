@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 from pandas import DataFrame, Series
 
-from pl_pointwise.cli_errors import CommandParser
+from pl_pointwise.command_line.cli_errors import CommandParser
 from pl_pointwise.files import write_whole
 
 from .anytime import Drift, MeanAbove

@@ -17,8 +17,8 @@ import pandas as pd
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.cli_errors import CommandParser, fraction
-from pl_pointwise.configs import overview
+from pl_pointwise.command_line.cli_errors import CommandParser, fraction
+from pl_pointwise.command_line.configs import overview
 from pl_pointwise.constraint import Constraint
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError

@@ -16,10 +16,10 @@ from pl_pointwise.tasks.language_model.data import (
     Preparation,
     ResponseDataModule,
 )
-from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
-from pl_pointwise.tasks.language_model.records import R, Record, with_refusals
-from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
+from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
+from pl_pointwise.tasks.language_model.text.records import R, Record, with_refusals
+from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
 
 from .forgetting import add_targets
 from .own_answers import with_own_answers

@@ -20,12 +20,12 @@ from torchmetrics.utilities import dim_zero_cat
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.extras import needs
-from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
-from pl_pointwise.tasks.language_model.encoded import EncodedResponses
-from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
-from pl_pointwise.tasks.language_model.records import Response
+from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
+from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
 from pl_pointwise.tasks.language_model.roles import collate_rows
-from pl_pointwise.tasks.language_model.scoring import ResponseScorer
+from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
+from pl_pointwise.tasks.language_model.text.records import Response
 
 from .records import ROLES
 

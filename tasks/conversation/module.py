@@ -32,16 +32,16 @@ from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.plain import from_plain
-from pl_pointwise.step import judged_values
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.calls import call_report
-from pl_pointwise.tasks.language_model.generation import text_of_response
-from pl_pointwise.tasks.language_model.messages import parts_of
+from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
+    PreferenceLosses,
+    preference_loss,
+)
+from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
+from pl_pointwise.tasks.language_model.model.adapters import Lora
+from pl_pointwise.tasks.language_model.model.generation import text_of_response
+from pl_pointwise.tasks.language_model.model.policy import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
-from pl_pointwise.tasks.language_model.policy import Policy
-from pl_pointwise.tasks.language_model.preference_losses import PreferenceLosses, preference_loss
-from pl_pointwise.tasks.language_model.records import Record
 from pl_pointwise.tasks.language_model.roles import (
     Requirement,
     divergence,
@@ -49,7 +49,10 @@ from pl_pointwise.tasks.language_model.roles import (
     lead,
     mean_over,
 )
-from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
+from pl_pointwise.tasks.language_model.text.calls import call_report
+from pl_pointwise.tasks.language_model.text.messages import parts_of
+from pl_pointwise.tasks.language_model.text.records import Record
+from pl_pointwise.training.step import judged_values
 
 from .forgetting import ForgetQuality, rouge_recall
 from .records import ROLES

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import report_skipped
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
-from pl_pointwise.tasks.language_model.records import Record
+from pl_pointwise.tasks.language_model.text.records import Record
 
 TOGETHER = 8  # Prompts that are answered in one batch.
 

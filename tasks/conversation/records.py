@@ -22,8 +22,8 @@ from typing import Any
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import Row, bad_field, kind, shown
-from pl_pointwise.tasks.language_model.messages import WEIGHTS, is_turns, parse_answer
-from pl_pointwise.tasks.language_model.records import (
+from pl_pointwise.tasks.language_model.text.messages import WEIGHTS, is_turns, parse_answer
+from pl_pointwise.tasks.language_model.text.records import (
     ANSWERS,
     INSTRUCTIONS,
     PROMPTS,

@@ -19,11 +19,11 @@ from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.records import hub_split, numbered, records_of, rows_of
 from pl_pointwise.tasks.common.splits import check_fractions, with_held_out
 
-from .conversations import ConversationEncoder
-from .encoded import EncodedResponses
-from .loading import load_tokenizer
-from .messages import answer_text, turn_text
+from .model.loading import load_tokenizer
 from .roles import collate_rows
+from .text.conversations import ConversationEncoder
+from .text.encoded import EncodedResponses
+from .text.messages import answer_text, turn_text
 
 Needs = Mapping[str, tuple[str, ...]]
 """Data sets by stage."""

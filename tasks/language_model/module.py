@@ -32,24 +32,24 @@ from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.files import replaced_folder
+from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
 from pl_pointwise.own_hooks import part_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics, notes_of
 from pl_pointwise.tasks.common.models import check_weights
-from pl_pointwise.terms import PADDING
 
-from .adapters import Lora, base_of_adapter, merged_model
-from .conversations import ConversationEncoder
-from .encoded import EncodedResponses
-from .generation import Answers, Generation, generate_answers
-from .loading import load_language_model, load_tokenizer
-from .policy import Policy
-from .records import Record
-from .reference import ReferenceCache, belongs_to_adapter
-from .refusals import is_refusal
+from .likelihood.reference import ReferenceCache, belongs_to_adapter
+from .likelihood.scoring import ResponseScorer, ResponseStatistics
+from .model.adapters import Lora, base_of_adapter, merged_model
+from .model.generation import Answers, Generation, generate_answers
+from .model.loading import load_language_model, load_tokenizer
+from .model.policy import Policy
 from .roles import Requirement, divergence, drop, lead, mean_over
-from .scoring import ResponseScorer, ResponseStatistics
+from .text.conversations import ConversationEncoder
+from .text.encoded import EncodedResponses
+from .text.records import Record
+from .text.refusals import is_refusal
 
 USAGE = """
 from {package} import {kind}

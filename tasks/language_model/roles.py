@@ -23,9 +23,9 @@ from torch import Tensor
 from pl_pointwise import Constraint
 from pl_pointwise.task import Batch
 
-from .batch import ABSENT, collate_columns, collate_responses
-from .records import Record
-from .scoring import ResponseStatistics
+from .likelihood.batch import ABSENT, collate_columns, collate_responses
+from .likelihood.scoring import ResponseStatistics
+from .text.records import Record
 
 
 def mean_log_likelihood(outputs: ResponseStatistics) -> Tensor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from transformers import (
@@ -27,12 +27,18 @@ from transformers import (
 
 from pl_pointwise.files import replaced_folder
 from pl_pointwise.model_card import write_card
+from pl_pointwise.module import PointwiseModule
 from pl_pointwise.tasks.common.models import check_weights, model_source
 
 from .encoding import split_template
 
-if TYPE_CHECKING:
-    from .module import RerankerModule
+
+class Form(NamedTuple):
+    """What the module reads: a text of this template, or a pair; tokens at most."""
+
+    template: str | None
+    max_length: int
+
 
 USAGE = """
 from sentence_transformers import CrossEncoder
@@ -47,34 +53,39 @@ PROBES = (
 )
 
 
-def export_cross_encoder(module: RerankerModule, path: str | Path) -> Path:
-    """Save the module's model, tokenizer, input format and model card as a CrossEncoder folder."""
-    path = Path(path)
-    source = model_source(module.model_name)
+def export_cross_encoder(
+    module: PointwiseModule, model: PreTrainedModel, name: str, form: Form, path: Path
+) -> Path:
+    """Save the model, its tokenizer, input format and model card as a CrossEncoder folder.
+
+    Args:
+        name: the name or folder that the model and its tokenizer came from.
+    """
+    template, source = form.template, model_source(name)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     # CrossEncoder would render pairs with whatever chat template it finds.
     tokenizer.chat_template = None
-    if module.template is not None:
-        tokenizer.chat_template = chat_template(module.template, tokenizer)
-        _check_tokens(module.template, tokenizer)
-    tokenizer.model_max_length = module.max_length
+    if template is not None:
+        tokenizer.chat_template = chat_template(template, tokenizer)
+        _check_tokens(template, tokenizer)
+    tokenizer.model_max_length = form.max_length
 
-    state = {key: value.detach().cpu() for key, value in module.model.state_dict().items()}
-    config = copy.deepcopy(module.model.config)
+    state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
+    config = copy.deepcopy(model.config)
     if config.num_labels == 2:
-        state.update(folded_head(module.model))
+        state.update(folded_head(model))
         config.num_labels = 1
-    config.architectures = [type(module.model).__name__]
+    config.architectures = [type(model).__name__]
     config.problem_type = None
     config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
 
     card = {"library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
     with replaced_folder(path) as folder:
-        module.model.save_pretrained(folder, state_dict=state)
+        model.save_pretrained(folder, state_dict=state)
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         check_weights(AutoModelForSequenceClassification, folder)
-        write_card(module, folder, **card, base_model=module.model_name, usage=USAGE)
+        write_card(module, folder, **card, base_model=name, usage=USAGE)
     return path
 
 

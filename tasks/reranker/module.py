@@ -27,13 +27,13 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
 from pl_pointwise.errors import one_of
+from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
-from pl_pointwise.terms import PADDING
 
 from .encoding import split_template
-from .export import export_cross_encoder
+from .export import Form, export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import ranking_metrics
 from .scoring import ScoringMethod, choose_scoring_method, scores_of
@@ -197,7 +197,8 @@ class RerankerModule(PointwiseModule):
 
     def export(self, path: str | Path) -> Path:
         """Save a folder that `sentence_transformers.CrossEncoder` loads, see `export.py`."""
-        return export_cross_encoder(self, path)
+        form = Form(self.template, self.max_length)
+        return export_cross_encoder(self, self.model, self.model_name, form, Path(path))
 
 
 def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:

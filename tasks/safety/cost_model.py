@@ -26,7 +26,7 @@ from transformers import (
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.models import model_source
-from pl_pointwise.tasks.language_model.reasoning import final_answer
+from pl_pointwise.tasks.language_model.text.reasoning import final_answer
 
 READ = {"model_type": "llama", "score_type": "cost", "score_dim": 1, "do_normalize": False}
 """What a configuration may say; scores of a "reward" model have the other sign."""

@@ -27,10 +27,10 @@ from pl_pointwise.tasks.language_model.data import (
     Preparation,
     ResponseDataModule,
 )
-from pl_pointwise.tasks.language_model.encoded import EncodedResponses
-from pl_pointwise.tasks.language_model.messages import answer_text
-from pl_pointwise.tasks.language_model.records import with_refusals
-from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
+from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
+from pl_pointwise.tasks.language_model.text.messages import answer_text
+from pl_pointwise.tasks.language_model.text.records import with_refusals
+from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
 
 from .records import (
     KINDS,

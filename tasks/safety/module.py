@@ -30,14 +30,14 @@ from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.generation import Generation
+from pl_pointwise.tasks.language_model.likelihood.preference_losses import safe_dpo_loss
+from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
+from pl_pointwise.tasks.language_model.model.adapters import Lora
+from pl_pointwise.tasks.language_model.model.generation import Generation
+from pl_pointwise.tasks.language_model.model.policy import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
-from pl_pointwise.tasks.language_model.policy import Policy
-from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
-from pl_pointwise.tasks.language_model.reasoning import final_answer
 from pl_pointwise.tasks.language_model.roles import Requirement
-from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
+from pl_pointwise.tasks.language_model.text.reasoning import final_answer
 
 from .cost_model import CostModel
 from .data import ALPACA_TEMPLATE, TEST_SETS

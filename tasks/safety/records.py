@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
-from pl_pointwise.tasks.language_model import records
-from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
-from pl_pointwise.tasks.language_model.records import (
+from pl_pointwise.tasks.language_model.text import records
+from pl_pointwise.tasks.language_model.text.messages import answer_text, turn_text
+from pl_pointwise.tasks.language_model.text.records import (
     Response,
     conversation,
     flag,
@@ -17,7 +17,7 @@ from pl_pointwise.tasks.language_model.records import (
     read_instruction,
     response_of,
 )
-from pl_pointwise.tasks.language_model.refusals import is_refusal
+from pl_pointwise.tasks.language_model.text.refusals import is_refusal
 
 HELPFUL, REFUSAL, UNSAFE, SAFE = ROLES = ("answer", "refusal", "unsafe answer", "safe answer")
 """What a response is, in the order that a batch numbers them; a safe answer is that of two answers

@@ -9,13 +9,13 @@ from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.records import check_source
-from pl_pointwise.tasks.language_model.batch import collate_columns
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
     Needs,
     Preparation,
     ResponseDataModule,
 )
+from pl_pointwise.tasks.language_model.likelihood.batch import collate_columns
 
 from .records import (
     ROLES,

@@ -27,18 +27,18 @@ from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.errors import one_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.batch import collate_columns
-from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
-from pl_pointwise.tasks.language_model.policy import Policy
-from pl_pointwise.tasks.language_model.preference_losses import (
+from pl_pointwise.tasks.language_model.likelihood.batch import collate_columns
+from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
     NEED_REFERENCE,
     Objective,
     PreferenceLosses,
     preference_loss,
 )
+from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
+from pl_pointwise.tasks.language_model.model.adapters import Lora
+from pl_pointwise.tasks.language_model.model.policy import Policy
+from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
-from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .metrics import (
     NORMALISATIONS,

@@ -1,7 +1,8 @@
 """When2Call records: a conversation with tools, and answers to it of four behaviours.
 
 The right answer is of role "prefer", the others of role "avoid"; those of a question to predict for
-are of role "candidate". The schemas are those of language_model/records.py, with one form of calls.
+are of role "candidate". The schemas are those of language_model/text/records.py, with one form of
+calls.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
-from pl_pointwise.tasks.language_model import records
-from pl_pointwise.tasks.language_model.messages import parse_answer, parse_tools, parts_of
-from pl_pointwise.tasks.language_model.records import Response, read_preference, read_when2call
+from pl_pointwise.tasks.language_model.text import records
+from pl_pointwise.tasks.language_model.text.messages import parse_answer, parse_tools, parts_of
+from pl_pointwise.tasks.language_model.text.records import Response, read_preference, read_when2call
 
 CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 """The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pl_pointwise import gradient_units
+from pl_pointwise.lagrangian import gradient_units
 
 pytest.importorskip("sklearn")
 

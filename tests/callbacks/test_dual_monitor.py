@@ -22,7 +22,7 @@ from pl_pointwise import (
 )
 from pl_pointwise.callbacks import DualMonitor
 from pl_pointwise.callbacks.dual_monitor import _distances, _forces
-from pl_pointwise.terms import DualStep
+from pl_pointwise.lagrangian.terms import DualStep
 from tests.callbacks.witness import Reported, Visit, Witness
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,

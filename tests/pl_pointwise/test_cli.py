@@ -13,16 +13,17 @@ import torch
 import yaml
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from pl_pointwise import Pointwise, configs
+from pl_pointwise import Pointwise
 from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.configs import (
+from pl_pointwise.command_line import configs
+from pl_pointwise.command_line.configs import (
     comparison_path,
     config_parts,
     packaged_configs,
     with_config_parts,
 )
-from pl_pointwise.next_steps import config_of
-from tests.pl_pointwise.test_hostile_checkpoints import Bomb
+from pl_pointwise.command_line.next_steps import config_of
+from tests.pl_pointwise.training.test_hostile_checkpoints import Bomb
 
 TASK = ["--model", "tests.pl_pointwise.line_task.LineModule"]
 TASK += ["--data", "tests.pl_pointwise.line_task.LineData"]

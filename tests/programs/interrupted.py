@@ -26,9 +26,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pl_pointwise.callbacks import SaveOnTermination
-from pl_pointwise.checkpoints import PART
-from tests.pl_pointwise.test_checkpoints import HELD_OUT, ROWS, Hard
+from pl_pointwise.training.checkpoints import PART
 from tests.pl_pointwise.toy import At, ToyData, multipliers_of, thresholds_of, trainer, weights_of
+from tests.pl_pointwise.training.test_checkpoints import HELD_OUT, ROWS, Hard
 from tests.programs.launch import finished, forked
 
 EPOCHS = 5

@@ -20,13 +20,6 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from pl_pointwise import Pointwise
 from tests.pl_pointwise import toy
-from tests.pl_pointwise.test_non_finite import (
-    FIT_MINUS_INF,
-    OBJECTIVE_NAN,
-    PAIR_NAN,
-    Defective,
-    Fragile,
-)
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
     Toy,
@@ -35,6 +28,13 @@ from tests.pl_pointwise.toy import (
     multipliers_of,
     thresholds_of,
     weights_of,
+)
+from tests.pl_pointwise.training.test_non_finite import (
+    FIT_MINUS_INF,
+    OBJECTIVE_NAN,
+    PAIR_NAN,
+    Defective,
+    Fragile,
 )
 from tests.programs.launch import fork_ranks
 

@@ -18,13 +18,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tests.pl_pointwise import toy
-from tests.pl_pointwise.test_non_finite import (
-    GRADIENT_NAN,
-    OBJECTIVE_NAN,
-    PAIR_NAN,
-    Defective,
-    Fragile,
-)
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
     At,
@@ -33,6 +26,13 @@ from tests.pl_pointwise.toy import (
     initial_weights,
     multipliers_of,
     thresholds_of,
+)
+from tests.pl_pointwise.training.test_non_finite import (
+    GRADIENT_NAN,
+    OBJECTIVE_NAN,
+    PAIR_NAN,
+    Defective,
+    Fragile,
 )
 from tests.programs.launch import fork_ranks
 

@@ -28,13 +28,6 @@ from pl_pointwise.callbacks import SaveOnTermination
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise import toy
-from tests.pl_pointwise.test_non_finite import (
-    GRADIENT_NAN,
-    OBJECTIVE_NAN,
-    PAIR_NAN,
-    Defective,
-    Fragile,
-)
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
     FORMULATIONS,
@@ -51,6 +44,13 @@ from tests.pl_pointwise.toy import (
     multipliers_of,
     stack,
     weights_of,
+)
+from tests.pl_pointwise.training.test_non_finite import (
+    GRADIENT_NAN,
+    OBJECTIVE_NAN,
+    PAIR_NAN,
+    Defective,
+    Fragile,
 )
 
 GLOBAL_BATCH = 6

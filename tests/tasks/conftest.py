@@ -37,13 +37,13 @@ from transformers import (
 
 from pl_pointwise import Training
 from pl_pointwise.cli import main
+from pl_pointwise.command_line.configs import packaged_comparisons, packaged_configs
 from pl_pointwise.compare import command
-from pl_pointwise.configs import packaged_comparisons, packaged_configs
 from pl_pointwise.data import units_of
 from pl_pointwise.tasks.language_model.data import Preparation
-from pl_pointwise.tasks.language_model.policy import Policy
-from pl_pointwise.tasks.language_model.records import Record, Response
+from pl_pointwise.tasks.language_model.model.policy import Policy
 from pl_pointwise.tasks.language_model.roles import collate_rows
+from pl_pointwise.tasks.language_model.text.records import Record, Response
 from tests.pl_pointwise.toy import trainer
 
 CHAT_TEMPLATE = """\

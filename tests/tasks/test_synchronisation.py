@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pl_pointwise import Average, Pointwise, Training, stepper
+from pl_pointwise import Average, Pointwise, Training
 from pl_pointwise.tasks import (
     ConversationDataModule,
     ConversationModule,
@@ -26,17 +26,18 @@ from pl_pointwise.tasks import (
     When2CallDataModule,
     When2CallModule,
 )
+from pl_pointwise.training import stepper
 from tests.synchronisation import step_waits
 from tests.tasks.conftest import make_data, make_module, quiet_trainer
 
 ONE_COPY = [
-    "pl_pointwise/terms.py: cpu: "
+    "pl_pointwise/lagrangian/terms.py: cpu: "
     "flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()"
 ]
 
 # The cache finds a sample by its tokens, which it reads before anything is computed.
 KEYS = [
-    "tasks/language_model/scoring.py: cpu: "
+    "tasks/language_model/likelihood/scoring.py: cpu: "
     "prompts, responses = wanted.prompt_ids.cpu(), wanted.response_ids.cpu()"
 ] * 2
 

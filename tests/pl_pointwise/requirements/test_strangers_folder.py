@@ -13,15 +13,15 @@ import yaml
 from pandas import DataFrame
 
 import pl_pointwise
-from pl_pointwise.checkpoints import LIGHTNING_VERSION
 from pl_pointwise.cli import main
-from pl_pointwise.configs import packaged_configs, text_of
+from pl_pointwise.command_line.configs import packaged_configs, text_of
+from pl_pointwise.command_line.foreign_names import Unfolded, foreign_names
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.export import class_of
-from pl_pointwise.foreign_names import Unfolded, foreign_names
 from pl_pointwise.requirements.exported import config_for_new_records, own_classes_only
 from pl_pointwise.requirements.monitor import monitor
 from pl_pointwise.requirements.samples import COLUMNS
+from pl_pointwise.training.checkpoints import LIGHTNING_VERSION
 
 MODEL = "pl_pointwise.tasks.digits.DigitsModule"
 DATA = "pl_pointwise.tasks.digits.DigitsDataModule"

@@ -29,10 +29,10 @@ from pl_pointwise.tasks import (
 from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.common.records import rows_of
 from pl_pointwise.tasks.language_model.data import Preparation
-from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
+from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
 from pl_pointwise.tasks.reranker.module import load_cross_encoder
 from pl_pointwise.tasks.safety.data import Selection
-from tests.pl_pointwise.test_hostile_checkpoints import Bomb
+from tests.pl_pointwise.training.test_hostile_checkpoints import Bomb
 from tests.tasks.conversation.conftest import conversation_rows
 from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
 from tests.tasks.when2call.conftest import TOOL, choice_rows, preference_rows

@@ -26,7 +26,7 @@ from pl_pointwise.tasks.common.packing import (
     softmax_attention,
     uninstall,
 )
-from pl_pointwise.tasks.language_model.loading import checkpoint_gradients
+from pl_pointwise.tasks.language_model.model.loading import checkpoint_gradients
 
 LENGTHS = [31, 4, 17, 4, 60, 1]
 WINDOW = 8  # far shorter than the longest

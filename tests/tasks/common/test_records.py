@@ -17,7 +17,7 @@ import pytest
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import numbered, records_of, rows_of
 from pl_pointwise.tasks.conversation.records import Reading
-from pl_pointwise.tasks.language_model.records import Record
+from pl_pointwise.tasks.language_model.text.records import Record
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.conversation.module import Baselines, ConversationEvaluation
-from pl_pointwise.tasks.language_model.preference_losses import PreferenceLosses
+from pl_pointwise.tasks.language_model.likelihood.preference_losses import PreferenceLosses
 from tests.tasks.conftest import quiet_trainer, response_by_hand, write_rows
 from tests.tasks.conversation.test_module import batch_of, data_of, made
 

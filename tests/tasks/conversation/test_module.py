@@ -13,10 +13,10 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.task import notes_of
 from pl_pointwise.tasks import ConversationDataModule, ConversationModule
 from pl_pointwise.tasks.conversation.module import DEFAULT_TRAINING, ConversationEvaluation
-from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.generation import Generation
-from pl_pointwise.tasks.language_model.records import Record, Response
-from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT
+from pl_pointwise.tasks.language_model.model.adapters import Lora
+from pl_pointwise.tasks.language_model.model.generation import Generation
+from pl_pointwise.tasks.language_model.text.records import Record, Response
+from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT
 from tests.tasks.conftest import (
     make_data,
     make_module,

@@ -10,7 +10,7 @@ import pytest
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import json_object, records_of
 from pl_pointwise.tasks.conversation.records import Reading, told
-from pl_pointwise.tasks.language_model.records import Record, Response, with_refusals
+from pl_pointwise.tasks.language_model.text.records import Record, Response, with_refusals
 
 ASK = [{"role": "user", "content": "Hi"}]
 CALL = {"name": "add", "arguments": {"a": 1}}

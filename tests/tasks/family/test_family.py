@@ -16,8 +16,8 @@ from scipy.optimize import minimize
 import pl_pointwise
 from pl_pointwise import Pointwise
 from pl_pointwise.cli import main
+from pl_pointwise.command_line.configs import packaged_configs
 from pl_pointwise.compare import command
-from pl_pointwise.configs import packaged_configs
 from pl_pointwise.correction import Corrected
 from pl_pointwise.tasks.family import Family, FamilyDataModule, FamilyModule
 from pl_pointwise.tasks.family.family import optimum, problems, split_of

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from pl_pointwise.tasks.common import agreement
-from pl_pointwise.tasks.language_model import scoring as scoring_module
-from pl_pointwise.tasks.language_model.adapters import Lora, add_lora
-from pl_pointwise.tasks.language_model.scoring import ResponseScorer
-from pl_pointwise.tasks.language_model.shared_prompt import Layout
-from tests.tasks.language_model.test_scoring import make_batch
+from pl_pointwise.tasks.language_model.likelihood import scoring as scoring_module
+from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
+from pl_pointwise.tasks.language_model.likelihood.shared_prompt import Layout
+from pl_pointwise.tasks.language_model.model.adapters import Lora, add_lora
+from tests.tasks.language_model.likelihood.test_scoring import make_batch
 
 DTYPES = [torch.float32, torch.bfloat16]
 BATCH = make_batch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from pl_pointwise.configs import packaged_configs, text_of
+from pl_pointwise.command_line.configs import packaged_configs, text_of
 
 TASKS = ("safety", "when2call", "conversation", "keep", "forget")
 

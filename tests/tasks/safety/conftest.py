@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pl_pointwise.tasks import SafetyDataModule
-from pl_pointwise.tasks.language_model.records import Response
+from pl_pointwise.tasks.language_model.text.records import Response
 from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES, Selection
 from pl_pointwise.tasks.safety.records import Record
 from tests.tasks import conftest

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pl_pointwise.tasks import SafetyModule
-from pl_pointwise.tasks.language_model.generation import Answers
+from pl_pointwise.tasks.language_model.model.generation import Answers
 from pl_pointwise.tasks.safety.data import REFUSAL_TEXT
 from pl_pointwise.tasks.safety.module import SafetyEvaluation
 from pl_pointwise.tasks.safety.records import (

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from pl_pointwise.data import categories_of, units_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule
-from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.data import Preparation
-from pl_pointwise.tasks.language_model.loading import load_tokenizer
+from pl_pointwise.tasks.language_model.model.loading import load_tokenizer
+from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
 from pl_pointwise.tasks.safety.data import (
     ALPACA_TEMPLATE,
     PAPER_CATEGORIES,

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule, SafetyModule
-from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.generation import Answers, Generation
+from pl_pointwise.tasks.language_model.model.adapters import Lora
+from pl_pointwise.tasks.language_model.model.generation import Answers, Generation
 from pl_pointwise.tasks.safety.cost_model import CostModel
 from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation, write_outputs
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE

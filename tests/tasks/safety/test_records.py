@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.language_model.records import with_refusals
+from pl_pointwise.tasks.language_model.text.records import with_refusals
 from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES
 from pl_pointwise.tasks.safety.records import (
     HELPFUL,

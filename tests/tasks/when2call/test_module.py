@@ -14,17 +14,17 @@ from torch import Tensor
 
 from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
-from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.generation import Generation
-from pl_pointwise.tasks.language_model.preference_losses import (
+from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
     PreferenceLosses,
     cal_dpo_loss,
     cpo_loss,
     dpo_loss,
     simpo_loss,
 )
-from pl_pointwise.tasks.language_model.records import Response
-from pl_pointwise.tasks.language_model.scoring import ResponseScorer
+from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
+from pl_pointwise.tasks.language_model.model.adapters import Lora
+from pl_pointwise.tasks.language_model.model.generation import Generation
+from pl_pointwise.tasks.language_model.text.records import Response
 from pl_pointwise.tasks.when2call.module import PAPER_TRAINING, When2CallEvaluation
 from pl_pointwise.tasks.when2call.records import CATEGORIES, Record
 from tests.tasks.conftest import (

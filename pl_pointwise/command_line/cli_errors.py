@@ -1,0 +1,187 @@
+"""Errors of the command line in one sentence: which option, what is wrong, and the remedy.
+
+With ``--debug``, or PL_POINTWISE_DEBUG=1, everything is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NoReturn, get_args, get_type_hints
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.cli import LightningArgumentParser
+
+from ..errors import DataError, TrainingError, printable
+from ..extras import MissingPackageError
+from .configs import missing_base
+
+DEBUG = "PL_POINTWISE_DEBUG"
+
+MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
+"""What classes raise that are given other arguments than they take."""
+
+KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*')
+AROUND = re.compile(r"[\s-]*(Parser key|Problem with given|Does not validate|Expected a path but)")
+"""How jsonargparse's errors begin that put something around another one."""
+NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')|(?<=import path string: )\w+|(?<=value: )\w+")
+"""What may be a misspelt option or class in a reason."""
+WITH_CLASSES = (
+    *("pl_pointwise.tasks", "pl_pointwise.callbacks"),
+    *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
+)
+RATE = " The rate is --model.init_args.training.optimization.learning_rate."
+
+
+def debugging() -> bool:
+    """Whether errors are to be shown whole."""
+    return os.environ.get(DEBUG, "0") not in ("", "0")
+
+
+class Refusal(argparse.ArgumentError):
+    """What a parser of this kind says; an outer one puts its own option before it."""
+
+
+class ShortErrorParser(LightningArgumentParser):
+    """LightningCLI's parser, whose errors are sentences; those of classes within are of it too."""
+
+    words: Sequence[str] | None = None
+    """The command line, with the names of configurations; None of the parser of a class within."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # A name cut short was taken for the option, silently; now it is answered by the whole one.
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if debugging():
+            super().error(message, ex)
+        if isinstance(ex, Refusal):
+            raise ex
+        if self.words is None:
+            raise Refusal(None, message if KEY.match(message) else self._sentence(message)) from ex
+        option, cause = behind(ex or ValueError(message))
+        reason, place = KEY.sub("", str(cause)), place_in_own_code(cause)
+        if not isinstance(cause, Refusal):
+            reason = f"{printable(reason)}{place}." if place else self._sentence(reason)
+        reason = f"--{option}: " * bool(option) + reason + missing_base(self.words)
+        if not self.exit_on_error:
+            raise Refusal(None, reason) from ex
+        end(self.prog.replace(" [options]", ""), reason)
+
+    def _sentence(self, reason: str) -> str:
+        """Returns a reason on one line, with " Did you mean …?" for an option or a class."""
+        reason = f"{printable(reason).rstrip('.')}."
+        if re.search(r"(--|\.|')(lr|learning_rate)\b", reason):
+            return f"{reason}{RATE}"
+        hints = {plain(each.dest): getattr(each, "_typehint", None) for each in self._actions}
+        known = [name for option, hint in hints.items() for name in with_fields(option, hint)]
+        known += [name for package in WITH_CLASSES for name in import_module(package).__all__]
+        lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
+        for name in NAME.findall(reason):
+            by_last = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
+            near = get_close_matches(plain(name), known, 1) or [lasts[each] for each in by_last]
+            if near and name not in known:
+                return f"{reason} Did you mean {near[0]!r}?"
+        return reason
+
+
+def plain(option: str) -> str:
+    """An option without the steps that a command line may leave out."""
+    return ".".join(part for part in option.split(".") if part not in ("init_args", "dict_kwargs"))
+
+
+def with_fields(option: str, hint: Any) -> Iterator[str]:
+    """Yields an option and the dotted names of the fields of a dataclass that it takes."""
+    yield option
+    for kind in (hint, *get_args(hint)):
+        if isinstance(kind, type) and is_dataclass(kind):
+            for field, inner in get_type_hints(kind).items():
+                yield from with_fields(f"{option}.{field}", inner)
+
+
+def behind(error: BaseException) -> tuple[str, BaseException]:
+    """Returns the option that a parser's error is about, and the error that it was made of."""
+    keys = list[str]()
+    while True:
+        key, around = KEY.match(str(error)), AROUND.match(str(error))
+        if key and key[1] not in keys[-1:]:
+            keys.append(key[1])
+        if error.__cause__ is None or not around:
+            return plain(".".join(keys)), error
+        error = error.__cause__
+
+
+# What is refused later --------------------------------------------------------------------------
+
+
+@contextmanager
+def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Ends the process with a sentence where the block raises ``refused`` or a user's mistake."""
+    try:
+        yield
+    except Exception as error:
+        ours = (DataError, TrainingError, MissingPackageError, MisconfigurationException)
+        # transformers' own, of models that are not there, has no number.
+        lost = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+        missing = isinstance(error, OSError) and error.errno in lost
+        if debugging() or not (missing or isinstance(error, (*ours, *refused))):
+            raise
+        end(program, f"{sentence(error)}{place_in_own_code(error)}")
+
+
+def sentence(error: BaseException) -> str:
+    """Returns what an error says, on one line if it is not of this package."""
+    text = str(error).strip() or type(error).__name__
+    return text if isinstance(error, (DataError, TrainingError)) else printable(text)
+
+
+def place_in_own_code(error: BaseException) -> str:
+    """Returns " (FILE, line N)", the last of a user's own code in an error's traceback, or ""."""
+    place, known = "", {"pl_pointwise", "jsonargparse", "lightning", "torch"}
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        file = frame.f_code.co_filename
+        if "-packages" not in file and package not in known | sys.stdlib_module_names:
+            place = f" ({file}, line {line})"
+    return place
+
+
+def end(program: str, text: str) -> NoReturn:
+    """Ends the process: one line on standard error, status 2."""
+    sys.stderr.write(f"{program}: error: {text}\n")
+    raise SystemExit(2)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse's parser for the commands besides LightningCLI's; its errors are sentences."""
+
+    def __init__(self, command: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=f"pl-pointwise {command}",
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        if debugging():
+            super().error(message)
+        end(self.prog, message.removeprefix("argument "))
+
+
+def fraction(text: str) -> float:
+    """The type of an option that lies between 0 and 1."""
+    with suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text}: must lie between 0 and 1, 0.95 for 95 %")

@@ -1,0 +1,163 @@
+"""Packaged configurations by name.
+
+In a task's folder ``configs/``, ``reranker`` is ``base.yaml`` and ``reranker/demo`` the variant
+``demo.yaml``. A method such as ``reranker/penalty`` is the file ``penalty.yaml`` that all tasks
+share, in tasks/common/configs/methods, with what the task's ``methods.yaml`` says under its name
+over it: other numbers, or a method of this task alone. Sets of methods for a comparison are in
+``compare/``, and ``--methods`` looks there first.
+
+A name stands for its parts: paths, and YAML instead of a path, which the parser takes too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import DataError, printable
+
+OPTIONS = ("--config", "-c")
+
+
+@functools.cache  # Every command line reads them, for its help.
+def by_kind() -> dict[str, dict[str, list[str]]]:
+    """Returns what is packaged, by kind and name its parts."""
+    found: dict[str, dict[str, list[str]]] = {
+        kind: {} for kind in ("base", "variants", "methods", "comparisons")
+    }
+    for root in map(Path, importlib.import_module("pl_pointwise.tasks").__path__):
+        shared = sorted(root.glob("common/configs/methods/*.yaml"))
+        for base in sorted(root.glob("*/configs/base.yaml")):
+            folder, task = base.parent, base.parts[-3]
+            found["base"][task] = [str(base)]
+            for path in sorted(folder.glob("*.yaml")):
+                if path.stem not in ("base", "methods"):
+                    found["variants"][f"{task}/{path.stem}"] = [str(path)]
+            methods = {f"{task}/{path.stem}": [str(path)] for path in shared}
+            own = folder / "methods.yaml"
+            for name, overlay in yaml.safe_load(own.read_text()).items() if own.is_file() else ():
+                overlay = yaml.safe_dump(overlay, sort_keys=False)
+                methods.setdefault(f"{task}/{name}", []).append(overlay)
+            found["methods"] |= methods
+            for path in sorted(folder.glob("compare/*.yaml")):
+                found["comparisons"][f"{task}/{path.stem}"] = [str(path)]
+    return found
+
+
+def packaged_configs() -> dict[str, list[str]]:
+    """Returns the parts of what ``--config`` finds by name: bases, variants and methods."""
+    found = by_kind()
+    return found["base"] | found["variants"] | found["methods"]
+
+
+def packaged_comparisons() -> dict[str, Path]:
+    """Returns what ``--methods`` finds by name: sets of methods."""
+    return {name: Path(path) for name, (path,) in by_kind()["comparisons"].items()}
+
+
+def overview() -> str:
+    """Returns the names by kind, one line per task, for the help of the commands."""
+    found = by_kind()
+    lines = ["packaged configurations", "", "  base (--config NAME):"]
+    lines.append(f"    {', '.join(found['base'])}")
+    for kind in ("variants", "methods", "comparisons"):
+        option = "compare --methods" if kind == "comparisons" else "--config"
+        lines.append(f"  {kind} ({option} TASK/NAME):")
+        for task, names in groupby(found[kind], lambda name: name.partition("/")[0]):
+            short = ", ".join(name.partition("/")[2] for name in names)
+            lines.append(f"    {task + ':':<13}{short}")
+    return "\n".join(lines)
+
+
+def config_parts(name: str) -> list[str]:
+    """Returns the parts behind a name; a file, which comes first, or YAML stands for itself."""
+    if is_text(name):
+        return [name]
+    if not os.path.isfile(name):
+        return packaged_configs().get(name) or _not_found(name)
+    read_mapping(name)
+    return [name]
+
+
+def comparison_path(name: str) -> str:
+    """Returns the path of a set of methods, which is given by packaged name or as a path."""
+    if os.path.isfile(name):
+        return name
+    return str(packaged_comparisons().get(name) or _not_found(name))
+
+
+def is_text(part: str) -> bool:
+    """Whether a part of a configuration is YAML and no path."""
+    return "\n" in part or "{" in part
+
+
+def text_of(part: str) -> str:
+    """Returns the YAML of a part."""
+    return part if is_text(part) else Path(part).read_text(encoding="utf-8")
+
+
+def read_mapping(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+    """Returns what a YAML file maps names to."""
+    try:
+        read = yaml.load(Path(path).read_bytes(), loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as YAML: {printable(error)}") from error
+    if not isinstance(read, dict) or not read:
+        what = "empty" if not read else f"a {type(read).__name__}"
+        raise DataError(f"{path} is {what}, and has to map names to values.")
+    return read
+
+
+def split_configs(args: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Yields the words of a command line; an option for a configuration with its value."""
+    words = iter(args)
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in OPTIONS:
+            yield option, value if equals else next(words, None)
+        else:
+            yield word, None
+
+
+def with_config_parts(args: Iterable[str]) -> list[str]:
+    """Returns a command line with the parts instead of names."""
+    found, args = list[str](), list(args)
+    require_order([name for _, name in split_configs(args) if name is not None])
+    for word, name in split_configs(args):
+        parts = [word] if name is None else config_parts(name)
+        found += parts if name is None else [each for part in parts for each in (word, part)]
+    return found
+
+
+def require_order(names: Sequence[str]) -> None:
+    """Refuses a variant or method in front of its base, which would undo it."""
+    for number, name in enumerate(names):
+        task = name.partition("/")[0]
+        if name != task and task in names[number:] and task not in names[:number]:
+            raise DataError(f"{name} goes behind its base: --config {task} --config {name}.")
+
+
+def missing_base(args: Sequence[str]) -> str:
+    """Returns what to write where a command line has no configuration, or no base of one."""
+    given = [name for _, name in split_configs(args) if name is not None]
+    if not given and not any(word.startswith("--model") for word in args):
+        return " Give a configuration: --config TASK."
+    for name in given:
+        task = name.partition("/")[0]
+        if name != task and name in packaged_configs() and task not in given:
+            return f" {name} goes on top of its base: --config {task} --config {name}."
+    return ""
+
+
+def _not_found(name: str) -> Any:
+    raise FileNotFoundError(
+        f"No configuration {name!r}: neither a file nor a packaged one. pl-pointwise --help lists "
+        "them."
+    )

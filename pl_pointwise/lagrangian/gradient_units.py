@@ -1,0 +1,185 @@
+"""The dual rule that needs ε alone: an augmented Lagrangian in the unit of the gradients.
+
+At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a constraint are measured in
+
+    Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
+
+whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
+values, m that of (v)₊ over all values, M the largest that m was within an epoch, λ̄ the mean
+multiplier of the values that have a force or a multiplier, and v⁺ = v + r/4 (v for an equality),
+
+    P = min(2Λ·M/m + λ̄, 100Λ),
+    force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
+
+The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
+
+- At first a requirement pushes twice as hard as the objective. As m falls, fewer samples are left
+  to push, and each pushes harder: that is all there is until λ has moved, in the first epoch or in
+  a stream. Where pushing does not lower m, the force does not grow.
+- From the second epoch on λ does the rest: it grows by a factor while a violation stays and falls
+  by one where there is slack. For an interval the update is half of that, since each of its sides
+  has a multiplier; for an equality a quarter, since λ never has slack and follows noise.
+- Where an epoch is fewer than ten steps, the weights could not follow λ: an update is that part.
+- v⁺ aims inside the bound, or what is at a bound stays just beyond it. As violations shrink, so
+  does r, and the aim becomes the bound.
+- Nothing pushes harder the further it is than r: one bad sample does not take the step of all.
+- 100Λ is for the first violation after a long time without one; 10Λ for samples that cannot be
+  satisfied, whose λ would grow by a factor without end.
+
+Λ is measured in the steps 0, 1, 2, 4, 8, …, later as often as costs 3 % of the time; one step that
+a constraint is violated in is enough to start. m follows the last ten steps, r and λ̄ an epoch, or
+twenty steps where that is more.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..constraint import Constraint
+from ..formulations import Formulation
+from .terms import Measured
+
+log = logging.getLogger(__name__)
+
+LEAD = 2.0
+"""The force of a requirement at the start, in Λ."""
+PATIENCE = 0.6
+"""How far an update moves λ, in P,"""
+LARGEST = 100.0
+"""The largest P, in Λ; an update moves λ by a tenth of that at most."""
+WINDOW = 10
+"""Steps that m covers, M at least, and r and λ̄ twice that at least; else an epoch."""
+
+COST = 0.03
+"""Of a fit's time: what later measurements of Λ may take, each one more pass a term."""
+
+
+@dataclass
+class _State:
+    """What is known of one constraint."""
+
+    unit: float | None = None  # Λ.
+    tried: bool = False  # Whether Λ was to be measured, however it came out.
+    measurements: int = 0  # Of Λ; 0 where the objective has had no gradient yet.
+    size: float | None = None  # r.
+    steps: int = 0  # With a violated value, which r is the mean of.
+    mean: float = 0.0  # m.
+    largest: float = 0.0  # M.
+    visits: int = 0  # Steps with a value, which m is the mean of.
+    multiplier: float = 0.0  # λ̄.
+    pulls: int = 0  # Steps with a value that pulls or has a multiplier, which λ̄ is the mean of.
+
+
+class GradientUnits:
+    """Λ and r of the constraints whose formulation is ``adaptive``, and the α that follows."""
+
+    def __init__(self) -> None:
+        self.not_finite = 0
+        self._states: dict[str, _State] = {}
+        self._next = 0  # The step of the next measurement.
+
+    def in_force(
+        self,
+        declared: Mapping[str, Formulation],
+        constraints: Mapping[str, Constraint],
+        steps_between: float = math.inf,
+    ) -> dict[str, Formulation]:
+        """The formulations with α a number; until something is violated, of λ alone.
+
+        ``steps_between``: steps of the weights from one update of a sample's λ to the next.
+        """
+        part = min(1.0, steps_between / WINDOW)
+        found = dict(declared)
+        for name, formulation in declared.items():
+            if formulation.adaptive:
+                state = self._states.get(name, _State())
+                unit, size = state.unit or 0.0, state.size or 0.0
+                growth = state.largest / state.mean if state.mean else 1.0
+                pull = min(LEAD * growth * unit + state.multiplier, LARGEST * unit)
+                divisor = 4 if formulation.signed else constraints[name].sides
+                step = part * min(PATIENCE * pull, LARGEST / 10 * unit) / divisor
+                found[name] = formulation.in_units(pull, step, unit, size)
+        return found
+
+    def unit(self, name: str) -> float | None:
+        """Λ of a constraint; None where its formulation is not adaptive, or needed none yet."""
+        return self._states.get(name, _State()).unit
+
+    def due(self, declared: Mapping[str, Formulation], step: int) -> list[str]:
+        """The constraints whose Λ this step measures before it is taken."""
+        names = [name for name, formulation in declared.items() if formulation.adaptive]
+        if not names:
+            return []
+        if step >= self._next:
+            period = math.ceil((1 + len(names)) / COST)
+            self._next = step + min(max(1, step), period)
+            return names
+        # Violated for the first time since the last measurement.
+        return [n for n in names if (s := self._states.get(n)) and s.steps and not s.tried]
+
+    def measure(self, name: str, objective: float, violations: float, size: float) -> None:
+        """Takes the norms of ∇ mean ℓ₀ and ∇ mean v over the violated values, of ``size`` r."""
+        state = self._states.setdefault(name, _State())
+        state.tried = True
+        if not (math.isfinite(objective) and math.isfinite(violations)):
+            self.not_finite += 1
+            return
+        if violations == 0:
+            return
+        state.size = size if state.size is None else state.size
+        if objective == 0:  # At its minimum: it tells no unit, and any pull moves the weights.
+            if not state.measurements:
+                state.unit = 1 / violations
+            return
+        unit = objective / violations
+        if not state.measurements:
+            log.info('The unit of the multipliers of "%s" starts at %.3g.', name, unit)
+        state.unit = unit
+        state.measurements += 1
+
+    def add(
+        self,
+        measured: Measured,
+        declared: Mapping[str, Formulation],
+        in_force: Mapping[str, Formulation],
+        steps_an_epoch: float,
+    ) -> None:
+        """Adds a step's values to the running means."""
+        window = max(2 * WINDOW, min(steps_an_epoch, 1000))
+        kept = 1 - 1 / max(WINDOW, steps_an_epoch)
+        for name, formulation in in_force.items():
+            mask = measured.masks[name]
+            if not declared[name].adaptive or not mask.any():
+                continue
+            violation = measured.followed[name]
+            multiplier = measured.multipliers.get(name, torch.zeros_like(violation))[mask]
+            residual = formulation.residual(violation[mask], multiplier).double()
+            violated = residual[residual > 0]
+            pulls = (residual > 0) | (multiplier != 0)
+            state = self._states.setdefault(name, _State())
+            state.visits += 1
+            state.mean += (float(residual.mean()) - state.mean) / min(state.visits, WINDOW)
+            state.largest = max(kept * state.largest, state.mean)
+            if pulls.any():
+                state.pulls += 1
+                mean = float(multiplier[pulls].abs().double().mean())
+                state.multiplier += (mean - state.multiplier) / min(state.pulls, window)
+            if len(violated):
+                state.steps += 1
+                before = state.size or 0.0
+                mean = float(violated.mean())
+                state.size = before + (mean - before) / min(state.steps, window)
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {name: asdict(state) for name, state in self._states.items()}
+        return {"next": self._next, "not_finite": self.not_finite, "states": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._next, self.not_finite = int(state["next"]), int(state["not_finite"])
+        self._states = {name: _State(**of) for name, of in state["states"].items()}

@@ -1,0 +1,316 @@
+"""The terms of a batch, objective and violations, and what a step measured of them.
+
+Shapes: b samples in a micro-batch, R in the whole step over all ranks, K columns of a constraint,
+``sides`` 2 for an interval, the upper one's K columns first, and else 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..constraint import Constraint
+from ..errors import DataError
+from ..formulations import Formulation
+
+OBJECTIVE = "objective"
+PADDING = -1
+"""The index of a row that repeats a sample only to fill a batch."""
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """What every rank sends, whatever the dtype of its values."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+@dataclass
+class Terms:
+    """Objective and violations of a micro-batch: float32 or wider, zero where the mask is False.
+
+    Here and below the violations of an equality are ℓ − c where its formulation is ``signed``.
+    """
+
+    objective: Tensor  # (b,)
+    followed: dict[str, Tensor]  # violations (b, sides·K) that the weights follow
+    judged: dict[str, Tensor]  # those that the multipliers follow; without a gradient
+    masks: dict[str, Tensor]  # bool, (b,) for the objective, else as the violations
+
+
+@dataclass
+class Measured:
+    """What a step measured, of all ranks, on the CPU."""
+
+    index: Tensor  # (R,)
+    objective: Tensor  # (R,)
+    followed: dict[str, Tensor]  # violations (R, sides·K) that the weights followed
+    judged: dict[str, Tensor]  # those that the multipliers follow
+    masks: dict[str, Tensor]  # bool, (R,) for the objective, else as the violations
+    multipliers: dict[str, Tensor]  # λ_t of the constraints with one per sample, as the violations
+    counts: dict[str, int]  # samples that each term applies to, those left out later included
+    lagrangian: float  # of the terms per sample; those of the batch are added when they are known
+    gradient_norm: float  # before clipping
+    strict: bool = False  # whether the multipliers follow others than the weights
+    finite: bool = False  # whether all values are known to be finite in float32
+
+    def keep(self, rows: Tensor) -> Measured:
+        """The given samples, bool (R,)."""
+        taken: dict[str, Any] = {"index": self.index[rows], "objective": self.objective[rows]}
+        for kind in ("followed", "judged", "masks", "multipliers"):
+            taken[kind] = {name: table[rows] for name, table in getattr(self, kind).items()}
+        return replace(self, **taken)
+
+
+@dataclass
+class DualStep:
+    """A dual step of one constraint, the same on every rank, on the CPU.
+
+    All but the index are of one shape: (R, sides·K), of the R samples that stepped, or (1, sides).
+    """
+
+    index: Tensor | None  # (R,); None where the multiplier belongs to no sample
+    judged: Tensor  # the violations that the step was taken on
+    mask: Tensor  # bool
+    before: Tensor  # λ
+    after: Tensor
+    followed: Tensor  # the violations that the weights followed
+
+
+# From what a task or a loop gives -----------------------------------------------------------------
+
+
+def masks_from(
+    given: Mapping[str, Tensor], index: Tensor, names: Iterable[str], device: torch.device
+) -> dict[str, Tensor]:
+    """The mask of every term, bool (b,) or (b, K); no term applies to a row of padding."""
+    names = list(names)
+    if given != {}:
+        require_names("membership()", given, names, partial=True)
+    real = (index >= 0).to(device, non_blocking=True)
+    masks = dict.fromkeys(names, real)
+    for name, mask in given.items():
+        if mask.dtype != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
+            raise DataError(
+                f'membership()["{name}"] must be bool of shape ({len(index)},) or '
+                f"({len(index)}, K), got {mask.dtype} of shape {tuple(mask.shape)}."
+            )
+        mask = mask.to(device, non_blocking=True)
+        masks[name] = mask & (real if mask.dim() == 1 else real[:, None])
+    return masks
+
+
+def one_per_sample(
+    objective: Any, values: Any, names: Iterable[str], count: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Objective (b,) and values (b,) or (b, K) of every constraint, float32 or wider."""
+    names = list(names)
+    if not isinstance(values, Mapping) or [*values] != names:
+        require_names("constraint_values()", values, names)
+    found = dict[str, Tensor]()
+    for name, value in {OBJECTIVE: objective, **values}.items():
+        shape, dims = shape_of(value), (1,) if name == OBJECTIVE else (1, 2)
+        if isinstance(shape, str) or len(shape) not in dims or shape[0] != count:
+            wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
+            raise DataError(
+                f'"{name}" must have one value per sample, shape {wanted}, got {shape}: '
+                "do not reduce over the batch."
+            )
+        found[name] = value if value.dtype == torch.float64 else value.float()
+    return found.pop(OBJECTIVE), found
+
+
+def strict_values_from(
+    given: Any, values: Mapping[str, Tensor], formulations: Mapping[str, Formulation]
+) -> dict[str, Tensor]:
+    """The values that multipliers and reports follow: those given, else ``values``; detached."""
+    require_names("strict_values()", given, values, partial=True)
+    strict = {name: value.detach() for name, value in values.items()}
+    for name, value in given.items():
+        if name in formulations and formulations[name].learns_threshold:
+            raise ValueError(
+                f'strict_values()["{name}"]: the threshold of a CVaR is a quantile of what the '
+                "weights follow. Take Average, Tilted or Pointwise, or leave it out."
+            )
+        if shape_of(value) != shape_of(values[name]):
+            raise DataError(
+                f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
+                f"{shape_of(values[name])}, got {shape_of(value)}."
+            )
+        value = value.detach().to(values[name].device, non_blocking=True)
+        strict[name] = value if value.dtype == torch.float64 else value.float()
+    return strict
+
+
+def shape_of(value: Any) -> tuple[int, ...] | str:
+    """A tensor's; of anything else the name of its type."""
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
+def build_terms(
+    constraints: Mapping[str, Constraint],
+    formulations: Mapping[str, Formulation],
+    masks: Mapping[str, Tensor],
+    objective: Tensor,
+    values: Mapping[str, Tensor],
+    judged: Mapping[str, Tensor] | None,
+) -> Terms:
+    """The terms of values by the bounds of ``constraints``; ``judged``: strict values, or None."""
+    followed, wide = dict[str, Tensor](), dict[str, Tensor]()
+    strict = dict[str, Tensor]()
+    for name, constraint in constraints.items():
+        signed = name in formulations and formulations[name].signed
+        mask = masks[name]
+        violation = _violation(constraint, values[name], signed)
+        width = violation.shape[1] // constraint.sides
+        mask = mask[:, None] if mask.dim() == 1 else mask
+        if mask.shape[1] not in (1, width):
+            raise DataError(
+                f'membership()["{name}"] has {mask.shape[1]} columns, '
+                f"constraint_values() {width}: they must agree."
+            )
+        mask = mask.expand(-1, width)
+        wide[name] = mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)
+        followed[name] = torch.where(wide[name], violation, 0)
+        if judged is None:
+            strict[name] = followed[name].detach()
+        else:
+            violation = _violation(constraint, judged[name], signed)
+            strict[name] = torch.where(wide[name], violation, 0).detach()
+    objective = torch.where(masks[OBJECTIVE], objective, 0)
+    return Terms(objective, followed, strict, {OBJECTIVE: masks[OBJECTIVE], **wide})
+
+
+def _violation(constraint: Constraint, values: Tensor, signed: bool) -> Tensor:
+    """(b, sides·K) of values (b,) or (b, K)."""
+    residual = constraint.residual(values)
+    violation = residual if signed else constraint.reported(residual)
+    return violation[:, None] if violation.dim() == 1 else violation
+
+
+# What a step measured ----------------------------------------------------------------------------
+
+
+Layout = dict[tuple[str, str], int]
+"""How many columns a table has in packed rows, by its kind and its term."""
+
+
+def pack(
+    index: Tensor, terms: Terms, multipliers: Mapping[str, Tensor], lagrangian: Tensor, strict: bool
+) -> tuple[Tensor, Layout]:
+    """A micro-batch as one row per sample, for one gather and one copy; see :func:`unpack`.
+
+    In float64, which holds an index up to 2⁵³ (float32 on Apple's GPUs: 2²⁴).
+    """
+    device = terms.objective.device
+    # The first column is in the widest dtype, and torch converts the others to it.
+    wide = widest(device)
+    tables = {("index", OBJECTIVE): index.to(device, wide, non_blocking=True)}
+    tables["objective", OBJECTIVE] = terms.objective
+    tables["share", OBJECTIVE] = (lagrangian.detach() / max(1, len(index))).expand(len(index))
+    kinds = {"mask": terms.masks, "followed": terms.followed, "multiplier": multipliers}
+    kinds |= {"judged": terms.judged} if strict else {}
+    for kind, by_name in kinds.items():
+        tables |= {(kind, name): table for name, table in by_name.items()}
+    layout = {key: table.shape[1] if table.dim() > 1 else 1 for key, table in tables.items()}
+    with torch.no_grad():
+        return torch.column_stack([*tables.values()]), layout
+
+
+def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
+    """What packed rows (R, columns) say, on the CPU: one copy, for which the host waits."""
+    flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()
+    rows = flat[:-1].view(rows.shape)
+    tables: dict[str, dict[str, Tensor]] = {"followed": {}, "multiplier": {}}
+    for (kind, name), table in zip(layout, rows.split([*layout.values()], dim=1), strict=True):
+        tables.setdefault(kind, {})[name] = table
+    masks = {name: mask.bool() for name, mask in tables["mask"].items()}
+    masks[OBJECTIVE] = masks[OBJECTIVE][:, 0]
+    lowest, highest = map(float, rows.aminmax()) if len(rows) else (0.0, 0.0)
+    return Measured(
+        index=tables["index"][OBJECTIVE][:, 0].long(),
+        objective=tables["objective"][OBJECTIVE][:, 0],
+        followed=tables["followed"],
+        judged=tables.get("judged", tables["followed"]),
+        masks=masks,
+        multipliers=tables["multiplier"],
+        counts={name: int(carries(mask).sum()) for name, mask in masks.items()},
+        lagrangian=float(tables["share"][OBJECTIVE].sum()),
+        gradient_norm=float(flat[-1]),
+        strict="judged" in tables,
+        finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
+    )
+
+
+def finite_samples(objective: Tensor, *tables: Mapping[str, Tensor]) -> Tensor:
+    """(b,) bool: samples all of whose values, 0 where not carried, are finite in float32, as λ is.
+
+    objective: (b,). tables: of violations (b, sides·K) by constraint.
+    """
+    finite = torch.isfinite(objective)
+    for violations in tables:
+        for violation in violations.values():
+            finite = finite & torch.isfinite(violation.float()).all(1)
+    return finite
+
+
+def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 3) -> Iterator[str]:
+    """A value of each sample that is not finite, in words; of so many of the samples ``bad``."""
+    for row in bad.nonzero()[:at_most, 0].tolist():
+        terms = {"Objective": measured.objective[row].reshape(1)}
+        terms |= {f'Constraint "{n}"': v[row] for n, v in measured.followed.items()}
+        if measured.strict:
+            terms |= {f'Strict value of "{n}"': v[row] for n, v in measured.judged.items()}
+        found = [
+            f"{term}: {value} for sample {int(measured.index[row])}"
+            for term, values in terms.items()
+            for value in values[~torch.isfinite(values.float())][:1].tolist()
+        ]
+        yield from found[:1]
+
+
+def carries(mask: Tensor) -> Tensor:
+    """(b,) bool: samples that a term applies to at all, from its mask (b,) or (b, K)."""
+    if mask.dim() == 2 and mask.shape[1] == 1:
+        return mask[:, 0]
+    return mask if mask.dim() == 1 else mask.any(1)
+
+
+def weights(mask: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
+    """(b, sides·K): 1 / (the sample's columns in the mask), zero where there are none.
+
+    A sum with them averages within each sample. In the violations' dtype, under ``bf16-true`` too.
+    """
+    per_side = mask.shape[1] // sides
+    if per_side == 1:
+        return mask.to(dtype)
+    inner = mask.unflatten(1, (sides, per_side)).sum(2).clamp(min=1)
+    return mask.to(dtype) / inner.repeat_interleave(per_side, dim=1)
+
+
+def last_visits(index: Tensor) -> Tensor:
+    """Positions of the last occurrence of each distinct entry of ``index``."""
+    distinct, inverse = torch.unique(index, return_inverse=True)
+    positions = torch.arange(len(index))
+    return torch.zeros_like(distinct).scatter_reduce(0, inverse, positions, "amax")
+
+
+def require_names(what: str, given: Any, names: Iterable[str], partial: bool = False) -> None:
+    """Refuses no mapping, an unknown name, and, unless ``partial``, one that is missing."""
+    names = list(names)
+    if not isinstance(given, Mapping):
+        entries = ", ".join(f'"{name}": …' for name in names)
+        raise ValueError(
+            f"{what} returned a {type(given).__name__}: return a dict by name, {{{entries}}}."
+        )
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise ValueError(
+            f"{what} names {', '.join(map(repr, unknown))}; "
+            f"this module has {', '.join(map(repr, names))}."
+        )
+    missing = [] if partial else [name for name in names if name not in given]
+    if missing:
+        raise ValueError(f"{what} lacks {', '.join(map(repr, missing))}.")

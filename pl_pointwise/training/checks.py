@@ -1,0 +1,388 @@
+"""What is refused before training and in its first steps; docs/lightning.md lists all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.core.optimizer import _MockOptimizer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler, SequentialSampler
+
+from ..data import IndexedDataset, PointwiseSampler, dataset_of, fingerprint
+from ..errors import TrainingError
+from ..fingerprints import probes_of
+from ..lagrangian.terms import OBJECTIVE, Terms
+from ..task import Task, warn
+
+# Settings ----------------------------------------------------------------------------------------
+
+
+def _has_callback(task: Task, kind: type) -> bool:
+    return any(isinstance(callback, kind) for callback in task.trainer.callbacks)
+
+
+REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
+    (
+        lambda task: bool(task.trainer.gradient_clip_val),
+        "Trainer(gradient_clip_val=…): the module clips its gradient itself. Give it "
+        "training=Training(gradient_clip_val=…), and leave the Trainer's out.",
+    ),
+    (
+        lambda task: (
+            task.trainer.accumulate_grad_batches != 1
+            or _has_callback(task, GradientAccumulationScheduler)
+        ),
+        "Trainer(accumulate_grad_batches=…) or GradientAccumulationScheduler: a batch is one step. "
+        "Take a larger batch_size, and training=Training(micro_batch_size=…).",
+    ),
+    (
+        lambda task: any(
+            getattr(c, "_train_time_interval", None) is not None for c in task.trainer.callbacks
+        ),
+        "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
+        "every_n_train_steps, or SaveOnTermination.",
+    ),
+    (
+        lambda task: (
+            _has_callback(task, StochasticWeightAveraging)
+            and any(isinstance(part, _BatchNorm) for part in task.modules())
+        ),
+        "StochasticWeightAveraging would step weights and multipliers on while it renews the "
+        "statistics of BatchNorm. Use EMAWeightAveraging, or another norm.",
+    ),
+    (
+        lambda task: isinstance(task.trainer.strategy, (FSDPStrategy, DeepSpeedStrategy)),
+        "FSDPStrategy and DeepSpeed hide a part of the gradient from a rank, or all of it. Use "
+        "ModelParallelStrategy and fully_shard in configure_model.",
+    ),
+    (
+        lambda task: task.automatic_optimization,
+        "automatic_optimization = True: a PointwiseModule steps by itself. Leave the line out.",
+    ),
+    (
+        lambda task: (
+            any(getattr(c, "_update_attr", False) for c in task.trainer.callbacks)
+            # Neither a subclass's nor the command line's.
+            and task.configure_optimizers.__qualname__ == "PointwiseModule.configure_optimizers"
+        ),
+        "LearningRateFinder, or Tuner.lr_find(), sets an attribute that nothing reads: the rate is "
+        "Optimization(learning_rate=…). Write a configure_optimizers that reads the attribute, or "
+        "take lr_find(…, update_attr=False), and give the suggestion to Optimization.",
+    ),
+)
+"""What a Trainer may be given and a PointwiseModule would ignore or get wrong, and what to say."""
+
+NEVER_CALLED = ("optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
+"""Hooks that Lightning calls under automatic optimization only."""
+
+
+def check_settings(task: Task) -> None:
+    """Refuses settings of the Trainer and hooks of the module that would be ignored."""
+    for is_set, sentence in REFUSED:
+        if is_set(task):
+            raise TrainingError(sentence)
+    for hook in NEVER_CALLED:
+        if getattr(type(task), hook) is not getattr(LightningModule, hook):
+            raise TrainingError(
+                f"{type(task).__name__} overrides {hook}, which is never called under manual "
+                "optimization: set Training(gradient_clip_val=…), or use on_before_optimizer_step."
+            )
+
+
+def check_launcher(task: Task) -> None:
+    """Refuses processes from which multipliers and violations do not come home."""
+    if isinstance(task.trainer.strategy.launcher, _MultiProcessingLauncher):
+        raise TrainingError(
+            "This strategy starts processes that bring home the weights alone, without multipliers "
+            'and violations. Use strategy="ddp" in a script; in a notebook, devices=1.'
+        )
+
+
+def check_module(task: Task) -> None:
+    """Refuses no weight or optimizer to train, and shards whose gradients nothing adds up."""
+    check_trained(task)
+    optimizers = task.trainer.optimizers
+    if len(optimizers) != 1 or isinstance(optimizers[0], _MockOptimizer):
+        found = "None" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
+        raise TrainingError(
+            f"configure_optimizers returned {found}; a PointwiseModule has one optimizer, for the "
+            "weights, perhaps of several groups; leave the method out for AdamW."
+        )
+    closure = signature(type(optimizers[0]).step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise TrainingError(
+            f"{type(optimizers[0]).__name__} needs a closure that computes the loss again; a step "
+            "here is computed once. Take an optimizer that steps without one, such as AdamW."
+        )
+    groups = optimizers[0].param_groups
+    if not any(group.get("initial_lr", group["lr"]) for group in groups):
+        warn(task, "The learning rate is 0: no weight will change.")
+    strategy = task.trainer.strategy
+    if not isinstance(strategy, ModelParallelStrategy):
+        return
+    if strategy.distributed_sampler_kwargs["num_replicas"] != task.trainer.world_size:
+        raise TrainingError(
+            "Tensor parallelism: every rank must have samples of its own. Set "
+            f"data_parallel_size={task.trainer.world_size} and tensor_parallel_size=1."
+        )
+    trained = [(name, p) for name, p in task.named_parameters() if p.requires_grad]
+    alone = [name for name, p in trained if not isinstance(p, DTensor)]
+    if alone:
+        raise TrainingError(
+            f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[0]}): nothing "
+            "adds up their gradients over the ranks. fully_shard what holds them, too."
+        )
+
+
+def check_trained(task: Task) -> None:
+    """Refuses a module of which no weight is trained."""
+    if not any(p.requires_grad for p in task.parameters()):
+        raise TrainingError(
+            "No weight requires a gradient. Unfreeze some: module.unfreeze(), or requires_grad_() "
+            "of a part."
+        )
+
+
+def frozen_weights(task: Task) -> list[str]:
+    """Names of the weights that are not trained."""
+    return [name for name, weight in task.named_parameters() if not weight.requires_grad]
+
+
+def check_frozen(task: Task, before: Sequence[str] | None, at_start: Sequence[str]) -> None:
+    """Refuses, in the first step of a resume, other frozen weights than ``before``, at the save.
+
+    at_start: those before the hooks of this run, which may freeze and unfreeze.
+    """
+    names, now = {name for name, _ in task.named_parameters()}, {*frozen_weights(task)}
+    # Of an older checkpoint it is not known. What the hooks changed is theirs to change.
+    changed = set() if before is None else (now ^ (names & {*before})) - (now ^ {*at_start})
+    if changed:
+        raise TrainingError(
+            f"{len(changed)} weights ({min(changed)}, …) are frozen now and were not when this "
+            "checkpoint was saved, or the reverse: a resume does not repeat what froze them then, "
+            "such as BackboneFinetuning. Set requires_grad in on_fit_start as it was, or start "
+            "from load_from_checkpoint, without ckpt_path."
+        )
+
+
+def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
+    """Says what checkpoints will lack, such as arguments of the module, now and not at a resume."""
+    if left_out:
+        names = ", ".join(f"{n} ({kind})" for n, kind in left_out.items())
+        warn(
+            task,
+            f"Checkpoints will not hold the arguments {names}: give them to load_from_checkpoint.",
+        )
+    batches, loader = task.trainer.num_training_batches, task.trainer.train_dataloader
+    savers = [c for c in task.trainer.callbacks if isinstance(c, ModelCheckpoint)]
+    within = any((saver._every_n_train_steps or batches) % batches for saver in savers)
+    if within and not hasattr(loader, "load_state_dict"):
+        warn(
+            task,
+            "A ModelCheckpoint saves in the middle of an epoch, where a run cannot be resumed with "
+            f"a {type(loader).__name__}. Use PointwiseDataModule, or save at the end of epochs.",
+        )
+
+
+def refuse_own_step(task: Task, name: str) -> None:
+    """Refuses a ``training_step``, ``validation_step`` or ``test_step`` without the module's."""
+    without, own = "neither objective nor violations are evaluated", "update_evaluation_metrics()"
+    if name == "training_step":
+        without, own = "no weight is trained", "objective() and constraint_values()"
+    raise TrainingError(
+        f"{name} of {type(task).__name__} does not call super().{name}(…), so {without}. Leave it "
+        f"out, and write {own} instead; or call super().{name}(…) in it, in every batch."
+    )
+
+
+# The training set --------------------------------------------------------------------------------
+
+SHARED_ROWS = (
+    'batch["index"] must be the position of each sample in the training set, or samples share '
+    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…]))."
+)
+
+
+def training_set(task: Task) -> Any:
+    """The data set behind the training loader; None where there is none with positions."""
+    loader: Any = task.trainer.train_dataloader
+    dataset = dataset_of(loader)
+    if has_multipliers_per_sample(task):
+        if dataset is None:
+            stated = [f for f in task.formulations.values() if f.scope == "sample"]
+            kind = type(getattr(loader, "dataset", None)).__name__
+            if not all(formulation.adaptive for formulation in stated):
+                raise TrainingError(
+                    "Multipliers per sample need a training DataLoader over one map-style data set "
+                    f"with a length, got {kind}. Load the data into one, or state no alpha: then "
+                    "a stream is trained without multipliers."
+                )
+            warn(
+                task,
+                f"{kind} is a stream, of which no sample comes again: λ stays 0, and the common "
+                "part of the force acts alone (docs/formulations.md).",
+            )
+            return None
+        check_sampler(loader, task.trainer.world_size)
+        check_index(dataset)
+    return dataset
+
+
+def has_multipliers_per_sample(task: Task) -> bool:
+    return any(f.scope == "sample" for f in task.formulations.values())
+
+
+def sampler_of(loader: Any) -> Any:
+    """What gives a loader its positions."""
+    own = getattr(loader, "sampler", None)
+    return getattr(getattr(loader, "batch_sampler", None), "sampler", None) or own
+
+
+def check_sampler(loader: Any, ranks: int) -> None:
+    """Refuses samplers that give some samples twice in an epoch, over several ranks."""
+    sampler, times = sampler_of(loader), 1
+    if isinstance(sampler, PointwiseSampler):
+        return
+    if isinstance(sampler, DistributedSampler):
+        # Of a sampler that Lightning wrapped, that one's.
+        positions = len(sampler.dataset)  # type: ignore[arg-type]
+        times = 1 if sampler.drop_last or positions % ranks == 0 else 2
+    elif isinstance(sampler, (SequentialSampler, RandomSampler)):
+        times = ranks
+    if times > 1:
+        raise TrainingError(
+            f"A {type(sampler).__name__} over {ranks} ranks gives some samples {times} times an "
+            "epoch. Use PointwiseDataModule, or a ResumableDataLoader with a PointwiseSampler."
+        )
+
+
+def repeats_samples(loader: Any) -> bool:
+    """Whether the sampler may give a position twice an epoch, as one with replacement does."""
+    sampler = sampler_of(loader)
+    if isinstance(sampler, RandomSampler):
+        return sampler.replacement or sampler.num_samples > len(sampler.data_source)
+    known = (PointwiseSampler, SequentialSampler, DistributedSampler)
+    wrapped = getattr(getattr(sampler, "dataset", None), "_sampler", None)
+    return wrapped is not None or type(sampler) not in known
+
+
+def indexed_within(dataset: Any, depth: int = 8) -> Iterator[IndexedDataset]:
+    """The outermost IndexedDatasets among what a data set holds, in lists too."""
+    for value in getattr(dataset, "__dict__", {}).values() if depth else ():
+        for part in value[:1024] if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(part, IndexedDataset):
+                yield part
+            elif isinstance(part, Dataset) or hasattr(part, "dataset") or hasattr(part, "datasets"):
+                yield from indexed_within(part, depth - 1)
+
+
+def check_index(dataset: Any) -> None:
+    """Refuses probed rows with another index than their position; without one, collate adds it.
+
+    Also, whatever the rows say, an IndexedDataset within a data set whose positions are others.
+    """
+    count = len(dataset)
+    # An IndexedDataset sets the index itself.
+    for inner in () if isinstance(dataset, IndexedDataset) else indexed_within(dataset):
+        order = getattr(dataset, "indices", range(count))
+        if len(inner) != count or [*order] != [*range(count)]:
+            raise TrainingError(
+                f"A {type(dataset).__name__} of {count:,} rows takes them from an IndexedDataset "
+                f"of {len(inner):,}, or in another order. {SHARED_ROWS}"
+            )
+    parts = [end - 1 for end in getattr(dataset, "cumulative_sizes", ()) if end]
+    with isolate_rng(include_cuda=False):
+        for position in sorted({*probes_of(count), *parts}):
+            row = dataset[position]
+            if not isinstance(row, Mapping) or "index" not in row:
+                return
+            if int(row["index"]) != position:
+                raise TrainingError(
+                    f'Row {position} of {type(dataset).__name__} has "index" '
+                    f"{int(row['index'])}. {SHARED_ROWS}"
+                )
+
+
+# The first steps ---------------------------------------------------------------------------------
+
+
+class FirstSteps:
+    """What training has not shown yet: a gradient of every term, no sample twice in an epoch."""
+
+    def __init__(self) -> None:
+        self.unproven: set[str] = set()  # Terms of which no sample has been seen yet.
+        self._loader: Any = None  # The training loader that was checked.
+        self._dataset: Any = None
+        self._fingerprint: str | None = None  # Of the data that the multipliers belong to.
+        # bool (N,): samples that this epoch has had; not of one that was resumed in its midst.
+        self._visited: np.ndarray[Any, Any] | None = None
+
+    def start(self, task: Task, dataset: Any, own_fingerprint: str | None) -> None:
+        """A fit starts; ``dataset``: None where there is none to index."""
+        trained = {name for name, f in task.formulations.items() if f.needs_gradient}
+        self.unproven = {OBJECTIVE, *trained}
+        self._fingerprint, self._visited = own_fingerprint, None
+        self._loader, self._dataset = task.trainer.train_dataloader, dataset
+
+    def epoch(self, task: Task) -> None:
+        """At the start of an epoch, in which Lightning may have reloaded other training data."""
+        by_sample = has_multipliers_per_sample(task)
+        if task.trainer.train_dataloader is not self._loader:
+            self._loader, self._dataset = task.trainer.train_dataloader, training_set(task)
+            if by_sample and fingerprint(self._dataset) != self._fingerprint:
+                raise TrainingError(
+                    f"Epoch {task.current_epoch}: the training DataLoader was reloaded over "
+                    "another training set or order. Leave reload_dataloaders_every_n_epochs out."
+                )
+        watched = by_sample and not repeats_samples(self._loader)
+        self._visited = np.zeros(len(self._dataset), dtype=bool) if watched else None
+
+    def require_gradients(self, task: Task, terms: Terms) -> None:
+        """Refuses values without a gradient, in the first batch that a term applies to."""
+        if not torch.is_grad_enabled():
+            return
+        values = {OBJECTIVE: terms.objective, **terms.followed}
+        for name in sorted(name for name in self.unproven if bool(terms.masks[name].any())):
+            self.unproven.discard(name)
+            is_objective = name == OBJECTIVE
+            none = is_objective and bool(task.formulations) and not terms.objective.any()
+            if values[name].requires_grad or none:  # Constraints alone are trained.
+                continue
+            term = "The objective" if is_objective else f'Constraint "{name}"'
+            method = "objective()" if is_objective else "constraint_values()"
+            raise TrainingError(
+                f"{term}: its values have no gradient. In {method} and forward(), look for "
+                "torch.no_grad(), .detach(), an argmax, a comparison, or a frozen part. What is "
+                "only to be measured belongs in evaluation_metrics()."
+            )
+
+    def require_distinct(self, epoch: int, index: Tensor) -> None:
+        """Refuses a sample that comes twice where the sampler gives each once an epoch."""
+        visited = self._visited
+        if visited is None:
+            return
+        distinct, counts = np.unique(index[index >= 0].numpy(), return_counts=True)
+        if len(distinct) and distinct[-1] >= len(visited):
+            return  # The store says which.
+        again = distinct[(counts > 1) | visited[distinct]]
+        visited[distinct] = True
+        if len(again):
+            raise TrainingError(
+                f"Sample index {again[0]} came twice in epoch {epoch}, and the sampler hands out "
+                f"each position once. {SHARED_ROWS}"
+            )

@@ -1,0 +1,495 @@
+"""A run in Lightning's hooks. Stopped at any point, it resumes as if it had not stopped."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from ..data import ResumableDataLoader, fingerprint
+from ..errors import TrainingError
+from ..evaluation import Evaluator
+from ..fingerprints import RANDOM_ROWS
+from ..formulations import Formulation
+from ..loss import PointwiseLoss
+from ..optimizers import number_of_steps
+from ..own_hooks import part_of
+from ..task import Task, objects_of_all_ranks, warn
+from .checkpoints import STATE_KEY, VERSION, WholeCheckpointIO, damaged, state_of
+from .checks import (
+    check_frozen,
+    check_launcher,
+    check_module,
+    check_settings,
+    frozen_weights,
+    refuse_own_step,
+    sampler_of,
+    training_set,
+    warn_of_checkpoints,
+)
+from .random_state import random_state, restore_random_state
+from .stepper import Stepper
+
+log = logging.getLogger(__name__)
+
+# It says that weights are saved after the step: here they are, with the multipliers after it.
+warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+# Then it logs once an epoch: see Run.start_training.
+warnings.filterwarnings("ignore", message=r"The number of training batches \(")
+# Lightning says so of every module that moves its batches itself; here that is how it should be.
+warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
+
+
+class Run:
+    """The parts of Lightning's hooks that are the base module's, and what they need to know."""
+
+    def __init__(
+        self, task: Task, loss: PointwiseLoss, stepper: Stepper, evaluator: Evaluator
+    ) -> None:
+        self.task, self.duals, self.stepper, self.evaluator = task, loss.duals, stepper, evaluator
+        self.duals.warn = partial(warn, task)
+        self.total_steps: int | None = None  # None before training, and without an end.
+        self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
+        self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.
+        self.hooks_running: set[str] = set()  # See own_hooks.py.
+        # What a checkpoint says, until the first step after it.
+        self._restored: dict[str, Any] | None = None
+        # Random and loaders' states after training, which may be saved and prolonged later.
+        self._at_end: dict[str, Any] = {}
+        # The random state before an evaluation within the fit that may come, or has begun.
+        self._before_evaluation: dict[str, Any] | None = None
+        self._epoch_is_open = False  # Whether an epoch's end, with what is due then, is to come.
+        self._stepped = -1  # The batch of the run that the last step was of; −1 before the first.
+
+    # The start of a fit -------------------------------------------------------------------------
+
+    @part_of("configure_callbacks")
+    def check_settings(self) -> None:
+        """Before Lightning's own check of the Trainer, whose advice does not fit."""
+        if self.task.trainer.state.fn == TrainerFn.FITTING:
+            check_settings(self.task)
+
+    @part_of("setup")
+    def set_up(self, stage: str) -> None:
+        """Before Lightning loads a checkpoint."""
+        if stage != "predict":
+            check_launcher(self.task)
+        self.check_settings()  # Of the module's own callbacks too.
+        # The forward pass of a module from torch.compile stays compiled, the steps do not: they
+        # hold the backward pass, which a compiler does not take.
+        context = getattr(self.task, "_compiler_ctx", None)
+        for step in ("training_step", "validation_step", "test_step", "predict_step"):
+            if context is not None:
+                setattr(self.task, step, context[f"original_{step}"])
+        trainer = self.task.trainer
+        loops = trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop
+        for loop in (*loops, trainer.test_loop, trainer.predict_loop):
+            # torch.no_grad() does, within which a task may enable gradients of inputs.
+            loop.inference_mode = False
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
+            trainer.strategy.checkpoint_io = WholeCheckpointIO()
+
+    @part_of("on_train_start")
+    def start_training(self) -> None:
+        task, trainer = self.task, self.task.trainer
+        check_module(task)
+        warn_of_checkpoints(task, self.arguments_left_out)
+        # Lightning's 50 steps between two lines of the log are more than many an epoch has.
+        trainer.log_every_n_steps = int(
+            min(trainer.log_every_n_steps, trainer.num_training_batches)
+        )
+        self.total_steps = number_of_steps(trainer)
+        optimization = task.training_settings.optimization
+        if optimization.schedule != "constant" or optimization.warmup_ratio:
+            task.number_of_steps()
+        dataset = training_set(task)
+        self._limit_loader()
+        self._start_multipliers(dataset)
+        self.stepper.first_steps.start(task, dataset, self.duals.fingerprint)
+        self.evaluator.forget()
+        self.stepper.last_words.start_fit()
+        self._at_end, self._epoch_is_open, self._stepped = {}, False, -1
+        if (restored := self._restored) is not None:
+            self._epoch_is_open = restored["next"] != "epoch"
+            restored["frozen_at_start"] = frozen_weights(task)
+            self._place_loops(restored["next"], restored["loaders"])
+            self._restore_random_state(restored["random_states"])
+
+    def _start_multipliers(self, dataset: Any) -> None:
+        """Keeps them if they are of this training set; refuses a checkpoint's of another."""
+        found, before = None, (self._restored or {}).get("fingerprint")
+        if dataset is not None:
+            found = fingerprint(dataset)
+            if found.startswith(RANDOM_ROWS):
+                warn(
+                    self.task,
+                    "Rows of the training set differ each time they are read, so a resume checks "
+                    "only their number. Give the data set an attribute `fingerprint`, a text of "
+                    "your own.",
+                )
+            if before is not None and before != found:
+                raise TrainingError(
+                    "These multipliers belong to another training set or order (checkpoint: "
+                    f"{self.duals.multipliers.samples:,} samples; now: {len(dataset):,}). Restore "
+                    "the data, or start without `ckpt_path`."
+                )
+        samples = 0 if dataset is None else len(dataset)
+        resumed = dataset is not None and before is not None
+        first = self._restored is None and not self.task.global_step
+        settings = self.task.training_settings
+        self.duals.configure(self.task.formulations, settings.primal_steps, settings.order)
+        self.duals.start(samples, found, resumed, first)
+
+    def _limit_loader(self) -> None:
+        """Tells the training loader how many batches the trainer takes of it."""
+        loader = self.task.trainer.train_dataloader
+        if isinstance(loader, ResumableDataLoader):
+            loader.limit = min(len(loader), self.task.trainer.num_training_batches)
+
+    # Learning rates -----------------------------------------------------------------------------
+
+    def factor(self, step: int) -> float:
+        """The factor on the peak learning rate, as ``transformers.get_scheduler`` has it."""
+        optimization, total = self.task.training_settings.optimization, self.total_steps
+        if total is None:  # Before the fit's start: step 0's.
+            return 0.0 if optimization.warmup_ratio else 1.0
+        warmup = math.ceil(optimization.warmup_ratio * total)
+        if step < warmup:
+            return step / warmup
+        decay = max(1, total - warmup)
+        if optimization.schedule == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / decay)))
+        return max(0.0, (total - step) / decay) if optimization.schedule == "linear" else 1.0
+
+    def step_schedulers(self, interval: str) -> None:
+        """Steps the schedulers that are due after a "step", or after an "epoch"'s validation."""
+        trainer = self.task.trainer
+        batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        count = batches if interval == "step" else self.task.current_epoch + 1
+        for config in trainer.lr_scheduler_configs:
+            scheduler = config.scheduler
+            on_plateau = getattr(
+                scheduler, "reduce_on_plateau", isinstance(scheduler, ReduceLROnPlateau)
+            )
+            if config.interval != interval or count % config.frequency:
+                continue
+            metric = self._monitored(scheduler) if on_plateau else None
+            if not on_plateau or metric is not None:
+                self.task.lr_scheduler_step(scheduler, metric)
+            elif self._restored is None:  # Else the evaluation was still to come at the save.
+                message = (
+                    f"The scheduler monitors {scheduler.monitor!r}, which is not logged. "
+                    f"Logged: {', '.join(sorted(trainer.callback_metrics))}."
+                )
+                if getattr(scheduler, "strict", True):
+                    raise TrainingError(message)
+                warn(self.task, message)
+
+    def _monitored(self, scheduler: Any) -> Any:
+        """What the scheduler monitors: as logged, or as the checkpoint has it; else None."""
+        name = getattr(scheduler, "monitor", None)
+        restored = (self._restored or {}).get("monitored", {})
+        return self.task.trainer.callback_metrics.get(name, restored.get(name))
+
+    def in_force(self, name: str) -> Formulation:
+        """A constraint's formulation with α a number: of the last training step, or of now."""
+        found = self.duals.in_force or self.duals.units.in_force(
+            self.task.formulations, self.task.constraints
+        )
+        return found[name]
+
+    # Epochs and the end -------------------------------------------------------------------------
+
+    @part_of("on_train_epoch_start")
+    def start_epoch(self) -> None:
+        self.stepper.first_steps.epoch(self.task)
+        self._limit_loader()
+        self.stepper.start_epoch()
+
+    @part_of("on_train_batch_end")
+    def require_own_step(self, *_: Any) -> None:
+        if self._stepped < 0:
+            refuse_own_step(self.task, "training_step")
+
+    @part_of("on_train_epoch_end", after=True)
+    def end_epoch(self) -> None:
+        """After an override, since a scheduler may monitor what it logs."""
+        stepper, loop = self.stepper, self.task.trainer.fit_loop.epoch_loop
+        if stepper.skipped_now and not stepper.taken_now:
+            raise TrainingError(
+                f"All {stepper.skipped_now} steps of epoch {self.task.current_epoch} were skipped: "
+                "values or gradients were not finite, or membership() left all samples out. Check "
+                "the data, and lower the learning rate."
+            )
+        # In an epoch that is cut short, what is due at its end comes later.
+        if loop._num_ready_batches_reached():
+            self.step_schedulers("epoch")
+        self._epoch_is_open = False
+
+    @part_of("on_train_end")
+    def end_training(self) -> None:
+        """A window of steps that is open stays open: a longer fit closes it."""
+        loaders = self.task.trainer.fit_loop._combined_loader
+        self._at_end = {"random_state": self._random_state(), "loaders": loaders._state_dicts()}
+
+    @part_of("on_fit_end")
+    def end_fit(self) -> None:
+        trainer = self.task.trainer
+        if not trainer.num_training_batches and trainer.limit_train_batches:
+            raise TrainingError(
+                "The training DataLoader has no batch: its data set is empty, or with drop_last "
+                "smaller than a batch. Give it data, or a smaller batch_size."
+            )
+        if (
+            self.stepper.loss.measured is None
+            and trainer.ckpt_path is None
+            and not trainer.fast_dev_run
+        ):
+            warn(
+                self.task,
+                f"No step was taken: epoch {trainer.current_epoch} of {trainer.max_epochs}, step "
+                f"{trainer.global_step} of {trainer.max_steps}, "
+                f"{trainer.num_training_batches} batches an epoch. A Trainer that has fitted "
+                "another module counts on from there.",
+            )
+        if self._stepped >= 0:
+            self.stepper.last_words.say(self.duals)
+        if self._restored is not None:  # Resumed at its end: no step was taken.
+            self._restore_random_state(self._restored["random_states"])
+            loaders = self._restored["loaders"]
+            self._at_end = {"random_state": self._random_state(), "loaders": loaders}
+        self._restored = None
+
+    # An evaluation, which within a fit draws no random number of the fit ------------------------
+
+    @part_of("on_validation_model_zero_grad")
+    def note_random_state(self) -> None:
+        """Before an evaluation that may come, whose loaders draw before it starts."""
+        self._before_evaluation = self._random_state()
+
+    @part_of("on_validation_end")
+    def put_random_state_back(self) -> None:
+        """A stop may add an evaluation, and a resume leave one out: neither may change the rest."""
+        kept, self._before_evaluation = self._before_evaluation, None
+        if kept is not None:
+            restore_random_state(kept, self.task.device)
+
+    @part_of("on_validation_epoch_start", "on_test_epoch_start")
+    def start_evaluation(self) -> None:
+        self.evaluator.start()
+
+    @part_of("on_validation_batch_end", "on_test_batch_end")
+    def require_own_evaluation(self, *_: Any) -> None:
+        if not self.evaluator.added:
+            refuse_own_step(
+                self.task, f"{'test' if self.task.trainer.testing else 'validation'}_step"
+            )
+
+    @part_of("on_validation_epoch_end", "on_test_epoch_end")
+    def finish_evaluation(self) -> None:
+        self.evaluator.finish()
+
+    # Saving and loading -------------------------------------------------------------------------
+
+    @part_of("on_save_checkpoint")
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        trainer = self.task.trainer
+        if self._at_end and "loops" in checkpoint:
+            # Asked after training, a loader tells of an epoch that it did not begin.
+            of_loop = checkpoint["loops"]["fit_loop"]["state_dict"]
+            of_loop["combined_loader"] = self._at_end["loaders"]
+        evaluated = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+        checkpoint[STATE_KEY] = {
+            "version": VERSION,
+            **self.duals.state_dict(),
+            "epoch_is_open": self._epoch_is_open,
+            "in_evaluation": self._before_evaluation is not None
+            and (trainer.state.status == TrainerStatus.INTERRUPTED or not evaluated.is_last_batch),
+            "frozen": frozen_weights(self.task),
+            "left_out": self.stepper.left_out,
+            "skipped_steps": self.stepper.skipped_steps,
+            "monitored": {
+                config.scheduler.monitor: float(value)
+                for config in trainer.lr_scheduler_configs
+                if (value := self._monitored(config.scheduler)) is not None
+            },
+            "random_states": objects_of_all_ranks(self._random_state_to_save()),
+            "arguments_left_out": dict(self.arguments_left_out),
+        }
+
+    def _random_state_to_save(self) -> dict[str, Any]:
+        """The one after the last step: later draws belong to an evaluation, a fetch or nothing."""
+        if known := self._at_end.get("random_state") or self._before_evaluation:
+            return known
+        state = self._random_state()
+        loader = self.task.trainer.train_dataloader
+        if isinstance(loader, ResumableDataLoader) and loader.before_fetch is not None:
+            state |= loader.before_fetch
+        return state
+
+    def _random_state(self) -> dict[str, Any]:
+        """Of this process, and of the training loader's own generators."""
+        generators = generators_of(self.task.trainer.train_dataloader)
+        state = random_state(self.task.device)
+        return state | {"loader": [generator.get_state() for generator in generators]}
+
+    @part_of("on_load_checkpoint")
+    def load(self, checkpoint: dict[str, Any]) -> None:
+        state = state_of(checkpoint)
+        trainer = self.task._trainer
+        resuming = trainer is not None and trainer.state.fn == TrainerFn.FITTING
+        left_out = self.arguments_left_out
+        try:
+            missing = sorted(set(state["arguments_left_out"]).difference(left_out))
+            if trainer is None and missing:  # Their defaults were taken.
+                raise TrainingError(
+                    "This checkpoint does not hold all arguments of the module. Give again: "
+                    f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
+                )
+            stored = {n for n in checkpoint.get("hyper_parameters") or {} if n[0] != "_"}
+            dropped = stored.difference(self.task.hparams, left_out)
+            if trainer is None and dropped:
+                log.warning(
+                    f"{type(self.task).__name__} does not take the checkpoint's "
+                    f"{', '.join(sorted(dropped))}, so their values are dropped. Of a renamed "
+                    "argument give load_from_checkpoint the value."
+                )
+            learned = [n for n, f in self.task.formulations.items() if f.scope != "none"]
+            unknown = sorted(set(state["multipliers"]).difference(learned))
+            if resuming and unknown:
+                raise TrainingError(
+                    f"This checkpoint has multipliers of constraint {', '.join(unknown)}, which "
+                    "has none in this module. Resume as it was configured, or load its weights."
+                )
+            self.duals.load_state_dict(state)
+            self.stepper.left_out = int(state["left_out"])
+            self.stepper.skipped_steps = int(state["skipped_steps"])
+            self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))
+            self._at_end, self._restored = {}, {**state} if resuming else None
+            if resuming and "loops" in checkpoint:  # Else, of weights only, the trainer says so.
+                fit = checkpoint["loops"]["fit_loop"]
+                next_is = correct_loaded_progress(fit, state)
+                loaders = fit["state_dict"].get("combined_loader", [])
+                self._restored = {**state, "next": next_is, "loaders": loaders}
+                if next_is != "batch":  # Lightning would go on in the epoch that it is of.
+                    fit["state_dict"]["combined_loader"] = []
+        except TrainingError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if "meta tensor" in str(error):
+                raise TrainingError(
+                    'map_location="meta" leaves multipliers without values: load with "cpu".'
+                ) from error
+            raise damaged(str(error)) from error
+
+    # Going on -----------------------------------------------------------------------------------
+
+    def _place_loops(self, next_is: str, loaders: Sequence[Any]) -> None:
+        """Makes Lightning's loops go on with what :func:`correct_loaded_progress` found."""
+        loop, loader = self.task.trainer.fit_loop, self.task.trainer.train_dataloader
+        batches, fetcher = loop.epoch_loop, loop._data_fetcher
+        if next_is != "batch" and hasattr(loader, "load_state_dict") and loaders:
+            # It has given its last batch: the iterator after this one is of the next epoch.
+            loader.load_state_dict(loaders[0])
+            if isinstance(loader, ResumableDataLoader):
+                loader.start_epoch()
+            else:
+                next(iter(fetcher).iterator, None)
+        if next_is == "epoch":
+            # As if nothing had been loaded: its iterator is made when it starts.
+            batches.restarting = loop._resuming_from_checkpoint = False
+            return
+        if next_is == "epoch's end":
+            fetcher.done, fetcher.batches = True, []
+        if batches._should_check_val_fx(fetcher):  # It, or its place, counts this batch once more.
+            batches._batches_that_stepped -= 1
+
+    def _restore_random_state(self, states: Sequence[Any]) -> None:
+        """Puts it back where it stood, unless the number of ranks is another now."""
+        task = self.task
+        if len(states) != task.trainer.world_size:
+            return
+        state = states[task.global_rank]
+        try:
+            restore_random_state(state, task.device)
+            generators = generators_of(task.trainer.train_dataloader)
+            for generator, own in zip(generators, state.get("loader", []), strict=False):
+                generator.set_state(own)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise damaged(f"the random state of rank {task.global_rank}") from error
+
+    def open_step(self, batch_idx: int) -> None:
+        """Before a step; the first one after a resume goes on where the run stood."""
+        batch = self.task.trainer.fit_loop.epoch_loop.total_batch_idx
+        if batch == self._stepped:
+            raise TrainingError(
+                f"super().training_step came twice for batch {batch_idx}: a batch is one step, so "
+                "call it once."
+            )
+        self._stepped, self._epoch_is_open = batch, True
+        restored, self._restored = self._restored, None
+        self._before_evaluation = None
+        if restored is None:
+            return
+        loop, loader = self.task.trainer.fit_loop, self.task.trainer.train_dataloader
+        unused = getattr(loop, "_combined_loader_states_to_load", [])
+        stands = getattr(loader, "position", batch_idx + 1) == batch_idx + 1
+        goes_on = stands and not unused and hasattr(loader, "load_state_dict")
+        if restored["next"] == "batch" and not goes_on:
+            raise TrainingError(
+                f"This checkpoint stopped after {batch_idx} batches of an epoch, and the training "
+                "DataLoader cannot continue there. Use PointwiseDataModule, do not read "
+                "trainer.estimated_stepping_batches, or resume from the end of an epoch."
+            )
+        check_frozen(self.task, restored.get("frozen"), restored["frozen_at_start"])
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The random generators of a loader's own, and its sampler's; none of one with a state."""
+    if hasattr(loader, "load_state_dict"):
+        return []
+    found = [getattr(part, "generator", None) for part in (loader, sampler_of(loader))]
+    return [each for each in found if isinstance(each, torch.Generator)]
+
+
+def correct_loaded_progress(fit: dict[str, Any], entry: Mapping[str, Any]) -> str:
+    """Changes the counters of a checkpoint's fit loop to where the run stood; returns what is next.
+
+    That is a "batch", an "epoch's end" or an "epoch". An evaluation that was due before it and had
+    not ended is made again whole. Lightning counts an epoch that ``max_steps`` or ``should_stop``
+    cut short as done, and leaves out what stands between an epoch's last batch and the next.
+    ``entry``: the module's own.
+    """
+    epochs, batches = fit["epoch_progress"], fit["epoch_loop.batch_progress"]
+    of_epoch, of_run = batches["current"], batches["total"]
+    if of_run["ready"] != of_run["processed"]:
+        raise TrainingError(
+            f"This checkpoint was written within step {of_run['ready']}: it may have new weights "
+            "and old multipliers. Resume from the one before it."
+        )
+    counted = epochs["current"]["started"] == epochs["current"]["processed"]
+    if entry["in_evaluation"] or (not counted and of_epoch["completed"] != of_epoch["processed"]):
+        evaluated = fit["epoch_loop.val_loop.batch_progress"]
+        evaluated["current"] = dict.fromkeys(evaluated["current"], 0)
+        evaluated["total"] = {**evaluated["current"], "ready": 1, "started": 1}
+        evaluated["is_last_batch"] = False
+    next_is = "epoch's end" if batches["is_last_batch"] and of_epoch["ready"] else "batch"
+    if counted and (not of_epoch["ready"] or (next_is != "batch" and not entry["epoch_is_open"])):
+        next_is = "epoch"
+        of_epoch["ready"], batches["is_last_batch"] = 0, False
+    for count in (epochs["total"], epochs["current"]) if counted else ():
+        count["ready"] = count["started"] = count["processed"]
+        count["processed"] -= next_is != "epoch"
+        count["completed"] = count["processed"]
+    fit["epoch_loop.state_dict"]["_batches_that_stepped"] = of_run["started"]
+    batches["current"] = dict.fromkeys(of_epoch, of_epoch["ready"])
+    batches["total"] = dict.fromkeys(of_run, of_run["ready"])
+    return next_is

@@ -1,0 +1,335 @@
+"""One training step, read from top to bottom: forward, backward, weights, multipliers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer import call
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ..errors import explain_gradient_errors
+from ..lagrangian.batch_statistic import Slope
+from ..lagrangian.ranks import over_ranks
+from ..lagrangian.terms import (
+    OBJECTIVE,
+    PADDING,
+    Measured,
+    finite_samples,
+    non_finite_values,
+    widest,
+)
+from ..loss import PointwiseLoss, norm_of
+from ..metrics import share_violated
+from ..task import Task, judges_strictly, warn
+from .checks import FirstSteps
+from .last_words import LastWords
+from .random_state import replayed_random_state
+from .step import MicroBatch, micro_batches_of, terms_of, without_samples
+
+
+class Stepper:
+    """Steps the weights of a task and the multipliers of its constraints."""
+
+    def __init__(self, task: Task, loss: PointwiseLoss) -> None:
+        self.task, self.loss = task, loss
+        self.strict = judges_strictly(task)
+        self.left_out = 0  # Samples left out so far because a value was not finite.
+        self.skipped_steps = 0  # Because of a gradient that was not, or as no sample was left.
+        self.taken_now = self.skipped_now = 0  # In this epoch.
+        self.first_steps = FirstSteps()
+        self.last_words = LastWords(task)
+        self.buffers = Buffers()
+
+    def take(self, batch: Any) -> Measured:
+        """One step of the weights and one of the batch's multipliers."""
+        task, loss, trainer = self.task, self.loss, self.task.trainer
+        optimizer = trainer.optimizers[0]  # The only one: see checks.check_module.
+        micro_batches = micro_batches_of(task, batch, task.training_settings.micro_batch_size)
+        # How many samples each term applies to, over all ranks, before any forward pass.
+        counts = loss.counts([micro.masks for micro in micro_batches])
+        # Lightning calls this hook under automatic optimization only.
+        call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
+        call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
+        self.buffers.keep(task)
+        due = loss.duals.units.due(task.formulations, task.global_step)
+        due = self._measure_units(due, micro_batches, counts)
+        measured = self._measure(micro_batches, counts)
+        if self.buffers.changing is None:
+            self.buffers.settle(task)
+        if not (measured.finite and math.isfinite(measured.gradient_norm)):
+            measured = self._without_non_finite(measured, micro_batches, counts, due)
+        loss.measured, loss.dual_steps = measured, {}
+        self.last_words.add(measured)
+        if self._may_step(measured):
+            task.optimizers().step()  # type: ignore[union-attr]
+            self.taken_now += 1
+            loss.take(measured, trainer.num_training_batches)
+        else:
+            self.buffers.restore(task)
+        return measured
+
+    def log(self) -> None:
+        """Logs ``running/…``, of the step's batch, and at every step for a progress bar."""
+        task, trainer, measured = self.task, self.task.trainer, self.loss.measured
+        bar = getattr(trainer.progress_bar_callback, "is_enabled", False)
+        monitored = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
+        logged = trainer.is_last_batch or trainer._logger_connector.should_update_logs
+        logged = logged or any(str(name).startswith("running/") for name in monitored)
+        if measured is None or not (bar or logged):
+            return
+        shown: dict[str, Any] = {
+            "lagrangian": measured.lagrangian,
+            "gradient_norm": measured.gradient_norm,
+            "left_out": float(self.left_out),
+            "skipped_steps": float(self.skipped_steps),
+        }
+        on_bar: dict[str, Any] = {}
+        objective = measured.objective[measured.masks[OBJECTIVE]]
+        if len(objective):
+            shown["objective"] = on_bar["objective"] = objective.mean()
+        violated = []
+        for name, violation in measured.judged.items():
+            violation, mask = task.constraints[name].outside(violation, measured.masks[name])
+            values = task.constraints[name].reported(violation[mask])
+            if len(values):
+                violated.append(values > 0)
+                shown |= {f"{name}/mean": values.mean(), f"{name}/violated": share_violated(values)}
+        if violated:
+            on_bar["violated"] = torch.cat(violated).float().mean()
+        if bar:
+            task.log_dict(on_bar, prog_bar=True, logger=False)
+        if logged:
+            task.log_dict({f"running/{key}": value for key, value in shown.items()})
+
+    def start_epoch(self) -> None:
+        """Counts from 0, and looks for changing buffers again."""
+        self.taken_now = self.skipped_now = 0
+        self.buffers = Buffers()
+        self.last_words.start_epoch()
+
+    # Forward and backward -----------------------------------------------------------------------
+
+    def _measure(
+        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], rows: int = 0
+    ) -> Measured:
+        """Accumulates the step's gradient, clipped; ``rows``: of a rank without any left."""
+        task, loss = self.task, self.loss
+        task.optimizers().zero_grad()  # type: ignore[union-attr]
+        slopes = self._slopes(micro_batches, counts) if loss.duals.on_batch else {}
+        tables = []
+        for micro in self._each_with_its_backward_pass(micro_batches):
+            terms = terms_of(task, micro, task(micro.batch), self.strict)
+            if self.first_steps.unproven:
+                self.first_steps.require_gradients(task, terms)
+            if slopes is None:
+                slopes = loss.duals.slopes([terms], counts, task.device)
+            share, table = loss.share(terms, micro.index, counts, slopes, self.strict)
+            tables.append(table)
+            # The ranks' gradients are averaged, and the counts are those of all ranks.
+            ranks = task.trainer.world_size
+            task.manual_backward(share * ranks if ranks > 1 else share)
+        tables = tables or [loss.empty_rows(rows, task.device)]
+        return loss.gather(tables, self._gradient_norm(task.training_settings.gradient_clip_val))
+
+    def _each_with_its_backward_pass(self, micro_batches: list[MicroBatch]) -> Iterator[MicroBatch]:
+        """The ranks add up their gradients in the last backward pass, and each rank has one."""
+        block = getattr(self.task.trainer.strategy, "block_backward_sync", nullcontext)
+        for position, micro in enumerate(micro_batches):
+            with nullcontext() if position == len(micro_batches) - 1 else block():
+                yield micro
+        if not micro_batches:  # All samples of this rank were left out; the others wait for it.
+            self.task.manual_backward(connected_zero(self.task))
+
+    def _slopes(
+        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
+    ) -> dict[str, Slope] | None:
+        """∂ψ/∂mean of every statistic of the batch; None: the one forward pass that follows tells.
+
+        Else a pass without gradients finds the mean, and both passes see the same dropout.
+        """
+        task, known = self.task, self.loss.duals.known_slopes()
+        if known is not None or (len(micro_batches) == 1 and task.trainer.world_size == 1):
+            return known
+        strict = self.strict and self.loss.duals.dual_first
+        with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
+            found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
+        self.buffers.restore(task)
+        return self.loss.duals.slopes(found, counts, task.device, over_ranks)
+
+    def _gradient_norm(self, largest: float | None = None) -> Tensor:
+        """The norm of the whole gradient, which is scaled down to ``largest`` if that is given."""
+        parameters = [p for p in self.task.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
+        # Under float16 the gradients have the scaler's factor until its step.
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
+        if largest is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, largest * scale, norm)
+        return norm / scale
+
+    # Whether to step ----------------------------------------------------------------------------
+
+    def _may_step(self, measured: Measured) -> bool:
+        """Whether the gradient is finite and some sample is left; the same answer on every rank."""
+        self.first_steps.require_distinct(self.task.current_epoch, measured.index)
+        expected = False
+        if not any(bool(mask.any()) for mask in measured.masks.values()):
+            reason = "no sample of the batch is left"
+        elif math.isfinite(measured.gradient_norm):
+            return True
+        else:
+            reason = (
+                f"the norm of the gradient is {measured.gradient_norm}, of finite values (perhaps "
+                "a root, logarithm or division at 0, also of what membership() masks)"
+            )
+            expected = self._lower_scale()
+            reason = "the gradient overflows float16; its scale is lowered" if expected else reason
+        self.task.optimizers().zero_grad()  # type: ignore[union-attr]
+        self.skipped_steps += 1
+        self.skipped_now += not expected
+        warn(
+            self.task,
+            f"Step skipped ({self._when()}): {reason}. Neither weights nor multipliers moved; "
+            f"{self.skipped_steps} so far.",
+        )
+        return False
+
+    def _lower_scale(self) -> bool:
+        """Under float16, whose factor starts too large, lowers it; False where that cannot help."""
+        scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        if scaler is not None:
+            scaler.update(scale * scaler.get_backoff_factor())
+        return scale > 1
+
+    def _without_non_finite(
+        self,
+        measured: Measured,
+        micro_batches: list[MicroBatch],
+        counts: dict[str, Tensor],
+        due: list[str],
+    ) -> Measured:
+        """The step computed once more without the samples that have a value that is not finite.
+
+        Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. If that does not
+        help, the gradient's norm is not finite. The whole batch's ``counts`` stay denominators.
+        ``due``: constraints whose unit those samples kept from being measured.
+        """
+        task, ranks = self.task, self.task.trainer.world_size
+        bad = ~finite_samples(measured.objective, measured.followed, measured.judged)
+        bad |= torch.isin(measured.index, measured.index[bad])  # A sample the batch has twice.
+        self.left_out += int(bad.sum())
+        for value in non_finite_values(measured, bad):
+            warn(
+                task,
+                f"{value} ({self._when()}). Left out of this step; {self.left_out} so far. "
+                "Inspect that record or lower the learning rate.",
+            )
+        if bad.any() or not math.isfinite(measured.gradient_norm):
+            bad |= measured.index == PADDING  # A copy spoils the gradient as its sample does.
+        if not bad.any():
+            return measured
+        self.buffers.restore(task)
+        some_left = (~bad).view(ranks, -1).any(1)
+        if not some_left.all() and forwards_together(task):
+            warn(task, "A rank has no sample left, and its forward pass needs one on every rank.")
+            found = replace(measured, gradient_norm=math.nan)
+        else:
+            kept = without_samples(task, micro_batches, measured.index[bad])
+            self._measure_units(due, kept, counts)
+            found = self._measure(kept, counts, rows=len(measured.index) // ranks)
+        left = found.keep(~bad)
+        if not finite_samples(left.objective, left.followed, left.judged).all():
+            left.gradient_norm = math.nan
+        return replace(left, counts=measured.counts)
+
+    def _when(self) -> str:
+        return f"train, epoch {self.task.current_epoch}, step {self.task.global_step}"
+
+    # The unit of the multipliers (gradient_units.py) --------------------------------------------
+
+    def _measure_units(
+        self, names: list[str], micro_batches: list[MicroBatch], counts: dict[str, Tensor]
+    ) -> list[str]:
+        """Λ of these constraints, each by one more pass; those of which a norm is not finite."""
+        again = self.loss.measure_units(
+            names, counts, lambda name: self._gradient_of(name, micro_batches, counts[name])
+        )
+        self.loss.duals.put_in_force(self.task.trainer.num_training_batches)
+        return again
+
+    def _gradient_of(
+        self, name: str, micro_batches: list[MicroBatch], count: Tensor
+    ) -> tuple[float, float, float]:
+        """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖, how many values are above 0, and their sum."""
+        task, device = self.task, self.task.device
+        task.optimizers().zero_grad()  # type: ignore[union-attr]
+        beside = torch.zeros(3, dtype=widest(device), device=device)
+        with replayed_random_state(device):
+            for micro in self._each_with_its_backward_pass(micro_batches):
+                terms = terms_of(task, micro, task(micro.batch), strict=False)
+                finite = finite_samples(terms.objective, terms.followed)
+                values = self.loss.pushed(name, terms)
+                values = torch.where(finite if values.dim() == 1 else finite[:, None], values, 0)
+                found = values.detach().to(beside)
+                beside += torch.stack([(found > 0).sum(), found.sum(), (~finite).sum()])
+                scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
+                task.manual_backward(values.sum() * scale + connected_zero(task))
+        scaler = getattr(task.trainer.precision_plugin, "scaler", None)
+        norm = norm_of(p.grad for p in task.parameters() if p.grad is not None)
+        norm /= 1.0 if scaler is None else float(scaler.get_scale())
+        self.buffers.restore(task)
+        number, total, left_out = over_ranks(beside, "sum").tolist()
+        if not math.isfinite(norm) and not left_out and self._lower_scale():
+            return self._gradient_of(name, micro_batches, count)
+        return norm, number, total
+
+
+class Buffers:
+    """Buffers that forward passes change, such as a BatchNorm's, as they were before a step."""
+
+    def __init__(self) -> None:
+        self.changing: set[str] | None = None  # Their names, known after an epoch's first step.
+        self._kept: dict[str, Tensor] = {}
+
+    def keep(self, module: nn.Module) -> None:
+        """Before the first forward pass of a step."""
+        if self.changing != set():
+            self._kept = {
+                name: buffer.detach().clone()
+                for name, buffer in module.named_buffers()
+                if self.changing is None or name in self.changing
+            }
+
+    def settle(self, module: nn.Module) -> None:
+        """After it: from now on only those that it changed."""
+        now = dict(module.named_buffers())
+        self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
+        self.changing = {*self._kept}
+
+    def restore(self, module: nn.Module) -> None:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers() if self._kept else ():
+                if name in self._kept:
+                    buffer.copy_(self._kept[name])
+
+
+def connected_zero(module: nn.Module) -> Tensor:
+    """Zero, with a zero gradient for every trainable parameter."""
+    return sum(((p * 0).sum() for p in module.parameters() if p.requires_grad), torch.zeros(()))
+
+
+def forwards_together(task: Task) -> bool:
+    """Sharded weights are put together in every forward pass, and SyncBatchNorm sums over ranks."""
+    if isinstance(task.trainer.strategy, ModelParallelStrategy):
+        return True
+    synced = any(isinstance(part, nn.SyncBatchNorm) for part in task.modules())
+    return synced and task.trainer.world_size > 1

@@ -1,0 +1,177 @@
+"""Answers from a causal language model: greedy, or drawn so that nothing else decides them.
+
+What is drawn for an answer depends on the prompt, the settings and their seed: not on the other
+prompts of its batch, the rank it runs on, or what was drawn before; and the random state of a
+training run is left alone. For that, every prompt has its own uniform numbers, one per token, and
+the token is the one whose share of the cumulative probability, likeliest token first, the number
+falls into. A model's own generation defaults (its generation_config) do not apply.
+
+The model's probabilities do depend on the batch, by rounding. In float32 that moves a probability
+by about 1e-6, and an answer hardly ever; in bfloat16 by about 1e-2, and two likely tokens may
+change places. Answers that must not depend on their batch need float32, or ``eval_batch_size: 1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from pl_pointwise.task import Batch, evaluation_mode
+from pl_pointwise.tasks.common.records import digest
+
+from ..likelihood.reference import adapters_off, base_of
+from ..text.conversations import ConversationEncoder
+from ..text.reasoning import final_answer, in_thought
+
+_TAIL = 32  # tokens at a prompt's end in which a thought may begin that the answer goes on with
+
+
+@dataclass
+class Generation:
+    """How an answer is generated.
+
+    Args:
+        max_new_tokens: the longest answer, the token that ends it included.
+        sample: draw tokens instead of taking the likeliest.
+        temperature: of the draws.
+        top_k: tokens a draw may take; 0 for all.
+        seed: of the draws; another one for another answer to the same prompt.
+    """
+
+    max_new_tokens: int = 256
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={self.max_new_tokens}: give at least 1.")
+        if not self.temperature > 0:
+            raise ValueError(
+                f"temperature={self.temperature}: give more than 0, or sample: false for greedy."
+            )
+        if self.top_k < 0:
+            raise ValueError(f"top_k={self.top_k}: give a number of tokens, or 0 for all.")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Generated answers, in the order of their prompts.
+
+    ids are without the token that ends them; texts without thoughts (reasoning.py), "" where a
+    thought did not end: what is evaluated; cut is whether the answer ran into max_new_tokens.
+    """
+
+    ids: list[list[int]]
+    texts: list[str]
+    cut: list[bool]
+
+
+def decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:
+    """The text of tokens, special ones included."""
+    text = encoder.tokenizer.decode(list(ids), skip_special_tokens=False)
+    assert isinstance(text, str)
+    return text
+
+
+def text_of_response(encoder: ConversationEncoder, batch: Batch, row: int, column: int) -> str:
+    """A response of a batch as the text that a generated answer would have."""
+    length = int(batch["response_lengths"][row, column])
+    ids = batch["response_ids"][row, column, :length].tolist()
+    while ids and ids[-1] in encoder.end_ids:
+        ids.pop()
+    return final_answer(decoded(ids, encoder))
+
+
+def generate_answers(
+    model: nn.Module,
+    encoder: ConversationEncoder,
+    prompts: Sequence[Sequence[int]],
+    settings: Generation,
+    *,
+    reference: bool = False,
+) -> Answers:
+    """An answer to each prompt, until one of the tokens that end a turn."""
+    own = base_of(model).generation_config.eos_token_id
+    ends = {*encoder.end_ids, *(own if isinstance(own, list) else [] if own is None else [own])}
+    found = generate_ids(model, prompts, settings, ends=sorted(ends), reference=reference)
+    cut = [ids[-1] not in ends for ids in found]
+    ids = [row if more else row[:-1] for row, more in zip(found, cut, strict=True)]
+    begun = [in_thought(decoded(prompt[-_TAIL:], encoder)) for prompt in prompts]
+    texts = [final_answer(a + decoded(row, encoder)) for a, row in zip(begun, ids, strict=True)]
+    return Answers(ids, texts, cut)
+
+
+def generate_ids(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    settings: Generation,
+    *,
+    ends: Sequence[int],
+    reference: bool = False,
+) -> list[list[int]]:
+    """Token ids behind each prompt, with the end token where the answer came to one.
+
+    Runs in evaluation mode and without gradients; the model is left as it was found.
+    """
+    base, width = base_of(model), max(map(len, prompts))
+    # Padding is masked out, so any token will do for it. It is on the left: the next token is then
+    # in the same place for every prompt.
+    filled = [[ends[0]] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    ids = torch.tensor(filled, device=base.device)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=base.device)
+    mask = torch.arange(width, device=base.device) >= width - lengths[:, None]
+    draws = LogitsProcessorList()
+    if settings.sample:
+        uniform = torch.stack([_uniform(settings, prompt) for prompt in prompts])
+        draws.append(Draws(uniform.to(base.device), width, settings.temperature, settings.top_k))
+    own = base.generation_config
+    # generate() fills in from the model's own whatever is not set, so those are set aside.
+    base.generation_config = GenerationConfig(
+        max_new_tokens=settings.max_new_tokens,
+        do_sample=False,  # a draw leaves one token to choose
+        eos_token_id=list(ends),
+        pad_token_id=ends[0],
+    )
+    try:
+        with adapters_off(model) if reference else evaluation_mode(model):
+            whole = base.generate(input_ids=ids, attention_mask=mask.long(), logits_processor=draws)
+    finally:
+        base.generation_config = own
+    assert isinstance(whole, Tensor)
+    found = []
+    for row in whole[:, width:].tolist():  # Padding follows an end token.
+        end = next((place for place, token in enumerate(row) if token in ends), len(row))
+        found.append(row[: end + 1])
+    return found
+
+
+class Draws(LogitsProcessor):
+    """Leaves one token of a row possible, drawn by ``uniform``, in [0, 1), (B, max_new_tokens)."""
+
+    def __init__(self, uniform: Tensor, width: int, temperature: float, top_k: int) -> None:
+        self.uniform, self.width = uniform, width
+        self.temperature, self.top_k = temperature, top_k
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """input_ids: (B, width + t); scores: logits, (B, V). Returns 0 and −inf, (B, V)."""
+        count = min(self.top_k or scores.shape[-1], scores.shape[-1])
+        logits, tokens = (scores.float() / self.temperature).topk(count)
+        reached = logits.softmax(-1).cumsum(-1)
+        number = self.uniform[:, input_ids.shape[1] - self.width]
+        rank = (reached <= number[:, None] * reached[:, -1:]).sum(-1, keepdim=True)
+        drawn = tokens.gather(1, rank.clamp(max=count - 1))
+        return torch.full_like(scores, float("-inf")).scatter(1, drawn, 0.0)
+
+
+def _uniform(settings: Generation, prompt: Sequence[int]) -> Tensor:
+    """The numbers that decide the answer to a prompt, (max_new_tokens,)."""
+    seed = int(digest(settings.seed, list(prompt))[:15], 16)
+    generator = torch.Generator().manual_seed(seed)
+    # Not the default type: that is a half precision under bf16-true.
+    return torch.rand(settings.max_new_tokens, generator=generator, dtype=torch.float32)

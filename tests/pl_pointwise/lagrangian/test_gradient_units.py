@@ -1,0 +1,337 @@
+"""``Pointwise()``: α and λ in the unit of the gradients, by hand, in any unit, under any layout."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed
+from pl_pointwise.lagrangian.gradient_units import GradientUnits
+from pl_pointwise.lagrangian.terms import Measured
+from tests.pl_pointwise.toy import (
+    At,
+    Toy,
+    ToyData,
+    ToyRows,
+    assert_identical_run,
+    assert_same_run,
+    fit,
+    initial_weights,
+    trainer,
+    weights_of,
+)
+
+ONE = dict.fromkeys(["fit", "other"], Constraint(at_most=0.0))
+BOUND = {"fit": Constraint(at_most=-0.3)}
+BOUNDS = [{"at_most": -0.3}, {"equals": -0.3}, {"at_least": -0.2, "at_most": 0.1}]
+CHANGES = [{"unit": 100.0}, {"unit": 0.01}, {"shift": 1e3}, {"objective_unit": 100.0}]
+
+
+def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
+    """The rule for the constraint "fit" on one batch of all rows, plain SGD: weights and λ."""
+    weights = [w.clone().requires_grad_() for w in initial_weights()]
+    multipliers = torch.zeros(len(rows), dtype=torch.float64)
+    unit, size, mean, falls, largest = torch.zeros(()), torch.zeros(()), 0.0, 1.0, 1.0
+    for step in range(steps):
+        z = torch.tanh(rows.x @ weights[0]) @ weights[1]
+        objective, v = (z - rows.y).square().mean(), z + 0.3
+        violated = v.detach() > 0
+        if step in (0, 1, 2, 4, 8):
+            parts = [objective, v[violated].mean()]
+            norms = [
+                torch.cat([g.flatten() for g in torch.autograd.grad(p, weights, retain_graph=True)])
+                .norm()
+                .item()
+                for p in parts
+            ]
+            unit = norms[0] / norms[1]
+        typical = v.detach()[violated].mean()
+        size = typical if step == 0 else size
+        strength = min(2 * largest / falls * unit + mean, 100 * unit)
+        aimed = v.detach() / size + 0.25
+        pull = (multipliers + strength * aimed.clamp(max=1)).clamp(min=0)
+        loss = objective + (pull * v).mean()  # Of the gradient of ψ: ∂ψ/∂v is the pull.
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight -= rate * gradient
+        in_play = violated | (multipliers > 0)
+        mean += (float(multipliers[in_play].mean()) - mean) / min(step + 1, 20)
+        now = float(v.detach().clamp(min=0).mean())
+        falls = now if step == 0 else falls + (now - falls) / min(step + 1, 10)
+        # An epoch of one step counts as ten, and moves λ by a tenth.
+        largest = falls if step == 0 else max(0.9 * largest, falls)
+        dual_step = 0.1 * min(0.6 * strength, 10 * unit) * aimed.clamp(-1, 1)
+        multipliers = (multipliers + dual_step).clamp(min=0).float().double()
+        size = size + (typical - size) / min(step + 1, 20)
+    return torch.cat([w.detach().flatten() for w in weights]), multipliers
+
+
+def test_a_run_is_the_rule_by_hand() -> None:
+    rows, steps, rate = ToyRows(9), 12, 1e-3
+    module = Toy(Pointwise(), BOUND, learning_rate=rate)
+    fit(module, rows, epochs=steps, batch_size=9)
+    weights, multipliers = by_hand(rows, steps, rate)
+    assert (multipliers > 0).any()
+    torch.testing.assert_close(weights_of(module), weights, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        module.multipliers["fit"][:, 0].double(), multipliers, rtol=1e-5, atol=1e-5
+    )
+
+
+class Scaled(Toy):
+    """The toy with its objective shifted and scaled, its constraints in another unit, and Adam."""
+
+    objective_unit = 1.0
+    shift = 0.0
+    unit = 1.0
+
+    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+        return self.shift + self.objective_unit * super().objective(outputs, batch)
+
+    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        values = super().constraint_values(outputs, batch)
+        return {name: self.unit * value for name, value in values.items()}
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), 1e-2, eps=1e-12)
+
+
+FORMULATIONS = {
+    "pointwise": Pointwise(),
+    "relaxed": Relaxed(price=5.0),
+    "average": Average(alpha="adaptive"),
+    "CVaR": CVaR(level=0.5, alpha="adaptive"),
+}
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+@pytest.mark.parametrize("bound", BOUNDS, ids=str)
+def test_units_change_nothing(
+    formulation: Formulation, change: dict[str, float], bound: dict[str, float]
+) -> None:
+    """A user states ε and nothing else, whatever ℓ₀ and ℓ are measured in."""
+    runs = []
+    for changed in ({}, change):
+        unit = changed.get("unit", 1.0)
+        constraint = Constraint(**{side: value * unit for side, value in bound.items()})
+        module = Scaled(formulation, {"fit": constraint})
+        vars(module).update(changed)
+        fit(module, ToyRows(11), epochs=8)
+        pull = module.multipliers["fit"] * unit / changed.get("objective_unit", 1.0)
+        runs.append((weights_of(module), pull))
+    assert runs[0][1].abs().max() > 0
+    torch.testing.assert_close(runs[1][0], runs[0][0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(runs[1][1], runs[0][1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_micro_batches_measure_what_the_batch_does(size: int) -> None:
+    rows = ToyRows(11, partial=True)
+    whole = fit(Toy(Pointwise(), partial=True), rows)
+    pieces = fit(Toy(Pointwise(), partial=True, micro_batch_size=size), rows)
+    assert_same_run(pieces, whole, atol=1e-5)
+    states = [
+        m._lagrangian.duals.units.state_dict()["states"]["pair"]["unit"] for m in (pieces, whole)
+    ]
+    assert states[0] == pytest.approx(states[1], rel=1e-6)
+
+
+def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
+    rows, whole = ToyRows(11), Toy(Pointwise(), dropout=0.3)
+    torch.manual_seed(3)
+    fit(whole, rows, epochs=4)
+    torch.manual_seed(3)
+    stop = At(5, lambda t: t.save_checkpoint(tmp_path / "at.ckpt"))
+    fit(Toy(Pointwise(), dropout=0.3), rows, epochs=4, callbacks=[stop])
+    resumed = Toy(Pointwise(), dropout=0.3)
+    trainer(max_epochs=4).fit(
+        resumed, ToyData(rows, batch_size=4), ckpt_path=tmp_path / "at.ckpt", weights_only=True
+    )
+    assert_identical_run(resumed, whole)
+    assert (
+        resumed._lagrangian.duals.units.state_dict() == whole._lagrangian.duals.units.state_dict()
+    )
+
+
+def test_measuring_draws_no_random_number_of_the_fit() -> None:
+    after = []
+    for formulation in (Pointwise(), Penalty(weight=1.0)):
+        torch.manual_seed(3)
+        fit(Toy(formulation, dropout=0.4), ToyRows(9))
+        after.append(torch.rand(3))
+    assert torch.equal(*after)
+
+
+def test_what_nobody_violates_pulls_nothing() -> None:
+    """Nor does the rule need a unit there."""
+    module = fit(Toy(Pointwise(), {"fit": Constraint(at_most=50.0)}), ToyRows(9))
+    assert torch.equal(weights_of(module), weights_of(fit(Toy(None, {}), ToyRows(9))))
+    assert not module.multipliers["fit"].any()
+
+
+def test_an_objective_without_a_gradient_lets_the_constraints_pull() -> None:
+    """At its minimum, or a constant: the requirement alone is followed, whatever its unit."""
+
+    class Constant(Toy):
+        def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+            return torch.ones(len(outputs), dtype=outputs.dtype) + 0 * outputs
+
+    start = torch.cat([w.flatten() for w in initial_weights()])
+    module = fit(Constant(Pointwise(), BOUND, learning_rate=1e-3), ToyRows(9))
+    assert not torch.equal(weights_of(module), start)
+    assert torch.isfinite(weights_of(module)).all()
+
+
+def test_price_is_the_most_that_a_sample_pulls() -> None:
+    """In multiples of Λ, where nothing can be met."""
+    module = fit(Toy(Relaxed(price=2.0), {"fit": Constraint(at_most=-50.0)}), ToyRows(9), epochs=9)
+    formulation = module._run.in_force("fit")
+    unit = module._lagrangian.duals.units.state_dict()["states"]["fit"]["unit"]
+    v = torch.full((1,), 60.0, requires_grad=True)
+    (pull,) = torch.autograd.grad(formulation.lagrangian(v, torch.zeros(1)).sum(), v)
+    assert float(pull) == pytest.approx(2.0 * unit, rel=0.3)  # Λ moved since the step.
+    assert float(module.multipliers["fit"].max()) <= 2.001 * unit
+
+
+def measured_of(values: Tensor, multipliers: Tensor | None) -> Measured:
+    """A step that measured these values of the constraint "fit"."""
+    return Measured(
+        index=torch.arange(len(values)),
+        objective=torch.zeros(len(values)),
+        followed={"fit": values},
+        judged={"fit": values},
+        masks={"fit": torch.ones_like(values, dtype=torch.bool)},
+        multipliers={} if multipliers is None else {"fit": multipliers},
+        counts={"fit": len(values)},
+        lagrangian=0.0,
+        gradient_norm=1.0,
+    )
+
+
+@pytest.mark.parametrize("formulation", [Pointwise(), Average(alpha="adaptive")], ids=str)
+def test_an_equality_is_missed_on_either_side(formulation: Formulation) -> None:
+    formulations, units = {"fit": formulation.for_equality()}, GradientUnits()
+    values = torch.tensor([[-2.0], [1.0]])
+    multipliers = torch.zeros(2, 1) if formulation.scope == "sample" else None
+    measured = measured_of(values, multipliers)
+    units.add(measured, formulations, units.in_force(formulations, ONE), 1.0)
+    assert units.state_dict()["states"]["fit"]["size"] == pytest.approx(1.5)
+
+
+def test_measurements_are_few_and_start_with_the_first_violation() -> None:
+    units, declared = GradientUnits(), {"fit": Pointwise(), "other": Penalty(weight=1.0)}
+    due = [step for step in range(400) if units.due(declared, step)]
+    assert due == [0, 1, 2, 4, 8, 16, 32, 64, 128, 195, 262, 329, 396]  # Of two passes each.
+    late = GradientUnits()
+    assert late.due(declared, 0) == late.due(declared, 1) == late.due(declared, 2) == ["fit"]
+    values = torch.ones(2, 1)
+    late.add(measured_of(values, 0 * values), {"fit": Pointwise()}, {"fit": Pointwise()}, 1.0)
+    assert late.due(declared, 3) == ["fit"]
+    late.measure("fit", 6.0, 0.0, 0.5)  # No gradient: it waits for the next turn.
+    assert [step for step in range(4, 12) if late.due(declared, step)] == [4, 8]
+    units.measure("fit", float("nan"), 1.0, 1.0)
+    assert units.not_finite == 1
+    units.measure("fit", 6.0, 2.0, 0.5)
+    units.measure("fit", float("inf"), 2.0, 0.5)
+    assert units.in_force(declared, ONE)["fit"].augmentation == pytest.approx(2 * 3.0 / (2 * 0.5))
+    assert units.in_force(declared, ONE)["other"] is declared["other"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "pull", "step"),
+    [(0.0, 6.0, 3.6), (6.0, 12.0, 7.2), (60.0, 66.0, 30.0), (1e6, 300.0, 30.0)],
+)
+def test_alpha_follows_the_multipliers(mean: float, pull: float, step: float) -> None:
+    """Λ = 3, r = .5, M = m. Satisfied without a multiplier has no part."""
+    units, declared = GradientUnits(), {"fit": Pointwise()}
+    units.measure("fit", 6.0, 2.0, 0.5)
+    values = torch.tensor([[0.5], [-0.5], [-9.0]])
+    multipliers = torch.tensor([[0.0], [2 * mean], [0.0]])
+    units.add(measured_of(values, multipliers), declared, units.in_force(declared, ONE), 1.0)
+    now = units.in_force(declared, ONE)["fit"]
+    assert now.augmentation == pytest.approx(pull / (2 * 0.5))
+    assert now.step_size == pytest.approx(step / 0.5)
+
+
+@pytest.mark.parametrize(
+    ("steps", "part"), [(1.0, 0.1), (5.0, 0.5), (10.0, 1.0), (math.inf, 1.0)], ids=str
+)
+def test_an_epoch_of_few_steps_moves_multipliers_by_a_part(steps: float, part: float) -> None:
+    """The force is the same. For an interval the update is half, for an equality a quarter."""
+    units, declared = GradientUnits(), {"fit": Pointwise()}
+    units.measure("fit", 6.0, 2.0, 0.5)
+    now = units.in_force(declared, ONE, steps)["fit"]
+    assert now.augmentation == pytest.approx(6.0)
+    assert now.step_size == pytest.approx(part * 7.2)
+    interval = units.in_force(declared, {"fit": Constraint(at_least=0.0, at_most=1.0)}, steps)
+    equality = units.in_force({"fit": Pointwise().for_equality()}, ONE, steps)
+    for other, divisor in ((interval["fit"], 2), (equality["fit"], 4)):
+        assert other.augmentation == now.augmentation
+        assert other.step_size == pytest.approx(now.step_size / divisor)
+
+
+def forces(violations: list[float], steps_an_epoch: float) -> list[float]:
+    """P/Λ after each step, in which that part of the values was violated by .5."""
+    units, declared, found = GradientUnits(), {"fit": Pointwise()}, []
+    units.measure("fit", 6.0, 2.0, 0.5)
+    for share in violations:
+        values = torch.full((20, 1), -0.5)
+        values[: round(20 * share)] = 0.5
+        force = units.in_force(declared, ONE, steps_an_epoch)
+        units.add(measured_of(values, torch.zeros(20, 1)), declared, force, steps_an_epoch)
+        found.append(units.in_force(declared, ONE)["fit"].augmentation / 3.0)
+    return found
+
+
+def test_the_force_grows_as_violations_fall_and_not_while_they_stay() -> None:
+    """As M/m, m over ten steps; M is forgotten within epochs, and not in a stream."""
+    assert forces([1.0] * 30, 10.0) == pytest.approx([2.0] * 30)
+    fallen = forces([1.0] * 10 + [0.1] * 200, math.inf)
+    assert fallen[10] == pytest.approx(2.0 / (0.9 + 0.1 * 0.1))
+    assert fallen[-1] == pytest.approx(2.0 / 0.1, rel=1e-3)
+    assert forces([1.0] * 10 + [0.1] * 200, 20.0)[-1] == pytest.approx(2.0, rel=1e-3)
+    assert max(forces([1.0] * 10 + [0.0] * 200, math.inf)) == pytest.approx(100.0)
+    late = forces([0.0] * 30 + [0.2] * 30, math.inf)  # Met at the start.
+    assert late[30:] == pytest.approx([2.0] * 30)
+
+
+@pytest.mark.parametrize("formulation", [Pointwise(), Relaxed(price=1.0)], ids=str)
+def test_an_update_aims_inside_the_bound_and_falls_as_fast_as_it_rises(
+    formulation: Formulation,
+) -> None:
+    """P = 6, a step of 3 at r = .5, v⁺ = v + .125; a linear cost keeps λ at β."""
+    in_force = formulation.in_units(6.0, 3.0, 4.0, 0.5)
+    v = torch.tensor([-9.0, -0.375, -0.125, 0.0, 0.125, 9.0], dtype=torch.float64)
+    found = in_force.ascend(v, torch.full_like(v, 2.0))
+    most = 4.0 if isinstance(formulation, Relaxed) else 5.0
+    torch.testing.assert_close(found.tolist(), [0.0, 0.5, 2.0, 2.75, 3.5, most])
+    quadratic = Relaxed(beta=2.0).in_units(6.0, 3.0, 4.0, 0.5)  # Less λ/2β = .5.
+    assert quadratic.ascend(v, torch.full_like(v, 2.0)).tolist() == [0.0, 0.0, 0.0, 0.0, 0.5, 2.0]
+    signed = formulation.for_equality().in_units(6.0, 3.0, 4.0, 0.5)
+    assert signed.ascend(torch.zeros(1), torch.ones(1)).tolist() == [1.0]  # It aims at c.
+
+
+@pytest.mark.parametrize(
+    "formulation", [Pointwise(), Relaxed(price=4.0), Relaxed(beta=4.0)], ids=str
+)
+@pytest.mark.parametrize("signed", [False, True])
+def test_nothing_pulls_harder_the_further_it_is_than_r(
+    formulation: Formulation, signed: bool
+) -> None:
+    formulation = formulation.for_equality() if signed else formulation
+    in_force = formulation.in_units(6.0, 3.0, 1.0, 0.5)
+    v = torch.tensor([-5.0, -0.5, -0.25, 0.0, 0.25, 0.5, 5.0], dtype=torch.float64)
+    v.requires_grad_()
+    psi = in_force.lagrangian(v, torch.full_like(v, 0.5))
+    (pull,) = torch.autograd.grad(psi.sum(), v)
+    below = pull[1] if signed else torch.zeros_like(pull[1])
+    torch.testing.assert_close(pull[[0, -1]], torch.stack([below, pull[-2]]))
+    assert pull[-2] > pull[3]
+    torch.testing.assert_close(psi[-1] - psi[-2], 4.5 * pull[-2])  # One line, no jump.

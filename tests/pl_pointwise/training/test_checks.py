@@ -1,0 +1,442 @@
+"""What goes wrong in ordinary Lightning habits is refused before the first step, by name."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from torch import Tensor
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from pl_pointwise import (
+    Average,
+    Constraint,
+    Optimization,
+    Penalty,
+    Pointwise,
+    PointwiseModule,
+    Training,
+)
+from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
+from pl_pointwise.errors import DataError, TrainingError
+from pl_pointwise.training.checks import check_sampler
+from tests.pl_pointwise.toy import ToyData, trainer
+
+
+class Line(PointwiseModule):
+    """z = x·w under z ≤ 0.1; the tests break a part of it."""
+
+    def __init__(
+        self,
+        formulation: Any = Pointwise(),  # noqa: B008
+        training: Training = Training(optimization=Optimization(learning_rate=0.01)),  # noqa: B008
+    ) -> None:
+        super().__init__(
+            formulation=formulation,
+            constraints={"fit": Constraint(at_most=0.1)},
+            training=training,
+        )
+        self.net = torch.nn.Linear(4, 1)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.net(batch["x"])[:, 0]
+
+    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+        return (outputs - batch["y"]).square()
+
+    def constraint_values(self, outputs: Tensor, batch: Any) -> Any:
+        return {"fit": outputs}
+
+
+class Rows:
+    """Row i is a pair of x in R^4 and y."""
+
+    def __init__(self, count: int = 8, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.x, self.y = torch.randn(count, 4, generator=generator), torch.zeros(count)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        if not 0 <= position < len(self.x):
+            raise IndexError(position)
+        return {"x": self.x[position], "y": self.y[position]}
+
+
+def loader(dataset: Any = None, **options: Any) -> DataLoader[Any]:
+    dataset = IndexedDataset(Rows()) if dataset is None else dataset
+    return DataLoader(dataset, **({"batch_size": 4} | options))
+
+
+def fit(module: Any, train: Any = None, **options: Any) -> Any:
+    trainer(**options).fit(module, loader() if train is None else train)
+    return module
+
+
+# Index ------------------------------------------------------------------------------------------
+
+
+class Constant(Rows):
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        return {**super().__getitem__(position), "index": 0}
+
+
+class Numbered(Rows):
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        return {**super().__getitem__(position), "index": position}
+
+
+class Wrapped:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.dataset[position]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        ConcatDataset([IndexedDataset(Rows(4)), IndexedDataset(Rows(4, seed=1))]),
+        Constant(8),
+        Subset(IndexedDataset(Rows(12)), range(3, 11)),
+        ConcatDataset([IndexedDataset(Rows(2000)), IndexedDataset(Rows(20, seed=1))]),
+        ConcatDataset([Numbered(2000), Numbered(20)]),
+        Wrapped(ConcatDataset([IndexedDataset(Rows(2000)), IndexedDataset(Rows(20))])),
+        Subset(IndexedDataset(Rows(2000)), [*range(1990), 1991, 1990, *range(1992, 2000)]),
+        Subset(IndexedDataset(Rows(2020)), range(2000)),
+    ],
+    ids=["two", "constant", "subset", "few more", "own numbers", "wrapped", "order", "first rows"],
+)
+def test_an_index_that_is_not_the_position_is_refused(dataset: Any) -> None:
+    """Samples shared rows of λ, other rows stayed 0, without a word."""
+    module = Line()
+    with pytest.raises(TrainingError, match=r"wrap the whole data set"):
+        fit(module, loader(dataset, sampler=WeightedRandomSampler(torch.ones(len(dataset)), 16)))
+    assert module.global_step == 0
+
+
+@pytest.mark.parametrize("kind", ["wrapped", "whole", "all"])
+def test_an_indexed_data_set_with_its_own_positions_is_welcome(kind: str) -> None:
+    indexed = IndexedDataset(Rows(8))
+    sets = {"wrapped": Wrapped(indexed), "all": Subset(indexed, range(8))}
+    whole = IndexedDataset(ConcatDataset([indexed, IndexedDataset(Rows(4))]))
+    assert fit(Line(), loader(sets.get(kind, whole))).global_step in (2, 3)
+
+
+def collate_counting_from_zero(rows: list[Any]) -> dict[str, Tensor]:
+    """Adds what a row lacks, wrongly: the position in the batch."""
+    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    return {**batch, "index": torch.arange(len(rows))}
+
+
+def test_an_index_that_comes_twice_in_an_epoch_is_refused() -> None:
+    """A collate function that numbers the samples of a batch shared λ over all batches."""
+    module = Line()
+    with pytest.raises(TrainingError, match="index 0 came twice in epoch 0"):
+        fit(module, loader(Rows(), collate_fn=collate_counting_from_zero))
+    assert module.global_step == 1
+
+
+def test_a_collate_function_with_indices_of_other_types_is_refused() -> None:
+    def floating(rows: list[Any]) -> dict[str, Tensor]:
+        return {**collate_counting_from_zero(rows), "index": torch.arange(len(rows)) * 1.0}
+
+    with pytest.raises(DataError, match=r"whole numbers, got torch\.float32"):
+        fit(Line(), loader(Rows(), collate_fn=floating))
+
+
+class Reloaded(ToyData):
+    """Other data from the second epoch on."""
+
+    def __init__(self, later: Any) -> None:
+        super().__init__(Rows(), batch_size=4)
+        self.later = later
+
+    def train_dataloader(self) -> Any:
+        if self.trainer is not None and self.trainer.current_epoch > 0:
+            self.datasets["train"] = self.later
+        return super().train_dataloader()
+
+
+def test_a_reload_with_other_data_is_refused() -> None:
+    """λ of a sample went on as another sample's."""
+    module = Line()
+    options: dict[str, Any] = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+    with pytest.raises(TrainingError, match="Epoch 1: the training DataLoader was reloaded over"):
+        trainer(**options).fit(module, Reloaded(Rows(seed=1)))
+    assert module.global_step == 2
+    same = Line()
+    trainer(**options).fit(same, Reloaded(Rows()))
+    assert same.global_step == 6
+    free = Line(Average())
+    trainer(**options).fit(free, Reloaded(Rows(seed=1)))
+    assert free.global_step == 6
+
+
+# Samplers over ranks ----------------------------------------------------------------------------
+
+
+def test_the_sampler_is_asked_and_not_the_data_set() -> None:
+    """Seven of ten rows over two ranks: Lightning's wrapper repeated one, stepped twice."""
+    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+
+    def of(sampler: Any) -> DataLoader[Any]:
+        return loader(IndexedDataset(Rows(10)), sampler=sampler)
+
+    seven = DistributedSamplerWrapper(list(range(7)), num_replicas=2, rank=0)
+    with pytest.raises(TrainingError, match="over 2 ranks gives some samples 2 times"):
+        check_sampler(of(seven), 2)
+    eight = DistributedSamplerWrapper(list(range(8)), num_replicas=2, rank=0)
+    check_sampler(of(eight), 2)
+    dropping = DistributedSampler(range(7), num_replicas=2, rank=0, drop_last=True)  # type: ignore[arg-type]
+    check_sampler(of(dropping), 2)
+    check_sampler(of(PointwiseSampler(Rows(7), num_replicas=2)), 2)
+    check_sampler(of(seven), 1)
+    with pytest.raises(TrainingError, match="RandomSampler over 2 ranks"):
+        check_sampler(of(RandomSampler(range(10))), 2)
+
+
+# Cutting a batch --------------------------------------------------------------------------------
+
+
+def collate(rows: list[Any], **more: Any) -> dict[str, Any]:
+    batch = {key: torch.as_tensor([row[key] for row in rows]) for key in ("index", "y")}
+    return {**batch, "x": torch.stack([row["x"] for row in rows]), **more}
+
+
+# Values without a gradient ----------------------------------------------------------------------
+
+
+class WithoutGradient(Line):
+    def __init__(self, term: str, formulation: Any = Pointwise()) -> None:  # noqa: B008
+        super().__init__(formulation)
+        self.term = term
+
+    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+        value = super().objective(outputs, batch)
+        if self.term == "no objective":
+            return torch.zeros_like(outputs).detach()
+        return value.detach() if self.term == "objective" else value
+
+    def constraint_values(self, outputs: Tensor, batch: Any) -> Any:
+        return {"fit": (outputs > 0).float() if self.term == "fit" else outputs}
+
+
+@pytest.mark.parametrize(
+    ("term", "match"),
+    [("fit", 'Constraint "fit": its values have no gradient'), ("objective", "The objecti")],
+)
+def test_a_term_without_a_gradient_is_refused_by_name(term: str, match: str) -> None:
+    """A share of errors was accepted as a constraint, and its λ grew."""
+    module = WithoutGradient(term)
+    with pytest.raises(TrainingError, match=match):
+        fit(module)
+    assert module.global_step == 0
+
+
+def test_what_is_only_measured_needs_no_gradient() -> None:
+    assert fit(WithoutGradient("fit", None)).global_step == 2
+    assert fit(WithoutGradient("fit", Penalty(weight=0.0))).global_step == 2
+    assert fit(WithoutGradient("no objective")).global_step == 2
+
+
+# Settings that cannot be ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"schedule": "cosin"}, "one of .*cosine"),
+        ({"warmup_ratio": 10}, "at least 0 and at most 1"),
+        ({"learning_rate": "1e-4"}, "must be a number"),
+    ],
+)
+def test_impossible_optimization_is_refused(settings: Any, match: str) -> None:
+    """schedule="cosin" was constant, warmup_ratio=10 never warm."""
+    with pytest.raises(ValueError, match=match):
+        Optimization(**settings)
+    assert Optimization(learning_rate=0.0, warmup_ratio=1).warmup_ratio == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"gradient_clip_val": 0}, "gradient_clip_val=0: must be a number, above 0. None sets"),
+        ({"micro_batch_size": 2.5}, "a number, whole"),
+        ({"order": "dual-first"}, "one of .*dual_first"),
+        ({"optimization": "adam"}, "Optimization.learning_rate"),
+    ],
+)
+def test_impossible_training_is_refused(settings: Any, match: str) -> None:
+    """gradient_clip_val=0 froze the weights while λ grew."""
+    with pytest.raises(ValueError, match=match):
+        Training(**settings)
+
+
+@pytest.mark.parametrize("formulation", ["pointwise", Pointwise, {"fit": "average"}])
+def test_what_is_no_formulation_is_told_what_to_write(formulation: Any) -> None:
+    """formulation="pointwise" was answered letter by letter."""
+    with pytest.raises(ValueError, match=r"Not a formulation: .* such as Pointwise\("):
+        Line(formulation)
+
+
+@pytest.mark.parametrize("constraints", [{"fit": 0.1}, Constraint(at_most=0.1)])
+def test_what_is_no_constraint_is_told_what_to_write(constraints: Any) -> None:
+    with pytest.raises(ValueError, match="Constraint"):
+        PointwiseModule(formulation=None, constraints=constraints)  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("method", ["constraint_values", "membership"])
+def test_a_bare_tensor_is_told_what_to_write(method: str) -> None:
+    """The message listed tensors."""
+    module = Line()
+    setattr(module, method, lambda *args: torch.zeros(4))
+    with pytest.raises(ValueError, match=rf"{method}\(\) returned a Tensor: return a dict .*\"fit"):
+        fit(module)
+
+
+# What Lightning offers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"gradient_clip_val": 0.5}, r"training=Training\(gradient_clip_val=…\)"),
+        ({"accumulate_grad_batches": 4}, r"training=Training\(micro_batch_size=…\)"),
+    ],
+)
+def test_the_trainers_own_options_name_the_modules(options: Any, match: str) -> None:
+    """Lightning advised to switch to automatic optimization."""
+    with pytest.raises(TrainingError, match=match):
+        fit(Line(), **options)
+
+    class Overriding(Line):
+        def configure_callbacks(self) -> list[Any]:
+            return []
+
+    with pytest.raises(TrainingError, match=match):
+        fit(Overriding(), **options)
+    evaluating = trainer(**options)
+    evaluating.test(Line(), loader(), verbose=False)
+
+
+def test_weight_averaging_over_batch_norm_is_refused() -> None:
+    """It trained one more epoch, with steps of weights and multipliers."""
+    module = Line()
+    average = StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=1)
+    assert fit(module, callbacks=[average], max_epochs=2).global_step == 4
+    module = Line()
+    module.net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), module.net)
+    average = StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=1)
+    with pytest.raises(TrainingError, match="BatchNorm"):
+        fit(module, callbacks=[average], max_epochs=2)
+
+
+# Resuming, and the number of steps --------------------------------------------------------------
+
+
+def resumable(count: int = 8) -> ResumableDataLoader:
+    dataset = IndexedDataset(Rows(count))
+    return ResumableDataLoader(dataset, PointwiseSampler(dataset), 2, collate)
+
+
+@pytest.mark.parametrize(
+    ("train", "options", "warned"),
+    [
+        (loader(batch_size=2), {"every_n_train_steps": 3}, True),
+        (loader(batch_size=2), {"every_n_train_steps": 4}, False),
+        (resumable(), {"every_n_train_steps": 3}, False),
+    ],
+)
+def test_a_plain_loader_that_cannot_resume_is_said_at_the_start(
+    train: Any, options: Any, warned: bool, tmp_path: Path, caplog: Any
+) -> None:
+    """It was said at the resume, when the run had been lost."""
+    saver = ModelCheckpoint(tmp_path, **options)
+    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
+        fit(Line(), train, callbacks=[saver], enable_checkpointing=True)
+    assert ("saves in the middle of an epoch" in caplog.text) == warned
+
+
+class Scheduled(Line):
+    steps: int
+
+    def configure_optimizers(self) -> Any:
+        self.steps = self.number_of_steps()
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"max_epochs": 3, "limit_train_batches": 3}, 9),
+        ({"max_epochs": 3, "limit_train_batches": 0.5}, 6),
+        ({"max_epochs": 3, "max_steps": 5}, 5),
+        ({"fast_dev_run": 2}, 2),
+    ],
+)
+def test_number_of_steps_is_what_is_taken(options: Any, steps: int) -> None:
+    module = fit(Scheduled(), resumable(), **options)
+    assert module.steps == module.global_step == steps
+    with pytest.raises(TrainingError, match="no end"):
+        fit(Scheduled(), resumable(), max_epochs=-1, max_steps=-1)
+
+
+# Rows that are tuples, and rows that are random -------------------------------------------------
+
+
+def test_a_tensor_data_set_trains_with_names() -> None:
+    """The error recommended IndexedDataset, which then raised "'tuple' object is not a mapping"."""
+    tensors = TensorDataset(Rows().x, Rows().y)
+    with pytest.raises(DataError, match=r"fields=\[\"x\", \"y\"\]\)"):
+        fit(Line(), loader(tensors))
+    with pytest.raises(DataError, match=r"tuples of 2 without names.*fields=\[\"x\", \"y\"\]"):
+        fit(Line(), loader(IndexedDataset(tensors)))
+    module = fit(Line(), loader(IndexedDataset(tensors, fields=("x", "y"))))
+    assert module.global_step == 2
+
+
+class Augmented(Rows):
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        row = super().__getitem__(position)
+        return {**row, "x": row["x"] + 0.01 * torch.randn(4)}
+
+
+def test_random_rows_resume_and_are_warned_of(tmp_path: Path, caplog: Any) -> None:
+    """Random augmentation in __getitem__ was refused as another training set."""
+    path = tmp_path / "augmented.ckpt"
+    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
+        module = fit(Line(), loader(IndexedDataset(Augmented())))
+    assert "differ each time they are read" in caplog.text
+    module.trainer.save_checkpoint(path)
+    resumed = Line()
+    trainer(max_epochs=2).fit(resumed, loader(IndexedDataset(Augmented())), ckpt_path=path)
+    assert resumed.global_step == 4
+    with pytest.raises(TrainingError, match="another training set"):
+        trainer(max_epochs=2).fit(Line(), loader(IndexedDataset(Augmented(6))), ckpt_path=path)
+
+
+def test_a_formulation_must_keep_its_arguments() -> None:
+    class Forgetful(Pointwise):
+        def __init__(self, *, strength: float = 1.0) -> None:
+            super().__init__(alpha=strength)
+
+    with pytest.raises(ValueError, match="Forgetful must keep its argument strength"):
+        Line(Forgetful())

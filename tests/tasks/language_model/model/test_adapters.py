@@ -1,0 +1,249 @@
+"""Where adapters go, which of PEFT's options they take, and a second one on a first."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from pl_pointwise import Pointwise
+from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
+from pl_pointwise.tasks.language_model.likelihood.reference import adapters_off
+from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
+from pl_pointwise.tasks.language_model.model.adapters import (
+    Lora,
+    add_lora,
+    merged_model,
+)
+from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
+from tests.tasks.conftest import (
+    build_model,
+    make_data,
+    move_adapters,
+    quiet_trainer,
+    random_batch,
+)
+from tests.tasks.when2call.conftest import preference_rows, write_rows
+
+EXPERTS: dict[str, Any] = {
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+IDS = torch.arange(3, 43)[None]
+
+
+# Where they go ------------------------------------------------------------------------------------
+
+FOUR = {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "names"),
+    [
+        ("phi3", {}, {"qkv_proj", "o_proj"}),
+        ("olmo2", {}, FOUR),
+        ("gpt_oss", EXPERTS, FOUR),
+        ("lfm2", {}, FOUR - {"o_proj"} | {"out_proj"}),
+    ],
+)
+def test_model_types_that_peft_does_not_know_train_their_attention(kind, options, names) -> None:
+    model = add_lora(build_model(kind, **options), Lora(r=2, lora_dropout=0.0)).train()
+    found = model.base_model.targeted_module_names
+    assert {path.rpartition(".")[2] for path in found} == names
+    assert all("attn" in path for path in found)
+    scorer, batch = ResponseScorer(model), random_batch((5, 9), ((4, 6), (2, 8)))
+    move_adapters(model)
+    outputs = scorer(batch)
+    (outputs.kl - outputs.mean_log_likelihood).sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters() if p.requires_grad)
+    assert outputs.kl.sum() > 1e-4
+    merged = merged_model(model)
+    with torch.no_grad():
+        expected = model.eval()(IDS).logits
+        torch.testing.assert_close(merged.eval()(IDS).logits, expected, atol=1e-4, rtol=0)
+
+
+def test_attention_by_name_is_all_of_it(make_model) -> None:
+    model = add_lora(make_model("llama"), Lora(target_modules="attention"))
+    assert {n.rpartition(".")[2] for n in model.base_model.targeted_module_names} == FOUR
+    assert len(model.base_model.targeted_module_names) == 3 * len(FOUR)
+
+
+def test_a_model_without_attention_asks_for_targets() -> None:
+    for target in (None, "attention"):
+        with pytest.raises(ValueError, match=r'Set target_modules.*"mamba".*in_proj'):
+            add_lora(build_model("mamba", state_size=4), Lora(target_modules=target))
+
+
+def test_a_target_that_is_lost_among_others_is_named() -> None:
+    """PEFT would adapt o_proj alone, a fourth of what was asked for, and say nothing."""
+    with pytest.raises(ValueError, match=r"no \['q_proj', 'v_proj'\].*\"phi3\".*qkv_proj"):
+        add_lora(build_model("phi3"), Lora(target_modules=["q_proj", "v_proj", "o_proj"]))
+    with pytest.raises(ValueError, match=r"no \['embeddings'\].*\"llama\""):
+        add_lora(build_model("llama"), Lora(modules_to_save=["embeddings"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "left", "taken"),
+    [
+        ("llama4_text", EXPERTS | {"intermediate_size_mlp": 16}, "router", "down_proj"),
+        ("phimoe", EXPERTS, "router", "o_proj"),
+        ("falcon", {}, "lm_head", "dense_h_to_4h"),  # Its own linear layer is one.
+    ],
+)
+def test_a_linear_layer_that_returns_no_tensor_takes_no_adapter(kind, options, left, taken) -> None:
+    model = build_model(kind, **options)
+    for own in ([], ["q_proj"], ".*q_proj"):
+        lora = Lora(r=2, target_modules="all-linear", peft={"exclude_modules": own})
+        adapted = add_lora(deepcopy(model), lora)
+        adapted(IDS)
+        ends = {path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names}
+        assert taken in ends
+        assert ends.isdisjoint({left, "q_proj"} if own else {left})
+    if left == "router":
+        with pytest.raises(ValueError, match=r"router'\] do not return what a linear layer does"):
+            add_lora(model, Lora(target_modules=["router"]))
+
+
+# PEFT's options -----------------------------------------------------------------------------------
+
+
+def test_layers_ranks_and_scales_are_chosen(make_model) -> None:
+    lora = Lora(
+        target_modules=["q_proj", "v_proj"],
+        layers_to_transform=[0, 2],
+        peft={
+            "exclude_modules": ["v_proj"],
+            "rank_pattern": {"q_proj": 3},
+            "alpha_pattern": {"q_proj": 6},
+            "lora_bias": True,
+        },
+    )
+    with pytest.raises(ValueError, match=r"no \['v_proj'\].*that the other options leave"):
+        add_lora(make_model("llama"), lora)
+    lora.target_modules = "attention"
+    model = add_lora(make_model("llama"), lora)
+    layers = {name.split(".")[2] for name in model.base_model.targeted_module_names}
+    assert layers == {"0", "2"}
+    adapted = model.get_base_model().model.layers[0].self_attn.q_proj
+    assert adapted.lora_A["default"].out_features == 3
+    assert adapted.scaling["default"] == 2
+    assert adapted.lora_B["default"].bias is not None
+    assert not hasattr(model.get_base_model().model.layers[0].self_attn.v_proj, "lora_A")
+    with pytest.raises(ValueError, match="Set target_modules"):
+        add_lora(make_model("llama"), Lora(target_modules="attention", layers_to_transform=[9]))
+
+
+def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    lora = Lora(r=2, lora_dropout=0.0, target_modules=["q_proj"], target_parameters=parameters)
+    base = build_model("qwen3_moe", **EXPERTS)
+    with torch.no_grad():
+        start = base.eval()(IDS).logits
+    model = add_lora(base, lora)
+    move_adapters(model)
+    with torch.no_grad():
+        expected = model.eval()(IDS).logits
+        with adapters_off(model):
+            torch.testing.assert_close(model(IDS).logits, start)
+        merged = build_model("qwen3_moe", **EXPERTS).eval()
+        merged.load_state_dict(merged_model(model).state_dict())
+        assert (expected - start).abs().max() > 0.1
+        torch.testing.assert_close(merged(IDS).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("option", "value"), [("init_lora_weights", "pissa"), ("bias", "all")])
+def test_what_changes_the_bases_weights_is_refused(option, value) -> None:
+    with pytest.raises(ValueError, match=option):
+        Lora(peft={option: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"use_dorra": True}, "lora.peft='use_dorra': choose one of .*use_dora"),
+        ({"r": 4}, "lora.peft='r': choose one of"),
+    ],
+)
+def test_options_that_peft_does_not_know_are_named(options, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        Lora(peft=options)
+
+
+def test_adapters_that_are_tied_until_they_move_are_refused() -> None:
+    lora = Lora(target_modules=["embed_tokens"], peft={"ensure_weight_tying": True})
+    with pytest.raises(ValueError, match=r"ensure_weight_tying: adapters .* in modules_to_save"):
+        add_lora(build_model("llama", tie_word_embeddings=True), lora)
+
+
+# A second adapter on a first ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def first(language_model_folder, tmp_path) -> Path:
+    """An adapter beside no tokenizer, as PEFT saves it."""
+    model = AutoModelForCausalLM.from_pretrained(language_model_folder)
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4))
+    move_adapters(adapted)
+    adapted.save_pretrained(tmp_path / "first")
+    return tmp_path / "first"
+
+
+@pytest.mark.parametrize("lora", ["default", None])
+def test_the_model_with_its_first_adapter_is_what_is_trained_and_the_reference(
+    lora, first, language_model_folder, tmp_path
+) -> None:
+    with torch.no_grad():
+        base = AutoModelForCausalLM.from_pretrained(language_model_folder)
+        without = base(IDS).logits
+        expected = PeftModel.from_pretrained(base, first)(IDS).logits
+    assert (expected - without).abs().max() > 0.1
+
+    rows = write_rows(tmp_path / "train.jsonl", preference_rows(4))
+    data = make_data(When2CallDataModule, None, {"train_file": str(rows)}, batch_size=4)
+    seed_everything(0)
+    objective = "simpo" if lora is None else "kl"
+    module = When2CallModule(Policy(str(first), lora=lora), Pointwise(), objective=objective)
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    assert all("lora_" in name for name in trained) == (lora is not None)
+    close = {"atol": 1e-4, "rtol": 0}
+    with torch.no_grad():
+        torch.testing.assert_close(module.eval().model(IDS).logits, expected, **close)
+        quiet_trainer(tmp_path, max_epochs=1).fit(module, data)
+        move_adapters(module)
+        if lora is not None:
+            with adapters_off(module.model):
+                torch.testing.assert_close(module.model(IDS).logits, expected, **close)
+        moved = module.eval().model(IDS).logits
+    assert (moved - expected).abs().max() > 0.1
+
+    folder = module.export(tmp_path / "export")
+    assert not list(folder.glob("adapter*"))  # It would name the base, without the first adapter.
+    assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
+    with torch.no_grad():
+        exported = AutoModelForCausalLM.from_pretrained(folder)(IDS).logits
+    torch.testing.assert_close(exported, moved, **close)
+
+
+def test_the_tokenizer_is_the_adapters_or_its_bases(first, language_model_folder) -> None:
+    assert load_tokenizer(str(first)).eos_token == "<|end|>"
+    own = load_tokenizer(str(language_model_folder))
+    own.chat_template = "{{ messages }}"
+    own.save_pretrained(first)
+    assert load_tokenizer(str(first)).chat_template == "{{ messages }}"
+
+
+def test_an_adapter_that_may_run_code_is_refused(first) -> None:
+    (first / "adapter_model.safetensors").rename(first / "adapter_model.bin")
+    with pytest.raises(OSError, match=r"no adapter_model\.safetensors.*may run code"):
+        load_language_model(str(first))

@@ -1,0 +1,229 @@
+"""Generation: each prompt's own answer in any batch, drawn from the right distribution, and nothing
+left changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import GPT2Config
+
+from pl_pointwise.tasks import Policy, When2CallModule
+from pl_pointwise.tasks.language_model.likelihood.batch import collate_responses
+from pl_pointwise.tasks.language_model.likelihood.reference import base_of
+from pl_pointwise.tasks.language_model.model.adapters import Lora
+from pl_pointwise.tasks.language_model.model.generation import (
+    Draws,
+    Generation,
+    generate_ids,
+)
+
+SIZES: dict[str, Any] = {"vocab_size": 300, "n_positions": 220, "n_embd": 16, "n_layer": 1}
+GPT2 = GPT2Config(**SIZES, n_head=2)
+
+END = 2
+GREEDY = Generation(max_new_tokens=9)
+DRAWN = Generation(max_new_tokens=9, sample=True, temperature=0.8, top_k=20)
+
+
+def prompts_of(lengths: Sequence[int] = (5, 13, 1, 8), seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 90, (n,), generator=generator).tolist() for n in lengths]
+
+
+def answers(model: Any, settings: Generation, ends: Sequence[int] = (END,), **how: Any) -> Any:
+    return generate_ids(model, prompts_of(), settings, ends=ends, **how)
+
+
+def next_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    """By the whole sequence in one forward pass: no cache, no padding."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([ids])).logits[0, -1]
+    return logits
+
+
+def greedy_by_hand(model: Any, prompt: list[int], ends: Sequence[int]) -> list[int]:
+    found: list[int] = []
+    while len(found) < 9 and (not found or found[-1] not in ends):
+        found.append(int(next_logits(model, prompt + found).argmax()))
+    return found
+
+
+# Answers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "gemma2", "bloom"])
+def test_greedy_answers_in_a_batch_are_those_of_each_prompt_by_hand(
+    architecture, make_model
+) -> None:
+    """Of models with windows and with ALiBi too: padding must not shift a position."""
+    model = make_model(architecture).eval()
+    free = [greedy_by_hand(model, prompt, ()) for prompt in prompts_of()]
+    ends = [free[1][3]]  # so that at least one answer ends, and early
+    expected = [greedy_by_hand(model, prompt, ends) for prompt in prompts_of()]
+    assert len(expected[1]) < 9
+    assert answers(model, GREEDY, ends) == expected
+
+
+def test_drawn_answers_do_not_depend_on_the_batch_the_order_or_what_was_drawn_before(
+    make_model,
+) -> None:
+    model = make_model("llama").eval()
+    together = answers(model, DRAWN)
+    assert len({tuple(row) for row in together}) == 4
+    for prompt, expected in reversed(list(zip(prompts_of(), together, strict=True))):
+        torch.rand(3)
+        assert generate_ids(model, [prompt], DRAWN, ends=[END]) == [expected]
+
+
+def test_each_prompt_has_numbers_of_its_own_whatever_the_default_type(make_model) -> None:
+    """With all tokens equally likely, the numbers alone decide: too coarse ones would show."""
+    model = make_model("llama").eval()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    settings = Generation(max_new_tokens=9, sample=True, top_k=0)
+    found = answers(model, settings)
+    assert len({tuple(row[:3]) for row in found}) == 4
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert answers(model, settings) == found
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_draw_of_the_likeliest_alone_is_greedy(make_model) -> None:
+    model = make_model("llama").eval()
+    one = Generation(max_new_tokens=9, sample=True, top_k=1)
+    assert answers(model, one) == answers(model, GREEDY) != answers(model, DRAWN)
+
+
+@pytest.mark.parametrize("top_k", [0, 5, 500])
+def test_draws_follow_the_tempered_distribution_of_the_k_likeliest(top_k) -> None:
+    """Evenly spread numbers give every token its share, to within one draw."""
+    number, temperature = 20_000, 0.7
+    logits = torch.randn(13, generator=torch.Generator().manual_seed(0)) * 2
+    uniform = ((torch.arange(number) + 0.5) / number)[:, None]
+    draws = Draws(uniform, 4, temperature, top_k)
+    left = draws(torch.zeros(number, 4, dtype=torch.long), logits.expand(number, -1))
+    assert (left == 0).sum(-1).eq(1).all()
+    assert left.isneginf().sum(-1).eq(12).all()
+    found = left.argmax(-1).bincount(minlength=13)
+    allowed = logits.argsort(descending=True)[: top_k or 13]
+    weights = torch.zeros(13, dtype=torch.float64)
+    weights[allowed] = (logits[allowed].double() / temperature).exp()
+    expected = weights / weights.sum() * number
+    assert (found - expected).abs().max() < 1.01
+    assert found[expected == 0].sum() == 0
+
+
+def test_each_token_of_an_answer_has_its_own_number() -> None:
+    uniform = torch.tensor([[0.0, 1 - 2**-24]])
+    draws, logits = Draws(uniform, 3, 1.0, 0), torch.tensor([[3.0, 1.0, 2.0]])
+    assert draws(torch.zeros(1, 3, dtype=torch.long), logits).argmax() == 0
+    assert draws(torch.zeros(1, 4, dtype=torch.long), logits).argmax() == 1
+
+
+def test_a_models_own_generation_settings_do_not_apply(make_model) -> None:
+    model = make_model("llama").eval()
+    expected = answers(model, GREEDY), answers(model, DRAWN)
+    own = model.generation_config
+    own.update(top_p=0.01, temperature=0.01, top_k=1, repetition_penalty=9.0, do_sample=True)
+    own.update(
+        max_length=7, min_new_tokens=8, no_repeat_ngram_size=1, num_beams=2, max_new_tokens=2
+    )
+    own.update(suppress_tokens=sorted({token for row in expected[0] for token in row}))
+    assert (answers(model, GREEDY), answers(model, DRAWN)) == expected
+    assert model.generation_config is own
+
+
+def test_the_reference_answers_as_the_base_without_adapters(make_model, make_adapted) -> None:
+    base = make_model("llama").eval()
+    expected = answers(base, GREEDY), answers(base, DRAWN)
+    model: PeftModel = make_adapted(base, lora_dropout=0.5)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_("lora_A" in name)  # half of the adapters
+    policy = answers(model, GREEDY)
+    assert policy != expected[0]  # guards the comparison
+    found = answers(model, GREEDY, reference=True), answers(model, DRAWN, reference=True)
+    assert found == expected
+    assert answers(model, GREEDY) == policy
+    for name, weight in model.named_parameters():
+        assert weight.requires_grad == ("lora_A" in name)
+
+
+# Nothing else changes -----------------------------------------------------------------------------
+
+
+def made(folder: Path, **options: Any) -> When2CallModule:
+    """A module in training mode with dropout, its adapters away from their zero start."""
+    lora = Lora(r=4, lora_alpha=8, lora_dropout=0.5, target_modules=["q_proj", "v_proj", "o_proj"])
+    policy = Policy(str(folder), lora=lora, generation=DRAWN, **options)
+    module = When2CallModule(policy)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.requires_grad:
+                weight.normal_(0, 0.2)
+    return module.train()
+
+
+def batch() -> dict[str, Any]:
+    found: dict[str, Any] = collate_responses(prompts_of(), [[] for _ in prompts_of()])
+    return found | {"index": torch.arange(4)}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_generating_during_training_leaves_modes_and_random_state_alone(
+    checkpointing, language_model_folder
+) -> None:
+    module = made(language_model_folder, gradient_checkpointing=checkpointing)
+    still = base_of(module.model).get_input_embeddings()
+    still.eval()
+    modes = {name: child.training for name, child in module.named_modules()}
+    state = torch.get_rng_state()
+    rows = batch()
+    found = module.generate(rows["prompt_ids"], rows["prompt_lengths"])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert {name: child.training for name, child in module.named_modules()} == modes
+    assert sum(modes.values()) > 10
+    plain = made(language_model_folder).eval()
+    assert found == plain.generate(rows["prompt_ids"], rows["prompt_lengths"])
+
+
+def test_texts_end_before_the_end_token_and_the_cut_ones_are_told(language_model_folder) -> None:
+    module, rows = made(language_model_folder), batch()
+    free = module.generate(rows["prompt_ids"], rows["prompt_lengths"])
+    assert free.cut == [True] * 4
+    assert list(map(len, free.ids)) == [9] * 4
+    end = free.ids[1][3]
+    config = base_of(module.model).generation_config
+    config.eos_token_id = end  # the model's own end token counts beside the template's
+    found = module.generate(rows["prompt_ids"], rows["prompt_lengths"])
+    for row in range(4):
+        whole = free.ids[row]
+        kept = whole[: whole.index(end)] if end in whole else whole
+        assert found.ids[row] == kept
+        assert found.texts[row] == module.tokenizer.decode(kept)
+        assert found.cut[row] == (end not in whole)
+    assert not found.cut[1]
+    module.generation = Generation(**vars(DRAWN) | {"max_new_tokens": free.ids[1].index(end) + 1})
+    # an end token in the last place is an end all the same
+    assert not module.generate(rows["prompt_ids"], rows["prompt_lengths"]).cut[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new_tokens": 0}, "at least 1"),
+        ({"temperature": 0.0}, "sample: false"),
+        ({"top_k": -1}, "0 for all"),
+    ],
+)
+def test_settings_that_generate_nothing_are_refused(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Generation(**settings)
