@@ -16,11 +16,10 @@ import argparse
 from itertools import product
 from pathlib import Path
 
-from .problems import PROBLEMS
-from .run import METHODS, TRIALS, VARIANTS, quiet, sweep
+from .run import METHODS, PROBLEMS, TRIALS, VARIANTS, quiet, sweep
 from .show import constants, draw, standing
 
-DECADES = [name for name in METHODS if "3" not in name]
+DECADES = [name for name in METHODS if "3" not in name and "squared" not in name]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -5,7 +5,6 @@ Unless said otherwise: ten steps an epoch, Adam, a rate that falls to 0 linearly
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -213,11 +212,11 @@ def equalities() -> Problem:
     return Problem(40, ONE, terms, {"c": 0.0}, **found)
 
 
-def _layers(*widths: int, between: type[nn.Module] = nn.Tanh) -> nn.Sequential:
-    layers: list[nn.Module] = []
+def layers(*widths: int, between: type[nn.Module] = nn.Tanh) -> nn.Sequential:
+    found: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), between()]
-    return nn.Sequential(*layers[:-1])
+        found += [nn.Linear(inputs, outputs), between()]
+    return nn.Sequential(*found[:-1])
 
 
 def retaught(learn: bool) -> Problem:
@@ -226,7 +225,7 @@ def retaught(learn: bool) -> Problem:
     """
     upright, turned, y = _digits(2)
     torch.manual_seed(0)
-    start = _layers(64, 64, 10)
+    start = layers(64, 64, 10)
     optimizer = torch.optim.Adam(start.parameters(), 0.01)
     for _ in range(200):
         cross_entropy(start(upright), y).backward()
@@ -261,7 +260,7 @@ def band(samples: int, lengths: tuple[int, ...]) -> Problem:
         sides = torch.stack([found - high[i], low[i] - found], 1)
         return (found - y[i]).square(), {"c": sides}
 
-    net, new = partial(_layers, 6, 32, 32, 1), range(samples, len(y))
+    net, new = partial(layers, 6, 32, 32, 1), range(samples, len(y))
     how = {"training": Optimization(3e-3, 0.0, "linear"), "batch": 32, "lengths": lengths}
     return Problem(samples, net, terms, {"c": 0.0}, {"c": 0.0}, judged=new, **how)
 
@@ -278,41 +277,10 @@ def kept_answers(samples: int, momentum: float | None, lengths: tuple[int, ...])
         lead = (z[:, 1] - z[:, 0]) * (2 * y[i] - 1)
         return _entropy(z, y[i]), {"c": -lead}
 
-    net = partial(_layers, 20, 64, 64, 2, between=nn.ReLU)
+    net = partial(layers, 20, 64, 64, 2, between=nn.ReLU)
     how = {"membership": lambda i: {"c": right[i]}, "lengths": lengths, "momentum": momentum}
     how |= {"training": Optimization(3e-3, 0.0, "cosine"), "batch": min(samples, 64)}
     return Problem(samples, net, terms, {"c": -0.5}, **how)
-
-
-def field_equation() -> Problem:
-    """u″ = −π² sin πx at 64 points, u = 0 at both edges, near six noisy data; one step an epoch."""
-    generator = torch.Generator().manual_seed(0)
-    data = torch.rand(6, generator=generator)
-    noise = torch.randn(6, generator=generator)
-    x = torch.cat([data, torch.linspace(0, 1, 64), torch.tensor([0.0, 1.0])])
-    y = torch.sin(math.pi * x)
-    y[:6] += 0.3 * noise
-    kind = torch.tensor([0] * 6 + [1] * 64 + [2] * 2)
-
-    def terms(net: nn.Module, i: Tensor) -> Terms:
-        with torch.enable_grad():
-            at = x[i][:, None].requires_grad_()
-            u = net(at)[:, 0]
-            slope = torch.autograd.grad(u.sum(), at, create_graph=True)[0]
-            curvature = torch.autograd.grad(slope.sum(), at, create_graph=True)[0]
-        residual = (curvature + math.pi**2 * torch.sin(math.pi * at.detach()))[:, 0].abs()
-        return (u - y[i]).square(), {"residual": residual, "edge": u}
-
-    def error(net: nn.Module) -> Tensor:
-        grid = torch.linspace(0, 1, 101)
-        return (net(grid[:, None])[:, 0] - torch.sin(math.pi * grid)).abs().amax()
-
-    net = partial(_layers, 1, 32, 32, 1)
-    bounds, slack = {"residual": 0.1, "edge": 0.0}, {"residual": 0.0, "edge": 0.01}
-    kinds = ("objective", "residual", "edge")
-    how = {"membership": lambda i: {name: kind[i] == k for k, name in enumerate(kinds)}}
-    how |= {"training": Optimization(3e-3, 0.0, "cosine"), "batch": len(x), "lengths": (1000,)}
-    return Problem(len(x), net, terms, bounds, slack, ("edge",), error=error, **how)
 
 
 def programs(in_loss: bool) -> Problem:
@@ -344,27 +312,8 @@ def programs(in_loss: bool) -> Problem:
         cost = 0.5 * cp.sum_squares(y @ np.diag(np.sqrt(of["q"]))) + cp.sum(y @ of["p"])
         return cost / len(new), [y @ of["g"].T <= np.tile(of["h"], (len(new), 1))]
 
-    net = partial(_layers, 50, 200, 200, 100 if in_loss else 50, between=nn.ReLU)
+    net = partial(layers, 50, 200, 200, 100 if in_loss else 50, between=nn.ReLU)
     bounds = {"inequality": 0.0} | ({"equality": 0.0} if in_loss else {})
     how = {"equal": ("equality",), "judged": new, "optimum": optimum, "batch": 200}
     how |= {"training": Optimization(1e-3, 0.0, "linear"), "lengths": (10, 30, 150)}
     return Problem(10000 - 2 * 833, net, terms, bounds, None, **how)
-
-
-PROBLEMS: dict[str, Callable[[], Problem]] = {
-    "margins": margins,
-    "margins, 15 contradict": lambda: margins(15),
-    "retention": retention,
-    "unlike units": unlike_units,
-    "softmax with a cap": capped,
-    "equalities": equalities,
-    "budget": lambda: retaught(learn=True),
-    "from zero": lambda: retaught(learn=False),
-    "band 2000": lambda: band(2000, (1, 3, 10, 30)),
-    "band 20000": lambda: band(20000, (1, 3)),
-    "table, 60": lambda: kept_answers(60, None, (10, 30, 100)),
-    "table, SGD": lambda: kept_answers(1200, 0.9, (10, 30, 100)),
-    "field": field_equation,
-    "programs": lambda: programs(in_loss=False),
-    "programs, equalities": lambda: programs(in_loss=True),
-}

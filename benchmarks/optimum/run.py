@@ -34,8 +34,43 @@ from pl_pointwise import (
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.lagrangian import gradient_units
 
-from .problems import PROBLEMS, STEPS, Problem, Terms
+from .equations import convection, field_equation, helmholtz
+from .problems import (
+    STEPS,
+    Problem,
+    Terms,
+    band,
+    capped,
+    equalities,
+    kept_answers,
+    margins,
+    programs,
+    retaught,
+    retention,
+    unlike_units,
+)
 
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "margins": margins,
+    "margins, 15 contradict": lambda: margins(15),
+    "retention": retention,
+    "unlike units": unlike_units,
+    "softmax with a cap": capped,
+    "equalities": equalities,
+    "budget": lambda: retaught(learn=True),
+    "from zero": lambda: retaught(learn=False),
+    "band 2000": lambda: band(2000, (1, 3, 10, 30)),
+    "band 20000": lambda: band(20000, (1, 3)),
+    "table, 60": lambda: kept_answers(60, None, (10, 30, 100)),
+    "table, SGD": lambda: kept_answers(1200, 0.9, (10, 30, 100)),
+    "field": field_equation,
+    "convection": lambda: convection(in_loss=False),
+    "convection, in the loss": lambda: convection(in_loss=True),
+    "Helmholtz": lambda: helmholtz(in_loss=False),
+    "Helmholtz, in the loss": lambda: helmholtz(in_loss=True),
+    "programs": lambda: programs(in_loss=False),
+    "programs, equalities": lambda: programs(in_loss=True),
+}
 WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 QUIET: dict[str, Any] = dict.fromkeys(
     ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
@@ -47,6 +82,7 @@ METHODS: dict[str, Callable[[], Formulation]] = {
 }
 for _weight in WEIGHTS:
     METHODS[f"hinge {_weight:g}"] = lambda w=_weight: Penalty(weight=w, shape="hinge")
+    METHODS[f"squared {_weight:g}"] = lambda w=_weight: Penalty(weight=w, shape="squared_hinge")
 LEFT_OUT = {"PATIENCE": 1.0, "MARGIN": 0.0, "LARGEST": 1e9}
 """Values of the rule's constants that are as if there were none."""
 VARIANTS: dict[str, tuple[Any, str, float]] = {}

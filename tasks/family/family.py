@@ -157,6 +157,8 @@ class FamilyModule(PointwiseModule):
         training: optimizer and schedule.
     """
 
+    shared_objective = "gap"
+
     def __init__(
         self,
         formulation: Formulation | None,

@@ -15,8 +15,7 @@ pytest.importorskip("sklearn")
 
 from benchmarks.optimum import Problem
 from benchmarks.optimum.__main__ import main
-from benchmarks.optimum.problems import PROBLEMS
-from benchmarks.optimum.run import changed
+from benchmarks.optimum.run import PROBLEMS, changed
 
 
 def far() -> Problem:
