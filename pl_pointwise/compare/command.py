@@ -43,7 +43,7 @@ def main(args: Sequence[str]) -> None:
     what = known.config, known.output, known.methods, known.seeds, known.set, overrides
     comparison = Comparison(*what, known.require, known.confidence, known.against)
     if known.only is not None:
-        if known.only > len(comparison.runs):
+        if not 1 <= known.only <= len(comparison.runs):
             parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")
         _run_one(comparison.runs[known.only - 1])
         return
@@ -168,9 +168,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="check every method, then list the runs and their commands; run and write nothing",
     )
-    parser.add_argument(
-        "--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables"
-    )
+    parser.add_argument("--only", type=int, metavar="N", help="the N-th run, and no tables")
     return parser
 
 
@@ -205,7 +203,7 @@ def _run(comparison: Comparison) -> list[Outcome]:
 def write_results(
     outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] | None, pdf: bool
 ) -> None:
-    """Writes the tables, ``comparison.json`` and the plots into the comparison's folder."""
+    """Writes the tables and the plots into the comparison's folder."""
     output, found = comparison.output, tables(outcomes)
     write_csv(outcomes, output / "comparison.csv")
     text = "\n".join(table.markdown() for table in found)
@@ -226,9 +224,3 @@ def _run_one(run: Run) -> None:
     result = execute(run)
     if "error" in result:
         raise SystemExit(f"{run.title} failed: {result['error']}")
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
-    return int(text)
