@@ -20,6 +20,7 @@ from pandas import DataFrame, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.next_steps import exports
+from pl_pointwise.data import TRAIN
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now
 from pl_pointwise.printing import Table, escaped
@@ -42,7 +43,6 @@ from pl_pointwise.requirements.exported import (
     write_certificate,
 )
 from pl_pointwise.requirements.samples import (
-    NOT_HELD_OUT,
     SELECTION,
     TRAINING,
     Bounds,
@@ -113,7 +113,7 @@ def check_requirements(
         )
     if name is None or not measure:
         return None if name is None else Predecessor(name, None)
-    held_out = {name: of for name, of in contents.items() if name != f"{NOT_HELD_OUT} data"}
+    held_out = {name: of for name, of in contents.items() if name != f"{TRAIN.key} data"}
     of = {"name": name, "run": first.digest, **held_out}
     with alone_in(comparison.output):
         return Predecessor(name, _measure(comparison, weights, of, bounds_of(cli.model)))

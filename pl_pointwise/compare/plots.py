@@ -14,8 +14,8 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from pl_pointwise.data import title_of
 from pl_pointwise.errors import DataError
-from pl_pointwise.printing import SPLIT_NAMES
 
 from .runs import Outcome
 from .tables import deciding_stage, metric_names, run_lines, shared_objective
@@ -219,7 +219,7 @@ def _cdf_grid(curves: Curves, styles: Styles, path: Path, note: str) -> None:
                 if len(values):  # Infinite values count, outside the plot.
                     panel.ecdf(values, label=name, **styles[name])
             panel.axvline(0.0, color="black", linewidth=1)
-            panel.set_title(f"{constraint}, {SPLIT_NAMES.get(stage, stage)}")
+            panel.set_title(f"{constraint}, {title_of(stage)}")
             panel.set_xlabel("violation (≤ 0 is satisfied)")
             panel.set_ylim(0, 1.01)
             panel.grid(alpha=0.3)

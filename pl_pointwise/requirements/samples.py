@@ -30,7 +30,7 @@ import torch
 from pandas import DataFrame
 from torch import Tensor
 
-from pl_pointwise.data import categories_of, units_of, without_index
+from pl_pointwise.data import SPLITS, TEST, TRAIN, VAL, categories_of, units_of, without_index
 from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows
 
 from .p_values import Losses
@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 Bounds = Mapping[str, Mapping[str, float]]
 """By constraint what violations are measured by: ``{"at_most": 0.5}``."""
 
-TRAINING, SELECTION, CERTIFICATION = "training", "selection", "certification"
-
-NOT_HELD_OUT = "train"
-
-SPLITS = {NOT_HELD_OUT: TRAINING, "val": SELECTION, "test": CERTIFICATION}
-"""Splits by data set. Any other is divided between selection and certification by unit."""
+TRAINING, SELECTION, CERTIFICATION = TRAIN.role, VAL.role, TEST.role
 
 COLUMNS = ("split", "dataset", "kind", "quantity", "index", "value", "unit", "category")
 
@@ -101,10 +96,10 @@ class Source:
         positions = index.tolist()
         categories = None if self.rows is None else categories_of(self.rows)
         found = self.units_at(positions)
-        split = SPLITS.get(self.name)
+        role = SPLITS[self.name].role if self.name in SPLITS else None
         return DataFrame(
             {
-                "split": [split or _drawn(unit) for unit in found],
+                "split": [role or _drawn(unit) for unit in found],
                 "dataset": self.name,
                 "kind": kind,
                 "quantity": quantity,
@@ -131,7 +126,7 @@ def samples_of(module: PointwiseModule, sources: Mapping[str, Source] | None = N
     """The table of what the last ``validate`` and ``test`` measured, with the data sets' units."""
     sources, parts = sources or sources_of(module), []
     for dataset in module.evaluated:
-        if dataset != NOT_HELD_OUT:
+        if dataset != TRAIN.key:
             source = sources.get(dataset) or Source(dataset, None)
             for name, found in module.evaluated[dataset].items():
                 parts.append(source.lines("constraint", name, found.index, found.worst()))
@@ -195,7 +190,7 @@ def values_of(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
     """Returns the lines of the table that a requirement is about, of one split, with their loss."""
     dataset = subject.dataset
     if dataset is None:
-        dataset = next(name for name, of in SPLITS.items() if of == split)
+        dataset = next(key for key, each in SPLITS.items() if each.role == split)
     chosen = _of_quantity(samples, subject)
     chosen &= (samples["split"] == split) & (samples["dataset"] == dataset)
     if subject.category is not None:
