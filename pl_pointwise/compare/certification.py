@@ -48,8 +48,8 @@ from pl_pointwise.requirements.samples import (
     Bounds,
     beside,
     bounds_of,
-    known_from,
     require_same_bounds,
+    subjects_in,
     units_in,
 )
 from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
@@ -139,9 +139,7 @@ def _measure(
     require_same_bounds({"The new models": bounds, comparison.against: bounds_of(cli.model)})
     notes_of(cli.model).confidential = True
     samples = samples_by(cli, weights, selection=True)
-    for requirement in comparison.required:
-        if requirement.beside:
-            known_from(samples).subject(requirement)
+    subjects_in(samples, [each for each in comparison.required if each.beside])
     if on_first_rank():
         samples.attrs["of"] = of
         samples.to_parquet(path, index=False)

@@ -22,10 +22,10 @@ from .samples import (
     SELECTION,
     TRAINING,
     Source,
-    known_from,
+    lines_about,
     records_not_known,
+    subjects_in,
     units_in,
-    values_of,
 )
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ def check_splits(
                 "to certify with."
             )
     require_separate_splits(samples)
-    known, samples = known_from(samples), samples.assign(before=torch.nan)  # Nothing is measured.
-    for subject in map(known.subject, requirements):
-        n = values_of(samples, subject, CERTIFICATION)["unit"].nunique()
+    samples = samples.assign(before=torch.nan)  # Nothing is measured.
+    for subject in subjects_in(samples, requirements):
+        n = lines_about(samples, subject, CERTIFICATION)["unit"].nunique()
         needed = subject.requirement.fewest_samples(confidence)
         if n < needed:
             of = f" of category {subject.category}" if subject.category is not None else ""

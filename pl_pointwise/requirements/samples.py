@@ -178,15 +178,19 @@ def _names(samples: DataFrame) -> list[str]:
     return [str(name) for name in samples["quantity"].unique()]
 
 
-def losses_of(samples: DataFrame, subject: Subject, split: str) -> Losses:
-    """(units,) losses: of a unit's samples the worst for a constraint, the mean for a metric."""
-    found = values_of(samples, subject, split)
-    by_unit = found.groupby("unit")["loss"]  # In the order of hashes, which no loss can set.
-    metric = subject.requirement.beyond is None
-    return np.asarray(by_unit.mean() if metric else by_unit.max(), float)
+def subjects_in(samples: DataFrame, requirements: Iterable[Requirement]) -> list[Subject]:
+    """Returns what of the table each requirement is about; refuses what there is not."""
+    known = known_from(samples)
+    return [known.subject(requirement) for requirement in requirements]
 
 
-def values_of(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
+def losses_by_unit(lines: DataFrame, requirement: Requirement) -> Losses:
+    """(units,) losses: of a unit's lines the worst for a constraint, the mean for a metric."""
+    by_unit = lines.groupby("unit")["loss"]  # In the order of hashes, which no loss can set.
+    return np.asarray(by_unit.mean() if requirement.beyond is None else by_unit.max(), float)
+
+
+def lines_about(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
     """Returns the lines of the table that a requirement is about, of one split, with their loss."""
     dataset = subject.dataset
     if dataset is None:
@@ -212,8 +216,7 @@ def beside(
     places = ["dataset", "kind", "quantity", "index", "unit"]
     before = predecessor[[*places, "value"]].rename(columns={"value": "before"})
     found = samples.merge(before, "left", on=places, indicator=True, validate="one_to_one")
-    known = known_from(samples)
-    for subject in [known.subject(each) for each in requirements if each.beside]:
+    for subject in subjects_in(samples, [each for each in requirements if each.beside]):
         of = _of_quantity(found, subject)
         alone = found[of & (found["_merge"] != "both")]
         if len(alone):
