@@ -20,9 +20,8 @@ from .extras import needs
 from .metrics import cvar, share_violated
 
 ASSUMPTIONS = (
-    "The held-out samples are independent draws from the distribution of the new inputs. "
-    "They were used neither in training nor to choose the model, its hyper-parameters or the "
-    "checkpoint. Each statement holds at its confidence by itself, not all of them together."
+    "The samples are independent draws from the distribution of the new inputs. They were used "
+    "neither in training nor to choose the model, its hyper-parameters or the checkpoint."
 )
 
 
@@ -104,6 +103,7 @@ class Certificate:
             f"{100 * self.bound:.3g} % (Clopper–Pearson, one-sided). "
             f"{self._of_quantile(sure)} "
             f"The CVaR{100 * self.level:g} of these violations is {self.cvar:.3g}. "
+            "Each statement holds at its confidence by itself, not all of them together. "
             f"Assumptions: {ASSUMPTIONS}"
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def main(args: Sequence[str]) -> None:
     try:
         old = check_methods(comparison, not known.dry_run)
         if known.dry_run:
-            _print_runs(comparison)
+            _print_runs(comparison, [word for word in args if word != "--dry-run"])
             return
         failed = compare(comparison, old, known.pareto, known.pdf)
     except OSError as error:
@@ -115,15 +116,18 @@ def _check_data(cli: PointwiseCLI) -> None:
         )
 
 
-def _print_runs(comparison: Comparison) -> None:
-    """Prints every run, and of those to come the command that runs it alone."""
+def _print_runs(comparison: Comparison, words: Sequence[str]) -> None:
+    """Prints every run, and of those to come the command that runs it alone.
+
+    words: of the command line that runs all.
+    """
     runs = comparison.runs
     waiting = sum(not run.finished for run in runs)
     print(f"{len(runs)} runs, {waiting} of them to do:")
     for number, run in enumerate(runs, start=1):
         print(f"  [{number}/{len(runs)}] {run.title}: {'finished' if run.finished else 'to do'}")
         if not run.finished:
-            print(f"    {comparison.command()} --only {number}")
+            print(f"    {shlex.join(['pl-pointwise', 'compare', *words])} --only {number}")
 
 
 def _parser() -> argparse.ArgumentParser:

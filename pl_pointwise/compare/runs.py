@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,19 +116,6 @@ class Comparison:
     requirements: Sequence[str] = ()
     confidence: float = 0.95
     against: str = START
-
-    def command(self) -> str:
-        """Returns the command line that stands for this comparison."""
-        words = ["pl-pointwise", "compare"]
-        words += [word for config in self.configs for word in ("--config", config)]
-        words += ["--methods", self.methods] if self.methods is not None else []
-        words += ["--seeds", *map(str, self.seeds), "--output", str(self.output)]
-        words += [word for setting in self.settings for word in ("--set", setting)]
-        for requirement in self.requirements:
-            words += ["--require", requirement]
-        if self.requirements:
-            words += ["--confidence", str(self.confidence), "--against", self.against]
-        return shlex.join([*words, *self.overrides])
 
     @cached_property
     def required(self) -> list[Requirement]:

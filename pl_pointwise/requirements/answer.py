@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
+from pl_pointwise.certificates import ASSUMPTIONS
+
 from .p_values import Losses, p_value, samples_needed_like, upper_bound
 from .requirement import Requirement, Subject
-from .samples import CERTIFICATION, SELECTION, lines_about, losses_by_unit, subjects_in
+from .samples import (
+    CERTIFICATION,
+    SELECTION,
+    lines_about,
+    losses_by_unit,
+    losses_of,
+    subjects_in,
+)
 from .selection import Candidate, Selection, select
 
 
@@ -156,7 +165,6 @@ class Answer:
 
     def nearest(self) -> int:
         """The position of the smallest p-value, of equal ones the smaller mean loss over rate."""
-
         worst = [max(f.share / f.requirement.at_most for f in of) for of in self.findings]
         p_values = [tested.p for tested in self.selection.tested]
         return min(range(len(worst)), key=lambda position: (p_values[position], worst[position]))
@@ -195,9 +203,7 @@ class Answer:
                 "one after the other on the certification split (fixed-sequence testing), which no "
                 "other comparison has used by this user's record. "
                 "The bounds in percent hold for all of them together (Bonferroni).",
-                "Assumptions: The certification samples are independent draws from the "
-                "distribution of the new inputs, and nothing that they showed led to these models "
-                "or to this choice.",
+                f"Assumptions: {ASSUMPTIONS}",
             ]
         seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[shown]]
         if self.predecessor is not None:
@@ -259,17 +265,12 @@ def choose_model(
 ) -> Answer:
     """Which model meets all requirements, with its certificate; ``predecessor``: for the text."""
     subjects = subjects_in(models[0].samples, requirements)
-
-    def losses_of(model: MeasuredModel, split: str) -> list[Losses]:
-        about = [(lines_about(model.samples, s, split), s.requirement) for s in subjects]
-        return [losses_by_unit(lines, requirement) for lines, requirement in about]
-
     candidates = [
         Candidate(
             model.name,
             float(np.nan_to_num(model.objective[SELECTION], nan=np.inf)),
-            losses_of(model, SELECTION),
-            losses_of(model, CERTIFICATION),
+            [losses_of(model.samples, subject, SELECTION) for subject in subjects],
+            [losses_of(model.samples, subject, CERTIFICATION) for subject in subjects],
         )
         for model in models
     ]

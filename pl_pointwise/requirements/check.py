@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pandas import DataFrame
 
+from pl_pointwise.certificates import ASSUMPTIONS
 from pl_pointwise.command_line.cli_errors import CommandParser, fraction
 from pl_pointwise.files import digest_now
 
@@ -158,8 +159,5 @@ def report(found: Sequence[Finding]) -> str:
                 f"{each.requirement.text}: {each.shown(each.share)} here is below the bound; "
                 f"if that holds, {needed:,} samples show it four times in five. Give more.",
             ]
-    assumed = (
-        "Assumed: these records are independent draws of the inputs to come, and no choice of "
-        "either model, or of this check, has used them."
-    )
-    return "\n".join([*lines, "", *repetitions(found), f"{assumed} {found[0].note}".strip()])
+    note = f"Assumptions: {ASSUMPTIONS} {found[0].note}".strip()
+    return "\n".join([*lines, "", *repetitions(found), note])

@@ -190,6 +190,11 @@ def losses_by_unit(lines: DataFrame, requirement: Requirement) -> Losses:
     return np.asarray(by_unit.mean() if requirement.beyond is None else by_unit.max(), float)
 
 
+def losses_of(samples: DataFrame, subject: Subject, split: str) -> Losses:
+    """Returns the losses of the lines that a requirement is about: (units,)."""
+    return losses_by_unit(lines_about(samples, subject, split), subject.requirement)
+
+
 def lines_about(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
     """Returns the lines of the table that a requirement is about, of one split, with their loss."""
     dataset = subject.dataset

@@ -205,7 +205,7 @@ def test_a_dry_run_lists_the_runs_and_the_command_of_each(files, tmp_path, capsy
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "4 runs, 4 of them to do:"
     assert lines[1] == "  [1/4] plain · seed 0: to do"
-    assert lines[2].strip().endswith("--seeds 0 1 --output " + str(tmp_path / "out") + " --only 1")
+    assert lines[2].strip().endswith(f"--output {tmp_path / 'out'} --seeds 0 1 --only 1")
     assert len(lines) == 9
     assert not (tmp_path / "out").exists()
     main(shlex.split(lines[4])[1:])

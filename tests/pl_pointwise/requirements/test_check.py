@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pl_pointwise.certificates import ASSUMPTIONS
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import MeasuredModel, choose_model
 from pl_pointwise.requirements.check import against, check, report
@@ -69,7 +70,7 @@ def test_a_unit_counts_once_and_the_report_names_samples() -> None:
     assert (found.n, found.share, against(found), found.met) == (50, 0.02, [99], True)
     said = report([found])
     assert said.startswith("**Yes**, with 95 % confidence")
-    assert "independent draws of the inputs to come, and no choice" in said
+    assert ASSUMPTIONS in said
 
 
 def test_a_prompt_that_comes_often_is_named() -> None:
