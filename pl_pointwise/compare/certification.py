@@ -35,7 +35,6 @@ from pl_pointwise.requirements.exported import (
     CHECKPOINT,
     SAMPLES,
     START,
-    is_certified,
     model_files,
     own_classes_only,
     read_certificate,
@@ -220,7 +219,7 @@ def _is_there(model: Path, use: str | None = None) -> bool:
     if not model.exists():
         return False
     with suppress(DataError):
-        if is_certified(model) and use in (None, read_certificate(model)[0].get("use")):
+        if use in (None, read_certificate(model)[0].get("use")):
             return True
     of = "no comparison has written what is there" if use is None else "it is not of this answer"
     raise RequirementError(f"{model}: {of}. Move it, or take another --output.")

@@ -21,12 +21,13 @@ from pathlib import Path
 from pandas import DataFrame
 
 from pl_pointwise.certificates import ASSUMPTIONS
-from pl_pointwise.command_line.cli_errors import CommandParser, fraction
+from pl_pointwise.command_line.cli_errors import CommandParser, fraction, short_errors
 from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
 from .exported import (
     CHECKPOINT,
+    REFUSED,
     START,
     known_units,
     measure_new_records,
@@ -55,9 +56,9 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--summary", type=Path, help="a Markdown file for the answer")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
-    found = check_models(
-        known.folder, known.against, options, known.require, known.confidence, known.config
-    )
+    rest = known.require, known.confidence, known.config
+    with short_errors(parser.prog, REFUSED):
+        found = check_models(known.folder, known.against, options, *rest)
     text = report(found)
     print(text)
     if known.summary is not None:

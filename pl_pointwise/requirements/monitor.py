@@ -29,11 +29,11 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 from pandas import DataFrame, Series
 
-from pl_pointwise.command_line.cli_errors import CommandParser
+from pl_pointwise.command_line.cli_errors import CommandParser, short_errors
 from pl_pointwise.files import write_whole
 
 from .anytime import Drift, MeanAbove
-from .exported import CERTIFICATE, measure_new_records, read_certificate
+from .exported import CERTIFICATE, REFUSED, measure_new_records, read_certificate
 from .requirement import Requirement, RequirementError, Subject
 from .samples import (
     CERTIFICATION,
@@ -97,7 +97,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--state", type=Path, help=f"instead of FOLDER/{CERTIFICATE}/{STATE}")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
-    checks = monitor(known.folder, options, known.config, known.state)
+    with short_errors(parser.prog, REFUSED):
+        checks = monitor(known.folder, options, known.config, known.state)
     print(_statements(checks), flush=True)
     if known.output is not None:
         known.output.write_text(json.dumps([asdict(check) for check in checks], indent=1))
