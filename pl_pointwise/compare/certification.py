@@ -69,18 +69,16 @@ TO_SET_UP_DATA: dict[str, Any] = {
 
 
 class Predecessor(NamedTuple):
-    """What requirements compare with."""
+    """What requirements compare with, if any does."""
 
-    name: str
+    name: str | None = None
     """What it is called in the answer: it holds no folder."""
-    samples: DataFrame | None
+    samples: DataFrame | None = None
     """What it measures on both splits; None if only the runs are listed."""
 
 
-def check_requirements(
-    comparison: Comparison, cli: PointwiseCLI, measure: bool
-) -> Predecessor | None:
-    """Refuses what cannot come to a certificate, before training; returns the predecessor, if any.
+def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool) -> Predecessor:
+    """Refuses what cannot come to a certificate, before training; returns the predecessor.
 
     cli: built of the first run's arguments. measure: the predecessor.
     """
@@ -111,7 +109,7 @@ def check_requirements(
             "are the same. Put it back, or take another --output."
         )
     if name is None or not measure:
-        return None if name is None else Predecessor(name, None)
+        return Predecessor(name)
     held_out = {name: of for name, of in contents.items() if name != f"{TRAIN.key} data"}
     of = {"name": name, "run": first.digest, **held_out}
     with alone_in(comparison.output):
@@ -147,7 +145,9 @@ def _measure(
     return samples
 
 
-def answer_requirements(comparison: Comparison, old: Predecessor | None) -> Answer | None:
+def answer_requirements(
+    comparison: Comparison, predecessor: str | None, before: DataFrame | None
+) -> Answer | None:
     """Chooses, exports, writes the answer; None until all runs are done: the split opens once."""
     runs, output = comparison.runs, comparison.output
     results = {run.title: run.result() or {"error": ""} for run in runs}
@@ -158,7 +158,6 @@ def answer_requirements(comparison: Comparison, old: Predecessor | None) -> Answ
             f"({', '.join(open_runs[:3])}). Mend them or take them out, and run the command again."
         )
         return None
-    name, before = old or (None, None)
     measured = [_measured(run, before, comparison.required) for run in runs]
     units = units_in(measured[0].samples)
     for other in measured:
@@ -168,10 +167,10 @@ def answer_requirements(comparison: Comparison, old: Predecessor | None) -> Answ
                 "held out must not depend on method or seed."
             )
     weights = sorted(result["wrote"][CHECKPOINT] for result in results.values())
-    use = {**_use(comparison, name, results[runs[0].title]["data"]), "weights": weights}
+    use = {**_use(comparison, predecessor, results[runs[0].title]["data"]), "weights": weights}
     check_unused(use, units, output)
     there = _is_there(output / "model", id_of(use, units))
-    found = choose_model(measured, comparison.required, comparison.confidence, name)
+    found = choose_model(measured, comparison.required, comparison.confidence, predecessor)
     if on_first_rank():
         remember_use(use, units, output, output)  # Before anything of the split is shown.
     if found.chosen is not None and not there:

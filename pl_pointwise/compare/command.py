@@ -46,7 +46,10 @@ def main(args: Sequence[str]) -> None:
     if known.only is not None:
         if not 1 <= known.only <= len(comparison.runs):
             parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")
-        _run_one(comparison.runs[known.only - 1])
+        quieten()
+        [(run, result)] = _run(comparison.runs[known.only - 1 : known.only])
+        if "error" in result:
+            raise SystemExit(f"{run.title} failed: {result['error']}")
         return
     try:
         old = check_methods(comparison, not known.dry_run)
@@ -62,7 +65,7 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
 
-def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor | None:
+def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor:
     """Builds every method that has a run to come; refuses all that is wrong, method by method.
 
     Returns what requirements compare with, if any does; ``measure`` it.
@@ -89,7 +92,7 @@ def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor |
     if problems:
         raise MethodsError(problems, names)
     if not comparison.requirements:
-        return None
+        return Predecessor()
     require_same_bounds(bounds)
     if built is not runs[0]:
         cli = None
@@ -177,22 +180,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def compare(
-    comparison: Comparison, old: Predecessor | None, axes: Sequence[str] | None, pdf: bool
+    comparison: Comparison, old: Predecessor, axes: Sequence[str] | None, pdf: bool
 ) -> list[str]:
     """Runs what is left, then writes tables and plots; returns what failed."""
     quieten()
     with alone_in(comparison.output):
-        outcomes = _run(comparison)
+        outcomes = _run(comparison.runs)
         if on_first_rank():
             write_results(outcomes, comparison, axes, pdf)
         if comparison.requirements:
-            answer_requirements(comparison, old)
+            answer_requirements(comparison, *old)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
-def _run(comparison: Comparison) -> list[Outcome]:
+def _run(runs: Sequence[Run]) -> list[Outcome]:
     """Runs what is not finished; returns what came of every run."""
-    runs, outcomes = comparison.runs, list[Outcome]()
+    outcomes = list[Outcome]()
     for number, run in enumerate(runs, start=1):
         if why := run.outdated():
             print(f"{run.title} is run again: {why}.", flush=True)
@@ -218,13 +221,3 @@ def write_results(
         draw_plots(done, output, axes, pdf)
     drawn = [name for name in PLOTS if (output / name).is_file()]
     print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
-
-
-def _run_one(run: Run) -> None:
-    quieten()
-    if run.finished:
-        print(f"{run.title} (finished before)")
-        return
-    result = execute(run)
-    if "error" in result:
-        raise SystemExit(f"{run.title} failed: {result['error']}")

@@ -143,13 +143,11 @@ class Comparison:
                 name = f"{method}, {label}" if label else method
                 names.append(name)
                 below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
-                if below.parent.name != "runs" or not below.name.strip("."):
-                    problems[name] = "gives its folder no name. Put a letter or digit in it."
-                    continue
-                if taken.setdefault(below, name) != name:
-                    problems[name] = f"would share the folder {below} with {taken[below]!r}."
-                    continue
                 try:
+                    if below.parent.name != "runs" or not below.name.strip("."):
+                        raise DataError("gives its folder no name. Put a letter or digit in it.")
+                    if taken.setdefault(below, name) != name:
+                        raise DataError(f"would share the folder {below} with {taken[below]!r}.")
                     parts, untrained = _parts_of(overlay)
                     words = [*self.overrides, *untrained, *options]
                     for seed in self.seeds:
