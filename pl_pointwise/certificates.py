@@ -20,9 +20,11 @@ from .extras import needs
 from .metrics import cvar, share_violated
 
 ASSUMPTIONS = (
-    "The samples are independent draws from the distribution of the new inputs. They were used "
-    "neither in training nor to choose the model, its hyper-parameters or the checkpoint."
+    "The samples are independent draws from the distribution of the new inputs. None was trained "
+    "on, and before this statement nothing that they showed led to a model, to its settings or "
+    "checkpoint, or to what is required."
 )
+"""Of a certified choice too: it is made by the statement's own test, and not before it."""
 
 
 def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:

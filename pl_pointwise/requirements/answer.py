@@ -84,7 +84,7 @@ class Finding:
         at_most = self.requirement.at_most
         return samples_needed_like(self.losses, at_most, self.confidence, self.zero_one)
 
-    def _before(self) -> str:
+    def _met_before(self) -> str:
         """On how many units the predecessor meets what may be lost or gained."""
         if self.requirement.beside not in ("lost", "gained"):
             return ""
@@ -101,7 +101,7 @@ class Finding:
             what = f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
             what = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
-        return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{self._before()}"
+        return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{self._met_before()}"
 
     def shown(self, loss: float) -> str:
         """Returns a mean loss; of a difference, in the metric's own unit."""

@@ -62,7 +62,7 @@ def test_statement_names_confidence_and_assumptions() -> None:
         f"at most {100 * violation_bound(5, 100, 0.9):.3g} %",
         "CVaR95 of these violations is 2",
         "independent draws",
-        "neither in training nor to choose",
+        "before this statement nothing that they showed led to a model",
         "not all of them together",
     ):
         assert part in statement
