@@ -1,9 +1,7 @@
-"""What held-out violations say about inputs not seen: bounds and an interval.
+"""What held-out violations say about inputs not seen: two bounds.
 
-Each holds with a confidence, under ``ASSUMPTIONS``. The bounds on the probability of a
-violation and on a quantile are exact: for any distribution and any number of samples they cover at
-least as often as they say. The bootstrap interval for the CVaR is
-approximate, and with few samples in the tail it covers less (docs/metrics.md).
+Each holds with a confidence, under ``ASSUMPTIONS``, for any distribution and any number of samples:
+that on the probability of a violation, and that on a quantile.
 
 A violation ``v ≤ 0`` is satisfied. Values are one per sample: the elements of one sample's
 vector-valued constraint depend on each other, so certify :func:`worst_per_sample`.
@@ -14,19 +12,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .extras import needs
 from .metrics import cvar, share_violated
 
 ASSUMPTIONS = (
-    "The held-out samples are independent draws from the distribution of the new inputs. "
-    "They were used neither in training nor to choose the model, its hyper-parameters or the "
-    "checkpoint. Each statement holds at its confidence by itself, not all of them together."
+    "The samples are independent draws from the distribution of the new inputs. None was trained "
+    "on, and before this statement nothing that they showed led to a model, to its settings or "
+    "checkpoint, or to what is required."
 )
+"""Of a certified choice too: it is made by the statement's own test, and not before it."""
 
 
 def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
@@ -69,44 +67,6 @@ def quantile_bound(
     return float(ordered[position]) if position < len(ordered) else math.inf
 
 
-def cvar_interval(
-    values: Tensor | ArrayLike,
-    level: float = 0.95,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Returns a two-sided percentile-bootstrap interval for :func:`~pl_pointwise.metrics.cvar`.
-
-    Approximate: a bootstrap never sees beyond the largest value, so with a heavy tail or few values
-    in it the interval ends too low.
-
-    values: (n,), one violation per sample.
-    resamples: how many times n values are drawn from the n, with replacement.
-    """
-    ordered = np.sort(_one_per_sample(values).double().numpy())
-    _validate(len(ordered), confidence)
-    cvar(torch.from_numpy(ordered), level)  # Checks the level.
-    generator = np.random.default_rng(seed)
-    at_once = max(1, 2_000_000 // len(ordered))
-    found = []
-    for rows in [at_once] * (resamples // at_once) + [resamples % at_once]:
-        drawn = generator.integers(len(ordered), size=(rows, len(ordered)), dtype=np.int32)
-        found.append(_cvars(ordered[drawn], level))
-    tail = (1 - confidence) / 2
-    # Not interpolated: between two infinite values there is nothing.
-    low, high = np.quantile(np.concatenate(found), [tail, 1 - tail], method="inverted_cdf")
-    return float(low), float(high)
-
-
-def _cvars(samples: NDArray[np.float64], level: float) -> NDArray[np.float64]:
-    """Returns the CVaR of each resample (r, n), as metrics.cvar: (r,)."""
-    position = math.ceil(round(level * (samples.shape[1] - 1), 6))
-    samples.partition(position, axis=1)
-    tail = samples >= samples[:, position, None]
-    return np.where(tail, samples, 0.0).sum(1) / tail.sum(1)
-
-
 def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns the largest violation of each sample, (m,); samples without any element are left out.
 
@@ -131,24 +91,21 @@ class Certificate:
     share: float  # violated / n
     bound: float  # On P(a new input violates), from above; violation_bound.
     cvar: float  # Of the n values, in the units of the violation.
-    interval: tuple[float, float]  # Bootstrap, for the CVaR; cvar_interval.
     quantile: float  # Upper bound on that at ``level``, inf for few samples; quantile_bound.
-    confidence: float  # Of the bounds and, nominally, of the interval.
+    confidence: float  # Of each bound.
     level: float  # Of the CVaR and of the quantile.
 
     def statement(self) -> str:
         """Returns the certificate in plain sentences, with its confidence and its assumptions."""
         sure = f"{100 * self.confidence:g} %"
-        low, high = self.interval
         return (
             f"{self.violated} of {self.n} held-out samples violate the constraint "
             f"({100 * self.share:.3g} %). "
             f"With {sure} confidence, a new input violates it with a probability of at most "
             f"{100 * self.bound:.3g} % (Clopper–Pearson, one-sided). "
             f"{self._of_quantile(sure)} "
-            f"The CVaR{100 * self.level:g} of the violation is {self.cvar:.3g}, with a {sure} "
-            f"bootstrap interval from {low:.3g} to {high:.3g} (percentile method; approximate, "
-            "and too narrow if few samples are in the tail). "
+            f"The CVaR{100 * self.level:g} of these violations is {self.cvar:.3g}. "
+            "Each statement holds at its confidence by itself, not all of them together. "
             f"Assumptions: {ASSUMPTIONS}"
         )
 
@@ -189,7 +146,6 @@ def certify(
         share=float(share_violated(values)),
         bound=violation_bound(violated, len(values), confidence),
         cvar=float(cvar(values, level)),
-        interval=cvar_interval(values, level, confidence),
         quantile=quantile_bound(values, level, confidence),
         confidence=confidence,
         level=level,

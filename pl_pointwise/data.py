@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,9 +23,36 @@ from .training.random_state import random_state
 from .training.sampler import Drawing
 from .training.sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
 
-SPLITS = ("train", "val", "test")
-"""The training split; the selection split, by which settings and methods are chosen; and the
-certification split, which is used once, for the model that was chosen."""
+
+@dataclass(frozen=True)
+class Split:
+    """A split of the data.
+
+    Attributes:
+        key: its name in options and in the log.
+        role: what it is for. Settings and methods are chosen by the selection split; the
+            certification split is used once, for the model that was chosen.
+        title: what people read in tables and plots.
+        is_open: whether it may be looked at before the choice.
+    """
+
+    key: str
+    role: str
+    title: str
+    is_open: bool = True
+
+
+TRAIN = Split("train", "training", "training")
+VAL = Split("val", "selection", "selection")
+TEST = Split("test", "certification", "held-out", is_open=False)
+
+SPLITS = {split.key: split for split in (TRAIN, VAL, TEST)}
+"""Any other data set stands besides the splits."""
+
+
+def title_of(dataset: str) -> str:
+    """Returns what people read for a data set: a split's title, else its own name."""
+    return SPLITS[dataset].title if dataset in SPLITS else dataset
 
 
 class Rows(Protocol):

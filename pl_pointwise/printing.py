@@ -13,15 +13,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-SPLIT_NAMES = {
-    "train": "training",
-    "running": "training (running)",
-    "val": "selection",
-    "test": "held-out",
-}
-"""What people read, by the name in the log keys; a data set besides the splits has its own."""
-
-
 @dataclass(frozen=True)
 class Table:
     """``cells`` as text, one line per method or model; ``note`` says what they are."""

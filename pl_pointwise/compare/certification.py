@@ -20,6 +20,7 @@ from pandas import DataFrame, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.next_steps import exports
+from pl_pointwise.data import TRAIN
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now
 from pl_pointwise.printing import Table, escaped
@@ -34,7 +35,6 @@ from pl_pointwise.requirements.exported import (
     CHECKPOINT,
     SAMPLES,
     START,
-    is_certified,
     model_files,
     own_classes_only,
     read_certificate,
@@ -42,14 +42,13 @@ from pl_pointwise.requirements.exported import (
     write_certificate,
 )
 from pl_pointwise.requirements.samples import (
-    NOT_HELD_OUT,
     SELECTION,
     TRAINING,
     Bounds,
     beside,
     bounds_of,
-    known_from,
     require_same_bounds,
+    subjects_in,
     units_in,
 )
 from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
@@ -70,18 +69,16 @@ TO_SET_UP_DATA: dict[str, Any] = {
 
 
 class Predecessor(NamedTuple):
-    """What requirements compare with."""
+    """What requirements compare with, if any does."""
 
-    name: str
+    name: str | None = None
     """What it is called in the answer: it holds no folder."""
-    samples: DataFrame | None
+    samples: DataFrame | None = None
     """What it measures on both splits; None if only the runs are listed."""
 
 
-def check_requirements(
-    comparison: Comparison, cli: PointwiseCLI, measure: bool
-) -> Predecessor | None:
-    """Refuses what cannot come to a certificate, before training; returns the predecessor, if any.
+def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool) -> Predecessor:
+    """Refuses what cannot come to a certificate, before training; returns the predecessor.
 
     cli: built of the first run's arguments. measure: the predecessor.
     """
@@ -112,8 +109,8 @@ def check_requirements(
             "are the same. Put it back, or take another --output."
         )
     if name is None or not measure:
-        return None if name is None else Predecessor(name, None)
-    held_out = {name: of for name, of in contents.items() if name != f"{NOT_HELD_OUT} data"}
+        return Predecessor(name)
+    held_out = {name: of for name, of in contents.items() if name != f"{TRAIN.key} data"}
     of = {"name": name, "run": first.digest, **held_out}
     with alone_in(comparison.output):
         return Predecessor(name, _measure(comparison, weights, of, bounds_of(cli.model)))
@@ -139,9 +136,7 @@ def _measure(
     require_same_bounds({"The new models": bounds, comparison.against: bounds_of(cli.model)})
     notes_of(cli.model).confidential = True
     samples = samples_by(cli, weights, selection=True)
-    for requirement in comparison.required:
-        if requirement.beside:
-            known_from(samples).subject(requirement)
+    subjects_in(samples, [each for each in comparison.required if each.beside])
     if on_first_rank():
         samples.attrs["of"] = of
         samples.to_parquet(path, index=False)
@@ -150,7 +145,9 @@ def _measure(
     return samples
 
 
-def answer_requirements(comparison: Comparison, old: Predecessor | None) -> Answer | None:
+def answer_requirements(
+    comparison: Comparison, predecessor: str | None, before: DataFrame | None
+) -> Answer | None:
     """Chooses, exports, writes the answer; None until all runs are done: the split opens once."""
     runs, output = comparison.runs, comparison.output
     results = {run.title: run.result() or {"error": ""} for run in runs}
@@ -161,7 +158,6 @@ def answer_requirements(comparison: Comparison, old: Predecessor | None) -> Answ
             f"({', '.join(open_runs[:3])}). Mend them or take them out, and run the command again."
         )
         return None
-    name, before = old or (None, None)
     measured = [_measured(run, before, comparison.required) for run in runs]
     units = units_in(measured[0].samples)
     for other in measured:
@@ -171,10 +167,10 @@ def answer_requirements(comparison: Comparison, old: Predecessor | None) -> Answ
                 "held out must not depend on method or seed."
             )
     weights = sorted(result["wrote"][CHECKPOINT] for result in results.values())
-    use = {**_use(comparison, name, results[runs[0].title]["data"]), "weights": weights}
+    use = {**_use(comparison, predecessor, results[runs[0].title]["data"]), "weights": weights}
     check_unused(use, units, output)
     there = _is_there(output / "model", id_of(use, units))
-    found = choose_model(measured, comparison.required, comparison.confidence, name)
+    found = choose_model(measured, comparison.required, comparison.confidence, predecessor)
     if on_first_rank():
         remember_use(use, units, output, output)  # Before anything of the split is shown.
     if found.chosen is not None and not there:
@@ -222,7 +218,7 @@ def _is_there(model: Path, use: str | None = None) -> bool:
     if not model.exists():
         return False
     with suppress(DataError):
-        if is_certified(model) and use in (None, read_certificate(model)[0].get("use")):
+        if use in (None, read_certificate(model)[0].get("use")):
             return True
     of = "no comparison has written what is there" if use is None else "it is not of this answer"
     raise RequirementError(f"{model}: {of}. Move it, or take another --output.")

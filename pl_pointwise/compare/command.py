@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,17 @@ def main(args: Sequence[str]) -> None:
     what = known.config, known.output, known.methods, known.seeds, known.set, overrides
     comparison = Comparison(*what, known.require, known.confidence, known.against)
     if known.only is not None:
-        if known.only > len(comparison.runs):
+        if not 1 <= known.only <= len(comparison.runs):
             parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")
-        _run_one(comparison.runs[known.only - 1])
+        quieten()
+        [(run, result)] = _run(comparison.runs[known.only - 1 : known.only])
+        if "error" in result:
+            raise SystemExit(f"{run.title} failed: {result['error']}")
         return
     try:
         old = check_methods(comparison, not known.dry_run)
         if known.dry_run:
-            _print_runs(comparison)
+            _print_runs(comparison, [word for word in args if word != "--dry-run"])
             return
         failed = compare(comparison, old, known.pareto, known.pdf)
     except OSError as error:
@@ -61,7 +65,7 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
 
-def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor | None:
+def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor:
     """Builds every method that has a run to come; refuses all that is wrong, method by method.
 
     Returns what requirements compare with, if any does; ``measure`` it.
@@ -88,7 +92,7 @@ def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor |
     if problems:
         raise MethodsError(problems, names)
     if not comparison.requirements:
-        return None
+        return Predecessor()
     require_same_bounds(bounds)
     if built is not runs[0]:
         cli = None
@@ -115,15 +119,18 @@ def _check_data(cli: PointwiseCLI) -> None:
         )
 
 
-def _print_runs(comparison: Comparison) -> None:
-    """Prints every run, and of those to come the command that runs it alone."""
+def _print_runs(comparison: Comparison, words: Sequence[str]) -> None:
+    """Prints every run, and of those to come the command that runs it alone.
+
+    words: of the command line that runs all.
+    """
     runs = comparison.runs
     waiting = sum(not run.finished for run in runs)
     print(f"{len(runs)} runs, {waiting} of them to do:")
     for number, run in enumerate(runs, start=1):
         print(f"  [{number}/{len(runs)}] {run.title}: {'finished' if run.finished else 'to do'}")
         if not run.finished:
-            print(f"    {comparison.command()} --only {number}")
+            print(f"    {shlex.join(['pl-pointwise', 'compare', *words])} --only {number}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -168,29 +175,27 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="check every method, then list the runs and their commands; run and write nothing",
     )
-    parser.add_argument(
-        "--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables"
-    )
+    parser.add_argument("--only", type=int, metavar="N", help="the N-th run, and no tables")
     return parser
 
 
 def compare(
-    comparison: Comparison, old: Predecessor | None, axes: Sequence[str] | None, pdf: bool
+    comparison: Comparison, old: Predecessor, axes: Sequence[str] | None, pdf: bool
 ) -> list[str]:
     """Runs what is left, then writes tables and plots; returns what failed."""
     quieten()
     with alone_in(comparison.output):
-        outcomes = _run(comparison)
+        outcomes = _run(comparison.runs)
         if on_first_rank():
             write_results(outcomes, comparison, axes, pdf)
         if comparison.requirements:
-            answer_requirements(comparison, old)
+            answer_requirements(comparison, *old)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
-def _run(comparison: Comparison) -> list[Outcome]:
+def _run(runs: Sequence[Run]) -> list[Outcome]:
     """Runs what is not finished; returns what came of every run."""
-    runs, outcomes = comparison.runs, list[Outcome]()
+    outcomes = list[Outcome]()
     for number, run in enumerate(runs, start=1):
         if why := run.outdated():
             print(f"{run.title} is run again: {why}.", flush=True)
@@ -205,7 +210,7 @@ def _run(comparison: Comparison) -> list[Outcome]:
 def write_results(
     outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] | None, pdf: bool
 ) -> None:
-    """Writes the tables, ``comparison.json`` and the plots into the comparison's folder."""
+    """Writes the tables and the plots into the comparison's folder."""
     output, found = comparison.output, tables(outcomes)
     write_csv(outcomes, output / "comparison.csv")
     text = "\n".join(table.markdown() for table in found)
@@ -216,19 +221,3 @@ def write_results(
         draw_plots(done, output, axes, pdf)
     drawn = [name for name in PLOTS if (output / name).is_file()]
     print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
-
-
-def _run_one(run: Run) -> None:
-    quieten()
-    if run.finished:
-        print(f"{run.title} (finished before)")
-        return
-    result = execute(run)
-    if "error" in result:
-        raise SystemExit(f"{run.title} failed: {result['error']}")
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
-    return int(text)

@@ -14,8 +14,8 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from pl_pointwise.data import title_of
 from pl_pointwise.errors import DataError
-from pl_pointwise.printing import SPLIT_NAMES
 
 from .runs import Outcome
 from .tables import deciding_stage, metric_names, run_lines, shared_objective
@@ -67,8 +67,6 @@ def styles_of(methods: Iterable[str]) -> Styles:
     }
 
 
-FRONTIER = "frontier"
-
 PLOTS = ("cdf.png", "pareto.png")
 """Violations, two metrics against each other."""
 
@@ -105,10 +103,10 @@ def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
 
 def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf: bool) -> None:
     """Draws every plot there is something for, of runs that did not fail; removes earlier ones."""
+    endings = {".png": True, ".pdf": pdf}
     for name in PLOTS:
-        for ending in (".png", ".pdf"):
+        for ending in endings:
             (output / name).with_suffix(ending).unlink(missing_ok=True)
-    endings = (".png", ".pdf") if pdf else (".png",)
     runs, names = DataFrame(run_lines(done)), metric_names(done)
     violations: dict[str, dict[str, np.ndarray]] = {}
     for run, _ in done:
@@ -116,31 +114,33 @@ def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf:
             known = violations.setdefault(name, {})
             known[run.method] = np.append(known.get(run.method, values[:0]), values)
     styles = styles_of(run.method for run, _ in done)
-    for ending in endings:
-        if violations:
-            violation_cdfs(violations, styles, (output / "cdf.png").with_suffix(ending))
+
+    def save_as(name: str, figure: Figure) -> None:
+        for ending in filter(endings.get, endings):
+            save(figure, (output / name).with_suffix(ending))
+
+    if violations:
+        save_as("cdf.png", violation_cdfs(violations, styles))
     pair = axes or default_axes(names, shared_objective(done))
     if axes or set(pair) <= set(names):  # Without constraints, for one, there are no two.
         higher = {k: v for _, result in done for k, v in result.get("higher_is_better", {}).items()}
         chosen = [parse_axis(name, names, higher) for name in pair]
-        for ending in endings:
-            pareto(runs, chosen, styles, (output / "pareto.png").with_suffix(ending))
+        if runs[[axis.name for axis in chosen]].notna().all(axis=1).any():
+            save_as("pareto.png", pareto(runs, chosen, styles))
 
 
-def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Styles, path: Path) -> None:
-    """Writes two metrics against each other, mean ± std over seeds, with the frontier drawn."""
+def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Styles) -> Figure:
+    """Returns two metrics against each other, mean ± std over seeds, with the frontier drawn."""
     x, y = axes
     groups = runs.dropna(subset=[x.name, y.name]).groupby("method", sort=False)[[x.name, y.name]]
     means, stds = groups.mean(), groups.std()  # NaN of one seed: no bar
-    if means.empty:
-        return
     figure = Figure(figsize=(6.4, 4.8), layout="constrained")
     panel = figure.subplots()
     points = means.to_numpy()
     stairs = np.array(sorted(points[frontier(points, axes)].tolist())).reshape(-1, 2)
     # Between two points of the frontier lies what the worse coordinates of both attain.
     where: Any = "pre" if x.higher_is_better else "post"
-    panel.step(*stairs.T, where=where, color="black", linewidth=1.2, zorder=1, label=FRONTIER)
+    panel.step(*stairs.T, where=where, color="black", linewidth=1.2, zorder=1, label="frontier")
     for method, mean, std in zip(means.index, points, stds.to_numpy(), strict=True):
         panel.errorbar(
             *mean,
@@ -155,7 +155,7 @@ def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Styles, path: Path) ->
     panel.set_ylabel(y.label)
     panel.grid(alpha=0.3)
     note = "Mean ± standard deviation over the seeds. Frontier: no method is better in both."
-    save(figure, [panel], [FRONTIER, *means.index], 3, note, path)
+    return with_legend(figure, ["frontier", *means.index], 3, note)
 
 
 def frontier(points: Any, axes: Sequence[Axis]) -> list[int]:
@@ -179,31 +179,17 @@ def frontier(points: Any, axes: Sequence[Axis]) -> list[int]:
 Curves = Mapping[str, Mapping[str, np.ndarray]]
 """Values (n,), of which NaN are left out, by panel, ``stage/constraint``, and curve."""
 
-SATISFIED = "Left of the line: satisfied."
 
-
-def violation_cdfs(violations: Curves, styles: Styles, path: Path) -> None:
-    """Writes the empirical CDF of violations by ``stage/constraint``, a curve per method."""
-    looks = {
-        method: {
-            **style,
-            "linewidth": 1.6,
-            "markersize": 5,
-            "markeredgewidth": 0,
-            # By length along the curve, and each method's elsewhere, or they hide one another.
-            "markevery": (0.02 + 0.011 * number, 0.17),
-        }
-        for number, (method, style) in enumerate(styles.items())
-    }
-    stages = (deciding_stage([*violations]), "train")
-    shown = {name: v for name, v in violations.items() if name.partition("/")[0] in stages}
-    _cdf_grid(shown, looks, path, f"All seeds of a method together. {SATISFIED}")
-
-
-def _cdf_grid(curves: Curves, styles: Styles, path: Path, note: str) -> None:
-    """Writes CDFs: a line of panels per constraint, on one axis, and a column per stage."""
-    stages = list(dict.fromkeys(name.partition("/")[0] for name in curves))
-    constraints = list(dict.fromkeys(name.partition("/")[2] for name in curves))
+def violation_cdfs(violations: Curves, styles: Styles) -> Figure:
+    """Returns the empirical CDFs of violations, a curve per method: a line of panels per
+    constraint, on one axis, and a column per split."""
+    held_out = deciding_stage([*violations])
+    names = [name for name in violations if name.partition("/")[0] in (held_out, "train")]
+    stages = list(dict.fromkeys(name.partition("/")[0] for name in names))
+    constraints = list(dict.fromkeys(name.partition("/")[2] for name in names))
+    # By length along the curve, and each method's elsewhere, or markers hide one another.
+    places = {method: (0.02 + 0.011 * number, 0.17) for number, method in enumerate(styles)}
+    look = {"linewidth": 1.6, "markersize": 5, "markeredgewidth": 0}
     size = (0.8 + 4.2 * len(stages), 0.7 + 3.3 * len(constraints))
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(
@@ -212,20 +198,22 @@ def _cdf_grid(curves: Curves, styles: Styles, path: Path, note: str) -> None:
     for beside, constraint in zip(panels, constraints, strict=True):
         of_row = []
         for panel, stage in zip(beside, stages, strict=True):
-            found = curves.get(f"{stage}/{constraint}", {})
-            panel.set_visible(bool(found))
-            for name, values in found.items():
+            curves = violations.get(f"{stage}/{constraint}", {})
+            panel.set_visible(bool(curves))
+            for method, values in curves.items():
                 of_row.append(values := values[~np.isnan(values)])
                 if len(values):  # Infinite values count, outside the plot.
-                    panel.ecdf(values, label=name, **styles[name])
+                    style = {**styles[method], **look, "markevery": places[method]}
+                    panel.ecdf(values, label=method, **style)
             panel.axvline(0.0, color="black", linewidth=1)
-            panel.set_title(f"{constraint}, {SPLIT_NAMES.get(stage, stage)}")
+            panel.set_title(f"{constraint}, {title_of(stage)}")
             panel.set_xlabel("violation (≤ 0 is satisfied)")
             panel.set_ylim(0, 1.01)
             panel.grid(alpha=0.3)
         _compress(of_row, beside)
         beside[0].set_ylabel("share of values")
-    save(figure, panels.flat, list(styles), 3 if len(stages) > 1 else 2, note, path)
+    note = "All seeds of a method together. Left of the line: satisfied."
+    return with_legend(figure, list(styles), 3 if len(stages) > 1 else 2, note)
 
 
 def _compress(values: Sequence[np.ndarray], panels: Iterable[Any]) -> None:
@@ -241,13 +229,11 @@ def _compress(values: Sequence[np.ndarray], panels: Iterable[Any]) -> None:
         panel.set_xlabel(f"{panel.get_xlabel()}, logarithmic beyond ±{bound:g}")
 
 
-def save(
-    figure: Figure, panels: Iterable[Any], names: Sequence[str], columns: int, note: str, path: Path
-) -> None:
-    """Writes a plot in the path's format, curves and note below. The same plot, the same bytes."""
+def with_legend(figure: Figure, names: Sequence[str], columns: int, note: str) -> Figure:
+    """Returns the figure with the curves of these names, and a note, below it."""
     handles = {
         label: handle.lines[0] if isinstance(handle, ErrorbarContainer) else handle
-        for panel in panels
+        for panel in figure.axes
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     shown = [name for name in names if name in handles]
@@ -261,6 +247,11 @@ def save(
         fontsize="small",
         frameon=False,
     )
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a plot in the path's format. The same plot, the same bytes."""
     undated = {"CreationDate": None} if path.suffix == ".pdf" else {}
     with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType, which publishers ask for.
         figure.savefig(path, dpi=150, metadata=undated)

@@ -32,13 +32,11 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.data import dataset_of
+from pl_pointwise.data import SPLITS, TEST, TRAIN, VAL, dataset_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
 from pl_pointwise.requirements.samples import (
-    NOT_HELD_OUT,
-    SPLITS,
     Source,
     bounds_of,
     samples_of,
@@ -158,19 +156,20 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
 
     def shown(name: str) -> bool:
         """Whether it is for all to see: of others the test of a requirement has samples."""
-        return not run.certified or name.partition("/")[0] in ("val", NOT_HELD_OUT)
+        split = SPLITS.get(name.partition("/")[0])
+        return not run.certified or (split is not None and split.is_open)
 
     objective = {}
-    for stage, split in SPLITS.items():
+    for split in (VAL, TEST):
         # Of the training data where nothing held out has one, as where facts are learnt (keep).
-        for name in (f"{each}/{module.shared_objective}" for each in (NOT_HELD_OUT, stage)):
-            if stage != NOT_HELD_OUT and name in logged:
-                objective[split] = logged[name]
+        for key in (TRAIN.key, split.key):
+            if (name := f"{key}/{module.shared_objective}") in logged:
+                objective[split.role] = logged[name]
     contents: dict[str, str] = {}
     if trainer.is_global_zero:
         sources = sources_of(module)
         if trained is not None:
-            sources[NOT_HELD_OUT] = Source(NOT_HELD_OUT, trained)
+            sources[TRAIN.key] = Source(TRAIN.key, trained)
         pooled = {
             f"{stage}/{name}": values.numpy()
             for stage, by_constraint in module.violations.items()
@@ -182,7 +181,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         if run.certified:
             contents = {f"{name} data": source.content for name, source in sources.items()}
             if trained is not None:
-                samples = pd.concat([samples, sources[NOT_HELD_OUT].training_lines()])
+                samples = pd.concat([samples, sources[TRAIN.key].training_lines()])
             samples.attrs["objective"] = objective
             samples.to_parquet(run.folder / SAMPLES, index=False)
         else:

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,19 +117,6 @@ class Comparison:
     confidence: float = 0.95
     against: str = START
 
-    def command(self) -> str:
-        """Returns the command line that stands for this comparison."""
-        words = ["pl-pointwise", "compare"]
-        words += [word for config in self.configs for word in ("--config", config)]
-        words += ["--methods", self.methods] if self.methods is not None else []
-        words += ["--seeds", *map(str, self.seeds), "--output", str(self.output)]
-        words += [word for setting in self.settings for word in ("--set", setting)]
-        for requirement in self.requirements:
-            words += ["--require", requirement]
-        if self.requirements:
-            words += ["--confidence", str(self.confidence), "--against", self.against]
-        return shlex.join([*words, *self.overrides])
-
     @cached_property
     def required(self) -> list[Requirement]:
         """The requirements; what is wrong with one is a RequirementError."""
@@ -157,13 +143,11 @@ class Comparison:
                 name = f"{method}, {label}" if label else method
                 names.append(name)
                 below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
-                if below.parent.name != "runs" or not below.name.strip("."):
-                    problems[name] = "gives its folder no name. Put a letter or digit in it."
-                    continue
-                if taken.setdefault(below, name) != name:
-                    problems[name] = f"would share the folder {below} with {taken[below]!r}."
-                    continue
                 try:
+                    if below.parent.name != "runs" or not below.name.strip("."):
+                        raise DataError("gives its folder no name. Put a letter or digit in it.")
+                    if taken.setdefault(below, name) != name:
+                        raise DataError(f"would share the folder {below} with {taken[below]!r}.")
                     parts, untrained = _parts_of(overlay)
                     words = [*self.overrides, *untrained, *options]
                     for seed in self.seeds:

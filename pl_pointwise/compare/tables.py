@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame, Series
 
-from pl_pointwise.printing import SPLIT_NAMES, Table, one_line
+from pl_pointwise.data import SPLITS, title_of
+from pl_pointwise.printing import Table, one_line
 
 from .runs import Outcome
-
-STAGES = ("test", "val", "train")
-"""What methods are compared by: the first of these data sets that there is."""
 
 OBJECTIVE = "objective"
 
@@ -60,9 +58,9 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
 
 
 def deciding_stage(names: Sequence[str]) -> str:
-    """Returns the data set that methods are compared by, from metrics that start with one."""
+    """Returns the split that methods are compared by: the last that any metric's name has."""
     there = {name.partition("/")[0] for name in names}
-    return next((stage for stage in STAGES if stage in there), "test")
+    return next((key for key in reversed(SPLITS) if key in there), "test")
 
 
 def shared_objective(outcomes: Sequence[Outcome]) -> str:
@@ -104,7 +102,7 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str) -> Tabl
         lines.append([method, *values])
     why = ", as there are no test data" if stage == "train" else ""
     note = (
-        f"{SPLIT_NAMES[stage].capitalize()} data{why}, one full pass after training; "
+        f"{title_of(stage).capitalize()} data{why}, one full pass after training; "
         f"{_seeds(runs)}. Lower is better. A sample is violated if any of its values is above 0. "
         "CVaR95: mean of the worst twentieth of all values."
     )

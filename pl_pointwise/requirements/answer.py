@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
-from .p_values import p_value, samples_needed_like, upper_bound
+from pl_pointwise.certificates import ASSUMPTIONS
+
+from .p_values import Losses, p_value, samples_needed_like, upper_bound
 from .requirement import Requirement, Subject
-from .samples import CERTIFICATION, SELECTION, known_from, losses_of, values_of
+from .samples import (
+    CERTIFICATION,
+    SELECTION,
+    lines_about,
+    losses_by_unit,
+    losses_of,
+    subjects_in,
+)
 from .selection import Candidate, Selection, select
 
 
@@ -29,44 +38,62 @@ class MeasuredModel:
 class Finding:
     """One requirement on one model's certification samples, or new records."""
 
-    requirement: Requirement
-    n: int
-    """Units, which are independent: each counts once, whatever its samples."""
-    share: float
-    """Mean loss over units: of those that violate, or of the metric."""
-    samples: int
+    subject: Subject
+    lines: DataFrame
+    """Of the samples that it is about, with the loss of each."""
+    losses: Losses
+    """(units,): units are independent, and each counts once, whatever its samples."""
+    zero_one: bool
+    confidence: float
     p: float
     bound: float
     """Upper bound on the mean loss of inputs like these."""
-    largest: float
-    """The share of the samples that the largest unit has."""
-    before: float | None
-    """Of lost and gained: the share of the units on which the predecessor meets it."""
+    note: str = ""
+    """What is known of the records."""
 
     @classmethod
     def of(
         cls, samples: DataFrame, subject: Subject, zero_one: bool, sure: float, sure_of_bound: float
     ) -> Finding:
         """sure, sure_of_bound: the confidence of the p-value, and of the bound."""
-        losses = losses_of(samples, subject, CERTIFICATION)
-        of = values_of(samples, subject, CERTIFICATION)
-        before = None
-        if subject.requirement.beside in ("lost", "gained"):
-            before = float((of.groupby("unit")["before"].max() <= 0).mean())
-        return cls(
-            subject.requirement,
-            len(losses),
-            float(losses.mean()) if len(losses) else 1.0,
-            len(of),
-            p_value(losses, subject.requirement.at_most, sure, zero_one),
-            upper_bound(losses, sure_of_bound, zero_one),
-            float(of["unit"].value_counts(normalize=True).max()) if len(of) else 0.0,
-            before,
-        )
+        lines = lines_about(samples, subject, CERTIFICATION)
+        losses = losses_by_unit(lines, subject.requirement)
+        p = p_value(losses, subject.requirement.at_most, sure, zero_one)
+        bound = upper_bound(losses, sure_of_bound, zero_one)
+        return cls(subject, lines, losses, zero_one, sure, p, bound)
+
+    @property
+    def requirement(self) -> Requirement:
+        return self.subject.requirement
+
+    @property
+    def n(self) -> int:
+        return len(self.losses)
+
+    @property
+    def share(self) -> float:
+        """Mean loss over units: of those that violate, or of the metric."""
+        return float(self.losses.mean()) if self.n else 1.0
+
+    @property
+    def met(self) -> bool:
+        return self.p <= 1 - self.confidence
+
+    def samples_needed(self) -> int | None:
+        """How many units like these would show it; None: no number would."""
+        at_most = self.requirement.at_most
+        return samples_needed_like(self.losses, at_most, self.confidence, self.zero_one)
+
+    def _met_before(self) -> str:
+        """On how many units the predecessor meets what may be lost or gained."""
+        if self.requirement.beside not in ("lost", "gained"):
+            return ""
+        share = (self.lines.groupby("unit")["before"].max() <= 0).mean()
+        return f"; the predecessor meets it on {100 * share:.3g} % of them"
 
     def text(self) -> str:
         """Returns what was seen."""
-        units = "samples" if self.samples == self.n else "units (prompts, queries)"
+        units = "samples" if len(self.lines) == self.n else "units (prompts, queries)"
         if self.requirement.beside == "difference":
             better = f"{_better(self.share)} than the predecessor over {self.n:,} {units}"
             return f"{better}, p = {self.p:.2g}, at worst {_better(self.bound)}"
@@ -74,10 +101,7 @@ class Finding:
             what = f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
             what = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
-        before = ""
-        if self.before is not None:
-            before = f"; the predecessor meets it on {100 * self.before:.3g} % of them"
-        return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{before}"
+        return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{self._met_before()}"
 
     def shown(self, loss: float) -> str:
         """Returns a mean loss; of a difference, in the metric's own unit."""
@@ -92,12 +116,14 @@ def _better(loss: float) -> str:
 
 def repetitions(found: Sequence[Finding]) -> list[str]:
     """Returns what is to be said where units have several samples, which count as one."""
-    most = max(found, key=lambda each: each.samples / max(each.n, 1))
-    if most.samples == most.n:
+    most = max(found, key=lambda each: len(each.lines) / max(each.n, 1))
+    samples = len(most.lines)
+    if samples == most.n:
         return []
-    told = f"Each distinct prompt or query counts once: {most.samples:,} samples are of {most.n:,}"
-    told += f", the largest has {100 * most.largest:.3g} % of them"
-    if most.samples > 1.1 * most.n:
+    largest = most.lines["unit"].value_counts(normalize=True).max()
+    told = f"Each distinct prompt or query counts once: {samples:,} samples are of {most.n:,}"
+    told += f", the largest has {100 * largest:.3g} % of them"
+    if samples > 1.1 * most.n:
         told += ". Warning: of inputs that come as often as these, another share may fail"
     return [f"{told}."]
 
@@ -139,23 +165,15 @@ class Answer:
 
     def nearest(self) -> int:
         """The position of the smallest p-value, of equal ones the smaller mean loss over rate."""
-
-        def key(position: int) -> tuple[float, float]:
-            found = self.findings[position]
-            worst = max(each.share / each.requirement.at_most for each in found)
-            return self.selection.tested[position].p, worst
-
-        return min(range(len(self.models)), key=key)
+        worst = [max(f.share / f.requirement.at_most for f in of) for of in self.findings]
+        p_values = [tested.p for tested in self.selection.tested]
+        return min(range(len(worst)), key=lambda position: (p_values[position], worst[position]))
 
     def _advice(self, position: int) -> list[str]:
         """What may help a model that is not certified, by its largest p-value."""
-        found = zip(self.findings[position], self.subjects, self.selection.zero_one, strict=True)
-        finding, subject, kind = max(found, key=lambda each: each[0].p)
-        losses = losses_of(self.models[position].samples, subject, CERTIFICATION)
-        rate = finding.requirement.at_most
-        needed = samples_needed_like(losses, rate, self.confidence, kind)
-        more = "More certification samples alone do not help."
-        if needed is not None:
+        finding = max(self.findings[position], key=lambda each: each.p)
+        rate, more = finding.requirement.at_most, "More certification samples alone do not help."
+        if (needed := finding.samples_needed()) is not None:
             more = f"If that holds for new inputs, {needed:,} samples show it four times in five."
         return [
             f"{finding.requirement.text}: a mean loss of {finding.share:.3g} was seen, and at most "
@@ -185,9 +203,7 @@ class Answer:
                 "one after the other on the certification split (fixed-sequence testing), which no "
                 "other comparison has used by this user's record. "
                 "The bounds in percent hold for all of them together (Bonferroni).",
-                "Assumptions: The certification samples are independent draws from the "
-                "distribution of the new inputs, and nothing that they showed led to these models "
-                "or to this choice.",
+                f"Assumptions: {ASSUMPTIONS}",
             ]
         seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[shown]]
         if self.predecessor is not None:
@@ -228,13 +244,13 @@ class Answer:
                 {
                     "text": each.requirement.text,
                     "seen": each.text(),
-                    "dataset": subject.dataset,
-                    "quantity": subject.quantity,
-                    "category": subject.category,
+                    "dataset": each.subject.dataset,
+                    "quantity": each.subject.quantity,
+                    "category": each.subject.category,
                     "at_most": each.requirement.at_most,
                     **{name: getattr(each, name) for name in ("n", "share", "p", "bound")},
                 }
-                for each, subject in zip(self.findings[at], self.subjects, strict=True)
+                for each in self.findings[at]
             ],
             "objective": dict(self.models[at].objective),
             "statement": self.statement(),
@@ -248,8 +264,7 @@ def choose_model(
     predecessor: str | None = None,
 ) -> Answer:
     """Which model meets all requirements, with its certificate; ``predecessor``: for the text."""
-    known = known_from(models[0].samples)
-    subjects = [known.subject(requirement) for requirement in requirements]
+    subjects = subjects_in(models[0].samples, requirements)
     candidates = [
         Candidate(
             model.name,

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from pandas import DataFrame
 
-from pl_pointwise.data import dataset_of
+from pl_pointwise.data import TRAIN, dataset_of
 from pl_pointwise.evaluation import MeanBySample, loaders_by_name
 from pl_pointwise.lagrangian.terms import carries
 from pl_pointwise.training.step import micro_batches_of
@@ -19,14 +19,13 @@ from .requirement import Requirement, RequirementError
 from .samples import (
     CERTIFICATION,
     COLUMNS,
-    NOT_HELD_OUT,
     SELECTION,
     TRAINING,
     Source,
-    known_from,
+    lines_about,
     records_not_known,
+    subjects_in,
     units_in,
-    values_of,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def samples_to_come(module: PointwiseModule, data: Any) -> tuple[DataFrame, dict
     loaders: dict[str, Any] = {}
     for stage in ("val", "test"):
         loaders |= loaders_by_name(stage, getattr(data, f"{stage}_dataloader")())
-    loaders.pop(NOT_HELD_OUT, None)
+    loaders.pop(TRAIN.key, None)
     sources = {name: Source(name, dataset_of(loader)) for name, loader in loaders.items()}
     metrics = [n for n, m in module.evaluation_metrics().items() if isinstance(m, MeanBySample)]
     parts = []
@@ -60,9 +59,9 @@ def samples_to_come(module: PointwiseModule, data: Any) -> tuple[DataFrame, dict
             index = torch.cat(found)
             values = torch.full_like(index, torch.nan, dtype=torch.float64)
             parts.append(sources[dataset].lines(kind, name, index, values))
-    if NOT_HELD_OUT in (known := getattr(data, "datasets", {})):
-        sources[NOT_HELD_OUT] = Source(NOT_HELD_OUT, known[NOT_HELD_OUT])
-        parts.append(sources[NOT_HELD_OUT].training_lines())
+    if TRAIN.key in (known := getattr(data, "datasets", {})):
+        sources[TRAIN.key] = Source(TRAIN.key, known[TRAIN.key])
+        parts.append(sources[TRAIN.key].training_lines())
     samples = pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=COLUMNS)
     return samples, sources
 
@@ -78,9 +77,9 @@ def check_splits(
                 "to certify with."
             )
     require_separate_splits(samples)
-    known, samples = known_from(samples), samples.assign(before=torch.nan)  # Nothing is measured.
-    for subject in map(known.subject, requirements):
-        n = values_of(samples, subject, CERTIFICATION)["unit"].nunique()
+    samples = samples.assign(before=torch.nan)  # Nothing is measured.
+    for subject in subjects_in(samples, requirements):
+        n = lines_about(samples, subject, CERTIFICATION)["unit"].nunique()
         needed = subject.requirement.fewest_samples(confidence)
         if n < needed:
             of = f" of category {subject.category}" if subject.category is not None else ""

@@ -15,48 +15,35 @@ this package are built; --config names one that you trust.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pandas import DataFrame
 
-from pl_pointwise.command_line.cli_errors import CommandParser, fraction
+from pl_pointwise.certificates import ASSUMPTIONS
+from pl_pointwise.command_line.cli_errors import CommandParser, fraction, short_errors
 from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
 from .exported import (
     CHECKPOINT,
+    REFUSED,
     START,
     known_units,
     measure_new_records,
     model_files,
     read_certificate,
 )
-from .p_values import samples_needed_like
-from .requirement import Requirement, RequirementError, Subject
+from .requirement import Requirement, RequirementError
 from .samples import (
     CERTIFICATION,
     beside,
     known_from,
-    losses_of,
     records_not_known,
     require_same_bounds,
-    values_of,
+    subjects_in,
 )
 from .uses import remember_use, uses_of
-
-
-@dataclass(frozen=True)
-class Verdict(Finding):
-    """One requirement on the records."""
-
-    met: bool
-    worst: list[int]
-    """Positions of the first samples that count against it."""
-    needed: int | None
-    """So many samples like these would show it; None: it is met, or no number would."""
-    note: str = ""
-    """What is known of the records."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -69,10 +56,10 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--summary", type=Path, help="a Markdown file for the answer")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
-    found = check_models(
-        known.folder, known.against, options, known.require, known.confidence, known.config
-    )
-    text = report(found, known.confidence)
+    rest = known.require, known.confidence, known.config
+    with short_errors(parser.prog, REFUSED):
+        found = check_models(known.folder, known.against, options, *rest)
+    text = report(found)
     print(text)
     if known.summary is not None:
         known.summary.write_text(text + "\n", encoding="utf-8")
@@ -87,7 +74,7 @@ def check_models(
     require: Sequence[str] = (),
     confidence: float = 0.95,
     configs: Sequence[str] = (),
-) -> list[Verdict]:
+) -> list[Finding]:
     """A verdict per requirement; options, configs: as of :func:`~.exported.measure_new_records`."""
     certificate, _ = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
@@ -119,33 +106,32 @@ def check_models(
 
 def check(
     samples: DataFrame, requirements: Sequence[Requirement], confidence: float = 0.95
-) -> list[Verdict]:
+) -> list[Finding]:
     """Returns a verdict per requirement; the answer is yes if all are met.
 
     A yes is wrong only if a requirement that fails is found met, so each takes the whole error.
 
     samples: of :func:`~.samples.beside`; ``split`` is not read.
     """
-    samples = samples.assign(split=CERTIFICATION)
-    known = known_from(samples)
-    return [_judge(samples, known.subject(each), confidence) for each in requirements]
+    samples, verdicts = samples.assign(split=CERTIFICATION), list[Finding]()
+    for subject in subjects_in(samples, requirements):
+        zero_one = subject.requirement.beyond is not None  # Not by a look at the losses.
+        verdicts.append(Finding.of(samples, subject, zero_one, confidence, confidence))
+        if not verdicts[-1].n:
+            text = subject.requirement.text
+            raise RequirementError(f"{text!r}: none of the records is about it.")
+    return verdicts
 
 
-def _judge(samples: DataFrame, subject: Subject, confidence: float) -> Verdict:
-    zero_one = subject.requirement.beyond is not None  # Not by a look at the losses.
-    found = Finding.of(samples, subject, zero_one, confidence, confidence)
-    if not found.n:
-        raise RequirementError(f"{subject.requirement.text!r}: none of the records is about it.")
-    each, met, needed = values_of(samples, subject, CERTIFICATION), found.p <= 1 - confidence, None
-    worst = each[each["loss"] > (0.0 if zero_one else 0.5)]["index"].sort_values()[:5].tolist()
-    if not met:
-        losses = losses_of(samples, subject, CERTIFICATION)
-        needed = samples_needed_like(losses, subject.requirement.at_most, confidence, zero_one)
-    return Verdict(**vars(found), met=met, worst=worst, needed=needed)
+def against(found: Finding) -> list[int]:
+    """Returns the positions of the first samples that count against a requirement."""
+    worst = found.lines["loss"] > (0.0 if found.zero_one else 0.5)
+    return found.lines[worst]["index"].sort_values()[:5].tolist()
 
 
-def report(found: Sequence[Verdict], confidence: float) -> str:
+def report(found: Sequence[Finding]) -> str:
     """Returns the answer as Markdown."""
+    confidence = found[0].confidence
     sure, wrong = f"{100 * confidence:g} %", f"{100 * (1 - confidence):.3g} %"
     lines = [
         f"**Yes**, with {sure} confidence: every requirement was shown to be met on inputs like "
@@ -158,7 +144,7 @@ def report(found: Sequence[Verdict], confidence: float) -> str:
         "|---" * 8 + "|",
     ]
     for each in found:
-        positions = ", ".join(map(str, each.worst)) or "–"
+        positions = ", ".join(map(str, against(each))) or "–"
         seen, bound, most = map(each.shown, (each.share, each.bound, each.requirement.at_most))
         met = "yes" if each.met else "no"
         lines.append(
@@ -166,16 +152,13 @@ def report(found: Sequence[Verdict], confidence: float) -> str:
             f"| {each.n:,} | {positions} |"
         )
     for each in found:
-        if each.before is not None:
+        if each.requirement.beside in ("lost", "gained"):
             lines += ["", f"{each.requirement.text}: {each.text()}."]
-        if each.needed is not None:
+        if not each.met and (needed := each.samples_needed()) is not None:
             lines += [
                 "",
                 f"{each.requirement.text}: {each.shown(each.share)} here is below the bound; "
-                f"if that holds, {each.needed:,} samples show it four times in five. Give more.",
+                f"if that holds, {needed:,} samples show it four times in five. Give more.",
             ]
-    assumed = (
-        "Assumed: these records are independent draws of the inputs to come, and no choice of "
-        "either model, or of this check, has used them."
-    )
-    return "\n".join([*lines, "", *repetitions(found), f"{assumed} {found[0].note}".strip()])
+    note = f"Assumptions: {ASSUMPTIONS} {found[0].note}".strip()
+    return "\n".join([*lines, "", *repetitions(found), note])

@@ -12,9 +12,9 @@ And its model on new records, for ``monitor`` and ``check``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
+from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -25,9 +25,9 @@ import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.command_line.cli_errors import MISTAKES, debugging, place_in_own_code, sentence
+from pl_pointwise.command_line.cli_errors import MISTAKES
 from pl_pointwise.command_line.foreign_names import Unfolded, foreign_names, read_foreign
-from pl_pointwise.errors import DataError, TrainingError, printable
+from pl_pointwise.errors import printable
 from pl_pointwise.files import changed_files, digest_now
 from pl_pointwise.loading import certificate_in
 
@@ -36,6 +36,9 @@ from .samples import COLUMNS, Bounds, bounds_of, samples_of
 
 CERTIFICATE, CHECKPOINT, SAMPLES = "certificate", "model.ckpt", "samples.parquet"
 """The folder in an exported one, the trained module in it, and what it measured."""
+
+REFUSED = (ArgumentError, *MISTAKES)
+"""What measuring new records raises where the options or the folder's configuration do not fit."""
 
 START = "start"
 """The predecessor that a model was trained from, instead of a folder."""
@@ -58,13 +61,9 @@ def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -
     (inside / "certificate.json").write_text(json.dumps(whole, indent=1))
 
 
-def is_certified(folder: Path) -> bool:
-    return (folder / CERTIFICATE / "certificate.json").is_file()
-
-
 def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
     """Returns the certificate, and the table of samples.py that it was made by."""
-    if not is_certified(Path(folder)):
+    if not (Path(folder) / CERTIFICATE / "certificate.json").is_file():
         raise RequirementError(
             f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
             "--require wrote."
@@ -107,15 +106,8 @@ def measure_new_records(
         )
     if not configs:
         configs = [yaml.safe_dump(own_classes_only(inside / "config.yaml"))]
-    try:
-        cli = PointwiseCLI.of_data(configs, options)
-        return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
-    except (DataError, TrainingError):
-        raise
-    except (argparse.ArgumentError, *MISTAKES) as error:
-        if debugging():
-            raise
-        raise RequirementError(f"{sentence(error)}{place_in_own_code(error)}") from None
+    cli = PointwiseCLI.of_data(configs, options)
+    return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
 
 
 def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = False) -> DataFrame:

@@ -29,13 +29,19 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 from pandas import DataFrame, Series
 
-from pl_pointwise.command_line.cli_errors import CommandParser
+from pl_pointwise.command_line.cli_errors import CommandParser, short_errors
 from pl_pointwise.files import write_whole
 
 from .anytime import Drift, MeanAbove
-from .exported import CERTIFICATE, measure_new_records, read_certificate
+from .exported import CERTIFICATE, REFUSED, measure_new_records, read_certificate
 from .requirement import Requirement, RequirementError, Subject
-from .samples import CERTIFICATION, known_from, losses_of, values_of
+from .samples import (
+    CERTIFICATION,
+    lines_about,
+    losses_by_unit,
+    records_not_known,
+    subjects_in,
+)
 
 BROKEN, IN_DOUBT, BELIEVABLE, NOT_WATCHED = "broken", "in doubt", "believable", "not watched"
 STATE = "monitor.json"
@@ -91,7 +97,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--state", type=Path, help=f"instead of FOLDER/{CERTIFICATE}/{STATE}")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
-    checks = monitor(known.folder, options, known.config, known.state)
+    with short_errors(parser.prog, REFUSED):
+        checks = monitor(known.folder, options, known.config, known.state)
     print(_statements(checks), flush=True)
     if known.output is not None:
         known.output.write_text(json.dumps([asdict(check) for check in checks], indent=1))
@@ -129,8 +136,8 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
             certificate, in use, or that cannot be written: then it says the checks too.
     """
     certificate, before = read_certificate(folder)
-    known = known_from(before)
-    subjects = [known.subject(Requirement.parse(e["text"])) for e in certificate["requirements"]]
+    texts = [each["text"] for each in certificate["requirements"]]
+    subjects = subjects_in(before, map(Requirement.parse, texts))
     # Those against a predecessor need its values of the new records.
     watched = [subject for subject in subjects if not subject.requirement.beside]
     if not watched:
@@ -194,12 +201,11 @@ def _judge(
     if requirement.beside:
         return Check(requirement.text, 0, None, 0, 0, None, 1.0, 1.0, 0, NOT_WATCHED)
     past = calls.get(requirement.text, {"units": [], "mean": {}, "drift": None, "looks": 0})
-    seen = new["unit"].isin({*before["unit"], *past["units"]})
-    again = values_of(new[seen], subject, CERTIFICATION)["unit"].nunique()  # They tell nothing.
-    losses = losses_of(new[~seen], subject, CERTIFICATION)
-    now = _by_unit(new[~seen], subject)
+    certified, lines = (lines_about(each, subject, CERTIFICATION) for each in (before, new))
+    lines, again = records_not_known(lines, {*before["unit"], *past["units"]})
+    losses, now = losses_by_unit(lines, requirement), _largest_by_unit(lines)
     mean = MeanAbove(requirement.at_most, **past["mean"])
-    drift = Drift(**(past["drift"] or {"values": _by_unit(before, subject).tolist()}))
+    drift = Drift(**(past["drift"] or {"values": _largest_by_unit(certified).tolist()}))
     if len(losses):
         mean.add(losses)
         drift.add(now)
@@ -216,7 +222,7 @@ def _judge(
         share=float(losses.mean()) if len(losses) else None,
         so_far=len(past["units"]),
         looks=past["looks"],
-        certified_share=float(losses_of(before, subject, CERTIFICATION).mean()),
+        certified_share=float(losses_by_unit(certified, requirement).mean()),
         broken=mean.p_value,
         drift=drift.p_value,
         again=again,
@@ -224,7 +230,6 @@ def _judge(
     )
 
 
-def _by_unit(samples: DataFrame, subject: Subject) -> Series:
+def _largest_by_unit(lines: DataFrame) -> Series:
     """One value a unit, in the order of hashes, which no value can set."""
-    values = values_of(samples, subject, CERTIFICATION).fillna({"value": np.inf})
-    return values.groupby("unit")["value"].max()
+    return lines.fillna({"value": np.inf}).groupby("unit")["value"].max()

@@ -15,7 +15,6 @@ from bisect import bisect_left
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrin
 from scipy.stats import binom
 
 from pl_pointwise.certificates import violation_bound
@@ -123,23 +122,20 @@ def samples_needed(
     >>> samples_needed(0.05, 0.0), samples_needed(0.05, 0.02), samples_needed(0.05, 0.05)
     (59, 286, None)
     """
-    limit = 1_000_000
-    most = binom.ppf(1 - confidence, limit, at_most)
+    limit, delta = 1_000_000, 1 - confidence
+    most = binom.ppf(delta, limit, at_most)
     if share >= at_most or binom.cdf(most, limit, share) < power:
         return None
-    # The power over n has a saw's teeth: it falls while the number of violated samples that may be
-    # certified stays, and is lowest just before one more may.
-    teeth = 64
-    while True:
-        allowed = np.arange(teeth + 1)
-        first = np.ceil(bdtrin(allowed, 1 - confidence, at_most))  # The fewest samples for each,
-        first -= binom.cdf(allowed, first - 1, at_most) <= 1 - confidence  # or one less: rounding.
-        lapses = np.flatnonzero(binom.cdf(allowed[:-1], first[1:] - 1, share) < power)
-        if not len(lapses):
-            return fewest_samples(at_most, confidence)
-        if lapses[-1] < teeth // 2 or first[-1] > limit:
-            return int(first[lapses[-1] + 1])
-        teeth *= 2
+    # The power over n has a saw's teeth, of which the lowest rise: it falls while the number of
+    # violated samples that may be certified stays.
+    for doublings in range(10, 22):
+        n = np.arange(1, 2**doublings + 1)
+        allowed = binom.ppf(delta, n, at_most)  # The first count that reaches δ,
+        allowed -= binom.cdf(allowed, n, at_most) > delta  # and may be above it.
+        lapses = np.append(0, n[binom.cdf(allowed, n, share) < power])
+        if lapses[-1] < len(n) // 2:
+            break
+    return int(lapses[-1]) + 1
 
 
 def samples_needed_like(

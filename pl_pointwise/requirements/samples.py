@@ -30,7 +30,7 @@ import torch
 from pandas import DataFrame
 from torch import Tensor
 
-from pl_pointwise.data import categories_of, units_of, without_index
+from pl_pointwise.data import SPLITS, TEST, TRAIN, VAL, categories_of, units_of, without_index
 from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows
 
 from .p_values import Losses
@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 Bounds = Mapping[str, Mapping[str, float]]
 """By constraint what violations are measured by: ``{"at_most": 0.5}``."""
 
-TRAINING, SELECTION, CERTIFICATION = "training", "selection", "certification"
-
-NOT_HELD_OUT = "train"
-
-SPLITS = {NOT_HELD_OUT: TRAINING, "val": SELECTION, "test": CERTIFICATION}
-"""Splits by data set. Any other is divided between selection and certification by unit."""
+TRAINING, SELECTION, CERTIFICATION = TRAIN.role, VAL.role, TEST.role
 
 COLUMNS = ("split", "dataset", "kind", "quantity", "index", "value", "unit", "category")
 
@@ -101,10 +96,10 @@ class Source:
         positions = index.tolist()
         categories = None if self.rows is None else categories_of(self.rows)
         found = self.units_at(positions)
-        split = SPLITS.get(self.name)
+        role = SPLITS[self.name].role if self.name in SPLITS else None
         return DataFrame(
             {
-                "split": [split or _drawn(unit) for unit in found],
+                "split": [role or _drawn(unit) for unit in found],
                 "dataset": self.name,
                 "kind": kind,
                 "quantity": quantity,
@@ -131,7 +126,7 @@ def samples_of(module: PointwiseModule, sources: Mapping[str, Source] | None = N
     """The table of what the last ``validate`` and ``test`` measured, with the data sets' units."""
     sources, parts = sources or sources_of(module), []
     for dataset in module.evaluated:
-        if dataset != NOT_HELD_OUT:
+        if dataset != TRAIN.key:
             source = sources.get(dataset) or Source(dataset, None)
             for name, found in module.evaluated[dataset].items():
                 parts.append(source.lines("constraint", name, found.index, found.worst()))
@@ -183,19 +178,28 @@ def _names(samples: DataFrame) -> list[str]:
     return [str(name) for name in samples["quantity"].unique()]
 
 
+def subjects_in(samples: DataFrame, requirements: Iterable[Requirement]) -> list[Subject]:
+    """Returns what of the table each requirement is about; refuses what there is not."""
+    known = known_from(samples)
+    return [known.subject(requirement) for requirement in requirements]
+
+
+def losses_by_unit(lines: DataFrame, requirement: Requirement) -> Losses:
+    """(units,) losses: of a unit's lines the worst for a constraint, the mean for a metric."""
+    by_unit = lines.groupby("unit")["loss"]  # In the order of hashes, which no loss can set.
+    return np.asarray(by_unit.mean() if requirement.beyond is None else by_unit.max(), float)
+
+
 def losses_of(samples: DataFrame, subject: Subject, split: str) -> Losses:
-    """(units,) losses: of a unit's samples the worst for a constraint, the mean for a metric."""
-    found = values_of(samples, subject, split)
-    by_unit = found.groupby("unit")["loss"]  # In the order of hashes, which no loss can set.
-    metric = subject.requirement.beyond is None
-    return np.asarray(by_unit.mean() if metric else by_unit.max(), float)
+    """Returns the losses of the lines that a requirement is about: (units,)."""
+    return losses_by_unit(lines_about(samples, subject, split), subject.requirement)
 
 
-def values_of(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
+def lines_about(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
     """Returns the lines of the table that a requirement is about, of one split, with their loss."""
     dataset = subject.dataset
     if dataset is None:
-        dataset = next(name for name, of in SPLITS.items() if of == split)
+        dataset = next(key for key, each in SPLITS.items() if each.role == split)
     chosen = _of_quantity(samples, subject)
     chosen &= (samples["split"] == split) & (samples["dataset"] == dataset)
     if subject.category is not None:
@@ -217,8 +221,7 @@ def beside(
     places = ["dataset", "kind", "quantity", "index", "unit"]
     before = predecessor[[*places, "value"]].rename(columns={"value": "before"})
     found = samples.merge(before, "left", on=places, indicator=True, validate="one_to_one")
-    known = known_from(samples)
-    for subject in [known.subject(each) for each in requirements if each.beside]:
+    for subject in subjects_in(samples, [each for each in requirements if each.beside]):
         of = _of_quantity(found, subject)
         alone = found[of & (found["_merge"] != "both")]
         if len(alone):

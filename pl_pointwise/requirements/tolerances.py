@@ -20,9 +20,9 @@ from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import CommandParser, fraction
 from pl_pointwise.command_line.configs import overview
 from pl_pointwise.constraint import Constraint
-from pl_pointwise.data import PointwiseDataModule
+from pl_pointwise.data import SPLITS, PointwiseDataModule, title_of
 from pl_pointwise.errors import DataError
-from pl_pointwise.printing import SPLIT_NAMES, Table, quieten
+from pl_pointwise.printing import Table, quieten
 
 from .p_values import fewest_samples, samples_needed
 from .samples import Source
@@ -95,11 +95,11 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
             parts.append(source.lines("constraint", name, found.index, worst))
             if undefined := found.index[worst.isnan()].tolist():
                 notes.append(
-                    f"{SPLIT_NAMES.get(dataset, dataset)}: {len(undefined)} of {len(worst)} "
+                    f"{title_of(dataset)}: {len(undefined)} of {len(worst)} "
                     f"samples have a violation of {name} that is NaN (index {undefined[:5]}). They "
                     "count as meeting no ε; find out why.\n"
                 )
-    if seen := [SPLIT_NAMES.get(s, s) for s in module.evaluated if s not in ("train", "val")]:
+    if seen := [title_of(s) for s in module.evaluated if s not in SPLITS or not SPLITS[s].is_open]:
         notes.append(
             f"The model has seen {' and '.join(seen)} above: an ε that is chosen by those lines "
             "cannot be certified on the same samples.\n"
@@ -183,7 +183,7 @@ def tolerance_table(name: str, constraint: Constraint, shares: DataFrame) -> Tab
     columns = [f"{100 * share:g}%" for share in SHARES]
     cells = DataFrame(
         {
-            "data": found["data"].replace(SPLIT_NAMES),
+            "data": found["data"].map(title_of),
             "category": found["category"].replace("", "all"),
             "samples": found["samples"].map("{:,}".format),
             "meet it": found["met"].map(lambda met: f"{100 * met:.3g} %"),

@@ -120,18 +120,6 @@ def test_finished_runs_are_not_run_again_and_changed_ones_are(
     assert again[1]["train/fit/mean"] != first[1]["train/fit/mean"]
 
 
-def test_a_sweep_is_a_method_per_value_and_goes_on_where_it_stopped(
-    files, tmp_path, monkeypatch, unpainted
-) -> None:
-    path = "model.formulation.init_args.alpha"
-    config = ["--config", str(tmp_path / "base.yaml"), "--model.formulation", "Pointwise"]
-    first = run(config, tmp_path / "out", "--set", f"{path}=0.5")
-    executed = methods_executed(monkeypatch)
-    rows = run(config, tmp_path / "out", "--set", f"{path}=0.5,5")
-    assert executed == ["base, alpha=5"]
-    assert rows[0]["train/fit/mean"] == first[0]["train/fit/mean"] != rows[1]["train/fit/mean"]
-
-
 def test_a_failed_run_is_a_line_that_says_why(files, tmp_path, unpainted) -> None:
     broken = METHODS + "broken: {model: {init_args: {fail: true}}}\n"
     (tmp_path / "methods.yaml").write_text(broken)
@@ -205,7 +193,7 @@ def test_a_dry_run_lists_the_runs_and_the_command_of_each(files, tmp_path, capsy
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "4 runs, 4 of them to do:"
     assert lines[1] == "  [1/4] plain · seed 0: to do"
-    assert lines[2].strip().endswith("--seeds 0 1 --output " + str(tmp_path / "out") + " --only 1")
+    assert lines[2].strip().endswith(f"--output {tmp_path / 'out'} --seeds 0 1 --only 1")
     assert len(lines) == 9
     assert not (tmp_path / "out").exists()
     main(shlex.split(lines[4])[1:])

@@ -37,35 +37,21 @@ def lines(table: Table) -> list[list[str]]:
     return table.cells.to_numpy().tolist()
 
 
-def panels(draw: Any, *arguments: Any, folder: Path, monkeypatch: Any) -> list[Axes]:
-    """The panels of what a function drew, which is also an image that can be read."""
-    drawn: list[Figure] = []
-    save = Figure.savefig
-
-    def remember(self: Figure, *args: Any, **options: Any) -> None:
-        drawn.append(self)
-        save(self, *args, **options)
-
-    monkeypatch.setattr(Figure, "savefig", remember)
-    draw(*arguments, folder / "plot.png")
+def panels(figure: Figure, folder: Path) -> list[Axes]:
+    """The panels of a figure, which is also an image that can be read."""
+    plots.save(figure, folder / "plot.png")
     image = matplotlib.image.imread(folder / "plot.png")
     assert image.shape[0] > 150
     assert image[..., :3].std() > 0.01
-    return [panel for panel in drawn[0].axes if panel.get_visible()]
+    return [panel for panel in figure.axes if panel.get_visible()]
 
 
-def test_a_few_extremes_do_not_flatten_the_others(tmp_path, monkeypatch) -> None:
+def test_a_few_extremes_do_not_flatten_the_others(tmp_path) -> None:
     """Seen: one penalty at −40 drew every other method's curve as one vertical line."""
     near = np.linspace(-1, 1, 50)
     for far, scale in ((5.0, "linear"), (400.0, "symlog")):
         violations = {"test/fit": {"a": near, "b": np.append(near, far)}}
-        (panel,) = panels(
-            plots.violation_cdfs,
-            violations,
-            styles_of("ab"),
-            folder=tmp_path,
-            monkeypatch=monkeypatch,
-        )
+        (panel,) = panels(plots.violation_cdfs(violations, styles_of("ab")), tmp_path)
         assert panel.get_xscale() == scale
         assert ("logarithmic beyond ±1" in panel.get_xlabel()) == (scale == "symlog")
         low, high = panel.get_xlim()
@@ -91,16 +77,13 @@ def test_the_frontier_is_what_nothing_beats(points, up, right) -> None:
 
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("up", [False, True])
-def test_the_line_of_the_frontier_keeps_to_what_was_attained(
-    right, up, tmp_path, monkeypatch
-) -> None:
+def test_the_line_of_the_frontier_keeps_to_what_was_attained(right, up, tmp_path) -> None:
     """Each corner of the stairs is no better, in both coordinates, than some point."""
     signs = np.array([-1 if right else 1, -1 if up else 1])
     points = np.array([(0, 3), (1, 1), (2, 2), (3, 0)]) * signs
     runs = DataFrame(points, columns=["a", "b"]).assign(method=list("wxyz"))
     axes = (Axis("a", right), Axis("b", up))
-    styles = styles_of("wxyz")
-    (panel,) = panels(plots.pareto, runs, axes, styles, folder=tmp_path, monkeypatch=monkeypatch)
+    (panel,) = panels(plots.pareto(runs, axes, styles_of("wxyz")), tmp_path)
     (line,) = [line for line in panel.get_lines() if line.get_label() == "frontier"]
     assert sorted(zip(*line.get_data(), strict=True)) == sorted(
         (x * signs[0], y * signs[1]) for x, y in [(0, 3), (1, 1), (3, 0)]
@@ -130,13 +113,12 @@ def test_a_usual_method_has_its_colour_in_every_comparison() -> None:
     assert not {many[name]["color"] for name in ("old model", "own")} & {*plots.USUAL.values()}
 
 
-def test_methods_differ_and_bars_are_of_the_seeds(tmp_path, monkeypatch) -> None:
+def test_methods_differ_and_bars_are_of_the_seeds(tmp_path) -> None:
     names = ("penalty 0.1", "penalty 1", "pointwise")
     seeds = [outcome(n, seed, {"a": 1 + seed, "b": 3 + 2 * seed}) for n in names for seed in (0, 1)]
     seeds.append(outcome("diverged", 0, {"a": math.nan, "b": 0.0}))
-    axes = (Axis("a"), Axis("b"))
-    arguments = (frame(*seeds), axes, styles_of(names))
-    (panel,) = panels(plots.pareto, *arguments, folder=tmp_path, monkeypatch=monkeypatch)
+    figure = plots.pareto(frame(*seeds), (Axis("a"), Axis("b")), styles_of(names))
+    (panel,) = panels(figure, tmp_path)
     points = [bars.lines[0] for bars in panel.containers]
     assert len({(point.get_color(), point.get_marker()) for point in points}) == 3
     assert [float(v[0]) for v in points[0].get_data()] == [1.5, 4.0]
@@ -149,16 +131,11 @@ def test_methods_differ_and_bars_are_of_the_seeds(tmp_path, monkeypatch) -> None
     assert "± standard deviation over the seeds" in legend.get_title().get_text()
 
 
-def test_infinite_violations_count_and_nan_do_not(tmp_path, monkeypatch) -> None:
+def test_infinite_violations_count_and_nan_do_not(tmp_path) -> None:
     """A method that diverges must not look as if all its samples were in the plot."""
     values = np.array([-1.0, 0.5, math.inf, math.inf, math.nan])
-    (panel,) = panels(
-        plots.violation_cdfs,
-        {"test/fit": {"diverging": values}},
-        styles_of(["diverging"]),
-        folder=tmp_path,
-        monkeypatch=monkeypatch,
-    )
+    curves = {"test/fit": {"diverging": values}}
+    (panel,) = panels(plots.violation_cdfs(curves, styles_of(["diverging"])), tmp_path)
     (x, y) = panel.get_lines()[0].get_data()
     assert list(x) == [-1.0, -1.0, 0.5, math.inf, math.inf]
     assert list(y) == [0.0, 0.25, 0.5, 0.75, 1.0]

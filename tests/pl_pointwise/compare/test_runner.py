@@ -154,8 +154,9 @@ def test_what_cannot_be_written_is_said_with_its_path_and_the_others_run(
     assert found["pointwise"]["error"] == ""
 
 
-def test_a_number_outside_the_comparison_is_refused(tmp_path, capsys) -> None:
+@pytest.mark.parametrize("number", ["0", "2"])
+def test_a_number_outside_the_comparison_is_refused(tmp_path, capsys, number) -> None:
     common = [*files(tmp_path, POINTWISE), "--output", str(tmp_path / "out")]
     with pytest.raises(SystemExit):
-        main(["compare", *common, "--only", "2"])
+        main(["compare", *common, "--only", number])
     assert "this comparison has 1 runs" in capsys.readouterr().err

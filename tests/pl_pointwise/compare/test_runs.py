@@ -98,14 +98,15 @@ def test_without_methods_the_configuration_is_the_method(config) -> None:
     assert [run.method for run in swept(config, methods=False).runs] == ["base", "base"]
 
 
-def test_methods_that_would_share_a_folder_are_refused(config) -> None:
-    Path(config).with_name("methods.yaml").write_text("a b: null\na/b: null\n")
-    with pytest.raises(ValueError, match=r"a/b: would share the folder .*with 'a b'"):
-        _ = swept(config).runs
-
-
-@pytest.mark.parametrize("name", ["..", ".", "/", "- -"])
-def test_a_method_without_a_folder_of_its_own_is_refused(config, name) -> None:
-    Path(config).with_name("methods.yaml").write_text(f"{name!r}: null\nplain: null\n")
-    with pytest.raises(ValueError, match="gives its folder no name"):
+@pytest.mark.parametrize(
+    ("methods", "reason"),
+    [
+        ("a b: null\na/b: null", r"a/b: would share the folder .*with 'a b'"),
+        ("..: null\nplain: null", "gives its folder no name"),
+        ("'- -': null\nplain: null", "gives its folder no name"),
+    ],
+)
+def test_a_method_without_a_folder_of_its_own_is_refused(config, methods, reason) -> None:
+    Path(config).with_name("methods.yaml").write_text(methods)
+    with pytest.raises(ValueError, match=reason):
         check_methods(swept(config))

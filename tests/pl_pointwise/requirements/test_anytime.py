@@ -31,17 +31,6 @@ def test_a_bet_on_ranks_is_fair(bet: float) -> None:
     assert quad(lambda p: (1 - bet) * p**-bet, 0, 1)[0] == pytest.approx(1, abs=1e-6)
 
 
-@given(st.lists(st.floats(0, 1), max_size=30), st.integers(0, 30))
-def test_two_looks_are_one(losses: list[float], cut: int) -> None:
-    """The state of a look is all that the next one needs."""
-    whole, pieces = MeanAbove(0.2), MeanAbove(0.2)
-    whole.add(losses)
-    pieces.add(losses[:cut])
-    again = MeanAbove(0.2, list(pieces.log_wealth))
-    again.add(losses[cut:])
-    np.testing.assert_allclose(again.log_wealth, whole.log_wealth, atol=1e-9)
-
-
 def alarms(make: object, draw: object, draws: int, looks: int = 40, batch: int = 20) -> float:
     """The share of streams that ever give an alarm at 5 %."""
     found = 0

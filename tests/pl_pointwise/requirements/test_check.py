@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pl_pointwise.certificates import ASSUMPTIONS
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import MeasuredModel, choose_model
-from pl_pointwise.requirements.check import check, report
+from pl_pointwise.requirements.check import against, check, report
 from pl_pointwise.requirements.samples import COLUMNS, beside
 
 
@@ -66,10 +67,10 @@ def test_a_unit_counts_once_and_the_report_names_samples() -> None:
     required = [Requirement.parse("lost(refuse) <= 0.2")]
     before = table([-1.0] * 100, units=np.arange(100) // 2)
     [found] = check(beside(now, before, required), required)
-    assert (found.n, found.share, found.worst, found.met) == (50, 0.02, [99], True)
-    said = report([found], 0.95)
+    assert (found.n, found.share, against(found), found.met) == (50, 0.02, [99], True)
+    said = report([found])
     assert said.startswith("**Yes**, with 95 % confidence")
-    assert "independent draws of the inputs to come, and no choice" in said
+    assert ASSUMPTIONS in said
 
 
 def test_a_prompt_that_comes_often_is_named() -> None:
@@ -87,7 +88,7 @@ def test_of_what_is_lost_it_is_said_how_much_there_was_to_lose() -> None:
     before = table(np.where(np.arange(100) < 28, -1.0, 1.0))
     required = [Requirement.parse("lost(refuse) <= 0.05")]
     found = check(beside(table([-1.0] * 100), before, required), required)
-    assert "the predecessor meets it on 28 % of them" in report(found, 0.95)
+    assert "the predecessor meets it on 28 % of them" in report(found)
 
 
 @pytest.mark.parametrize(("margin", "needed"), [("0.1", 33), ("0.02", 173), ("0.01", 347)])
@@ -98,7 +99,7 @@ def test_an_equal_model_needs_the_samples_of_the_test_that_is_made(
     required = [Requirement.parse(f"mrr >= predecessor - {margin}")]
     assert required[0].fewest_samples(0.95) == needed
     equal = table([0.5] * 20, "metric")
-    said = report(check(beside(equal, equal, required), required), 0.95)
+    said = report(check(beside(equal, equal, required), required))
     assert f"0 worse here is below the bound; if that holds, {needed} samples" in said
     assert f"| {margin} worse |" in said
     equal = table([0.5] * needed, "metric")

@@ -302,7 +302,7 @@ def test_known_records_are_left_out_and_uses_are_on_record(here) -> None:
     for texts, others in (([REQUIREMENT], 0), ([REQUIREMENT], 0), (["lost(fit) <= 0.1"], 1)):
         found = check_models(model, "start", data, texts, configs=own(model))
         assert found[0].n == 90
-        said = report(found, 0.95)
+        said = report(found)
         assert "214 records that trained, selected or certified one of the models are left" in said
         assert f"{others} other checks or comparisons on record" in said
     with pytest.raises(SystemExit):

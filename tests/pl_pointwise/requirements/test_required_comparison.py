@@ -145,21 +145,17 @@ def test_the_same_command_repeats_the_answer_and_another_choice_is_refused(
     ):
         with pytest.raises(SystemExit):
             compare(certified.parent, *more)
-        assert "200 of 200 certification units were used for an" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "200 of 200 certification units were used for an" in said
+        assert f"requirements {REQUIREMENT} among 3 models" in said
 
 
-@pytest.mark.parametrize("first", [["--require", REQUIREMENT], []], ids=["used", "shown"])
-def test_samples_that_were_used_or_shown_in_another_folder_are_refused(
-    tmp_path, capsys, first
-) -> None:
+def test_samples_that_were_shown_in_another_folder_are_refused(tmp_path, capsys) -> None:
     short = ["--trainer.max_epochs", "1", "--data.seed", "9"]
-    compare(tmp_path, *short, *first, out="one", methods="plain: null")
+    compare(tmp_path, *short, out="one", methods="plain: null")
     with pytest.raises(SystemExit):
         compare(tmp_path, *short, "--require", "near: violated <= 0.2", methods="plain: null")
-    said = capsys.readouterr().err
-    how = f"requirements {REQUIREMENT} among 1 models" if first else "shown before"
-    assert "200 of 200 certification units were" in said
-    assert how in said
+    assert "200 of 200 certification units were shown before" in capsys.readouterr().err
 
 
 def test_a_folder_that_no_answer_wrote_is_kept(tmp_path, capsys) -> None:
@@ -309,10 +305,6 @@ def test_monitor_believes_like_records_and_not_drifted_ones(certified, tmp_path,
         main(["monitor", str(model), *drifted])
     assert end.value.code == 1
     assert "near: violated <= 0.1: broken" in capsys.readouterr().out
-    other = json.loads(state.read_text()) | {"certificate": {}}
-    state.write_text(json.dumps(other))
-    with pytest.raises(RequirementError, match="calls of another certificate"):
-        monitor(model, like, state=state)
 
 
 def test_calls_one_after_another_are_one_stream(certified, tmp_path) -> None:
@@ -381,12 +373,12 @@ def test_a_state_is_of_one_certificate(watched, tmp_path) -> None:
         check(other, records(watched, "c"), state)
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut off", "list", "deep", "other values"])
+@pytest.mark.parametrize("damage", ["cut off", "list", "deep", "other values"])
 def test_a_damaged_state_is_one_sentence(damage: str, watched, tmp_path) -> None:
     state = tmp_path / "state.json"
     check(watched, records(watched, "a"), state)
     whole = state.read_text()
-    texts = {"empty": "", "cut off": whole[:-3], "list": "[]", "deep": "[" * 100_000}
+    texts = {"cut off": whole[:-3], "list": "[]", "deep": "[" * 100_000}
     state.write_text(texts.get(damage, whole.replace('"looks": 1', '"looks": 2')))
     with pytest.raises(RequirementError, match=r"state\.json is damaged, or of an earlier"):
         check(watched, records(watched, "b"), state)
