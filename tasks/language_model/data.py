@@ -99,17 +99,9 @@ class ResponseDataModule(PointwiseDataModule):
         model_name: str | None,
         source: str,
         preparation: Preparation,
-        batch_size: int = 8,
-        eval_batch_size: int | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(**options)
         one_of("source", source, self.sources, DataError)
         preparation = from_plain(Preparation, preparation)
         self.given_name, self.preparation, self.source = model_name, preparation, source

@@ -29,14 +29,13 @@ from pl_pointwise.tasks.language_model.data import (
 )
 from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.text.messages import answer_text
-from pl_pointwise.tasks.language_model.text.records import with_refusals
+from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
 
 from .records import (
     KINDS,
     ROLES,
     UNSAFE,
-    Record,
     parse_borderline,
     parse_instruction,
     parse_judgement,

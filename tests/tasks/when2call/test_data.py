@@ -17,6 +17,7 @@ from pl_pointwise.tasks.language_model.text.conversations import ConversationEnc
 from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
 from pl_pointwise.tasks.when2call.records import (
     CATEGORIES,
+    choices_of,
     grouped,
     parse_choice,
     parse_pair,
@@ -53,7 +54,7 @@ def test_training_and_evaluation_render_a_tool_call_to_the_same_tokens() -> None
     trained = dataset(preference_row(chosen="tool_call"))[0]["responses"][0]
     judged = dataset(choice_row(correct="tool_call"), parse_choice)[0]
     assert judged["responses"][0].tolist() == trained.tolist()
-    assert judged["record"].choices[0] == CATEGORIES.index("tool_call")
+    assert choices_of(judged["record"])[0] == CATEGORIES.index("tool_call")
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def test_grouping_gathers_the_rejected_answers_of_one_prompt_and_chosen_answer()
     found = grouped([*rows, other, rows[0]])  # a row that stands twice counts once
     assert [len(record.answers) for record in found] == [3, 3, 3, 2]
     assert found[0].answers[0] == rows[0].answers[0]
-    assert found[0].choices == [rows[0].choices[0], rows[0].choices[1], rows[1].choices[1]]
+    assert choices_of(found[0]) == [*choices_of(rows[0]), choices_of(rows[1])[1]]
 
 
 def test_missing_rejected_answers_are_absent_from_the_batch(
@@ -213,7 +214,7 @@ def test_test_runs_held_out_training_and_multiple_choice_data(
     assert list(loaders) == ["test", "train", "mcq"]
     batch = next(iter(loaders["mcq"]))
     assert batch["response_lengths"].shape == (4, 4)
-    assert all(record.choice and record.choices[0] > 0 for record in batch["records"])
+    assert all(record.choice and choices_of(record)[0] > 0 for record in batch["records"])
     assert [bool(record.tools) for record in batch["records"]] == [True, True, True, False]
     assert not any(record.choice for record in next(iter(loaders["train"]))["records"])
 

@@ -24,9 +24,9 @@ from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import Generation
-from pl_pointwise.tasks.language_model.text.records import Response
+from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.when2call.module import PAPER_TRAINING, When2CallEvaluation
-from pl_pointwise.tasks.when2call.records import CATEGORIES, Record
+from pl_pointwise.tasks.when2call.records import CATEGORIES
 from tests.tasks.conftest import (
     make_data,
     make_module,
