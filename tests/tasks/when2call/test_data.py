@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
 
-from pl_pointwise.data import categories_of, units_of
+from pl_pointwise.data import categories_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
 from pl_pointwise.tasks.language_model.data import Preparation
@@ -24,7 +23,7 @@ from pl_pointwise.tasks.when2call.records import (
     parse_preference,
     parse_question,
 )
-from tests.tasks.conftest import build_tokenizer, make_data, shared_units
+from tests.tasks.conftest import build_tokenizer, make_data
 from tests.tasks.when2call.conftest import (
     TOOL,
     choice_row,
@@ -152,24 +151,6 @@ def test_missing_rejected_answers_are_absent_from_the_batch(
     assert batch["roles"].tolist() == [[0, 1, -1], [0, 1, 1]]
     # and so in a batch none of whose samples has three
     assert data.collate([{**rows[2], "index": 2}])["response_lengths"].shape == (1, 3)
-
-
-@pytest.mark.parametrize("grouped", [False, True])
-def test_three_splits_have_each_behaviour_in_proportion(
-    grouped, language_model_folder, tmp_path
-) -> None:
-    path = write_rows(tmp_path / "t.jsonl", preference_rows(60))
-    fractions = {"val_fraction": 0.2, "test_fraction": 0.3, "group_rejected": grouped}
-    data = module(language_model_folder, {"train_file": str(path)}, **fractions)
-    data.setup(None)
-    assert data.certification_is_separate
-    assert shared_units(data) == {("train", "val"): 0, ("train", "test"): 0, ("val", "test"): 0}
-    each = 1 if grouped else 2
-    for name, prompts in (("train", 10), ("val", 4), ("test", 6)):
-        found = Counter(categories_of(data.datasets[name]))
-        expected = ("tool_call", "request_for_info", "cannot_answer")
-        assert found == dict.fromkeys(expected, prompts * each)
-        assert len(set(units_of(data.datasets[name]) or [])) == 3 * prompts
 
 
 def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(

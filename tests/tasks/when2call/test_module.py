@@ -206,18 +206,6 @@ def test_the_scoring_methods_are_compared_once_a_fit(
         assert len(calls) == fits
 
 
-def test_micro_batches_give_the_same_step(language_model_folder, when2call_files, tmp_path) -> None:
-    found = []
-    for size in (None, 3):
-        seed_everything(0)
-        options = {"formulation": Pointwise(alpha=1.0), "micro_batch_size": size}
-        module = made(language_model_folder, **options)
-        quiet_trainer(tmp_path, max_steps=2).fit(module, data_of(when2call_files))
-        found.append(module.multipliers["rejected"])
-    assert found[0].max() > 0
-    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
-
-
 # Checkpoints and export ---------------------------------------------------------------------------
 
 
