@@ -65,9 +65,7 @@ def without(row: dict[str, Any], name: str) -> dict[str, Any]:
 
 ROW, QUESTION = preference_row(), choice_row()
 BAD_PREFERENCES = [
-    ("{", "line 2: not a readable record"),
     (without(ROW, "tools"), 'field "tools" is missing'),
-    (ROW | {"chosen_response": {"content": "<TOOLCALL>[{]</TOOLCALL>"}}, "malformed tool call"),
     (ROW | {"category": "joke"}, "\"category\" is 'joke'"),
     (ROW | {"history": [["a", "b"]]}, 'field "history" is .* not read'),
 ]

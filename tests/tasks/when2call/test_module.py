@@ -226,29 +226,6 @@ def fitted(
     return module, fit
 
 
-def test_a_checkpoint_holds_nothing_of_the_frozen_base(
-    language_model_folder, when2call_files, tmp_path
-) -> None:
-    module, fit = fitted(language_model_folder, when2call_files, tmp_path, 1)
-    path = tmp_path / "last.ckpt"
-    fit.save_checkpoint(path)
-    state = torch.load(path, weights_only=True)
-    names = state["state_dict"]
-    assert set(names) == {name for name, p in module.named_parameters() if p.requires_grad}
-    assert names
-    assert all("lora_" in name for name in names)
-    weights = sum(value.numel() for value in names.values())
-    assert weights < 0.2 * sum(p.numel() for p in module.parameters())
-    assert state["optimizer_states"]
-    assert state["lr_schedulers"]
-    assert state["pl_pointwise"]["multipliers"]["chosen"].shape == (6, 1)
-
-    loaded = When2CallModule.load_from_checkpoint(path, weights_only=True)
-    assert loaded.lora.r == 4
-    for name, value in loaded.state_dict().items():
-        assert torch.equal(value, module.state_dict()[name]), name
-
-
 def test_resumed_equals_uninterrupted(language_model_folder, when2call_files, tmp_path) -> None:
     _, half = fitted(language_model_folder, when2call_files, tmp_path, 1)
     path = tmp_path / "half.ckpt"
