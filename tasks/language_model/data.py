@@ -225,6 +225,17 @@ class ResponseDataModule(PointwiseDataModule):
         shares = {"val": self.preparation.val_fraction, "test": self.preparation.test_fraction}
         return with_held_out(read, shares, self.seed, files)
 
+    def _read_files(
+        self,
+        files: Mapping[str, str | None],
+        parse: Callable[[Any, str], Any],
+        select: Callable[[list[Any]], list[Any]] = list,
+    ) -> dict[str, list[Any]]:
+        """All splits of records from a file for each, held out where "val" or "test" has none."""
+        given = {side: path for side, path in files.items() if path is not None}
+        read = {side: select(self._from_file(side, path, parse)) for side, path in given.items()}
+        return self._split(read, files)
+
     def _skips(self, name: str) -> bool | None:
         """Whether bad records of a data set are left out; None: there is no choice."""
         return None if name == "predict" else self.skip_invalid
