@@ -18,7 +18,7 @@ from pl_pointwise.tasks.language_model.data import (
 )
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
-from pl_pointwise.tasks.language_model.text.records import R, Record, with_refusals
+from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
 
 from .forgetting import add_targets
@@ -65,10 +65,7 @@ class ConversationDataModule(ResponseDataModule):
         role: of the response of schemas that give it none, "answer", "messages" and "instruction".
         refusals: texts for refusals that have none; a record's own refusal is kept.
         preparation: how records become samples: cutting, skipping, holding out.
-        batch_size: prompts per rank in one optimisation step.
-        eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
-        num_workers: loader processes.
-        seed: of the order of training samples, and of what is held out.
+        options: of `PointwiseDataModule`; ``seed`` also of what is held out.
 
     Raises:
         DataError: options that contradict each other.
@@ -103,14 +100,9 @@ class ConversationDataModule(ResponseDataModule):
         role: str = "reference",
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         preparation: Preparation = DEFAULT_PREPARATION,
-        batch_size: int = 8,
-        eval_batch_size: int | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            model_name, source, preparation, batch_size, eval_batch_size, num_workers, seed
-        )
+        super().__init__(model_name, source, preparation, **options)
         one_of("example", example, ("library", "keep", "forget"), DataError)
         one_of("schema", schema, ("auto", *SCHEMAS), DataError)
         one_of("role", role, ROLES, DataError)
@@ -158,8 +150,8 @@ class ConversationDataModule(ResponseDataModule):
         return found
 
     def _split(
-        self, read: Mapping[str, list[R]], files: Mapping[str, str | None]
-    ) -> dict[str, list[R]]:
+        self, read: Mapping[str, list[Record]], files: Mapping[str, str | None]
+    ) -> dict[str, list[Record]]:
         """All splits. What is to be learnt or forgotten stays in training.
 
         A fact is no sample of others: what is held out of it would be taught to nobody.

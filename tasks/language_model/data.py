@@ -99,17 +99,9 @@ class ResponseDataModule(PointwiseDataModule):
         model_name: str | None,
         source: str,
         preparation: Preparation,
-        batch_size: int = 8,
-        eval_batch_size: int | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(**options)
         one_of("source", source, self.sources, DataError)
         preparation = from_plain(Preparation, preparation)
         self.given_name, self.preparation, self.source = model_name, preparation, source
@@ -232,6 +224,17 @@ class ResponseDataModule(PointwiseDataModule):
         """All splits: those that were read, and those held out of the training records."""
         shares = {"val": self.preparation.val_fraction, "test": self.preparation.test_fraction}
         return with_held_out(read, shares, self.seed, files)
+
+    def _read_files(
+        self,
+        files: Mapping[str, str | None],
+        parse: Callable[[Any, str], Any],
+        select: Callable[[list[Any]], list[Any]] = list,
+    ) -> dict[str, list[Any]]:
+        """All splits of records from a file for each, held out where "val" or "test" has none."""
+        given = {side: path for side, path in files.items() if path is not None}
+        read = {side: select(self._from_file(side, path, parse)) for side, path in given.items()}
+        return self._split(read, files)
 
     def _skips(self, name: str) -> bool | None:
         """Whether bad records of a data set are left out; None: there is no choice."""

@@ -39,6 +39,7 @@ from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics, notes_of
 from pl_pointwise.tasks.common.models import check_weights
 
+from .likelihood.batch import collate_responses
 from .likelihood.reference import ReferenceCache, belongs_to_adapter
 from .likelihood.scoring import ResponseScorer, ResponseStatistics
 from .model.adapters import Lora, base_of_adapter, merged_model
@@ -49,7 +50,6 @@ from .roles import Requirement, divergence, drop, lead, mean_over
 from .text.conversations import ConversationEncoder
 from .text.encoded import EncodedResponses
 from .text.records import Record
-from .text.refusals import is_refusal
 
 USAGE = """
 from {package} import {kind}
@@ -381,11 +381,8 @@ class LanguageModelModule(PointwiseModule):
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of some samples, each (position in the batch, index)."""
         rows = [row for row, _ in samples]
-        new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
-        return [
-            {"index": index, "answer": text, "refused": is_refusal(text), "cut": cut}
-            for (_, index), text, cut in zip(samples, new.texts, new.cut, strict=True)
-        ]
+        new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows]).reports
+        return [{"index": index, **each} for (_, index), each in zip(samples, new, strict=True)]
 
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
         """Writes more of the answers of all ranks, by data set; called on every rank."""
@@ -466,14 +463,10 @@ class LanguageModelModule(PointwiseModule):
             self.encoder.prompt(each["messages"], each.get("tools") or [], "a prompt to answer")
             for each in prompts
         ]
-        ids = [prompt for prompt, _ in self.encoder.encode(texts, [[] for _ in texts])]
-        found = generate_answers(
-            self.model, self.encoder, ids, self.generation, reference=reference
-        )
-        return [
-            {"answer": text, "refused": is_refusal(text), "cut": cut}
-            for text, cut in zip(found.texts, found.cut, strict=True)
-        ]
+        encoded = self.encoder.encode(texts, [[]] * len(texts))
+        batch = collate_responses([ids for ids, _ in encoded], [])
+        found = self.generate(batch["prompt_ids"], batch["prompt_lengths"], reference=reference)
+        return found.reports
 
     def export(self, path: str | Path) -> Path:
         """Save model, tokenizer and model card as a folder, which a run takes as `model_name`.

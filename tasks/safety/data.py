@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, get_args
@@ -29,14 +29,13 @@ from pl_pointwise.tasks.language_model.data import (
 )
 from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.text.messages import answer_text
-from pl_pointwise.tasks.language_model.text.records import with_refusals
+from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
 
 from .records import (
     KINDS,
     ROLES,
     UNSAFE,
-    Record,
     parse_borderline,
     parse_instruction,
     parse_judgement,
@@ -210,14 +209,13 @@ class SafetyDataModule(ResponseDataModule):
         one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
         if source == "hub" and unsafe_schema == "labelled":
             raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
-        benign = benign_file, benign_val_file, benign_test_file
-        unsafe = unsafe_file, unsafe_val_file, unsafe_test_file
-        borderline = borderline_file, borderline_val_file, None
-        self.split_files = {"benign": benign, "unsafe": unsafe, "borderline": borderline}
+        self.benign = {"train": benign_file, "val": benign_val_file, "test": benign_test_file}
+        self.unsafe = {"train": unsafe_file, "val": unsafe_val_file, "test": unsafe_test_file}
+        self.borderline = {"train": borderline_file, "val": borderline_val_file}
         self.other_files = {"over_refusal": over_refusal_file, "contrast": over_refusal_file}
         self.other_files |= {"alpaca_eval": alpaca_eval_file, "predict": predict_file}
-        beside_hub = any((*borderline, *self.other_files.values()))
-        labelled = any((*benign, *unsafe, pku_file))
+        beside_hub = any((*self.borderline.values(), *self.other_files.values()))
+        labelled = any((*self.benign.values(), *self.unsafe.values(), pku_file))
         check_source(source, labelled, beside_hub, "benign_file and unsafe_file")
         self.other_files["pku"] = pku_file
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
@@ -227,7 +225,8 @@ class SafetyDataModule(ResponseDataModule):
 
     def read_splits(self) -> dict[str, list[Record]]:
         """For each split benign, then unsafe, then borderline records."""
-        borderline = self._of_files("borderline", parse_borderline, partial(_half, unsafe=False))
+        safe_half = partial(_half, unsafe=False)
+        borderline = self._read_files(self.borderline, parse_borderline, safe_half)
         kinds = self._benign(), self._unsafe(), borderline
         splits = {side: [r for kind in kinds for r in kind.get(side, [])] for side in SPLITS}
         safe = {record.unit for record in splits["train"] if not record.unsafe}
@@ -270,7 +269,7 @@ class SafetyDataModule(ResponseDataModule):
     def _benign(self) -> dict[str, list[Record]]:
         """Those with the longest answers to train on; what is held out is not chosen by length."""
         if self.source == "files":
-            found = self._of_files("benign", parse_instruction)
+            found = self._read_files(self.benign, parse_instruction)
             return found | {"train": self._longest(found.get("train", []))}
         records = self._from_hub(self.selection.alpaca_path, None, "train", parse_instruction)
         train = self._longest(records)
@@ -287,21 +286,21 @@ class SafetyDataModule(ResponseDataModule):
         """By ``unsafe_schema``."""
         schema, path = self.unsafe_schema, self.selection.pku_path
         if schema == "labelled":
-            return self._of_files("unsafe", parse_labelled)
+            return self._read_files(self.unsafe, parse_labelled)
         if schema == "beavertails":
             return self._by_category()
         if schema is None:
             return {}
         select = preference_pairs if schema == "pku_pairs" else unsafe_prompts
         if self.source == "files":
-            return self._of_files("unsafe", parse_pair, select)
+            return self._read_files(self.unsafe, parse_pair, select)
         read = (self._from_hub(path, None, split, parse_pair) for split in ("train", "test"))
         train, held = map(select, read)
         return {"train": train, **self._divided(_without(train, held))}
 
     def _by_category(self) -> dict[str, list[Record]]:
         """So many BeaverTails records of each category, and others held out."""
-        chosen, paths = self.selection, dict(zip(SPLITS, self.split_files["unsafe"], strict=True))
+        chosen, paths = self.selection, self.unsafe
         if self.source == "hub":
             path = chosen.beavertails_path
             judged = self._from_hub(path, None, "330k_train", parse_judgement)
@@ -328,21 +327,6 @@ class SafetyDataModule(ResponseDataModule):
         for record, side in zip(held, sides, strict=True):
             found.setdefault(side, []).append(record)
         return found
-
-    def _of_files(
-        self,
-        kind: str,
-        parse: Callable[[Any, str], Any],
-        select: Callable[[list[Any]], list[Record]] = list,
-    ) -> dict[str, list[Record]]:
-        """Records of a kind by split: of files of their own, or held out of those to train on."""
-        paths = dict(zip(SPLITS, self.split_files[kind], strict=True))
-        read = {
-            side: select(self._from_file(side, path, parse))
-            for side, path in paths.items()
-            if path is not None
-        }
-        return self._split(read, paths)
 
 
 def _half(records: Iterable[Record], unsafe: bool) -> list[Record]:

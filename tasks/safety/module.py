@@ -38,10 +38,11 @@ from pl_pointwise.tasks.language_model.model.policy import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
 from pl_pointwise.tasks.language_model.roles import Requirement
 from pl_pointwise.tasks.language_model.text.reasoning import final_answer
+from pl_pointwise.tasks.language_model.text.records import Record
 
 from .cost_model import CostModel
 from .data import ALPACA_TEMPLATE, TEST_SETS
-from .records import HELPFUL, REFUSAL, ROLES, UNSAFE, Record
+from .records import HELPFUL, REFUSAL, ROLES, UNSAFE
 
 Objective = Literal["kl", "cross_entropy", "safe_dpo"]
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
-from pl_pointwise.tasks.language_model.text import records
-from pl_pointwise.tasks.language_model.text.messages import answer_text, turn_text
+from pl_pointwise.tasks.language_model.text.messages import answer_text
 from pl_pointwise.tasks.language_model.text.records import (
+    Record,
     Response,
     conversation,
     flag,
     make_record,
     read_instruction,
+    reads_whole,
     response_of,
 )
 from pl_pointwise.tasks.language_model.text.refusals import is_refusal
@@ -30,35 +31,6 @@ PAPER_ANNOTATORS = 3
 """The fewest annotators of an answer that is taken: more than two."""
 
 REFUSES = Response(REFUSAL, None, refusal=True)
-
-
-@dataclass(frozen=True)
-class Record(records.Record):
-    """One prompt of one of :data:`KINDS`; of a pair the preferred response first."""
-
-    kind: str = "benign"
-
-    @property
-    def unsafe(self) -> bool:
-        """Whether it is to be refused."""
-        return self.kind == "unsafe"
-
-    @property
-    def text(self) -> str:
-        """What the user says; of a conversation of several turns all of them."""
-        if len(self.messages) == 1:
-            return str(self.messages[0]["content"])
-        return "\n\n".join(map(turn_text, self.messages))
-
-    @property
-    def opposed(self) -> list[bool]:
-        """For each response whether it is to become unlikely."""
-        return [role == UNSAFE or (role == REFUSAL and not self.unsafe) for role in self.roles]
-
-    @property
-    def prompt(self) -> str:
-        """What records of one prompt have in common, and no others."""
-        return digest(self.text) if len(self.messages) == 1 else digest(*self.messages)
 
 
 class Judgement(NamedTuple):
@@ -79,14 +51,14 @@ class AnswerPair(NamedTuple):
 # The schemas --------------------------------------------------------------------------------------
 
 
-@records.reads_whole
+@reads_whole
 def parse_instruction(row: Any, where: str) -> Record:
     """A benign prompt with its answer, {"instruction", "input", "output"}."""
     read = read_instruction(row, where, HELPFUL)
-    return Record(read.messages, [], (*read.responses, REFUSES), where)
+    return _of_kind(read, "benign", *read.responses, REFUSES)
 
 
-@records.reads_whole
+@reads_whole
 def parse_labelled(row: Any, where: str) -> Record:
     """An unsafe prompt; a safe response that refuses, by the keyword rule, is its own refusal."""
     responses = [REFUSES]
@@ -99,7 +71,7 @@ def parse_labelled(row: Any, where: str) -> Record:
     return _record(row, where, "unsafe", *responses)
 
 
-@records.reads_whole
+@reads_whole
 def parse_borderline(row: Any, where: str) -> Record:
     """A safe prompt that looks unsafe, as XSTest's: "answer" is to be said, "refusal" is not."""
     record, responses = parse_prompt(row, where), [REFUSES]
@@ -108,10 +80,10 @@ def parse_borderline(row: Any, where: str) -> Record:
     if row.get(HELPFUL) is not None:
         responses.insert(0, Response(HELPFUL, text_field(row[HELPFUL], HELPFUL, where)))
     kind = "unsafe" if record.unsafe else "borderline"
-    return replace(record, responses=tuple(responses), kind=kind)
+    return replace(record, responses=tuple(responses), given_kind=kind)
 
 
-@records.reads_whole
+@reads_whole
 def parse_judgement(row: Any, where: str) -> Judgement:
     """{"prompt", "response", "is_safe", "category": {name: bool}}, one annotator's."""
     harms = field(row, "category", where)
@@ -123,7 +95,7 @@ def parse_judgement(row: Any, where: str) -> Judgement:
     return Judgement(record, seen if answer.role == UNSAFE else frozenset())
 
 
-@records.reads_whole
+@reads_whole
 def parse_pair(row: Any, where: str) -> AnswerPair:
     """{"prompt"}, two of {"response_0", "is_response_0_safe"}, {better, safer}_response_id."""
     responses = [_judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)]
@@ -136,7 +108,7 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
     return AnswerPair(record, *map(int, chosen))
 
 
-@records.reads_whole
+@reads_whole
 def parse_prompt(row: Any, where: str) -> Record:
     """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}.
 
@@ -153,8 +125,13 @@ def parse_prompt(row: Any, where: str) -> Record:
 
 
 def _record(row: dict[str, Any], where: str, kind: str, *responses: Response) -> Record:
-    read = make_record({}, conversation(row, where), responses, where)
-    return Record(read.messages, [], read.responses, where, kind=kind)
+    return _of_kind(make_record({}, conversation(row, where), [], where), kind, *responses)
+
+
+def _of_kind(read: Record, kind: str, *responses: Response) -> Record:
+    """A record of one of :data:`KINDS`, without tools and category, told apart by its texts."""
+    identity = (read.text,) if len(read.messages) == 1 else tuple(read.messages)
+    return Record(read.messages, [], responses, read.where, given_kind=kind, identity=identity)
 
 
 def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:

@@ -16,10 +16,10 @@ from pl_pointwise.tasks.language_model.data import (
     ResponseDataModule,
 )
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_columns
+from pl_pointwise.tasks.language_model.text.records import Record
 
 from .records import (
     ROLES,
-    Record,
     grouped,
     parse_choice,
     parse_pair,

@@ -39,6 +39,7 @@ from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.policy import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
+from pl_pointwise.tasks.language_model.text.records import Record
 
 from .metrics import (
     NORMALISATIONS,
@@ -48,7 +49,7 @@ from .metrics import (
     chosen_category,
     update_choice_metrics,
 )
-from .records import CATEGORIES, ROLES, Record
+from .records import CATEGORIES, ROLES, choices_of
 
 PAPER_LOSSES = PreferenceLosses()
 PAPER_TRAINING = Training(
@@ -169,7 +170,7 @@ class When2CallModule(LanguageModelModule):
                 name: chosen_category(self._scores(outputs, batch, name))[real]
                 for name in NORMALISATIONS
             }
-            right = torch.tensor([record.choices[0] for record in records])
+            right = torch.tensor([choices_of(record)[0] for record in records])
             tools = torch.tensor([bool(record.tools) for record in records])
             index, right, tools = (e.to(real.device)[real] for e in (batch["index"], right, tools))
             choose_by = self.evaluation.choose_by
@@ -189,7 +190,7 @@ class When2CallModule(LanguageModelModule):
             table = self._scores(self.scorer(batch, False), batch, self.evaluation.choose_by)
             chosen, scores = chosen_category(table).tolist(), table.tolist()
             for row, index in samples:
-                choices: list[int] = batch["records"][row].choices
+                choices = choices_of(batch["records"][row])
                 given = {CATEGORIES[choice]: scores[row][choice] for choice in choices}
                 about = {"behaviour": CATEGORIES[chosen[row]], "scores": given}
                 found[index] = {"index": index, **about}
@@ -202,6 +203,6 @@ class When2CallModule(LanguageModelModule):
     ) -> Tensor:
         """Scores by behaviour, (B, 4)."""
         scores = outputs.log_likelihood
-        choices = collate_columns([each.choices for each in batch["records"]], scores.shape[1])
+        choices = collate_columns([*map(choices_of, batch["records"])], scores.shape[1])
         characters, choices = (each.to(scores.device) for each in (batch["characters"], choices))
         return choice_scores(scores, outputs.lengths, characters, choices, normalisation)

@@ -8,13 +8,18 @@ calls.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
-from pl_pointwise.tasks.language_model.text import records
 from pl_pointwise.tasks.language_model.text.messages import parse_answer, parse_tools, parts_of
-from pl_pointwise.tasks.language_model.text.records import Response, read_preference, read_when2call
+from pl_pointwise.tasks.language_model.text.records import (
+    Record,
+    Response,
+    read_preference,
+    read_when2call,
+    reads_whole,
+)
 
 CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 """The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""
@@ -23,25 +28,12 @@ ROLES = ("prefer", "avoid", "candidate")
 """In the order that a batch numbers them."""
 
 
-@dataclass(frozen=True)
-class Record(records.Record):
-    """One conversation and its answers, the right one first where it is known."""
-
-    kind: str = ""
-    choice: bool = False
-
-    @property
-    def opposed(self) -> list[bool]:
-        """None for a choice: nothing is trained on it."""
-        return [not self.choice and opposed for opposed in super().opposed]
-
-    @property
-    def choices(self) -> list[int]:
-        """The category of each answer, a position in :data:`CATEGORIES`; −1 if unknown."""
-        return [CATEGORIES.index(r.behaviour) if r.behaviour else -1 for r in self.responses]
+def choices_of(record: Record) -> list[int]:
+    """The category of each answer, a position in :data:`CATEGORIES`; −1 if unknown."""
+    return [CATEGORIES.index(r.behaviour) if r.behaviour else -1 for r in record.responses]
 
 
-@records.reads_whole
+@reads_whole
 def parse_preference(row: Any, where: str) -> Record:
     """A row of schema "when2call": the chosen answer, then the rejected one."""
     field(row, "tools", where)
@@ -52,17 +44,17 @@ def parse_preference(row: Any, where: str) -> Record:
     return _record(read, read.responses[0].behaviour)
 
 
-@records.reads_whole
+@reads_whole
 def parse_pair(row: Any, where: str) -> Record:
     """A row of schema "preference"."""
     return _record(read_preference(row, where))
 
 
-def _record(read: records.Record, category: str = "") -> Record:
-    return Record(read.messages, read.tools, read.responses, read.where, category)
+def _record(read: Record, category: str = "") -> Record:
+    return replace(read, given_category=category, given_kind="")
 
 
-@records.reads_whole
+@reads_whole
 def parse_choice(row: Any, where: str) -> Record:
     """A row of the multiple-choice split: the right answer, then the others by category."""
     record = parse_question(row, where)
@@ -73,10 +65,10 @@ def parse_choice(row: Any, where: str) -> Record:
     ordered = sorted(record.responses, key=lambda each: each.behaviour != right)
     responses = [replace(each, role="avoid") for each in ordered]
     responses[0] = replace(ordered[0], role="prefer")
-    return replace(record, responses=tuple(responses), given_category=right, choice=True)
+    return replace(record, responses=tuple(responses), given_category=right, given_kind="choice")
 
 
-@records.reads_whole
+@reads_whole
 def parse_question(row: Any, where: str) -> Record:
     """A question to predict for: {"question", "tools"}, optionally "answers" to choose from."""
     question = text_field(field(row, "question", where), "question", where)
@@ -94,7 +86,9 @@ def parse_question(row: Any, where: str) -> Record:
                 raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)
             responses.append(Response("candidate", answer, behaviour=name))
     tools = parse_tools(field(row, "tools", where), where)
-    return Record([{"role": "user", "content": question}], tools, tuple(responses), where)
+    return Record(
+        [{"role": "user", "content": question}], tools, tuple(responses), where, given_kind=""
+    )
 
 
 def grouped(found: Iterable[Record]) -> list[Record]:

@@ -277,23 +277,7 @@ def _multiply(left: Tensor, right: Tensor, products: torch.dtype) -> Tensor:
         if device == "cuda" and low and torch.__version__ >= "2.8":
             return torch.mm(left.to(products), right.to(products), out_dtype=torch.float32)
         wide = torch.promote_types(products, torch.float32)
-        with _fast_float32() if device == "cpu" and products == torch.bfloat16 else nullcontext():
-            return torch.mm(left.to(wide), right.to(wide))
-
-
-@contextmanager
-def _fast_float32() -> Iterator[None]:
-    """float32 products that oneDNN may compute from bfloat16 factors; sums stay float32."""
-    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
-    if matmul is None:  # an older torch
-        yield
-        return
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
+        return torch.mm(left.to(wide), right.to(wide))
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

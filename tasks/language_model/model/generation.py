@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from pl_pointwise.tasks.common.records import digest
 from ..likelihood.reference import adapters_off, base_of
 from ..text.conversations import ConversationEncoder
 from ..text.reasoning import final_answer, in_thought
+from ..text.refusals import is_refusal
 
 _TAIL = 32  # tokens at a prompt's end in which a thought may begin that the answer goes on with
 
@@ -70,6 +72,14 @@ class Answers:
     ids: list[list[int]]
     texts: list[str]
     cut: list[bool]
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """{answer, refused, cut} of each."""
+        return [
+            {"answer": text, "refused": is_refusal(text), "cut": cut}
+            for text, cut in zip(self.texts, self.cut, strict=True)
+        ]
 
 
 def decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:

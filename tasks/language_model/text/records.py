@@ -30,6 +30,7 @@ from .messages import (
     parse_answer,
     parse_messages,
     parse_tools,
+    turn_text,
 )
 
 
@@ -54,6 +55,8 @@ class Record:
     responses: tuple[Response, ...]
     where: str  # file and line, or source and record
     given_category: str = ""  # the record's own
+    given_kind: str | None = None  # the task's name for it; None for what its roles say
+    identity: tuple[Any, ...] = ()  # what prompts are told apart by; (): messages and tools
 
     @property
     def answers(self) -> list[Answer]:
@@ -68,7 +71,14 @@ class Record:
     @property
     def prompt(self) -> str:
         """What records of one prompt have in common, and no others."""
-        return digest(self.messages, self.tools)
+        return digest(*(self.identity or (self.messages, self.tools)))
+
+    @property
+    def text(self) -> str:
+        """What the user says; of a conversation of several turns all of them."""
+        if len(self.messages) == 1:
+            return str(self.messages[0]["content"])
+        return "\n\n".join(map(turn_text, self.messages))
 
     @property
     def unit(self) -> str:
@@ -77,7 +87,9 @@ class Record:
 
     @property
     def kind(self) -> str:
-        """Which requirements it has: its roles, a refusal to avoid by that name."""
+        """The task's name for it, or its roles, a refusal to avoid by that name."""
+        if self.given_kind is not None:
+            return self.given_kind
         names = {
             "avoid refusal" if each.refusal and each.role == "avoid" else each.role
             for each in self.responses
@@ -85,9 +97,22 @@ class Record:
         return " + ".join(sorted(names))
 
     @property
+    def unsafe(self) -> bool:
+        """Whether the prompt is to be refused."""
+        return self.kind == "unsafe"
+
+    @property
+    def choice(self) -> bool:
+        """Whether it is a multiple-choice question."""
+        return self.kind == "choice"
+
+    @property
     def opposed(self) -> list[bool]:
-        """For each response whether it is to become unlikely."""
-        return [each.role in ("avoid", "forget") for each in self.responses]
+        """For each response whether it is to become unlikely: none of a choice, only measured."""
+        unlikely = ["avoid", "forget", "unsafe answer"]
+        if not self.unsafe:
+            unlikely.append("refusal")
+        return [not self.choice and role in unlikely for role in self.roles]
 
     @property
     def category(self) -> str:
@@ -95,7 +120,6 @@ class Record:
         return self.given_category or self.kind
 
 
-R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
 INSTRUCTIONS = ("messages", "instruction", "query", "conversations", "conversation")
@@ -205,13 +229,15 @@ def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]
     raise bad_field(where, name, problem, "Let these begin with it, or take one of the two out")
 
 
-def with_refusals(records: Iterable[R], refusals: Sequence[str], own: bool = True) -> list[R]:
+def with_refusals(
+    records: Iterable[Record], refusals: Sequence[str], own: bool = True
+) -> list[Record]:
     """The records with one of ``refusals``, by their prompt, where a refusal has no text.
 
     own: a record's own refusal stays.
     """
 
-    def with_text(record: R) -> R:
+    def with_text(record: Record) -> Record:
         text = refusals[int(record.prompt[:12], 16) % len(refusals)]
         responses = (
             replace(each, answer=text)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from pl_pointwise.tasks import SafetyDataModule
-from pl_pointwise.tasks.language_model.text.records import Response
+from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES, Selection
-from pl_pointwise.tasks.safety.records import Record
 from tests.tasks import conftest
 from tests.tasks.conftest import make_data
 
@@ -88,7 +87,7 @@ def record(text: str, unsafe: bool, *responses: tuple[str, str | None]) -> Recor
     """A record of one turn; responses: (role, text) of each."""
     messages = [{"role": "user", "content": text}]
     given = tuple(Response(role, answer) for role, answer in responses)
-    return Record(messages, [], given, "x", kind="unsafe" if unsafe else "benign")
+    return Record(messages, [], given, "x", given_kind="unsafe" if unsafe else "benign")
 
 
 def said(found: Record) -> list[tuple[str, Any]]:

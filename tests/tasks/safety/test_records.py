@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.language_model.text.records import with_refusals
+from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
 from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES
 from pl_pointwise.tasks.safety.records import (
     HELPFUL,
@@ -18,7 +18,6 @@ from pl_pointwise.tasks.safety.records import (
     SAFE,
     UNSAFE,
     Judgement,
-    Record,
     parse_borderline,
     parse_instruction,
     parse_judgement,

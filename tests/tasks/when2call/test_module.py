@@ -24,9 +24,9 @@ from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import Generation
-from pl_pointwise.tasks.language_model.text.records import Response
+from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.when2call.module import PAPER_TRAINING, When2CallEvaluation
-from pl_pointwise.tasks.when2call.records import CATEGORIES, Record
+from pl_pointwise.tasks.when2call.records import CATEGORIES
 from tests.tasks.conftest import (
     make_data,
     make_module,
@@ -206,18 +206,6 @@ def test_the_scoring_methods_are_compared_once_a_fit(
         assert len(calls) == fits
 
 
-def test_micro_batches_give_the_same_step(language_model_folder, when2call_files, tmp_path) -> None:
-    found = []
-    for size in (None, 3):
-        seed_everything(0)
-        options = {"formulation": Pointwise(alpha=1.0), "micro_batch_size": size}
-        module = made(language_model_folder, **options)
-        quiet_trainer(tmp_path, max_steps=2).fit(module, data_of(when2call_files))
-        found.append(module.multipliers["rejected"])
-    assert found[0].max() > 0
-    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
-
-
 # Checkpoints and export ---------------------------------------------------------------------------
 
 
@@ -236,29 +224,6 @@ def fitted(
     fit = quiet_trainer(root, max_epochs=epochs)
     fit.fit(module, data_of(files), ckpt_path=checkpoint, weights_only=True)
     return module, fit
-
-
-def test_a_checkpoint_holds_nothing_of_the_frozen_base(
-    language_model_folder, when2call_files, tmp_path
-) -> None:
-    module, fit = fitted(language_model_folder, when2call_files, tmp_path, 1)
-    path = tmp_path / "last.ckpt"
-    fit.save_checkpoint(path)
-    state = torch.load(path, weights_only=True)
-    names = state["state_dict"]
-    assert set(names) == {name for name, p in module.named_parameters() if p.requires_grad}
-    assert names
-    assert all("lora_" in name for name in names)
-    weights = sum(value.numel() for value in names.values())
-    assert weights < 0.2 * sum(p.numel() for p in module.parameters())
-    assert state["optimizer_states"]
-    assert state["lr_schedulers"]
-    assert state["pl_pointwise"]["multipliers"]["chosen"].shape == (6, 1)
-
-    loaded = When2CallModule.load_from_checkpoint(path, weights_only=True)
-    assert loaded.lora.r == 4
-    for name, value in loaded.state_dict().items():
-        assert torch.equal(value, module.state_dict()[name]), name
 
 
 def test_resumed_equals_uninterrupted(language_model_folder, when2call_files, tmp_path) -> None:

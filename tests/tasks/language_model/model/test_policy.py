@@ -120,6 +120,9 @@ def test_a_subclass_cannot_lose_that_the_frozen_base_is_left_out(
     run.save_checkpoint(tmp_path / "last.ckpt")
     names = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
     assert set(names) == {name for name, p in module.named_parameters() if p.requires_grad}
+    assert all("lora_" in name for name in names)
+    loaded = Own.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True).state_dict()
+    assert all(torch.equal(value, names[name]) for name, value in loaded.items())
 
 
 TOKENS: dict[str, Any] = {"trainable_token_indices": [5, 6]}
