@@ -83,7 +83,7 @@ METHODS: dict[str, Callable[[], Formulation]] = {
 for _weight in WEIGHTS:
     METHODS[f"hinge {_weight:g}"] = lambda w=_weight: Penalty(weight=w, shape="hinge")
     METHODS[f"squared {_weight:g}"] = lambda w=_weight: Penalty(weight=w, shape="squared_hinge")
-LEFT_OUT = {"PATIENCE": 1.0, "MARGIN": 0.0, "LARGEST": 1e9}
+LEFT_OUT = {"PATIENCE": 1.0, "MARGIN": 0.0, "LARGEST": 1e9, "MEMORY": 1e9}
 """Values of the rule's constants that are as if there were none."""
 VARIANTS: dict[str, tuple[Any, str, float]] = {}
 """The constants at half and double their value, and left out."""

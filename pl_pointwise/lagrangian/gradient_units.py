@@ -5,8 +5,9 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
     Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
 
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
-values, m that of (v)₊ over all values, M the largest that m was within an epoch, λ̄ the mean
-multiplier of the values that have a force or a multiplier, and v⁺ = v + r/4 (v for an equality),
+values, m that of (v)₊ over all values, M the largest that m was within an epoch and a half, λ̄ the
+mean multiplier of the values that have a force or a multiplier, and v⁺ = v + r/4 (v for an
+equality),
 
     P = min(2Λ·M/m + λ̄, 100Λ),
     force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
@@ -53,6 +54,8 @@ PATIENCE = 0.6
 """How far an update moves λ, in P,"""
 LARGEST = 100.0
 """The largest P, in Λ; an update moves λ by a tenth of that at most."""
+MEMORY = 1.5
+"""Epochs within which M is forgotten."""
 WINDOW = 10
 """Steps that m covers, M at least, and r and λ̄ twice that at least; else an epoch."""
 
@@ -138,9 +141,11 @@ class GradientUnits:
                 state.unit = 1 / violations
             return
         unit = objective / violations
-        if not state.measurements:
+        if state.unit is None or not state.measurements:
             log.info('The unit of the multipliers of "%s" starts at %.3g.', name, unit)
-        state.unit = unit
+            state.unit = unit
+        else:  # One batch is noise.
+            state.unit = (state.unit + unit) / 2
         state.measurements += 1
 
     def add(
@@ -152,7 +157,7 @@ class GradientUnits:
     ) -> None:
         """Adds a step's values to the running means."""
         window = max(2 * WINDOW, min(steps_an_epoch, 1000))
-        kept = 1 - 1 / max(WINDOW, steps_an_epoch)
+        kept = 1 - 1 / max(WINDOW, MEMORY * steps_an_epoch)
         for name, formulation in in_force.items():
             mask = measured.masks[name]
             if not declared[name].adaptive or not mask.any():

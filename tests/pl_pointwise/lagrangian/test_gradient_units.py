@@ -49,7 +49,8 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
                 .item()
                 for p in parts
             ]
-            unit = norms[0] / norms[1]
+            now = norms[0] / norms[1]
+            unit = now if step == 0 else (unit + now) / 2
         typical = v.detach()[violated].mean()
         size = typical if step == 0 else size
         strength = min(2 * largest / falls * unit + mean, 100 * unit)

@@ -80,7 +80,7 @@ def test_what_calls_for_an_answer_is_a_warning(formulation, bound, words, caplog
     assert ("fit: " in warned, "fit: " in lines) == (bool(words), not words)
     assert words in warned
     if bound.equals is not None:
-        assert "fit: off by " in lines
+        assert "fit: off by 0." in lines
         assert "λ ≠ 0 on 9." in lines
 
 
