@@ -179,6 +179,17 @@ class Ascending(Formulation):
         """The scale of an adaptive one in force once something has been violated, else None."""
         return None if self.scale is None or self.scale.alpha is None else self.scale
 
+    def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; λv for α None, of an equality λv + αv².
+
+        Of a statistic of the batch v is that, and both are scalars per side.
+        """
+        return augmented(violation, multiplier, self.augmentation, self.signed)
+
+    def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """max(v, −λ/2α), elementwise; v for α None and of an equality."""
+        return augmented_direction(violation, multiplier, self.augmentation, self.signed)
+
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """The dual step; with a reach, that of the standard Lagrangian at clip(v + margin, ±r).
 
@@ -313,13 +324,17 @@ class BatchFormulation(Ascending):
 
     scope: Scope = "batch"
     anchor: Anchor = "zero"
-    threshold_step: float = 0.0
 
     def __init__(
         self, *, dual_lr: float | None = None, alpha: float | Adaptive | None = None
     ) -> None:
         stated = dual_lr if dual_lr is not None or alpha == "adaptive" else STANDARD_STEP
         super().__init__(alpha=alpha, dual_lr=stated)
+
+    @property
+    def threshold_step(self) -> float:
+        """The size of the step of a learned threshold."""
+        return 0.0
 
     @property
     def linear(self) -> bool:
@@ -333,14 +348,6 @@ class BatchFormulation(Ascending):
     def outer(self, mean: Tensor) -> Tensor:
         """g − a from that mean, elementwise."""
         return mean
-
-    def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """ψ(g, λ) = λg, or α(g + λ/2α)₊² − λ²/4α; g and λ scalars per side."""
-        return augmented(violation, multiplier, self.augmentation, self.signed)
-
-    def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """g, or max(g, −λ/2α)."""
-        return augmented_direction(violation, multiplier, self.augmentation, self.signed)
 
     def for_equality(self) -> Formulation:
         """For a mean, one multiplier of either sign for v = ℓ − c; a tail is that of |ℓ − c|."""
@@ -441,8 +448,6 @@ class CVaR(BatchFormulation):
 class SampleFormulation(Ascending):
     """ψ of each sample's violation, with a multiplier per sample and column."""
 
-    scope: Scope = "sample"
-
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ), elementwise; of an adaptive one at v + margin, and linear beyond its reach."""
         scale = self.known_scale
@@ -453,13 +458,14 @@ class SampleFormulation(Ascending):
         force = self.force(near, multiplier)
         return self.psi(near, multiplier) + force * (violation - near)
 
-    @abstractmethod
     def psi(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ within the reach, elementwise."""
+        return super().lagrangian(violation, multiplier)
 
-    @abstractmethod
     def force(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """∂ψ/∂v of it with an α, elementwise."""
+        """∂ψ/∂v of it with an α, elementwise: (λ + 2αv)₊; of an equality λ + 2αv."""
+        force = multiplier + 2 * (self.augmentation or 0.0) * violation
+        return force if self.signed else force.clamp(min=0)
 
 
 class Pointwise(SampleFormulation):
@@ -476,18 +482,7 @@ class Pointwise(SampleFormulation):
             multiplier step, η = 2α, and 0.1 where there is no α.
     """
 
-    def psi(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; of an equality λv + αv²."""
-        return augmented(violation, multiplier, self.augmentation, self.signed)
-
-    def force(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """∂ψ/∂v = (λ + 2αv)₊; of an equality λ + 2αv."""
-        force = multiplier + 2 * (self.augmentation or 0.0) * violation
-        return force if self.signed else force.clamp(min=0)
-
-    def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """max(v, −λ/2α); v for α None and of an equality."""
-        return augmented_direction(violation, multiplier, self.augmentation, self.signed)
+    scope: Scope = "sample"
 
 
 class Relaxed(SampleFormulation):
@@ -508,6 +503,8 @@ class Relaxed(SampleFormulation):
             (the soft margin). None is quadratic with ``beta`` and linear with ``price``.
         dual_lr: as that of :class:`Pointwise`.
     """
+
+    scope: Scope = "sample"
 
     def __init__(
         self,
