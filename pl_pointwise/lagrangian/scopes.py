@@ -6,14 +6,16 @@ moves λ. Duals has one of them for every constraint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
+from ..constraint import Constraint
 from ..errors import TrainingError
 from ..formulations import BatchFormulation, Formulation
+from ..multipliers import Multipliers
 from .batch_statistic import (
     BatchStatistic,
     Reduce,
@@ -25,10 +27,19 @@ from .batch_statistic import (
 )
 from .terms import DualStep, Measured, Terms, carries, last_visits, weights
 
-if TYPE_CHECKING:
-    from .duals import Duals
-
 CPU = torch.device("cpu")
+
+
+class State(Protocol):
+    """What a scope reads and moves; it belongs to Duals, whose attributes these are."""
+
+    constraints: Mapping[str, Constraint]
+    formulations: Mapping[str, Formulation]
+    in_force: dict[str, Formulation]
+    multipliers: Multipliers
+    thresholds: dict[str, Tensor]
+    groups: Tensor | None
+    dual_first: bool
 
 
 class Weight:
@@ -37,14 +48,14 @@ class Weight:
     dimensions: int | None = None
     """Of the table of multipliers: 2 of (N, sides·K), 0 where (sides,) stands for the batch."""
 
-    def __init__(self, name: str, duals: Duals) -> None:
-        self.name, self.duals = name, duals
-        self.sides = duals.constraints[name].sides
+    def __init__(self, name: str, state: State) -> None:
+        self.name, self.state = name, state
+        self.sides = state.constraints[name].sides
 
     @property
     def formulation(self) -> Formulation:
         """The one in force in this step."""
-        return self.duals.in_force[self.name]
+        return self.state.in_force[self.name]
 
     def rows(self, index: Tensor, violation: Tensor) -> Tensor | None:
         """λ_t of the samples index (b,), as their violations; None where they have none."""
@@ -54,7 +65,7 @@ class Weight:
         """A micro-batch's share of mean ψ(v, λ), a scalar; ``count`` samples over all ranks."""
         violation = terms.followed[self.name]
         multiplier = torch.zeros_like(violation) if multiplier is None else multiplier
-        if self.duals.dual_first:
+        if self.state.dual_first:
             multiplier = self.formulation.ascend(terms.judged[self.name], multiplier)
         return self._mean(self.formulation.lagrangian(violation, multiplier), terms, count)
 
@@ -79,7 +90,7 @@ class PerSample(Weight):
 
     def rows(self, index: Tensor, violation: Tensor) -> Tensor:
         """λ_t on the violations' device by one asynchronous copy; 0 of a stream."""
-        multipliers = self.duals.multipliers
+        multipliers = self.state.multipliers
         if not multipliers.samples:
             return torch.zeros_like(violation)
         rows = multipliers.rows(self.name, self.owners(index), violation.shape[1])
@@ -93,7 +104,7 @@ class PerSample(Weight):
         """
         name, mask = self.name, measured.masks[self.name]
         rows = None if mask.all() else carries(mask)
-        if not self.duals.multipliers.samples or (rows is not None and not rows.any()):
+        if not self.state.multipliers.samples or (rows is not None and not rows.any()):
             return None
         visit = [measured.index, measured.judged[name], mask, measured.multipliers[name]]
         visit += [measured.followed[name]] if measured.strict else []
@@ -106,7 +117,7 @@ class PerSample(Weight):
         index, judged, mask, multiplier, *followed = self.distinct(parts)
         ascended = self.formulation.ascend(judged, multiplier)
         stepped = torch.where(mask, ascended, multiplier)
-        self.duals.multipliers.write(self.name, index, stepped)
+        self.state.multipliers.write(self.name, index, stepped)
         return DualStep(index, judged, mask, multiplier, stepped, *(followed or [judged]))
 
     def owners(self, index: Tensor) -> Tensor:
@@ -126,7 +137,7 @@ class PerGroup(PerSample):
 
     def owners(self, index: Tensor) -> Tensor:
         """The groups of the samples index (b,)."""
-        groups = self.duals.groups
+        groups = self.state.groups
         assert groups is not None
         if len(index) and int(index.max()) >= len(groups):
             raise TrainingError(
@@ -160,12 +171,12 @@ class PerBatch(Weight):
     @property
     def multiplier(self) -> Tensor:
         """λ of each side, (sides,)."""
-        return self.duals.multipliers.scalar(self.name, self.sides)
+        return self.state.multipliers.scalar(self.name, self.sides)
 
     @property
     def threshold(self) -> Tensor:
         """t of each side, (sides,); 0 where the formulation learns none."""
-        threshold = self.duals.thresholds.get(self.name, torch.zeros(self.sides))
+        threshold = self.state.thresholds.get(self.name, torch.zeros(self.sides))
         return threshold.reshape(self.sides)
 
     def slope(
@@ -176,7 +187,7 @@ class PerBatch(Weight):
         followed = [(part.followed[name].detach(), part.masks[name]) for part in terms]
         statistic = self._statistic(followed, *shared)
         multiplier = self.multiplier.to(statistic.mean, non_blocking=True)
-        if self.duals.dual_first:
+        if self.state.dual_first:
             judged = [(part.judged[name], part.masks[name]) for part in terms]
             value = self._statistic(judged, *shared).value
             multiplier = self.formulation.ascend(value, multiplier)
@@ -205,14 +216,14 @@ class PerBatch(Weight):
         measured.lagrangian += float(formulation.lagrangian(value, self.multiplier).sum())
         if formulation.learns_threshold:
             stepped = stepped_threshold(formulation, parts, self.sides, count, self.threshold)
-            self.duals.thresholds[name] = stepped if len(stepped) > 1 else stepped[0]
+            self.state.thresholds[name] = stepped if len(stepped) > 1 else stepped[0]
         return values
 
     def step(self, visits: Sequence[list[Tensor]]) -> DualStep:
         value, *followed = (torch.stack(values).mean(0) for values in zip(*visits, strict=True))
         multiplier = self.multiplier.to(value)
         stepped = self.formulation.ascend(value, multiplier)
-        self.duals.multipliers.write_scalar(self.name, stepped)
+        self.state.multipliers.write_scalar(self.name, stepped)
         mask = torch.ones_like(value, dtype=torch.bool)
         parts = [value, mask, multiplier, stepped, *(followed or [value])]
         return DualStep(None, *(part[None] for part in parts))
@@ -228,8 +239,8 @@ class PerBatch(Weight):
         return batch_statistic(formulation, parts, self.sides, count, threshold, device, reduce)
 
 
-def scope_of(name: str, duals: Duals) -> Weight:
+def scope_of(name: str, state: State) -> Weight:
     """What the formulation of a constraint acts on."""
-    per_sample = PerSample if duals.groups is None else PerGroup
+    per_sample = PerSample if state.groups is None else PerGroup
     kinds = {"sample": per_sample, "batch": PerBatch, "none": Weight}
-    return kinds[duals.formulations[name].scope](name, duals)
+    return kinds[state.formulations[name].scope](name, state)
