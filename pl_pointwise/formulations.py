@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
@@ -26,9 +27,26 @@ Adaptive = Literal["adaptive"]
 Own = TypeVar("Own", bound="Formulation")
 Anchor = Literal["zero", "largest", "threshold"]
 Shape = Literal["linear", "hinge", "squared_hinge"]
-MARGIN = 0.25
-"""How far inside the bound an adaptive formulation aims, in r."""
 STANDARD_STEP = 0.1  # The paper's η, which has a unit: a standard Lagrangian offers no better one.
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The numbers of an adaptive formulation, which gradient_units.py measures.
+
+    Attributes:
+        alpha: α; None while nothing has been violated: ψ is that of λ alone, which does not move.
+        step: η.
+        reach: r, 0 with it: beyond r ψ is linear, and in an update v counts as ±r.
+        margin: what is added to v, so that the aim is inside the bound.
+        unit: Λ, the unit of a price.
+    """
+
+    alpha: float | None = None
+    step: float = 0.0
+    reach: float = 0.0
+    margin: float = 0.0
+    unit: float = 0.0
 
 
 class Formulation(ABC):
@@ -77,12 +95,6 @@ class Formulation(ABC):
         """Whether α is measured in the unit of the gradients: see ``gradient_units.py``."""
         return False
 
-    def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
-        """An ``adaptive`` one with numbers: a violation of ``size`` r has the force ``pull`` and
-        moves λ by ``step``. ``unit`` Λ is 0 until something has been violated.
-        """
-        return self
-
     def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """(v)₊, elementwise; for an equality |v|. α is measured by it."""
         return violation.abs() if self.signed else violation.clamp(min=0)
@@ -116,10 +128,8 @@ class Ascending(Formulation):
     """What the learned multipliers share: α and η."""
 
     alpha: float | Adaptive | None
-    reach: float | None = None
-    """r of an adaptive formulation: beyond it ψ is linear, and in an update v counts as ±r."""
-    margin: float = 0.0
-    """What an adaptive one adds to v, so that it aims inside the bound."""
+    scale: Scale | None = None
+    """Of an adaptive one in force."""
 
     def __init__(
         self, *, alpha: float | Adaptive | None = "adaptive", dual_lr: float | None = None
@@ -160,27 +170,47 @@ class Ascending(Formulation):
     def adaptive(self) -> bool:
         return self.alpha == "adaptive"
 
-    def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
-        if not pull or not size:  # λ alone, which does not change.
-            return self._changed(alpha=None, dual_lr=0.0)
-        margin = 0.0 if self.signed else MARGIN * size
-        return self._changed(
-            alpha=pull / (2 * size), dual_lr=step / size, reach=size, margin=margin
-        )
+    def scaled(self: Own, scale: Scale) -> Own:
+        """An ``adaptive`` one in force: with α and η as numbers."""
+        return self._changed(alpha=scale.alpha, dual_lr=scale.step, scale=scale)
+
+    @property
+    def known_scale(self) -> Scale | None:
+        """The scale of an adaptive one in force once something has been violated, else None."""
+        return None if self.scale is None or self.scale.alpha is None else self.scale
+
+    def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; λv for α None, of an equality λv + αv².
+
+        Of a statistic of the batch v is that, and both are scalars per side.
+        """
+        return augmented(violation, multiplier, self.augmentation, self.signed)
+
+    def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """max(v, −λ/2α), elementwise; v for α None and of an equality."""
+        return augmented_direction(violation, multiplier, self.augmentation, self.signed)
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """The dual step; with a reach, that of the standard Lagrangian at clip(v + margin, ±r).
 
         λ then falls as fast as it rises; ∂ψ/∂λ ≥ −λ/2α would let it fall by a share only.
         """
-        if self.reach is None:
+        scale = self.known_scale
+        if scale is None:
             return super().ascend(violation, multiplier)
-        stepped = multiplier + self.step_size * self.aimed(violation, multiplier, self.reach)
-        return stepped if self.signed else stepped.clamp(min=0)
+        aimed = (violation + scale.margin).clamp(-scale.reach, scale.reach)
+        stepped = multiplier + self.step_size * (aimed - self.standard_relaxation(multiplier))
+        stepped = stepped if self.signed else stepped.clamp(min=0)
+        return stepped if self.largest is None else stepped.clamp(-self.largest, self.largest)
 
-    def aimed(self, violation: Tensor, multiplier: Tensor, reach: float) -> Tensor:
-        """clip(v + margin, ±r), elementwise: ∂ψ/∂λ of the standard Lagrangian there."""
-        return (violation + self.margin).clamp(-reach, reach)
+    def standard_relaxation(self, multiplier: Tensor) -> Tensor | float:
+        """u*(λ) of the standard Lagrangian, elementwise, by which an update aims lower."""
+        return 0.0
+
+    @property
+    def largest(self) -> float | None:
+        """What bounds ``|λ|`` of an adaptive one."""
+        return None
 
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""
@@ -288,18 +318,23 @@ class BatchFormulation(Ascending):
 
     g = a + outer(mean of inner(v − a)) is the violation that stands for the batch; the mean is that
     of all ranks (batch_statistic.py). ``anchor`` says what a is: 0, the batch's largest violation,
-    or a learned threshold that descends ∂g/∂a with ``threshold_lr``.
+    or a learned threshold that descends ∂g/∂a with
+    ``threshold_step``.
     """
 
     scope: Scope = "batch"
     anchor: Anchor = "zero"
-    threshold_lr: float = 0.0
 
     def __init__(
         self, *, dual_lr: float | None = None, alpha: float | Adaptive | None = None
     ) -> None:
         stated = dual_lr if dual_lr is not None or alpha == "adaptive" else STANDARD_STEP
         super().__init__(alpha=alpha, dual_lr=stated)
+
+    @property
+    def threshold_step(self) -> float:
+        """The size of the step of a learned threshold."""
+        return 0.0
 
     @property
     def linear(self) -> bool:
@@ -313,19 +348,6 @@ class BatchFormulation(Ascending):
     def outer(self, mean: Tensor) -> Tensor:
         """g − a from that mean, elementwise."""
         return mean
-
-    def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
-        """α = 3Λ/2r and η = 0.1Λ/r: its λ moves in every step, not once per epoch."""
-        found = super().in_units(3 * unit, STANDARD_STEP * unit, unit, size)
-        return found._changed(margin=0.0)
-
-    def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """ψ(g, λ) = λg, or α(g + λ/2α)₊² − λ²/4α; g and λ scalars per side."""
-        return augmented(violation, multiplier, self.augmentation, self.signed)
-
-    def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """g, or max(g, −λ/2α)."""
-        return augmented_direction(violation, multiplier, self.augmentation, self.signed)
 
     def for_equality(self) -> Formulation:
         """For a mean, one multiplier of either sign for v = ℓ − c; a tail is that of |ℓ − c|."""
@@ -413,17 +435,40 @@ class CVaR(BatchFormulation):
             raise ValueError(f"CVaR(level={level!r}): level must be a fraction below 1.")
         self.threshold_lr = number("CVaR", "threshold_lr", threshold_lr, minimum=0.0)
 
-    def in_units(self, pull: float, step: float, unit: float, size: float) -> CVaR:
-        """With the step of t too."""
-        found = super().in_units(pull, step, unit, size)
-        return found._changed(threshold_lr=self.threshold_lr * size)
+    @property
+    def threshold_step(self) -> float:
+        """The size of the step of t in the units of v; 0 of an adaptive one without an r yet."""
+        return self.threshold_lr * (1.0 if self.scale is None else self.scale.reach)
 
     def inner(self, violation: Tensor) -> Tensor:
         """(v − t)₊/(1 − p), elementwise in v − t."""
         return violation.relu() / (1 - self.level)
 
 
-class Pointwise(Ascending):
+class SampleFormulation(Ascending):
+    """ψ of each sample's violation, with a multiplier per sample and column."""
+
+    def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """ψ(v, λ), elementwise; of an adaptive one at v + margin, and linear beyond its reach."""
+        scale = self.known_scale
+        if scale is None:
+            return self.psi(violation, multiplier)
+        violation = violation + scale.margin
+        near = violation.clamp(-scale.reach if self.signed else None, scale.reach)
+        force = self.force(near, multiplier)
+        return self.psi(near, multiplier) + force * (violation - near)
+
+    def psi(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """ψ within the reach, elementwise."""
+        return super().lagrangian(violation, multiplier)
+
+    def force(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """∂ψ/∂v of it with an α, elementwise: (λ + 2αv)₊; of an equality λ + 2αv."""
+        force = multiplier + 2 * (self.augmentation or 0.0) * violation
+        return force if self.signed else force.clamp(min=0)
+
+
+class Pointwise(SampleFormulation):
     """One multiplier for every sample: the requirement holds for each input.
 
     ``Pointwise()`` needs only the bounds of the constraints: α and η follow the gradients, see
@@ -439,26 +484,8 @@ class Pointwise(Ascending):
 
     scope: Scope = "sample"
 
-    def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; ∂ψ/∂v = (λ + 2αv)₊.
 
-        Of an equality λv + αv², and ∂ψ/∂v = λ + 2αv. Linear beyond the reach of an adaptive one.
-        """
-        alpha, reach = self.augmentation, self.reach
-        if alpha is None or reach is None:
-            return augmented(violation, multiplier, alpha, self.signed)
-        violation = violation + self.margin
-        near = violation.clamp(-reach if self.signed else None, reach)
-        psi = augmented(near, multiplier, alpha, self.signed)
-        force = multiplier + 2 * alpha * near
-        return psi + (force if self.signed else force.clamp(min=0)) * (violation - near)
-
-    def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """max(v, −λ/2α); v for α None and of an equality."""
-        return augmented_direction(violation, multiplier, self.augmentation, self.signed)
-
-
-class Relaxed(Ascending):
+class Relaxed(SampleFormulation):
     """Pointwise, with a relaxation u ≥ 0 per sample at a cost c(u), minimised over u.
 
     ψ(v, λ) = min over u ≥ 0 of c(u) + ψ_pointwise(v − u, λ). A sample that cannot be satisfied
@@ -503,26 +530,20 @@ class Relaxed(Ascending):
 
     @property
     def beta_in_force(self) -> float:
-        """β as a number."""
-        return float(self.beta if self.beta is not None else self.price or 0.0)
+        """β as a number; a price is in Λ, once that is known."""
+        if self.beta is not None:
+            return self.beta
+        unit = 1.0 if self.scale is None else self.scale.unit or 1.0
+        return (self.price or 0.0) * unit
 
-    def in_units(self, pull: float, step: float, unit: float, size: float) -> Relaxed:
-        """With β = price·Λ too."""
-        found = super().in_units(pull, step, unit, size)
-        if self.price is not None and unit:
-            found.beta = self.price * unit
-        return found
+    def standard_relaxation(self, multiplier: Tensor) -> Tensor | float:
+        """λ/2β with a quadratic cost."""
+        return 0.0 if self.cost == "linear" else multiplier / (2 * self.beta_in_force)
 
-    def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """The dual step; with a reach and a linear cost |λ| ≤ β."""
-        stepped, capped = super().ascend(violation, multiplier), self.cost == "linear"
-        most = self.beta_in_force if capped and self.reach is not None else None
-        return stepped if most is None else stepped.clamp(-most, most)
-
-    def aimed(self, violation: Tensor, multiplier: Tensor, reach: float) -> Tensor:
-        """With a quadratic cost less λ/2β."""
-        found = super().aimed(violation, multiplier, reach)
-        return found if self.cost == "linear" else found - multiplier / (2 * self.beta_in_force)
+    @property
+    def largest(self) -> float | None:
+        """β with a linear cost."""
+        return self.beta_in_force if self.cost == "linear" else None
 
     def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """0 where the cost is linear and relaxes: there the force is β, whatever v is."""
@@ -531,37 +552,37 @@ class Relaxed(Ascending):
             return found
         return torch.where(self.relaxation(violation, multiplier) == 0, found, 0)
 
-    def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+    def psi(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ), elementwise, with s = λ + 2αv:
 
         quadratic: αβ/(α+β)·(v + λ/2α)₊² − λ²/4α
         linear:    s ≤ β as pointwise;  s > β: βv − (λ−β)²/4α
         standard:  λv − λ²/4β
 
-        Of an equality ψ(σv, σλ), σ the sign of s: u has either sign and costs c(|u|). Linear beyond
-        the reach of an adaptive one.
+        Of an equality ψ(σv, σλ), σ the sign of s: u has either sign and costs c(|u|).
         """
-        near = violation = violation + self.margin
-        if self.reach is not None:
-            near = violation.clamp(-self.reach if self.signed else None, self.reach)
-        side, v, multiplier = self._as_inequality(near, multiplier)
+        _, v, multiplier = self._as_inequality(violation, multiplier)
         alpha, beta = self.augmentation, self.beta_in_force
         if alpha is None:
             return multiplier * v - multiplier.square() / (4 * beta)
         shifted = multiplier + 2 * alpha * v
-        inactive = -multiplier.square() / (4 * alpha)
         if self.cost == "linear":
             capped = beta * v - (multiplier - beta).square() / (4 * alpha)
-            psi = torch.where(shifted > beta, capped, augmented(v, multiplier, alpha))
-            force = shifted.clamp(0, beta)
-        else:
-            # s > 0: the square expanded, so that small α does not cancel.
-            active = (beta * (multiplier * v + alpha * v.square()) - multiplier.square() / 4) / (
-                alpha + beta
-            )
-            psi = torch.where(shifted > 0, active, inactive)
-            force = shifted.clamp(min=0) * beta / (alpha + beta)
-        return psi if self.reach is None else psi + force * (side * violation - v)
+            return torch.where(shifted > beta, capped, augmented(v, multiplier, alpha))
+        # s > 0: the square expanded, so that small α does not cancel.
+        active = (beta * (multiplier * v + alpha * v.square()) - multiplier.square() / 4) / (
+            alpha + beta
+        )
+        return torch.where(shifted > 0, active, -multiplier.square() / (4 * alpha))
+
+    def force(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """∂ψ/∂v, elementwise: quadratic (s)₊·β/(α+β), linear min((s)₊, β); of an equality σ·."""
+        side, v, multiplier = self._as_inequality(violation, multiplier)
+        alpha, beta = self.augmentation or 0.0, self.beta_in_force
+        shifted = multiplier + 2 * alpha * v
+        if self.cost == "linear":
+            return side * shifted.clamp(0, beta)
+        return side * (shifted.clamp(min=0) * beta / (alpha + beta))
 
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """∂ψ/∂λ, elementwise, with s = λ + 2αv:

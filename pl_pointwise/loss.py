@@ -33,7 +33,6 @@ from .lagrangian.terms import (
     pack,
     strict_values_from,
     unpack,
-    weights,
     widest,
 )
 from .multipliers import Multipliers
@@ -106,8 +105,7 @@ class PointwiseLoss:
                     f"{tuple(given.shape)}."
                 )
             owners = int(given.max()) + 1
-        self.duals = Duals(self.constraints, formulations, owners, primal_steps, order)
-        self.duals.groups = given
+        self.duals = Duals(self.constraints, formulations, owners, primal_steps, order, given)
         self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
         self.steps = 0  # Of the weights.
@@ -289,19 +287,15 @@ class PointwiseLoss:
         """
         duals, multipliers = self.duals, self.duals.rows(index, terms)
         loss = terms.objective.sum() / counts[OBJECTIVE]
-        for name, formulation in duals.in_force.items():
-            if formulation.scope == "batch":
-                continue
-            violation, mask = terms.followed[name], terms.masks[name]
-            multiplier = multipliers.get(name, torch.zeros_like(violation))
-            if duals.dual_first:
-                multiplier = formulation.ascend(terms.judged[name], multiplier)
-            psi = formulation.lagrangian(violation, multiplier)
-            sides = self.constraints[name].sides
-            normalised = weights(mask, sides, violation.dtype) / counts[name]
-            loss = loss + (torch.where(mask, psi, 0) * normalised).sum()
+        on_batch = duals.on_batch
+        for name, scope in duals.scopes.items():
+            if name not in on_batch:
+                loss = loss + scope.loss(terms, multipliers.get(name), counts[name])
         table, self._layout = pack(index, terms, multipliers, loss, strict)
-        return loss + duals.batch_loss(terms, slopes, counts) if slopes else loss, table
+        if slopes:
+            shares = (on_batch[n].loss_of(terms, slope, counts[n]) for n, slope in slopes.items())
+            loss = loss + sum(shares)
+        return loss, table
 
     def gather(self, tables: Sequence[Tensor], gradient_norm: Tensor) -> Measured:
         """What the micro-batches of all ranks measured, from their rows."""

@@ -112,11 +112,11 @@ def stepped_threshold(
     count: int,
     threshold: Tensor,
 ) -> Tensor:
-    """t − threshold_lr · ∂g/∂t, float32, of the violations of all ranks on the CPU."""
+    """t − threshold_step · ∂g/∂t, float32, of the violations of all ranks on the CPU."""
     threshold = threshold.to(torch.float64).requires_grad_()
     statistic = batch_statistic(formulation, parts, sides, count, threshold, torch.device("cpu"))
     (slope,) = torch.autograd.grad(statistic.value.sum(), threshold)
-    return (threshold - formulation.threshold_lr * slope).detach().float()
+    return (threshold - formulation.threshold_step * slope).detach().float()
 
 
 def _anchored(violation: Tensor, mask: Tensor, anchor: Tensor) -> Tensor:

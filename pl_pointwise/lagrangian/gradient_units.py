@@ -43,11 +43,13 @@ from typing import Any
 import torch
 
 from ..constraint import Constraint
-from ..formulations import Formulation
+from ..formulations import STANDARD_STEP, Ascending, Formulation, Scale
 from .terms import Measured
 
 log = logging.getLogger(__name__)
 
+MARGIN = 0.25
+"""How far inside the bound a multiplier of a sample aims, in r."""
 LEAD = 2.0
 """The force of a requirement at the start, in Λ."""
 PATIENCE = 0.6
@@ -97,18 +99,28 @@ class GradientUnits:
 
         ``steps_between``: steps of the weights from one update of a sample's λ to the next.
         """
-        part = min(1.0, steps_between / WINDOW)
         found = dict(declared)
         for name, formulation in declared.items():
-            if formulation.adaptive:
-                state = self._states.get(name, _State())
-                unit, size = state.unit or 0.0, state.size or 0.0
-                growth = state.largest / state.mean if state.mean else 1.0
-                pull = min(LEAD * growth * unit + state.multiplier, LARGEST * unit)
+            if isinstance(formulation, Ascending) and formulation.adaptive:
                 divisor = 4 if formulation.signed else constraints[name].sides
-                step = part * min(PATIENCE * pull, LARGEST / 10 * unit) / divisor
-                found[name] = formulation.in_units(pull, step, unit, size)
+                part = min(1.0, steps_between / WINDOW)
+                found[name] = formulation.scaled(self._scale(name, formulation, part, divisor))
         return found
+
+    def _scale(self, name: str, formulation: Formulation, part: float, divisor: int) -> Scale:
+        """α = P/2r and η; of a statistic α = 3Λ/2r, η = 0.1Λ/r: its λ moves in every step."""
+        state = self._states.get(name, _State())
+        unit, size = state.unit or 0.0, state.size or 0.0
+        if formulation.scope == "batch":
+            pull, step, margin = 3 * unit, STANDARD_STEP * unit, 0.0
+        else:
+            growth = state.largest / state.mean if state.mean else 1.0
+            pull = min(LEAD * growth * unit + state.multiplier, LARGEST * unit)
+            step = part * min(PATIENCE * pull, LARGEST / 10 * unit) / divisor
+            margin = 0.0 if formulation.signed else MARGIN * size
+        if not pull or not size:
+            return Scale(reach=size, unit=unit)
+        return Scale(pull / (2 * size), step / size, size, margin, unit)
 
     def unit(self, name: str) -> float | None:
         """Λ of a constraint; None where its formulation is not adaptive, or needed none yet."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed
+from pl_pointwise.formulations import Scale
 from pl_pointwise.lagrangian.gradient_units import GradientUnits
 from pl_pointwise.lagrangian.terms import Measured
 from tests.pl_pointwise.toy import (
@@ -308,14 +309,14 @@ def test_an_update_aims_inside_the_bound_and_falls_as_fast_as_it_rises(
     formulation: Formulation,
 ) -> None:
     """P = 6, a step of 3 at r = .5, v⁺ = v + .125; a linear cost keeps λ at β."""
-    in_force = formulation.in_units(6.0, 3.0, 4.0, 0.5)
+    in_force = formulation.scaled(Scale(6.0, 6.0, 0.5, 0.125, 4.0))
     v = torch.tensor([-9.0, -0.375, -0.125, 0.0, 0.125, 9.0], dtype=torch.float64)
     found = in_force.ascend(v, torch.full_like(v, 2.0))
     most = 4.0 if isinstance(formulation, Relaxed) else 5.0
     torch.testing.assert_close(found.tolist(), [0.0, 0.5, 2.0, 2.75, 3.5, most])
-    quadratic = Relaxed(beta=2.0).in_units(6.0, 3.0, 4.0, 0.5)  # Less λ/2β = .5.
+    quadratic = Relaxed(beta=2.0).scaled(Scale(6.0, 6.0, 0.5, 0.125, 4.0))  # Less λ/2β = .5.
     assert quadratic.ascend(v, torch.full_like(v, 2.0)).tolist() == [0.0, 0.0, 0.0, 0.0, 0.5, 2.0]
-    signed = formulation.for_equality().in_units(6.0, 3.0, 4.0, 0.5)
+    signed = formulation.for_equality().scaled(Scale(6.0, 6.0, 0.5, 0.0, 4.0))
     assert signed.ascend(torch.zeros(1), torch.ones(1)).tolist() == [1.0]  # It aims at c.
 
 
@@ -327,7 +328,7 @@ def test_nothing_pulls_harder_the_further_it_is_than_r(
     formulation: Formulation, signed: bool
 ) -> None:
     formulation = formulation.for_equality() if signed else formulation
-    in_force = formulation.in_units(6.0, 3.0, 1.0, 0.5)
+    in_force = formulation.scaled(Scale(6.0, 6.0, 0.5, 0.0 if signed else 0.125, 1.0))
     v = torch.tensor([-5.0, -0.5, -0.25, 0.0, 0.25, 0.5, 5.0], dtype=torch.float64)
     v.requires_grad_()
     psi = in_force.lagrangian(v, torch.full_like(v, 0.5))
