@@ -25,6 +25,9 @@ DEMO_OUTPUT := results/demo
 ifdef QUICK
 DEMO_OUTPUT := results/demo-quick
 DEMO_ARGS   := --trainer.max_steps 5
+KEEP_ARGS   := --quick
+else
+DEMO_MODEL  := $(VENV)/.installed-model
 endif
 EVIDENCE_ARGS ?=
 BENCH_ARGS   ?=
@@ -38,8 +41,8 @@ LOWEST_PYTHON ?= python3.10
 .PHONY: demo evidence bench-check bench-gpu test lint types pytest notebooks docs test-lowest \
 	test-minimal audit clean
 
-demo: $(VENV)/.installed-demo $(VENV)/.installed-model
-	$(BIN)/python -m benchmarks.demo $(DEMO_ARGS) --output $(DEMO_OUTPUT)/keep
+demo: $(VENV)/.installed-demo $(DEMO_MODEL)
+	$(BIN)/python -m benchmarks.demo $(KEEP_ARGS) $(DEMO_ARGS) --output $(DEMO_OUTPUT)/keep
 	$(BIN)/pl-pointwise compare --config digits --methods digits/methods $(DEMO_ARGS) \
 		--output $(DEMO_OUTPUT)/digits
 	$(BIN)/pl-pointwise compare --config family --methods family/family $(DEMO_ARGS) \

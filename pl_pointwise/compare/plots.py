@@ -95,10 +95,14 @@ def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str,
 
 
 def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
-    """Returns the objective, and CVaR95 of the first constraint, "" where there is none."""
+    """Returns the objective, and the share of the first constraint's samples that violate it.
+
+    "" where there is none.
+    """
     stage = deciding_stage(metrics)
-    tails = (name for name in metrics if re.fullmatch(f"{stage}/.*/cvar95", name))
-    return [objective, next(tails, "")]
+    rates = [name for name in metrics if re.fullmatch(f"{stage}/.*/violated", name)]
+    of_samples = f"{rates[0]}_samples" if rates else ""  # Where a sample has several values.
+    return [objective, of_samples if of_samples in metrics else "".join(rates[:1])]
 
 
 def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf: bool) -> None:
@@ -154,6 +158,7 @@ def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Styles) -> Figure:
     panel.set_xlabel(x.label)
     panel.set_ylabel(y.label)
     panel.grid(alpha=0.3)
+    _compress([points[:, 0]], [panel])
     note = "Mean ± standard deviation over the seeds. Frontier: no method is better in both."
     return with_legend(figure, ["frontier", *means.index], 3, note)
 

@@ -173,7 +173,7 @@ def test_an_axis_knows_its_better_end_from_the_metric_or_from_the_option() -> No
 
 def test_a_plot_for_paper_is_asked_for_and_the_same_each_time(tmp_path, monkeypatch) -> None:
     """The PDF of an earlier comparison goes, as its numbers may have been others."""
-    metrics = {"test/objective": 1.0, "test/fit/cvar95": 0.5}
+    metrics = {"test/objective": 1.0, "test/fit/violated": 0.5}
     done = [outcome("a", 0, metrics)]
     monkeypatch.setattr(Run, "violations", lambda run: {"test/fit": np.array([0.5])})
     written = []
@@ -189,10 +189,13 @@ def test_a_plot_for_paper_is_asked_for_and_the_same_each_time(tmp_path, monkeypa
 
 def test_the_default_plot_is_of_the_objective_that_all_methods_share() -> None:
     """Seen: one method's cross-entropy beside another's Lagrangian on one axis."""
-    metrics = {"test/objective": 1.0, "test/kl": 2.0, "test/fit/cvar95": 0.0}
+    metrics = {"test/objective": 1.0, "test/kl": 2.0, "test/fit/violated": 0.0}
     done = [outcome("a", 0, metrics, shared_objective="kl"), outcome("b", 0, {}, error="x")]
     assert tables.shared_objective(done) == "test/kl"
-    assert plots.default_axes([*metrics], "test/kl") == ["test/kl", "test/fit/cvar95"]
+    assert plots.default_axes([*metrics], "test/kl") == ["test/kl", "test/fit/violated"]
+    several = [*metrics, "test/fit/violated_samples"]  # Of values, and of samples.
+    assert plots.default_axes(several, "test/kl") == ["test/kl", "test/fit/violated_samples"]
+    assert plots.default_axes(["test/kl"], "test/kl") == ["test/kl", ""]
     assert tables.shared_objective([outcome("a", 0, metrics)]) == "test/objective"
     gone = [outcome("a", 0, {"test/objective": 1.0}, shared_objective="kl")]
     assert tables.shared_objective(gone) == "test/objective"
