@@ -27,6 +27,7 @@ DEMO_OUTPUT := results/demo-quick
 DEMO_ARGS   := --trainer.max_steps 5
 KEEP_ARGS   := --quick
 else
+KEEP_ARGS   := --trainer.max_epochs 8
 DEMO_MODEL  := $(VENV)/.installed-model
 endif
 EVIDENCE_ARGS ?=
