@@ -19,15 +19,12 @@ from pl_pointwise import (
     Optimization,
     Pointwise,
     PointwiseModule,
-    Training,
 )
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import (
-    CONSTRAINTS,
     Toy,
     ToyRows,
     fit,
-    initial_weights,
     weights_of,
 )
 
@@ -165,22 +162,14 @@ def test_plateau_that_is_not_strict_waits_for_its_metric(caplog: pytest.LogCaptu
 # The default optimizer ----------------------------------------------------------------------------
 
 
-class Default(PointwiseModule):
+class Default(Toy):
     """The base class's own optimizer."""
 
     def __init__(self, optimization: Optimization | None = None) -> None:
-        super().__init__(
-            formulation=Pointwise(),
-            constraints=CONSTRAINTS,
-            training=Training(optimization or Optimization()),
-        )
-        first, last = initial_weights()
-        self.first, self.last = torch.nn.Parameter(first), torch.nn.Parameter(last)
+        super().__init__(Pointwise())
+        self.training_settings.optimization = optimization or Optimization()
 
-    forward = Toy.forward
-    objective = Toy.objective
-    constraint_values = Toy.constraint_values
-    dropout = torch.nn.Dropout(0.0)
+    configure_optimizers = PointwiseModule.configure_optimizers
 
 
 def share(schedule: str, progress: float) -> float:
