@@ -49,7 +49,10 @@ class Rates(Callback):
 
 
 class Small(Toy):
-    """The toy with any schedulers; of its steps, which move no weight, only the rates matter."""
+    """The toy with any schedulers and their configurations; of a bare one it is None.
+
+    Of its steps, which move no weight, only the rates matter.
+    """
 
     def __init__(self, *schedulers: Any) -> None:
         super().__init__(Pointwise())
@@ -57,8 +60,10 @@ class Small(Toy):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
-        configs = [{"scheduler": make(optimizer), **rest} for make, rest in self.schedulers]
-        return [optimizer], configs
+        return [optimizer], [
+            make(optimizer) if config is None else {"scheduler": make(optimizer), **config}
+            for make, config in self.schedulers
+        ]
 
 
 def halving(optimizer: Any) -> Any:
@@ -75,22 +80,15 @@ def rates(module: PointwiseModule, epochs: int = 3, **options: Any) -> list[floa
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({}, [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]),  # by epoch is Lightning's default
+        # By epoch is Lightning's default.
+        ({}, [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]),
+        (None, [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]),
         ({"interval": "step", "frequency": 2}, [0.5 ** (i // 2) for i in range(9)]),
         ({"interval": "epoch", "frequency": 2}, [1] * 6 + [0.5] * 3),
     ],
 )
 def test_scheduler_is_stepped_as_declared(config: Any, expected: list[float]) -> None:
     assert rates(Small((halving, config))) == expected
-
-
-def test_bare_scheduler_is_stepped_by_epoch() -> None:
-    class Bare(Small):
-        def configure_optimizers(self) -> Any:
-            (optimizer,), _ = super().configure_optimizers()
-            return [optimizer], [halving(optimizer)]
-
-    assert rates(Bare()) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
 
 
 def test_epochs_that_stop_short_do_not_step_the_epochs_scheduler() -> None:
