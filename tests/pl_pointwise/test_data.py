@@ -27,25 +27,24 @@ from pl_pointwise.task import take_rows
 from tests.pl_pointwise.toy import ToyData, ToyRows, stack
 
 
-class Numbers:
-    """Row i is {"value": 10·i}."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        if not 0 <= position < self.count:
-            raise IndexError(position)
-        return {"value": 10 * position}
-
-
-def loader(count: int, batch_size: int, workers: int = 0, **options: Any) -> ResumableDataLoader:
-    dataset = IndexedDataset(Numbers(count))
+def loader(
+    count: int,
+    batch_size: int,
+    workers: int = 0,
+    *,
+    epoch: int = 0,
+    state: dict[str, Any] | None = None,
+    **options: Any,
+) -> ResumableDataLoader:
+    """A loader at the start of an epoch, or where a state says."""
+    dataset = IndexedDataset([{"value": 10 * i} for i in range(count)])
     sampler = PointwiseSampler(dataset, **options)
-    return ResumableDataLoader(dataset, sampler, batch_size, stack, workers)
+    made = ResumableDataLoader(dataset, sampler, batch_size, stack, workers)
+    if state is not None:
+        made.load_state_dict(state)
+    else:
+        sampler.set_epoch(epoch)
+    return made
 
 
 def indices(batches: Any) -> list[list[int]]:
@@ -66,7 +65,7 @@ def test_every_sample_once_over_the_ranks_and_padding_marked(
     parts = []
     for rank in range(ranks):
         sampler = PointwiseSampler(
-            Numbers(count), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed
+            range(count), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed
         )
         sampler.set_epoch(epoch)
         parts.append(list(sampler))
@@ -84,9 +83,8 @@ def test_batches_of_the_ranks_together_are_the_single_ranks(
     count: int, ranks: int, batch_size: int, shuffle: bool, epoch: int
 ) -> None:
     def batches(replicas: int, rank: int, size: int) -> list[list[int]]:
-        found = loader(count, size, num_replicas=replicas, rank=rank, shuffle=shuffle)
-        found.sampler.set_epoch(epoch)
-        return indices(found)
+        options = {"num_replicas": replicas, "rank": rank, "shuffle": shuffle}
+        return indices(loader(count, size, epoch=epoch, **options))
 
     single = batches(1, 0, ranks * batch_size)
     parts = [batches(ranks, rank, batch_size) for rank in range(ranks)]
@@ -104,21 +102,18 @@ def test_loader_continues_where_it_stood(
     count: int, batch_size: int, ranks: int, taken: int, shuffle: bool
 ) -> None:
     options = {"num_replicas": ranks, "rank": ranks - 1, "shuffle": shuffle}
-    first = loader(count, batch_size, **options)
-    first.sampler.set_epoch(1)
+    first = loader(count, batch_size, epoch=1, **options)
     whole = indices(first)
     taken = min(taken, len(whole))
 
-    stopped = loader(count, batch_size, **options)
-    stopped.sampler.set_epoch(1)
+    stopped = loader(count, batch_size, epoch=1, **options)
     iterator = iter(stopped)
     seen = indices(next(iterator) for _ in range(taken))
     state = stopped.state_dict()
     if taken == len(whole):
         assert (state["epoch"], state["position"]) == (2, 0)
 
-    resumed = loader(count, batch_size, **options)
-    resumed.load_state_dict(state)
+    resumed = loader(count, batch_size, state=state, **options)
     # Within an epoch the loader knows it; a trainer that counts on is not followed.
     resumed.sampler.set_epoch(state["epoch"] + (state["position"] > 0))
     rest = indices(resumed)
@@ -139,14 +134,10 @@ def test_loader_with_workers_continues_where_it_stood(taken: int) -> None:
     stopped = loader(17, 3, workers=2)
     iterator = iter(stopped)
     seen = indices(next(iterator) for _ in range(taken))
-    state = stopped.state_dict()
-    resumed = loader(17, 3, workers=2)
-    resumed.load_state_dict(state)
+    resumed = loader(17, 3, workers=2, state=stopped.state_dict())
     assert seen + indices(resumed) == whole
     resumed.sampler.set_epoch(1)
-    plain = loader(17, 3)
-    plain.sampler.set_epoch(1)
-    assert indices(resumed) == indices(plain)
+    assert indices(resumed) == indices(loader(17, 3, epoch=1))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -156,10 +147,7 @@ def test_epoch_that_was_left_early_does_not_shift_the_next(workers: int) -> None
     iterator = iter(one)
     next(iterator), next(iterator)
     one.sampler.set_epoch(1)
-    found = indices(one)
-    plain = loader(17, 3)
-    plain.sampler.set_epoch(1)
-    assert found == indices(plain)
+    assert indices(one) == indices(loader(17, 3, epoch=1))
     assert one.state_dict()["position"] == 0
 
 
@@ -188,15 +176,9 @@ def test_other_batches_are_refused_and_the_same_over_other_ranks_are_not() -> No
     iterator = iter(stopped)
     seen = indices([next(iterator), next(iterator)])
     state = stopped.state_dict()
-    other = loader(24, 3)
-    other.load_state_dict(state)
     with pytest.raises(DataError, match="of 4 samples over all ranks; now a batch has 3"):
-        next(iter(other))
-    parts = []
-    for rank in range(2):
-        half = loader(24, 2, num_replicas=2, rank=rank)
-        half.load_state_dict(state)
-        parts.append(indices(half))
+        next(iter(loader(24, 3, state=state)))
+    parts = [indices(loader(24, 2, state=state, num_replicas=2, rank=rank)) for rank in range(2)]
     rest = [sorted(a + b) for a, b in zip(*parts, strict=True)]
     assert rest == [sorted(batch) for batch in indices(loader(24, 4))[2:]]
     assert sorted(i for batch in seen + rest for i in batch) == list(range(24))
@@ -205,8 +187,7 @@ def test_other_batches_are_refused_and_the_same_over_other_ranks_are_not() -> No
 def test_state_of_another_seed_restores_the_order_it_was_in() -> None:
     stopped = loader(24, 4, seed=5)
     next(iter(stopped))
-    resumed = loader(24, 4, seed=6)
-    resumed.load_state_dict(stopped.state_dict())
+    resumed = loader(24, 4, seed=6, state=stopped.state_dict())
     assert indices(resumed) == indices(loader(24, 4, seed=5))[1:]
 
 
@@ -256,17 +237,6 @@ def test_rows_are_taken_of_everything_that_has_the_batchs_length() -> None:
 # Fingerprints -------------------------------------------------------------------------------------
 
 
-class Listed:
-    def __init__(self, rows: list[Any]) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, position: int) -> Any:
-        return self.rows[position]
-
-
 BASE = [{"text": "a", "label": 1}, {"text": "b", "label": 0}, {"text": "c", "label": 1}]
 
 
@@ -282,13 +252,13 @@ BASE = [{"text": "a", "label": 1}, {"text": "b", "label": 0}, {"text": "c", "lab
     ],
 )
 def test_fingerprint_tells_order_and_content_apart(rows: list[Any]) -> None:
-    assert fingerprint(Listed(rows)) != fingerprint(Listed(BASE))
+    assert fingerprint(rows) != fingerprint(BASE)
 
 
 def test_fingerprint_is_of_the_content_not_of_the_object() -> None:
     copy = [dict(reversed(row.items())) for row in BASE]
-    assert fingerprint(Listed(copy)) == fingerprint(Listed(BASE))
-    assert fingerprint(IndexedDataset(Listed(BASE))) == fingerprint(Listed(BASE))
+    assert fingerprint(copy) == fingerprint(BASE)
+    assert fingerprint(IndexedDataset(BASE)) == fingerprint(BASE)
 
 
 @pytest.mark.parametrize(
@@ -306,9 +276,9 @@ def test_fingerprint_is_of_the_content_not_of_the_object() -> None:
     ],
 )
 def test_fingerprint_reads_values_of_every_kind(value: Any, other: Any) -> None:
-    first, second = fingerprint(Listed([value])), fingerprint(Listed([other]))
+    first, second = fingerprint([value]), fingerprint([other])
     assert first != second
-    assert first == fingerprint(Listed([value]))
+    assert first == fingerprint([value])
 
 
 def test_fingerprint_draws_nothing() -> None:
@@ -330,29 +300,29 @@ def test_fingerprint_draws_nothing() -> None:
 
 
 def test_data_sets_own_fingerprint_is_taken() -> None:
-    class Owned(Listed):
+    class Owned(list[Any]):
         fingerprint = "of its own"
 
-    class Method(Listed):
+    class Method(list[Any]):
         def fingerprint(self) -> str:
             return "a method is not a value"
 
     assert fingerprint(Owned(BASE)) == "of its own"
-    assert fingerprint(Method(BASE)) == fingerprint(Listed(BASE))
+    assert fingerprint(Method(BASE)) == fingerprint(BASE)
 
 
 def test_fingerprint_of_much_data_reads_a_sample_of_it() -> None:
-    class Counting(Numbers):
+    class Counting(list[Any]):
         read = 0
 
-        def __getitem__(self, position: int) -> dict[str, Any]:
+        def __getitem__(self, position: Any) -> Any:
             self.read += 1
             return super().__getitem__(position)
 
-    rows = Counting(100_000)
+    rows = Counting([{"value": 1}] * 100_000)
     fingerprint(rows)
     assert 0 < rows.read <= 64 + 16
-    assert fingerprint(Counting(100_000)) != fingerprint(Counting(99_999))
+    assert fingerprint(rows) != fingerprint(rows[1:])
 
 
 # Strata -------------------------------------------------------------------------------------------

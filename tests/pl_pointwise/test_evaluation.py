@@ -57,12 +57,16 @@ def test_training_with_validation_equals_training_without() -> None:
     assert_identical_run(*runs)
 
 
+PARTIAL, PARTIAL_HELD_OUT = ToyRows(11, seed=2, partial=True), ToyRows(9, seed=3, partial=True)
+
+
 class Judged(Toy):
     """Trained on one bound and judged by others; a metric of the task."""
 
-    def __init__(self, formulation: Any, evaluation: dict[str, Constraint]) -> None:
+    def __init__(self, formulation: Any) -> None:
         super().__init__(formulation, partial=True)
-        self.evaluation_constraints = {**self.constraints, **evaluation}
+        own = {"fit": Constraint(at_least=-0.4, at_most=0.5)}
+        self.evaluation_constraints = {**self.constraints, **own}
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         return {"largest": MaxMetric()}
@@ -89,16 +93,10 @@ def figures(violation: Tensor) -> dict[str, float]:
 )
 def test_figures_of_both_data_sets_by_the_evaluation_bounds(formulation: Any) -> None:
     """Held-out and training data side by side, under their own names; plain training alike."""
-    rows = {
-        "train": ToyRows(11, seed=2, partial=True),
-        "test": ToyRows(9, seed=3, partial=True),
-    }
-    evaluation = {"fit": Constraint(at_least=-0.4, at_most=0.5)}
-    module = Judged(formulation, evaluation)
-    runner = trainer()
-    runner.test(module, ToyData(rows["train"], rows["test"], batch_size=4), verbose=False)
+    module, runner = Judged(formulation), trainer()
+    runner.test(module, ToyData(PARTIAL, PARTIAL_HELD_OUT, batch_size=4), verbose=False)
     expected = {}
-    for stage, data in rows.items():
+    for stage, data in (("train", PARTIAL), ("test", PARTIAL_HELD_OUT)):
         outputs = module({"x": data.x}).detach()
         errors = (outputs - data.y).square()[data.has["objective"]]
         expected[f"{stage}/objective"] = float(errors.mean())
@@ -127,9 +125,7 @@ def test_figures_of_both_data_sets_by_the_evaluation_bounds(formulation: Any) ->
 
 def test_violations_are_kept_sample_by_sample_in_data_set_order() -> None:
     """A certificate, or a table of the hardest samples, has to know whose they are."""
-    rows, held_out = ToyRows(11, seed=2, partial=True), ToyRows(9, seed=3, partial=True)
-    evaluation = {"fit": Constraint(at_least=-0.4, at_most=0.5)}
-    module = Judged(None, evaluation)
+    module, held_out = Judged(None), PARTIAL_HELD_OUT
 
     class Backwards(ToyData):
         def test_dataloader(self) -> Any:
@@ -137,7 +133,7 @@ def test_violations_are_kept_sample_by_sample_in_data_set_order() -> None:
             loader.sampler.order = lambda: list(range(8, -1, -1))
             return {"test": loader}
 
-    trainer().test(module, Backwards(rows, held_out, batch_size=4), verbose=False)
+    trainer().test(module, Backwards(PARTIAL, held_out, batch_size=4), verbose=False)
     outputs = module({"x": held_out.x}).detach()
     pairs = 0.2 - outputs[:, None] * held_out.x[:, :3]
     bounds = torch.maximum(outputs - 0.5, -0.4 - outputs)[:, None]
@@ -276,8 +272,7 @@ class ByThreshold(Toy):
 
 def test_values_of_a_users_own_mean_over_samples_are_kept_by_stage() -> None:
     rows, held_out = ToyRows(11, seed=2), ToyRows(9, seed=3)
-    module = ByThreshold()
-    runner = trainer()
+    module, runner = ByThreshold(), trainer()
     runner.test(module, ToyData(rows, held_out, batch_size=4), verbose=False)
     assert module.evaluated_metrics.keys() == {"test", "train"}
     for stage, data in (("test", held_out), ("train", rows)):

@@ -59,24 +59,11 @@ def all_formulations(alpha: float, beta: float) -> list[Formulation]:
     ]
 
 
-def printed(formulation: Formulation, v: float, m: float) -> float:
+def printed(formulation: Formulation, v: Tensor, m: Tensor) -> Tensor:
     """ψ as the table prints it, with the square."""
     rule = rule_of(formulation)
     assert rule is not None
-    return float(psi(rule, scalar(v), scalar(m)))
-
-
-def printed_slope(formulation: Formulation, v: float, m: float) -> float:
-    """∂ψ/∂v as the table prints it: the force on the sample."""
-    alpha, beta = getattr(formulation, "alpha", None), getattr(formulation, "beta", None)
-    if isinstance(formulation, Penalty):
-        return formulation.weight
-    if alpha is None:
-        return m
-    force = max(0.0, m + 2 * alpha * v)
-    if beta is None:
-        return force
-    return min(force, beta) if formulation.cost == "linear" else beta / (alpha + beta) * force
+    return psi(rule, v, m)
 
 
 def close(found: Any, expected: float, scale: float = 1.0) -> bool:
@@ -89,7 +76,9 @@ def test_lagrangian_is_the_printed_square(v: float, m: float, alpha: float, beta
         found = formulation.lagrangian(scalar(v), scalar(m))
         # The printed form subtracts two large numbers; its own rounding is the tolerance's scale.
         scale = m**2 / alpha + alpha * v**2 + (beta + m) * abs(v) + beta**2 / alpha + m**2 / beta
-        assert close(found, printed(formulation, v, m), scale * 1e-3), formulation
+        assert close(found, float(printed(formulation, scalar(v), scalar(m))), scale * 1e-3), (
+            formulation
+        )
 
 
 @given(violations, multipliers, magnitudes, magnitudes)
@@ -103,12 +92,15 @@ def test_derivative_columns_equal_autograd(v: float, m: float, alpha: float, bet
             [shifted - beta] if getattr(formulation, "cost", "") == "linear" else []
         )
         assume(all(abs(kink) > 1e-9 * (m + abs(alpha * v) + beta) for kink in kinks))
-        psi = formulation.lagrangian(violation, multiplier)
         slope, ascent = torch.autograd.grad(
-            psi, [violation, multiplier], allow_unused=True, materialize_grads=True
+            formulation.lagrangian(violation, multiplier),
+            [violation, multiplier],
+            allow_unused=True,
+            materialize_grads=True,
         )
+        (force,) = torch.autograd.grad(printed(formulation, violation, multiplier), violation)
         scale = m + alpha * abs(v) + beta
-        assert close(slope, printed_slope(formulation, v, m), scale), formulation
+        assert close(slope, float(force), scale), formulation
         direction = formulation.dual_direction(scalar(v), scalar(m))
         scale = abs(v) + (m + beta) / alpha + m / beta
         assert close(direction, float(ascent), scale), formulation
@@ -125,7 +117,7 @@ def test_relaxed_is_the_minimum_over_the_relaxation(
 
     def price(u: float) -> float:
         bought = beta * u**2 if cost == "quadratic" else beta * u
-        return bought + printed(pointwise, v - u, m)
+        return bought + float(printed(pointwise, scalar(v - u), scalar(m)))
 
     found = float(relaxed.lagrangian(scalar(v), scalar(m)))
     at = float(relaxed.relaxation(scalar(v), scalar(m)))
@@ -267,9 +259,7 @@ INVALID = [
     (Relaxed, "cost", "cubic"),
     (Penalty, "shape", "square"),
     *itertools.product([Relaxed], ["beta"], [0, None]),
-    (Relaxed, "cost", "cubic"),
     (Penalty, "weight", -1e-9),
-    (Penalty, "shape", "square"),
 ]
 
 
@@ -355,11 +345,6 @@ def test_interval_has_the_upper_columns_first_then_the_lower() -> None:
     torch.testing.assert_close(vector_values[:, 2:], -0.5 - values_2d)
 
 
-def test_bounds_of_each_sample_are_answered_by_how_to_have_them() -> None:
-    with pytest.raises(ValueError, match=r"return value − bound, with Constraint\(at_most=0\)"):
-        Constraint(at_least=torch.ones(3))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
@@ -367,9 +352,10 @@ def test_bounds_of_each_sample_are_answered_by_how_to_have_them() -> None:
         ({"at_most": math.nan}, "finite"),
         ({"at_least": math.inf}, "finite"),
         ({"at_least": 1.0, "at_most": 0.5}, "Empty interval"),
+        ({"at_least": torch.ones(3)}, r"return value − bound, with Constraint\(at_most=0\)"),
     ],
 )
-def test_bounds_that_cannot_be_are_refused(bounds: dict[str, float], message: str) -> None:
+def test_bounds_that_cannot_be_are_refused(bounds: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Constraint(**bounds)
 

@@ -135,6 +135,12 @@ def fit_again(module: Toy, count: int = 9, **options: Any) -> Toy:
     return fit(module, ToyRows(count), epochs=1, **options)
 
 
+def checkpoint_of(module: Toy, folder: Path) -> Path:
+    """The file that the module leaves behind after an epoch."""
+    fit_again(module).trainer.save_checkpoint(folder / "one.ckpt")
+    return folder / "one.ckpt"
+
+
 def test_initial_values_are_where_the_first_step_starts() -> None:
     """There was no public way; writing into the store before a fit was undone by the fit."""
     for values in (0.75, torch.full((9,), 0.75), torch.full((9, 1), 0.75, dtype=torch.float64)):
@@ -197,13 +203,11 @@ def test_initial_values_of_a_name_that_no_constraint_has_are_dropped_with_a_warn
 
 
 def test_set_values_give_way_to_a_checkpoint_with_a_warning(tmp_path: Path, caplog: Any) -> None:
-    runner = trainer(max_epochs=1)
-    runner.fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0), **STILL), ToyData(ToyRows(9), batch_size=4))
-    runner.save_checkpoint(tmp_path / "one.ckpt")
+    path = checkpoint_of(Toy(Pointwise(alpha=1.0, dual_lr=1.0), **STILL), tmp_path)
     module = Toy(Pointwise(alpha=1.0, dual_lr=0.0), **STILL)
     module.multipliers.set("fit", 7.0)
     data = ToyData(ToyRows(9), batch_size=4)
-    trainer(max_epochs=2).fit(module, data, ckpt_path=tmp_path / "one.ckpt", weights_only=True)
+    trainer(max_epochs=2).fit(module, data, ckpt_path=path, weights_only=True)
     assert (module.multipliers["fit"] < 7).all()
     assert "are the checkpoint's" in caplog.text
 
@@ -238,12 +242,8 @@ def test_formulation_of_another_kind_is_refused_until_a_reset(
     before: Any, after: Any, kind: str, tmp_path: Path
 ) -> None:
     """It ended in "multipliers of shape ()" at the first step, without a way out."""
-    runner = trainer(max_epochs=1)
-    runner.fit(Toy(before), ToyData(ToyRows(9), batch_size=4))
-    runner.save_checkpoint(tmp_path / "one.ckpt")
-    module = Toy.load_from_checkpoint(
-        tmp_path / "one.ckpt", formulation=after, constraints=None, weights_only=True
-    )
+    path = checkpoint_of(Toy(before), tmp_path)
+    module = Toy.load_from_checkpoint(path, formulation=after, constraints=None, weights_only=True)
     with pytest.raises(TrainingError, match=rf"{kind}.*reset\('fit'\) before fit"):
         fit_again(module)
     module.multipliers.reset()

@@ -74,6 +74,10 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
     return torch.cat([w.detach().flatten() for w in weights]), multipliers
 
 
+def state_of(module: Toy, name: str = "fit") -> dict[str, Any]:
+    return module._lagrangian.duals.units.state_dict()["states"][name]
+
+
 def test_a_run_is_the_rule_by_hand() -> None:
     rows, steps, rate = ToyRows(9), 12, 1e-3
     module = Toy(Pointwise(), BOUND, learning_rate=rate)
@@ -139,27 +143,19 @@ def test_micro_batches_measure_what_the_batch_does(size: int) -> None:
     whole = fit(Toy(Pointwise(), partial=True), rows)
     pieces = fit(Toy(Pointwise(), partial=True, micro_batch_size=size), rows)
     assert_same_run(pieces, whole, atol=1e-5)
-    states = [
-        m._lagrangian.duals.units.state_dict()["states"]["pair"]["unit"] for m in (pieces, whole)
-    ]
-    assert states[0] == pytest.approx(states[1], rel=1e-6)
+    assert state_of(pieces, "pair")["unit"] == pytest.approx(state_of(whole, "pair")["unit"])
 
 
 def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
-    rows, whole = ToyRows(11), Toy(Pointwise(), dropout=0.3)
+    rows, path = ToyRows(11), tmp_path / "at.ckpt"
+    whole, resumed = (Toy(Pointwise(), dropout=0.3) for _ in range(2))
     torch.manual_seed(3)
-    fit(whole, rows, epochs=4)
-    torch.manual_seed(3)
-    stop = At(5, lambda t: t.save_checkpoint(tmp_path / "at.ckpt"))
-    fit(Toy(Pointwise(), dropout=0.3), rows, epochs=4, callbacks=[stop])
-    resumed = Toy(Pointwise(), dropout=0.3)
-    trainer(max_epochs=4).fit(
-        resumed, ToyData(rows, batch_size=4), ckpt_path=tmp_path / "at.ckpt", weights_only=True
-    )
+    fit(whole, rows, epochs=4, callbacks=[At(5, lambda t: t.save_checkpoint(path))])
+    data = ToyData(rows, batch_size=4)
+    trainer(max_epochs=4).fit(resumed, data, ckpt_path=path, weights_only=True)
     assert_identical_run(resumed, whole)
-    assert (
-        resumed._lagrangian.duals.units.state_dict() == whole._lagrangian.duals.units.state_dict()
-    )
+    units = [module._lagrangian.duals.units.state_dict() for module in (resumed, whole)]
+    assert units[0] == units[1]
 
 
 def test_measuring_draws_no_random_number_of_the_fit() -> None:
@@ -195,7 +191,7 @@ def test_price_is_the_most_that_a_sample_pulls() -> None:
     """In multiples of Λ, where nothing can be met."""
     module = fit(Toy(Relaxed(price=2.0), {"fit": Constraint(at_most=-50.0)}), ToyRows(9), epochs=9)
     formulation = module._run.in_force("fit")
-    unit = module._lagrangian.duals.units.state_dict()["states"]["fit"]["unit"]
+    unit = state_of(module)["unit"]
     v = torch.full((1,), 60.0, requires_grad=True)
     (pull,) = torch.autograd.grad(formulation.lagrangian(v, torch.zeros(1)).sum(), v)
     assert float(pull) == pytest.approx(2.0 * unit, rel=0.3)  # Λ moved since the step.

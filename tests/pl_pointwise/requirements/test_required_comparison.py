@@ -46,16 +46,45 @@ pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise
 strict: {model: {init_args: {tolerance: 0.1, formulation: {class_path: pl_pointwise.Pointwise}}}}
 """
 STRICT = METHODS.splitlines()[-1]
+EASIER = "easier: {model: {init_args: {judged_by: 5.0}}}\n"
 DDP = "accelerator: cpu, devices: 2, strategy: ddp"
 REQUIREMENT = "near: violated <= 0.1"
 
 
-def compare(folder: Path, *more: str, out: str = "out", methods: str = METHODS) -> Path:
-    (folder / "base.yaml").write_text(BASE)
+PLAIN = METHODS.splitlines()[1]
+LIKE = ["--data.init_args.test_file", "like"]
+
+
+def write_configs(folder: Path, out: str, methods: str, base: str = BASE) -> list[str]:
+    """The words of a comparison of these methods."""
+    (folder / "base.yaml").write_text(base)
     (folder / "methods.yaml").write_text(methods)
     config = ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
-    main(["compare", *config, "--output", str(folder / out), *more])
+    return [*config, "--output", str(folder / out)]
+
+
+def compare(folder: Path, *more: str, out: str = "out", methods: str = METHODS) -> Path:
+    main(["compare", *write_configs(folder, out, methods), *more])
     return folder / out
+
+
+def refused(capsys: Any, folder: Path, *more: str, **options: Any) -> str:
+    with pytest.raises(SystemExit):
+        compare(folder, *more, **options)
+    return capsys.readouterr().err
+
+
+def answer_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "answer.json").read_text())
+
+
+def change_certificate(model: Path, **changes: Any) -> None:
+    path = model / "certificate/certificate.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def required(*texts: str) -> list[str]:
+    return [word for text in texts for word in ("--require", text)]
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +103,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_chosen_model_is_certified_by_its_own_violations(certified) -> None:
-    answer = json.loads((certified / "answer.json").read_text())
+    answer = answer_of(certified)
     name, _, seed = answer["certified"].partition(" · ")
     assert (name in ("strict", "pointwise"), seed) == (True, "seed 0")
     samples = pd.read_parquet(certified / f"runs/{name}/seed-0/samples.parquet")
@@ -129,7 +158,7 @@ def test_a_model_is_exported_from_the_file_that_is_certified(tmp_path, monkeypat
     stored = torch.load(out / "model/plane.pt", weights_only=True)["weight"]
     assert torch.equal(stored, built[-1].weight.detach())
     assert stored.abs().max() < 2
-    assert json.loads((out / "answer.json").read_text())["certified"] == "strict · seed 0"
+    assert answer_of(out)["certified"] == "strict · seed 0"
 
 
 def test_the_same_command_repeats_the_answer_and_another_choice_is_refused(
@@ -143,28 +172,24 @@ def test_the_same_command_repeats_the_answer_and_another_choice_is_refused(
         ["--require", REQUIREMENT, "--confidence", "0.9"],
         ["--require", REQUIREMENT, "--seeds", "0", "1"],
     ):
-        with pytest.raises(SystemExit):
-            compare(certified.parent, *more)
-        said = capsys.readouterr().err
+        said = refused(capsys, certified.parent, *more)
         assert "200 of 200 certification units were used for an" in said
         assert f"requirements {REQUIREMENT} among 3 models" in said
 
 
 def test_samples_that_were_shown_in_another_folder_are_refused(tmp_path, capsys) -> None:
     short = ["--trainer.max_epochs", "1", "--data.seed", "9"]
-    compare(tmp_path, *short, out="one", methods="plain: null")
-    with pytest.raises(SystemExit):
-        compare(tmp_path, *short, "--require", "near: violated <= 0.2", methods="plain: null")
-    assert "200 of 200 certification units were shown before" in capsys.readouterr().err
+    compare(tmp_path, *short, out="one", methods=PLAIN)
+    said = refused(capsys, tmp_path, *short, *required("near: violated <= 0.2"), methods=PLAIN)
+    assert "200 of 200 certification units were shown before" in said
 
 
 def test_a_folder_that_no_answer_wrote_is_kept(tmp_path, capsys) -> None:
     precious = tmp_path / "out/model/my_base_model.bin"
     precious.parent.mkdir(parents=True)
     precious.write_text("precious")
-    with pytest.raises(SystemExit):
-        compare(tmp_path, "--require", REQUIREMENT)
-    assert "no comparison has written what is there" in capsys.readouterr().err
+    said = refused(capsys, tmp_path, "--require", REQUIREMENT)
+    assert "no comparison has written what is there" in said
     assert precious.read_text() == "precious"
     assert not (tmp_path / "out/runs").exists()
 
@@ -179,7 +204,7 @@ class Telltale(Callback):
 def test_no_logger_or_callback_hears_of_the_certification_split(tmp_path) -> None:
     words = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(tmp_path / "logs")]
     words += ["--trainer.callbacks+", f"{__name__}.Telltale", "--trainer.max_epochs", "1"]
-    out = compare(tmp_path, "--require", REQUIREMENT, *words, methods="plain: null")
+    out = compare(tmp_path, "--require", REQUIREMENT, *words, methods=PLAIN)
     [logged] = tmp_path.glob("logs/**/metrics.csv")
     header = logged.read_text().splitlines()[0]
     assert "val/near/violated" in header
@@ -210,27 +235,25 @@ def test_a_run_that_was_killed_is_finished_by_the_same_command(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(PlaneModule, "constraint_values", dies)
         with pytest.raises(Killed):
-            compare(tmp_path, *words, methods="plain: null")
-    out = compare(tmp_path, *words, methods="plain: null")
-    assert json.loads((out / "answer.json").read_text())["candidates"] == 1
+            compare(tmp_path, *words, methods=PLAIN)
+    out = compare(tmp_path, *words, methods=PLAIN)
+    assert answer_of(out)["candidates"] == 1
 
 
 def test_two_ranks_come_to_one_answer(tmp_path) -> None:
-    (tmp_path / "base.yaml").write_text(BASE.replace("accelerator: cpu", DDP))
-    (tmp_path / "methods.yaml").write_text(f"plain: null\n{STRICT}\n")
-    words = ["--config", str(tmp_path / "base.yaml"), "--methods", str(tmp_path / "methods.yaml")]
-    words += ["--output", str(tmp_path / "out"), *required(REQUIREMENT, "lost(near) <= 0.1")]
-    words.insert(0, str(tmp_path / "uses"))
+    base = BASE.replace("accelerator: cpu", DDP)
+    words = write_configs(tmp_path, "out", f"{PLAIN}\n{STRICT}\n", base)
+    words = [str(tmp_path / "uses"), *words, *required(REQUIREMENT, "lost(near) <= 0.1")]
     run_on_ranks(2, "tests.programs.compare_two_ranks", words, tmp_path)
-    assert json.loads((tmp_path / "out/answer.json").read_text())["certified"] == "strict · seed 0"
+    assert answer_of(tmp_path / "out")["certified"] == "strict · seed 0"
     assert (tmp_path / "out/model/plane.pt").is_file()
     assert len(list((tmp_path / "out/certification").iterdir())) == 1
     assert "No answer yet" not in (tmp_path / "rank1.log").read_text()
 
 
 def test_none_meets_it_is_an_answer(tmp_path, capsys) -> None:
-    out = compare(tmp_path, "--require", "near: violated <= 0.02", methods="plain: null")
-    answer = json.loads((out / "answer.json").read_text())
+    out = compare(tmp_path, "--require", "near: violated <= 0.02", methods=PLAIN)
+    answer = answer_of(out)
     assert answer["certified"] is None
     assert not (out / "model").exists()
     said = capsys.readouterr().out
@@ -240,9 +263,8 @@ def test_none_meets_it_is_an_answer(tmp_path, capsys) -> None:
 
 def test_requirements_hold_together_by_category_quantile_and_metric(tmp_path) -> None:
     texts = ["near/left: violated <= 0.15", "near: q90 <= 0.2", "wrong_sign <= 0.2"]
-    words = [word for text in texts for word in ("--require", text)]
-    out = compare(tmp_path, *words, methods=STRICT)
-    answer = json.loads((out / "answer.json").read_text())
+    out = compare(tmp_path, *required(*texts), methods=STRICT)
+    answer = answer_of(out)
     assert [each["text"] for each in answer["requirements"]] == texts
     assert [each["category"] for each in answer["requirements"]] == ["left", None, None]
     assert answer["certified"] is not None
@@ -259,44 +281,33 @@ def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> 
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("requirement", "more", "methods", "said"),
     [
-        (["--require", "nearr: violated <= 0.1"], "no constraint 'nearr'. There are: near"),
-        (["--require", "near/up: violated <= 0.1"], "It has left, right"),
-        (["--require", "near: violated <= 0.001"], "at least 2,995 independent samples"),
-        (["--require", "near/left: violated <= 0.03", "--data.held_out", "80"], "category left"),
-        (["--require", REQUIREMENT, "--data.shared", "true"], "share 200 of 200 units"),
-        (["--require", REQUIREMENT, "--data.trained", "true"], "training and the certification"),
-        (["--require", "right >= predecessor - 0.1"], "no metric of values in [0, 1] 'right'"),
-        (["--require", "lost(near) <= 0.1", "--against", "nowhere"], "nowhere: there is no cert"),
-        (
-            ["--require", REQUIREMENT, "--against", "old"],
-            "no requirement compares with a predecessor",
-        ),
+        ("nearr: violated <= 0.1", [], METHODS, "no constraint 'nearr'. There are: near"),
+        ("near/up: violated <= 0.1", [], METHODS, "It has left, right"),
+        ("near: violated <= 0.001", [], METHODS, "at least 2,995 independent samples"),
+        ("near/left: violated <= 0.03", ["--data.held_out", "80"], METHODS, "category left"),
+        (REQUIREMENT, ["--data.shared", "true"], METHODS, "share 200 of 200 units"),
+        (REQUIREMENT, ["--data.trained", "true"], METHODS, "training and the certification"),
+        ("right >= predecessor - 0.1", [], METHODS, "no metric of values in [0, 1] 'right'"),
+        ("lost(near) <= 0.1", ["--against", "nowhere"], METHODS, "nowhere: there is no cert"),
+        (REQUIREMENT, ["--against", "old"], METHODS, "no requirement compares with a predecessor"),
+        (REQUIREMENT, [], METHODS + EASIER, "evaluated by different bounds"),
     ],
 )
-def test_what_cannot_be_certified_is_refused_before_training(tmp_path, capsys, more, said) -> None:
-    with pytest.raises(SystemExit):
-        compare(tmp_path, *more)
-    assert said in capsys.readouterr().err
-    assert not list(tmp_path.glob("out/runs/*/*/result.json"))
-
-
-def test_methods_judged_by_different_bounds_are_refused(tmp_path, capsys) -> None:
-    easier = METHODS + "easier: {model: {init_args: {judged_by: 5.0}}}\n"
-    with pytest.raises(SystemExit):
-        compare(tmp_path, "--require", REQUIREMENT, methods=easier)
-    assert "evaluated by different bounds" in capsys.readouterr().err
+def test_what_cannot_be_certified_is_refused_before_training(
+    tmp_path, capsys, requirement, more, methods, said
+) -> None:
+    assert said in refused(capsys, tmp_path, "--require", requirement, *more, methods=methods)
     assert not list(tmp_path.glob("out/runs/*/*/result.json"))  # Before hours are spent.
 
 
 def test_monitor_believes_like_records_and_not_drifted_ones(certified, tmp_path, capsys) -> None:
     model, state = certified / "model", tmp_path / "state.json"
-    like = ["--data.init_args.test_file", "like"]
-    [found] = monitor(model, like, state=state)
+    [found] = monitor(model, LIKE, state=state)
     assert (found.verdict, found.n, found.again) == ("believable", 200, 0)
     assert found.share < 0.1
-    [again] = monitor(model, like, state=state)  # A record counts once, whenever it comes.
+    [again] = monitor(model, LIKE, state=state)  # A record counts once, whenever it comes.
     assert (again.n, again.again, again.share, again.looks) == (0, 200, None, 1)
     assert (again.verdict, again.broken, again.so_far) == ("believable", found.broken, 200)
     assert "nothing speaks against it yet. no new records, 200 left out" in again.statement()
@@ -337,9 +348,7 @@ def certificate_of_two(certified: Path, tmp_path_factory: pytest.TempPathFactory
     """A certificate of all inputs and of one category."""
     folder = tmp_path_factory.mktemp("watched") / "model"
     shutil.copytree(certified / "model", folder)
-    path = folder / "certificate/certificate.json"
-    certificate = json.loads(path.read_text()) | {"requirements": [{"text": t} for t in RARE]}
-    path.write_text(json.dumps(certificate))
+    change_certificate(folder, requirements=[{"text": text} for text in RARE])
     return folder
 
 
@@ -364,11 +373,9 @@ def test_a_state_is_of_one_certificate(watched, tmp_path) -> None:
     state, other = tmp_path / "state.json", tmp_path / "other"
     check(watched, records(watched, "a"), state)
     shutil.copytree(watched, other)
-    path = other / "certificate/certificate.json"
-    certificate = json.loads(path.read_text())
-    path.write_text(json.dumps(certificate | {"date": "2030-01-01"}))
+    change_certificate(other, date="2030-01-01")
     check(other, records(watched, "b"), state)  # The same, written on another day.
-    path.write_text(json.dumps(certificate | {"certified": "another · seed 0"}))
+    change_certificate(other, certified="another · seed 0")
     with pytest.raises(RequirementError, match="of another certificate"):
         check(other, records(watched, "c"), state)
 
@@ -413,23 +420,22 @@ def test_only_what_the_user_names_is_imported(certified, tmp_path, monkeypatch) 
     monkeypatch.syspath_prepend(tmp_path)
     inside = folder / "certificate/config.yaml"
     config = yaml.safe_load(inside.read_text())
-    data, evil = ["--data.init_args.test_file", "like"], {"class_path": "evil.Boom"}
-    inside.write_text(
-        yaml.safe_dump({**config, "trainer": {"callbacks": [evil], "logger": {**evil}}})
-    )
-    assert monitor(folder, data)[0].verdict == "believable"
+    evil = {"class_path": "evil.Boom"}
+    told = {"callbacks": [evil], "logger": {**evil}}
+    inside.write_text(yaml.safe_dump({**config, "trainer": told}))
+    assert monitor(folder, LIKE)[0].verdict == "believable"
     inside.write_text(yaml.safe_dump({**config, "model": evil}))
     with pytest.raises(RequirementError, match=r"names evil\.Boom, which pl_pointwise does"):
-        monitor(folder, data)
+        monitor(folder, LIKE)
     assert not crater.exists()
     with pytest.raises(Exception, match="evil"):  # The user's own word for it is taken.
-        monitor(folder, data, [str(inside)])
+        monitor(folder, LIKE, [str(inside)])
     assert crater.exists()
 
 
 def test_check_says_whether_a_model_may_replace_another(certified, tmp_path, capsys) -> None:
     model, summary = certified / "model", tmp_path / "summary.md"
-    words = [str(model), "--data.init_args.test_file", "like", "--summary", str(summary)]
+    words = [str(model), *LIKE, "--summary", str(summary)]
     main(["check", *words, "--against", str(model)])  # Nothing is lost against itself.
     assert summary.read_text().startswith("**Yes**")
     assert "lost(near) <= 0.05 | yes | 0 |" in summary.read_text()
@@ -446,11 +452,7 @@ def test_models_judged_by_different_bounds_are_not_compared(certified, tmp_path)
     config = stricter / "certificate/config.yaml"
     config.write_text(config.read_text().replace("judged_by: 0.5", "judged_by: 0.4"))
     with pytest.raises(RequirementError, match="evaluated by different bounds"):
-        check_models(certified / "model", stricter, ["--data.init_args.test_file", "like"])
-
-
-def required(*texts: str) -> list[str]:
-    return [word for text in texts for word in ("--require", text)]
+        check_models(certified / "model", stricter, LIKE)
 
 
 def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> None:
@@ -458,7 +460,7 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     paired = ["lost(near) <= 0.1", "gained(near) >= 0.3", "wrong_sign <= predecessor + 0.2"]
     noise = ["--data.noise", "0.23"]
     out = compare(tmp_path, *required(*paired, REQUIREMENT), *noise, methods=STRICT)
-    answer = json.loads((out / "answer.json").read_text())
+    answer = answer_of(out)
     assert answer["certified"] == "strict · seed 0"
     assert "The predecessor is the model of strict · seed 0 before training." in answer["statement"]
     data = PlaneData(noise=0.23)
@@ -484,10 +486,9 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     assert "worse than the predecessor" in required_of(out / "model")
 
     state = tmp_path / "state.json"  # The monitor has no predecessor, and leaves them out.
-    like = ["--data.init_args.test_file", "like"]
-    watched = [each.verdict for each in monitor(out / "model", like, state=state)]
+    watched = [each.verdict for each in monitor(out / "model", LIKE, state=state)]
     assert watched == [*["not watched"] * 3, "believable"]
-    verdicts = check_models(out / "model", "start", like)
+    verdicts = check_models(out / "model", "start", LIKE)
     assert [each.requirement.text for each in verdicts[:4]] == [*paired, REQUIREMENT]
 
 
@@ -505,7 +506,7 @@ def test_a_predecessor_is_measured_once_and_leaves_the_runs_alone(
     words = [*required("lost(near) <= 0.2"), "--against", str(certified / "model")]
     words += ["--trainer.max_epochs", "1", "--data.seed", "8"]
     for _ in range(2):
-        out = compare(tmp_path, *words, methods="plain: null")
+        out = compare(tmp_path, *words, methods=PLAIN)
         config = yaml.safe_load((out / "runs/plain/seed-0/config.yaml").read_text())
         assert config["model"]["init_args"]["formulation"] is None
     assert measured == [certified / "model/certificate/model.ckpt"]
@@ -516,7 +517,7 @@ def test_the_predecessor_may_be_an_exported_folder_or_a_run(
 ) -> None:
     """Against itself nothing is lost or gained, whichever way it is named."""
     monkeypatch.chdir(tmp_path)
-    name = json.loads((certified / "answer.json").read_text())["certified"].partition(" · ")[0]
+    name = answer_of(certified)["certified"].partition(" · ")[0]
     method = next(line for line in METHODS.splitlines() if line.startswith(name))
     for place, file in (("model", "like"), (f"runs/{name}/seed-0", "others")):
         old = certified / place
@@ -524,13 +525,12 @@ def test_the_predecessor_may_be_an_exported_folder_or_a_run(
         texts = required("lost(near) <= 0.05", "gained(near) >= 0.02")
         words = [*texts, "--against", str(old), "--data.test_file", file]
         out = compare(tmp_path, *words, out=f"by {file}", methods=method)
-        answer = json.loads((out / "answer.json").read_text())
+        answer = answer_of(out)
         weights = digest_now(model_files(old) / "model.ckpt")[:16]
         assert answer["predecessor"] == f"{old.name} (SHA-256 of its model.ckpt: {weights})"
         assert [each["share"] for each in answer["requirements"]] == [0, 1]
-    with pytest.raises(SystemExit):  # Another predecessor is another question.
-        compare(tmp_path, *texts, *words[-2:], out="more", methods=method)
-    assert "used for another choice" in capsys.readouterr().err
+    said = refused(capsys, tmp_path, *texts, *words[-2:], out="more", methods=method)
+    assert "used for another choice" in said  # Another predecessor is another question.
 
 
 class WithoutMetric(PlaneModule):
@@ -568,9 +568,8 @@ def test_a_predecessor_measured_otherwise_is_refused_before_training(
     arguments = config["model"]["init_args"] | model.get("init_args", {})
     config["model"] |= {**model, "init_args": arguments}
     path.write_text(yaml.safe_dump(config))
-    with pytest.raises(SystemExit):
-        compare(tmp_path, "--require", requirement, "--against", str(old))
-    assert said in capsys.readouterr().err
+    words = ["--require", requirement, "--against", str(old)]
+    assert said in refused(capsys, tmp_path, *words)
     assert not list(tmp_path.glob("out/runs/*/*/result.json"))
 
 

@@ -111,12 +111,12 @@ def data(held_out: bool = True, **options: Any) -> ToyData:
     return ToyData(ROWS, HELD_OUT if held_out else None, batch_size=4, **options)
 
 
-def assert_every_resume_is_exact(make: Any, saver: Saver, make_data: Any, **options: Any) -> None:
-    uninterrupted, batches = train(make_data(), saver, module=make(), **options)
+def assert_every_resume_is_exact(saver: Saver, **options: Any) -> None:
+    uninterrupted, batches = train(data(), saver, **options)
     rates = [group["lr"] for group in uninterrupted.trainer.optimizers[0].param_groups]
     assert len(saver.paths) >= 2
     for path in saver.paths:
-        resumed, rest = train(make_data(), module=make(), checkpoint=path, **options)
+        resumed, rest = train(data(), checkpoint=path, **options)
         assert rest == batches[len(batches) - len(rest) :]
         assert_identical_run(resumed, uninterrupted)
         assert resumed.trainer.global_step == uninterrupted.trainer.global_step
@@ -148,26 +148,7 @@ def test_resumed_equals_uninterrupted(hook: str, limits: str, tmp_path: Path) ->
     Seen to go wrong: an epoch's scheduler missed its step when the checkpoint was written in the
     epoch's last batch, and under max_steps Lightning runs and counts the last epoch twice.
     """
-    assert_every_resume_is_exact(Hard, Saver(hook, tmp_path), data, **LIMITS[limits])
-
-
-class Random(ToyRows):
-    """Rows that draw from the global random state, as data augmentation does."""
-
-    def __getitem__(self, position: int) -> dict[str, Tensor]:
-        row = super().__getitem__(position)
-        return {**row, "x": row["x"] + torch.randn(4) + float(np.random.rand())}
-
-
-def test_rows_that_draw_random_numbers_draw_the_same_after_a_resume(tmp_path: Path) -> None:
-    rows = Random(13, partial=True)
-    rows.fingerprint = "augmented"  # type: ignore[attr-defined]
-
-    def make_data() -> ToyData:
-        return ToyData(rows, HELD_OUT, batch_size=4)
-
-    saver = Saver("on_train_batch_end", tmp_path)
-    assert_every_resume_is_exact(Hard, saver, make_data, max_epochs=2)
+    assert_every_resume_is_exact(Saver(hook, tmp_path), **LIMITS[limits])
 
 
 # Other loaders ------------------------------------------------------------------------------------
@@ -184,12 +165,17 @@ def stateful(**options: Any) -> Any:
     )
 
 
-def test_plain_loader_with_a_worker_resumes_exactly_at_the_end_of_an_epoch(tmp_path: Path) -> None:
-    """Its order is drawn from the random state, so that has to be restored before."""
-    saver = Saver("on_train_epoch_end", tmp_path)
-    uninterrupted, batches = train(plain(num_workers=1), saver, max_epochs=2)
-    resumed, rest = train(plain(num_workers=1), checkpoint=saver.paths[0], max_epochs=2)
-    assert rest == batches[4:]
+@pytest.mark.parametrize(
+    ("make", "taken"),
+    [(lambda: plain(num_workers=1), 4), (stateful, 2)],
+    ids=["plain at the end of an epoch", "with state in mid-epoch"],
+)
+def test_another_loader_resumes_exactly(make: Any, taken: int, tmp_path: Path) -> None:
+    """The order is drawn from the random state, so that has to be restored before."""
+    saver = Saver("on_train_batch_end", tmp_path)
+    uninterrupted, batches = train(make(), saver, max_epochs=2)
+    resumed, rest = train(make(), checkpoint=saver.paths[taken - 1], max_epochs=2)
+    assert rest == batches[taken:]
     assert_identical_run(resumed, uninterrupted)
 
 
@@ -199,14 +185,6 @@ def test_plain_loader_is_refused_in_mid_epoch_with_the_remedy(tmp_path: Path) ->
     train(plain(), saver, max_epochs=2)
     with pytest.raises(TrainingError, match=r"stopped after 2 batches.*PointwiseDataModule"):
         train(plain(), checkpoint=saver.paths[1], max_epochs=2)
-
-
-def test_loader_with_state_resumes_exactly_in_mid_epoch(tmp_path: Path) -> None:
-    saver = Saver("on_train_batch_end", tmp_path)
-    uninterrupted, batches = train(stateful(), saver, max_epochs=2)
-    resumed, rest = train(stateful(), checkpoint=saver.paths[1], max_epochs=2)
-    assert rest == batches[2:]
-    assert_identical_run(resumed, uninterrupted)
 
 
 class Estimating(Hard):
@@ -302,10 +280,9 @@ def test_second_fit_measures_the_unit_anew() -> None:
     """It waited for the step that the first fit would have measured in next, 195 of this one."""
     rows, module = ToyRows(4), Toy(Pointwise(), {"fit": Constraint(at_most=-0.3)})
     module.learning_rate = 0.0
-    fit(module, rows, epochs=150)
-    counts = [module._lagrangian.duals.units.state_dict()["states"]["fit"]["measurements"]]
-    for _ in range(2):
-        fit(module, rows, epochs=3)
+    counts = []
+    for epochs in (150, 3, 3):
+        fit(module, rows, epochs=epochs)
         counts.append(module._lagrangian.duals.units.state_dict()["states"]["fit"]["measurements"])
     assert counts == [9, 12, 15]
 
@@ -480,9 +457,8 @@ def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(tmp_path: P
 
 
 def test_checkpoint_counts_what_was_left_out_so_far(tmp_path: Path) -> None:
-    module = Hard()
+    module, saver = Hard(), Saver("on_train_batch_end", tmp_path)
     module._stepper.left_out, module._stepper.skipped_steps = 3, 2
-    saver = Saver("on_train_batch_end", tmp_path)
     train(data(), saver, module=module)
     resumed, _ = train(data(), checkpoint=saver.paths[0])
     assert lost(resumed) == (3, 2)

@@ -32,7 +32,7 @@ from pl_pointwise import (
 from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.training.checks import check_sampler
-from tests.pl_pointwise.toy import ToyData, trainer
+from tests.pl_pointwise.toy import ToyData, stack, trainer
 
 
 class Line(PointwiseModule):
@@ -89,14 +89,8 @@ def fit(module: Any, train: Any = None, **options: Any) -> Any:
 # Index ------------------------------------------------------------------------------------------
 
 
-class Constant(Rows):
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        return {**super().__getitem__(position), "index": 0}
-
-
-class Numbered(Rows):
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        return {**super().__getitem__(position), "index": position}
+def numbered(count: int, step: int = 1) -> list[dict[str, Any]]:
+    return [{**row, "index": i * step} for i, row in enumerate(Rows(count))]
 
 
 class Wrapped:
@@ -114,10 +108,10 @@ class Wrapped:
     "dataset",
     [
         ConcatDataset([IndexedDataset(Rows(4)), IndexedDataset(Rows(4, seed=1))]),
-        Constant(8),
+        numbered(8, step=0),
         Subset(IndexedDataset(Rows(12)), range(3, 11)),
         ConcatDataset([IndexedDataset(Rows(2000)), IndexedDataset(Rows(20, seed=1))]),
-        ConcatDataset([Numbered(2000), Numbered(20)]),
+        ConcatDataset([numbered(2000), numbered(20)]),
         Wrapped(ConcatDataset([IndexedDataset(Rows(2000)), IndexedDataset(Rows(20))])),
         Subset(IndexedDataset(Rows(2000)), [*range(1990), 1991, 1990, *range(1992, 2000)]),
         Subset(IndexedDataset(Rows(2020)), range(2000)),
@@ -142,8 +136,7 @@ def test_an_indexed_data_set_with_its_own_positions_is_welcome(kind: str) -> Non
 
 def collate_counting_from_zero(rows: list[Any]) -> dict[str, Tensor]:
     """Adds what a row lacks, wrongly: the position in the batch."""
-    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
-    return {**batch, "index": torch.arange(len(rows))}
+    return {**stack(rows), "index": torch.arange(len(rows))}
 
 
 def test_an_index_that_comes_twice_in_an_epoch_is_refused() -> None:
@@ -213,14 +206,6 @@ def test_the_sampler_is_asked_and_not_the_data_set() -> None:
         check_sampler(of(RandomSampler(range(10))), 2)
 
 
-# Cutting a batch --------------------------------------------------------------------------------
-
-
-def collate(rows: list[Any], **more: Any) -> dict[str, Any]:
-    batch = {key: torch.as_tensor([row[key] for row in rows]) for key in ("index", "y")}
-    return {**batch, "x": torch.stack([row["x"] for row in rows]), **more}
-
-
 # Values without a gradient ----------------------------------------------------------------------
 
 
@@ -259,48 +244,35 @@ def test_what_is_only_measured_needs_no_gradient() -> None:
 
 # Settings that cannot be ------------------------------------------------------------------------
 
+NO_FORMULATION = r"Not a formulation: .* such as Pointwise\("
+
 
 @pytest.mark.parametrize(
-    ("settings", "match"),
+    ("kind", "settings", "match"),
     [
-        ({"schedule": "cosin"}, "one of .*cosine"),
-        ({"warmup_ratio": 10}, "at least 0 and at most 1"),
-        ({"learning_rate": "1e-4"}, "must be a number"),
+        (Optimization, {"schedule": "cosin"}, "one of .*cosine"),
+        (Optimization, {"warmup_ratio": 10}, "at least 0 and at most 1"),
+        (Optimization, {"learning_rate": "1e-4"}, "must be a number"),
+        (Training, {"gradient_clip_val": 0}, "=0: must be a number, above 0. None sets"),
+        (Training, {"micro_batch_size": 2.5}, "a number, whole"),
+        (Training, {"order": "dual-first"}, "one of .*dual_first"),
+        (Training, {"optimization": "adam"}, "Optimization.learning_rate"),
+        (Line, {"formulation": "pointwise"}, NO_FORMULATION),
+        (Line, {"formulation": Pointwise}, NO_FORMULATION),
+        (Line, {"formulation": {"fit": "average"}}, NO_FORMULATION),
+        (PointwiseModule, {"formulation": None, "constraints": {"fit": 0.1}}, "Constraint"),
+        (
+            PointwiseModule,
+            {"formulation": None, "constraints": Constraint(at_most=0)},
+            "Constraint",
+        ),
     ],
 )
-def test_impossible_optimization_is_refused(settings: Any, match: str) -> None:
-    """schedule="cosin" was constant, warmup_ratio=10 never warm."""
+def test_impossible_settings_are_told_what_to_write(kind: Any, settings: Any, match: str) -> None:
+    """schedule="cosin" was constant, clipping at 0 froze the weights while λ grew."""
     with pytest.raises(ValueError, match=match):
-        Optimization(**settings)
+        kind(**settings)
     assert Optimization(learning_rate=0.0, warmup_ratio=1).warmup_ratio == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"gradient_clip_val": 0}, "gradient_clip_val=0: must be a number, above 0. None sets"),
-        ({"micro_batch_size": 2.5}, "a number, whole"),
-        ({"order": "dual-first"}, "one of .*dual_first"),
-        ({"optimization": "adam"}, "Optimization.learning_rate"),
-    ],
-)
-def test_impossible_training_is_refused(settings: Any, match: str) -> None:
-    """gradient_clip_val=0 froze the weights while λ grew."""
-    with pytest.raises(ValueError, match=match):
-        Training(**settings)
-
-
-@pytest.mark.parametrize("formulation", ["pointwise", Pointwise, {"fit": "average"}])
-def test_what_is_no_formulation_is_told_what_to_write(formulation: Any) -> None:
-    """formulation="pointwise" was answered letter by letter."""
-    with pytest.raises(ValueError, match=r"Not a formulation: .* such as Pointwise\("):
-        Line(formulation)
-
-
-@pytest.mark.parametrize("constraints", [{"fit": 0.1}, Constraint(at_most=0.1)])
-def test_what_is_no_constraint_is_told_what_to_write(constraints: Any) -> None:
-    with pytest.raises(ValueError, match="Constraint"):
-        PointwiseModule(formulation=None, constraints=constraints)  # type: ignore[abstract]
 
 
 @pytest.mark.parametrize("method", ["constraint_values", "membership"])
@@ -354,7 +326,7 @@ def test_weight_averaging_over_batch_norm_is_refused() -> None:
 
 def resumable(count: int = 8) -> ResumableDataLoader:
     dataset = IndexedDataset(Rows(count))
-    return ResumableDataLoader(dataset, PointwiseSampler(dataset), 2, collate)
+    return ResumableDataLoader(dataset, PointwiseSampler(dataset), 2, stack)
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,6 @@ def plain() -> Toy:
     return run()
 
 
-def loader(**options: Any) -> DataLoader[Any]:
-    return DataLoader(IndexedDataset(ROWS), collate_fn=stack, **{"batch_size": 3, **options})
-
-
 class ByDefault(Toy):
     """With the default optimizer and its schedule."""
 
@@ -151,13 +147,19 @@ def test_hooks_around_a_step_are_called_in_lightnings_order(plain: Toy) -> None:
 # Tuner --------------------------------------------------------------------------------------------
 
 
+def find_rate(module: Toy, folder: Path, **options: Any) -> Any:
+    """The trainer, and what the search found."""
+    runner, rates = trainer(max_epochs=20, default_root_dir=folder), {"min_lr": 1e-4, "max_lr": 1.0}
+    found = Tuner(runner).lr_find(module, data(), num_training=30, **rates, **options)
+    assert found is not None
+    return runner, found
+
+
 def test_lr_find_suggests_and_leaves_the_module_as_it_was(tmp_path: Path) -> None:
     """It saw NaN only."""
-    module = Toy(Pointwise(alpha=1.0, dual_lr=1.0))
+    module = toy()
     before, chosen = weights_of(module), module.learning_rate
-    runner = trainer(max_epochs=20, default_root_dir=tmp_path)
-    found = Tuner(runner).lr_find(module, data(), min_lr=1e-4, max_lr=1.0, num_training=30)
-    assert found is not None
+    runner, found = find_rate(module, tmp_path)
     assert all(torch.isfinite(torch.tensor(found.results["loss"])))
     assert found.suggestion() == module.learning_rate != chosen
     assert torch.equal(weights_of(module), before)
@@ -235,17 +237,15 @@ def test_a_stream_is_trained_as_a_first_epoch_is(formulation: Any) -> None:
 
     And after a fit whose samples had multipliers.
     """
-    rows = IndexedDataset([ROWS[i] for i in range(9)])
-    first = run(Toy(formulation), DataLoader(rows, batch_size=3, collate_fn=stack), max_epochs=1)
+    rows = DataLoader(IndexedDataset(ROWS), batch_size=3, collate_fn=stack)
+    first, module = (run(Toy(formulation), rows, max_epochs=1) for _ in range(2))
     assert first.multipliers["fit"].max() > 0
-    module = Toy(formulation)
-    run(module, DataLoader(rows, batch_size=3, collate_fn=stack), max_epochs=1)
     module.load_state_dict(Toy(formulation).state_dict())
     for streamed in (Toy(formulation), module):
         run(streamed, DataLoader(Stream(), batch_size=3, collate_fn=stack), max_epochs=1)
         assert not streamed.multipliers
         torch.testing.assert_close(weights_of(streamed), weights_of(first), rtol=0, atol=0.01)
-    plain = run(Toy(None), DataLoader(rows, batch_size=3, collate_fn=stack), max_epochs=1)
+    plain = run(Toy(None), rows, max_epochs=1)
     assert (weights_of(plain) - weights_of(first)).abs().max() > 0.05
 
 
@@ -292,19 +292,18 @@ class LeavesEarly(Toy):
 
 
 def test_an_epoch_that_a_hook_ends_steps_its_schedulers(tmp_path: Path) -> None:
-    def run(epochs: int, path: Any = None) -> Any:
+    path, runs = tmp_path / "a.ckpt", []
+    for epochs, start in ((2, None), (4, None), (4, path)):
         runner = trainer(max_epochs=epochs)
         data = ToyData(ToyRows(13), ToyRows(5), batch_size=4)
-        runner.fit(LeavesEarly(Pointwise()), data, ckpt_path=path, weights_only=path and True)
-        return runner
-
-    whole = run(4)
-    assert whole.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.00125)
-    assert whole.global_step == 8
-    run(2).save_checkpoint(tmp_path / "a.ckpt")
-    resumed = run(4, tmp_path / "a.ckpt")
-    assert resumed.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.00125)
-    assert_identical_run(resumed.lightning_module, whole.lightning_module)
+        runner.fit(LeavesEarly(Pointwise()), data, ckpt_path=start, weights_only=start and True)
+        rate = runner.optimizers[0].param_groups[0]["lr"]
+        assert (runner.global_step, rate) == (2 * epochs, pytest.approx(0.02 / 2**epochs))
+        if epochs == 2:
+            runner.save_checkpoint(path)
+        else:
+            runs.append(runner.lightning_module)
+    assert_identical_run(*runs)
 
 
 class StepsTwice(Toy):
@@ -398,18 +397,14 @@ class Frozen(Toy):
         return declared
 
 
-class FrozenByItself(ByDefault):
-    """It ended in torch's "empty parameter list"."""
+def changed(change: Any, base: type[Toy] = Toy) -> Any:
+    """The class with this done after its constructor."""
 
-    def __init__(self, formulation: Any) -> None:
-        super().__init__(formulation)
-        self.requires_grad_(False)
+    def init(self: Any, formulation: Any) -> None:
+        base.__init__(self, formulation)
+        change(self)
 
-
-class NameOfOurs(Toy):
-    def __init__(self, formulation: Any) -> None:
-        super().__init__(formulation)
-        self.thresholds = {"mine": 0.5}  # type: ignore[dict-item]
+    return type("Changed", (base,), {"__init__": init})
 
 
 class TrainsByItself(Toy):
@@ -419,17 +414,6 @@ class TrainsByItself(Toy):
         outputs = self(batch)
         self.log("train_loss", loss := self.objective(outputs, batch).mean())
         return loss
-
-
-class Automatic(Toy):
-    def __init__(self, formulation: Any) -> None:
-        super().__init__(formulation)
-        self.automatic_optimization = True
-
-
-class NotConstructed(Toy):
-    def __init__(self, formulation: Any) -> None:
-        self.hidden = 3
 
 
 @pytest.mark.parametrize(
@@ -444,9 +428,10 @@ class NotConstructed(Toy):
             "returned 2 optimizers",
         ),
         (Frozen, "No weight requires a gradient"),
-        (FrozenByItself, "No weight requires a gradient"),
+        # It ended in torch's "empty parameter list".
+        (changed(lambda s: s.requires_grad_(False), ByDefault), "No weight requires a gradient"),
         (TrainsByItself, r"training_step of TrainsByItself does not call super\(\)"),
-        (Automatic, "automatic_optimization = True"),
+        (changed(lambda s: setattr(s, "automatic_optimization", True)), "optimization = True"),
         (
             overriding("configure_optimizers", lambda s: torch.optim.LBFGS(s.parameters())),
             "LBFGS needs a closure",
@@ -483,8 +468,9 @@ def test_an_evaluation_without_the_modules_own_is_refused(stage: str) -> None:
 
 def test_a_module_that_was_not_constructed_is_refused() -> None:
     """It ended in "no attribute '_compiler_ctx'"."""
-    with pytest.raises(TrainingError, match="__init__ of NotConstructed does not call super"):
-        trainer().fit(NotConstructed(Pointwise()), data())
+    kind = overriding("__init__", lambda *_: None)
+    with pytest.raises(TrainingError, match="__init__ of Overriding does not call super"):
+        trainer().fit(kind(Pointwise()), data())
 
 
 def test_a_loader_without_a_batch_is_refused() -> None:
@@ -494,32 +480,24 @@ def test_a_loader_without_a_batch_is_refused() -> None:
         run(loaders=few)
 
 
-class DefaultOptimizer(ByDefault):
-    def __init__(self, lr: float) -> None:
-        super().__init__(Pointwise())
-        self.training_settings.optimization.learning_rate = lr
-
-
 def test_a_rate_that_nobody_would_use_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was found, set as hparams.lr, and training went on with the old one."""
-    module, runner = DefaultOptimizer(lr=0.01), trainer(max_epochs=20, default_root_dir=tmp_path)
-    search: Any = {"min_lr": 1e-4, "max_lr": 1.0, "num_training": 30}
+    module = ByDefault(Pointwise())
+    module.training_settings.optimization.learning_rate = 0.01
     with pytest.raises(TrainingError, match="sets an attribute that nothing reads"):
-        Tuner(runner).lr_find(module, data(), **search)
-    runner = trainer(max_epochs=20, default_root_dir=tmp_path)
-    found = Tuner(runner).lr_find(module, data(), update_attr=False, **search)
-    assert found is not None
-    assert found.results["lr"]
+        find_rate(module, tmp_path)
+    assert find_rate(module, tmp_path, update_attr=False)[1].results["lr"]
     assert "learning rate is 0" not in caplog.text
-    run(DefaultOptimizer(lr=0.0))
+    module.training_settings.optimization.learning_rate = 0.0
+    run(module)
     assert "learning rate is 0" in caplog.text
 
 
 def test_a_name_of_ours_is_refused_where_it_is_set() -> None:
-    with pytest.raises(TrainingError, match=r"self\.thresholds of NameOfOurs"):
-        NameOfOurs(Pointwise())
+    with pytest.raises(TrainingError, match=r"self\.thresholds of Changed"):
+        changed(lambda s: setattr(s, "thresholds", {"mine": 0.5}))(Pointwise())
 
 
 def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:

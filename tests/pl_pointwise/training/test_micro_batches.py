@@ -196,23 +196,15 @@ def test_values_of_another_shape_are_refused(name: str, change: Any, message: st
 
 
 def test_missing_and_unknown_constraint_values_are_refused_by_name() -> None:
-    class Missing(Toy):
-        def constraint_values(self, outputs: Tensor, batch: Any) -> Any:
-            return {"fit": outputs}
-
-    class Unknown(Toy):
-        def constraint_values(self, outputs: Tensor, batch: Any) -> Any:
-            return {**super().constraint_values(outputs, batch), "fitt": outputs}
-
-    class Mask(Toy):
-        def membership(self, batch: Any) -> Any:
-            return {"fitt": batch["has_fit"]}
-
-    with pytest.raises(ValueError, match="lacks 'pair'"):
-        fit(Missing(Pointwise()), ToyRows(4))
-    for kind, place in ((Unknown, "constraint_values"), (Mask, "membership")):
-        with pytest.raises(ValueError, match=rf"{place}\(\) names 'fitt'"):
-            fit(kind(Pointwise()), ToyRows(4))
+    for place, names, message in (
+        ("constraint_values", ["fit"], "lacks 'pair'"),
+        ("constraint_values", ["fit", "pair", "fitt"], r"constraint_values\(\) names 'fitt'"),
+        ("membership", ["fitt"], r"membership\(\) names 'fitt'"),
+    ):
+        module, named = Toy(Pointwise()), dict.fromkeys(names, torch.ones(4))
+        setattr(module, place, lambda *_, named=named: named)
+        with pytest.raises(ValueError, match=message):
+            fit(module, ToyRows(4))
 
 
 @pytest.mark.parametrize(

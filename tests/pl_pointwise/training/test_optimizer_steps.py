@@ -19,15 +19,12 @@ from pl_pointwise import (
     Optimization,
     Pointwise,
     PointwiseModule,
-    Training,
 )
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import (
-    CONSTRAINTS,
     Toy,
     ToyRows,
     fit,
-    initial_weights,
     weights_of,
 )
 
@@ -52,7 +49,10 @@ class Rates(Callback):
 
 
 class Small(Toy):
-    """The toy with any schedulers; of its steps, which move no weight, only the rates matter."""
+    """The toy with any schedulers and their configurations; of a bare one it is None.
+
+    Of its steps, which move no weight, only the rates matter.
+    """
 
     def __init__(self, *schedulers: Any) -> None:
         super().__init__(Pointwise())
@@ -60,8 +60,10 @@ class Small(Toy):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
-        configs = [{"scheduler": make(optimizer), **rest} for make, rest in self.schedulers]
-        return [optimizer], configs
+        return [optimizer], [
+            make(optimizer) if config is None else {"scheduler": make(optimizer), **config}
+            for make, config in self.schedulers
+        ]
 
 
 def halving(optimizer: Any) -> Any:
@@ -78,22 +80,15 @@ def rates(module: PointwiseModule, epochs: int = 3, **options: Any) -> list[floa
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({}, [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]),  # by epoch is Lightning's default
+        # By epoch is Lightning's default.
+        ({}, [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]),
+        (None, [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]),
         ({"interval": "step", "frequency": 2}, [0.5 ** (i // 2) for i in range(9)]),
         ({"interval": "epoch", "frequency": 2}, [1] * 6 + [0.5] * 3),
     ],
 )
 def test_scheduler_is_stepped_as_declared(config: Any, expected: list[float]) -> None:
     assert rates(Small((halving, config))) == expected
-
-
-def test_bare_scheduler_is_stepped_by_epoch() -> None:
-    class Bare(Small):
-        def configure_optimizers(self) -> Any:
-            (optimizer,), _ = super().configure_optimizers()
-            return [optimizer], [halving(optimizer)]
-
-    assert rates(Bare()) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
 
 
 def test_epochs_that_stop_short_do_not_step_the_epochs_scheduler() -> None:
@@ -165,22 +160,14 @@ def test_plateau_that_is_not_strict_waits_for_its_metric(caplog: pytest.LogCaptu
 # The default optimizer ----------------------------------------------------------------------------
 
 
-class Default(PointwiseModule):
+class Default(Toy):
     """The base class's own optimizer."""
 
     def __init__(self, optimization: Optimization | None = None) -> None:
-        super().__init__(
-            formulation=Pointwise(),
-            constraints=CONSTRAINTS,
-            training=Training(optimization or Optimization()),
-        )
-        first, last = initial_weights()
-        self.first, self.last = torch.nn.Parameter(first), torch.nn.Parameter(last)
+        super().__init__(Pointwise())
+        self.training_settings.optimization = optimization or Optimization()
 
-    forward = Toy.forward
-    objective = Toy.objective
-    constraint_values = Toy.constraint_values
-    dropout = torch.nn.Dropout(0.0)
+    configure_optimizers = PointwiseModule.configure_optimizers
 
 
 def share(schedule: str, progress: float) -> float:

@@ -81,10 +81,7 @@ def stopped_by(
         error = RuntimeError("stop") if kind == "an exception" else KeyboardInterrupt()
         callbacks = [At(batches, lambda _: _raise(error)), _on_exception(folder)]
     elif kind == "SIGTERM":
-        callbacks = [
-            At(batches, lambda _: signal.raise_signal(signal.SIGTERM)),
-            SaveOnTermination(),
-        ]
+        callbacks = [At(batches, _terminate), SaveOnTermination()]
     elif kind == "by hand":
         callbacks = [At(batches, lambda runner: runner.save_checkpoint(path))]
     elif kind == "every_n_train_steps":
@@ -110,6 +107,10 @@ def stopped_by(
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def _terminate(_: Any) -> None:
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _on_exception(folder: Path) -> ModelCheckpoint:
@@ -207,47 +208,41 @@ class Failing(ToyRows):
         return {**row, "x": row["x"] + noise}
 
 
+def train_on(rows: Any, workers: int, *callbacks: Any, path: Any = None, **options: Any) -> Any:
+    """The trained module; resumed from other random states."""
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(0 if path is None else 1234)
+    runner = trainer(max_epochs=3, callbacks=list(callbacks), **options)
+    data = ToyData(rows, HELD_OUT, batch_size=4, num_workers=workers)
+    runner.fit(Hard(), data, ckpt_path=path, weights_only=path and True)
+    return runner.lightning_module
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_while_a_batch_is_fetched_resumes_exactly(workers: int, tmp_path: Path) -> None:
     """The rows that were read before the error had drawn numbers, and drew others again."""
-
-    def run(rows: Any, *callbacks: Any, path: Any = None) -> Any:
-        torch.manual_seed(0)
-        np.random.seed(0)
-        random.seed(0)
-        options: Any = {"enable_checkpointing": True} if callbacks else {}
-        runner = trainer(max_epochs=3, callbacks=list(callbacks), **options)
-        data = ToyData(rows, HELD_OUT, batch_size=4, num_workers=workers)
-        runner.fit(Hard(), data, ckpt_path=path, weights_only=path and True)
-        return runner.lightning_module
-
-    uninterrupted = run(Failing(13, partial=True))
     broken = Failing(13, partial=True)
     broken.fail_at = 20 if workers == 0 else 10
     broken.only_in_workers = workers > 0
     with pytest.raises((OSError, RuntimeError)):
-        run(broken, _on_exception(tmp_path))
+        train_on(broken, workers, _on_exception(tmp_path), enable_checkpointing=True)
     (path,) = tmp_path.glob("*.ckpt")
-    assert_identical_run(run(Failing(13, partial=True), path=path), uninterrupted)
+    resumed = train_on(Failing(13, partial=True), workers, path=path)
+    assert_identical_run(resumed, train_on(Failing(13, partial=True), workers))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batches", [2, 4])
-def test_rows_that_draw_in_workers_draw_the_same_after_a_resume(
-    batches: int, tmp_path: Path
+def test_rows_that_draw_draw_the_same_after_a_resume(
+    batches: int, workers: int, tmp_path: Path
 ) -> None:
     """A resume at an epoch's end was another run: workers start anew, from another state."""
-
-    def run(*callbacks: Any, path: Any = None, workers: int = 2) -> Any:
-        torch.manual_seed(0 if path is None else 1234)
-        data = ToyData(Failing(13, partial=True), batch_size=4, num_workers=workers)
-        runner = trainer(max_epochs=3, callbacks=list(callbacks))
-        runner.fit(Hard(), data, ckpt_path=path, weights_only=path and True)
-        return runner.lightning_module
-
-    path = tmp_path / "saved.ckpt"
-    uninterrupted = run(At(batches, lambda runner: runner.save_checkpoint(path)))
-    assert_identical_run(run(path=path), uninterrupted)
-    assert_identical_run(run(workers=1), uninterrupted)
+    path, rows = tmp_path / "saved.ckpt", Failing(13, partial=True)
+    save = At(batches, lambda runner: runner.save_checkpoint(path))
+    uninterrupted = train_on(rows, workers, save)
+    assert_identical_run(train_on(rows, workers, path=path), uninterrupted)
+    if workers:
+        assert_identical_run(train_on(rows, 1), uninterrupted)
 
 
 def test_multipliers_changed_after_the_fit_are_what_goes_on(tmp_path: Path) -> None:
@@ -268,15 +263,10 @@ def test_multipliers_changed_after_the_fit_are_what_goes_on(tmp_path: Path) -> N
 
 def terminated(folder: Path, module: Any = None, **options: Any) -> Any:
     """A run that is terminated after six batches, unless it continues from there."""
-    seen = Seen()
-    stop = At(WITHIN, lambda _: signal.raise_signal(signal.SIGTERM))
-    runner = trainer(
-        callbacks=[seen, stop, SaveOnTermination()],
-        default_root_dir=folder,
-        **{"max_epochs": 3, "enable_checkpointing": True, **options},
-    )
+    stop, module = At(WITHIN, _terminate), module or Toy(Pointwise())
+    _, seen, fit = start(folder, stop, SaveOnTermination(), module=module, **options)
     with suppress(SIGTERMException):
-        runner.fit(module or Toy(Pointwise()), ToyData(ROWS, batch_size=4))
+        fit()
     return seen.batches
 
 
@@ -315,19 +305,15 @@ def test_trying_the_code_and_testing_leave_the_file_alone(tmp_path: Path) -> Non
     terminated(tmp_path)
     (own,) = tmp_path.glob("checkpoints/terminated-*.ckpt")
     assert len(terminated(tmp_path, fast_dev_run=2)) == 2
-    runner = trainer(
-        callbacks=[SaveOnTermination()], default_root_dir=tmp_path, enable_checkpointing=True
-    )
+    runner, *_ = start(tmp_path, SaveOnTermination())
     runner.test(Toy(Pointwise()), ToyData(ROWS, HELD_OUT, batch_size=4), verbose=False)
     assert own.exists()
 
 
 def test_termination_of_a_foreign_module_is_refused(tmp_path: Path) -> None:
-    runner = trainer(
-        callbacks=[SaveOnTermination()], default_root_dir=tmp_path, enable_checkpointing=True
-    )
+    _, _, fit = start(tmp_path, SaveOnTermination(), module=BoringModel())
     with pytest.raises(TrainingError, match=r"of a PointwiseModule.*OnExceptionCheckpoint"):
-        runner.fit(BoringModel())
+        fit()
 
 
 @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
