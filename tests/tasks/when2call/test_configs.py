@@ -23,6 +23,7 @@ from tests.tasks.conftest import (
     train,
     trained,
     words,
+    write_rows,
 )
 from tests.tasks.when2call.conftest import choice_rows
 
@@ -43,9 +44,9 @@ def tiny(language_model_folder, when2call_files, tmp_path) -> list[str]:
 
 
 @pytest.fixture
-def tiny_pairs(tiny, tmp_path, write_jsonl) -> list[str]:
+def tiny_pairs(tiny, tmp_path) -> list[str]:
     """The same with plain preference pairs."""
-    path = str(write_jsonl(tmp_path / "pairs.jsonl", PAIRS))
+    path = str(write_rows(tmp_path / "pairs.jsonl", PAIRS))
     files = {"train_file": path, "val_file": "null", "mcq_file": "null"}
     files |= {"preparation.val_fraction": "0.2"}
     return tiny + words({f"data.init_args.{name}": value for name, value in files.items()})
@@ -82,9 +83,7 @@ def test_the_papers_table_has_the_papers_settings(tiny) -> None:
     assert found["relaxed"] == Relaxed(alpha=10.0, beta=10.0, dual_lr=1.0)
 
 
-def test_fit_then_test_then_predict_from_the_checkpoint(
-    tiny, tmp_path, write_jsonl, capsys
-) -> None:
+def test_fit_then_test_then_predict_from_the_checkpoint(tiny, tmp_path, capsys) -> None:
     """The commands of docs/when2call.md, one after the other, the checkpoint between them."""
     run = tmp_path / "run"
     tiny[tiny.index("--trainer.enable_checkpointing") + 1] = "true"
@@ -106,7 +105,7 @@ def test_fit_then_test_then_predict_from_the_checkpoint(
 
     asked = choice_rows(2)
     del asked[1]["answers"]
-    questions = write_jsonl(tmp_path / "questions.jsonl", asked)
+    questions = write_rows(tmp_path / "questions.jsonl", asked)
     found = tmp_path / "found.jsonl"
     writer = ["--trainer.callbacks+", "PredictionWriter"]
     writer += ["--trainer.callbacks.path", str(found)]
