@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import combinations
 from pathlib import Path
@@ -41,6 +41,7 @@ from pl_pointwise.command_line.configs import packaged_comparisons, packaged_con
 from pl_pointwise.compare import command
 from pl_pointwise.data import units_of
 from pl_pointwise.tasks.language_model.data import Preparation
+from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.policy import Policy
 from pl_pointwise.tasks.language_model.roles import collate_rows
 from pl_pointwise.tasks.language_model.text.records import Record, Response
@@ -56,6 +57,7 @@ CHAT_TEMPLATE = """\
 {{- '<|end|>\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{%- endif %}"""
 
+ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
 VOCABULARY = 97  # of models that need no tokenizer; divides nothing
 
 
@@ -235,11 +237,6 @@ def write_rows(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def write_jsonl() -> Callable[[Path, Iterable[Any]], Path]:
-    return write_rows
-
-
 def quiet_trainer(root: Path, **options: Any) -> Trainer:
     """A trainer on the CPU that says and keeps nothing."""
     return trainer(default_root_dir=root, **{"num_sanity_val_steps": 2, **options})
@@ -313,18 +310,6 @@ def response_by_hand(module: Any, batch: dict[str, Any], row: int, column: int) 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte, an end token, a chat template that renders tools and tool calls."""
     return build_tokenizer()
-
-
-@pytest.fixture(scope="session")
-def make_model() -> Callable[..., PreTrainedModel]:
-    """make_model(architecture, attention=None, seed=0, **config) → a tiny causal language model."""
-    return build_model
-
-
-@pytest.fixture(scope="session")
-def make_adapted() -> Callable[..., PeftModel]:
-    """make_adapted(model, seed=1, **lora) → the model with adapters that are not zero."""
-    return adapt
 
 
 @pytest.fixture(scope="session")
