@@ -21,7 +21,7 @@ from pl_pointwise.tasks.safety.records import (
 )
 from tests.tasks.conftest import quiet_trainer
 from tests.tasks.safety.conftest import data_in, said, unsafe_rows, write_rows
-from tests.tasks.safety.test_module import data_of, made
+from tests.tasks.safety.test_module import data_of
 
 OWN = "I cannot say how a lock is picked."
 TURNS = [
@@ -154,12 +154,14 @@ def test_a_conversation_of_one_turn_is_a_prompt() -> None:
 # The constraint -----------------------------------------------------------------------------------
 
 
-def test_the_group_carries_its_own_constraint_or_else_comply(language_model_folder, files) -> None:
+def test_the_group_carries_its_own_constraint_or_else_comply(
+    language_model_folder, files, made
+) -> None:
     data = data_in(language_model_folder, files)
     data.setup("fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (0, 10, 16, 17)])
-    module = made(language_model_folder, comply_borderline_tolerance=-3.0)
+    module = made(comply_borderline_tolerance=-3.0)
     masks = module.membership(batch)
     assert masks["comply"].tolist() == [True, False, False, False]
     assert masks["comply_borderline"].tolist() == [False, False, True, True]
@@ -170,7 +172,7 @@ def test_the_group_carries_its_own_constraint_or_else_comply(language_model_fold
     values = module.constraint_values(outputs, batch)
     assert torch.equal(values["comply_borderline"][2:], refusals[2:])
     assert module.constraints["comply_borderline"].at_most == -3
-    plain = made(language_model_folder)
+    plain = made()
     assert list(plain.constraints) == ["refuse", "comply"]
     assert plain.membership(batch)["comply"].tolist() == [True, False, True, True]
 
@@ -178,7 +180,7 @@ def test_the_group_carries_its_own_constraint_or_else_comply(language_model_fold
 # Rates --------------------------------------------------------------------------------------------
 
 
-def test_each_kind_has_its_rate(language_model_folder, files, tmp_path, monkeypatch) -> None:
+def test_each_kind_has_its_rate(files, tmp_path, monkeypatch, made) -> None:
     """Prompts with an even number in them are refused."""
 
     def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Answers:
@@ -195,8 +197,7 @@ def test_each_kind_has_its_rate(language_model_folder, files, tmp_path, monkeypa
     files["over_refusal_file"] = write_rows(tmp_path / "x.jsonl", xstest)
     names = ["test", "over_refusal", "contrast"]
     evaluation = SafetyEvaluation(answer_in=names)
-    module = made(
-        language_model_folder, comply_borderline_tolerance=-3.0, evaluation=evaluation
+    module = made(comply_borderline_tolerance=-3.0, evaluation=evaluation
     )  # fmt: skip
     run = quiet_trainer(tmp_path)
     run.test(module, data_of(files), verbose=False)
