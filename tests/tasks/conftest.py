@@ -187,6 +187,15 @@ def train(task: str, name: str, arguments: list[str], root: Path) -> None:
     main(["fit", "--config", task, *overlay, *arguments, "--trainer.default_root_dir", str(root)])
 
 
+def predictions(base: list[str], asked: Any, checkpoint: Path, *more: str) -> list[Any]:
+    """What `predict` writes of the records of a file, by a model of a checkpoint."""
+    found = checkpoint.with_suffix(".jsonl")
+    options = {"data.init_args.predict_file": str(asked), "ckpt_path": str(checkpoint)}
+    writer = {"trainer.callbacks+": "PredictionWriter", "trainer.callbacks.path": str(found)}
+    main(["predict", *base, *words(options | writer), *more])
+    return [json.loads(line) for line in found.read_text().splitlines()]
+
+
 def slow_tables(names: list[str]) -> list[Any]:
     """Packaged comparisons as parameters; the longest, of methods that are fitted one by one
     too, are of the slow set.
@@ -292,8 +301,11 @@ def random_batch(
     return collate_rows(rows, roles)
 
 
+BY_HAND = ("s", "mean", "ref", "kl", "lead")
+
+
 def response_by_hand(module: Any, batch: dict[str, Any], row: int, column: int) -> dict[str, float]:
-    """s, s̄, s_ref and mean KL of one response, by the model alone, in float64 from its logits."""
+    """s, s̄, s_ref, mean KL and least lead of a response, by the model alone, from its logits."""
     prompt = batch["prompt_ids"][row, : batch["prompt_lengths"][row]]
     response = batch["response_ids"][row, column, : batch["response_lengths"][row, column]]
     ids = torch.cat([prompt, response])[None]
@@ -301,9 +313,11 @@ def response_by_hand(module: Any, batch: dict[str, Any], row: int, column: int) 
         policy = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
         with module.model.disable_adapter():
             other = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
-    s, ref = (p.gather(1, response[:, None]).sum().item() for p in (policy, other))
-    kl = (policy.exp() * (policy - other)).sum(-1).mean().item()
-    return {"s": s, "mean": s / len(response), "ref": ref, "kl": kl}
+    own, reference = (p.gather(1, response[:, None])[:, 0] for p in (policy, other))
+    s, kl = own.sum().item(), (policy.exp() * (policy - other)).sum(-1).mean().item()
+    next_best = policy.scatter(1, response[:, None], -torch.inf).max(-1).values
+    lead = (own - next_best).min().item()
+    return dict(zip(BY_HAND, (s, s / len(response), reference.sum().item(), kl, lead), strict=True))
 
 
 @pytest.fixture(scope="session")
