@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from pl_pointwise.tasks.language_model.likelihood.reference import (
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer, ResponseStatistics
 from pl_pointwise.tasks.language_model.likelihood.vocabulary import VocabularyHead
 from pl_pointwise.tasks.language_model.model.loading import checkpoint_gradients
-from tests.tasks.conftest import adapt, build_model
+from tests.tasks.conftest import BY_HAND, adapt, build_model, response_by_hand
 
 VOCABULARY = 97
 PROMPTS = (17, 5, 23)
@@ -79,36 +80,15 @@ def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]
 
 def brute_force(model: PeftModel, batch: dict[str, Tensor]) -> ResponseStatistics:
     """Every pair on its own, without padding, in float64, straight from the definitions."""
-    double = copy.deepcopy(model).double().eval()
-    shape = batch["response_lengths"].shape
-    sums, divergences, references = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
-    leads = torch.zeros(shape, dtype=torch.float64)
-    for row, prompt_length in enumerate(batch["prompt_lengths"].tolist()):
-        prompt = batch["prompt_ids"][row, :prompt_length]
-        for column, length in enumerate(batch["response_lengths"][row].tolist()):
-            if length == 0:
-                continue
-            answer = batch["response_ids"][row, column, :length]
-            ids = torch.cat([prompt, answer])[None]
-            with torch.no_grad():
-                policy = double(ids).logits[0].softmax(-1)
-                with double.disable_adapter():
-                    reference = double(ids).logits[0].softmax(-1)
-            ahead = []
-            for t, token in enumerate(answer.tolist()):
-                p, q = policy[prompt_length + t - 1], reference[prompt_length + t - 1]
-                sums[row, column] += p[token].log()
-                references[row, column] += q[token].log()
-                divergences[row, column] += (p * (p / q).log()).sum() / length
-                ahead.append(
-                    float(p[token].log() - torch.cat([p[:token], p[token + 1 :]]).max().log())
-                )
-            leads[row, column] = min(ahead)
+    module = SimpleNamespace(model=copy.deepcopy(model).double().eval())
     lengths = batch["response_lengths"]
-    per_token = lengths.clamp(min=1)
-    return ResponseStatistics(
-        sums, sums / per_token, lengths, divergences, references, references / per_token, leads
-    )
+    found = {name: torch.zeros(lengths.shape, dtype=torch.float64) for name in BY_HAND}
+    for row, column in lengths.nonzero().tolist():
+        for name, value in response_by_hand(module, batch, row, column).items():
+            found[name][row, column] = value
+    s, mean, reference, kl, lead = found.values()
+    per_token = reference / lengths.clamp(min=1)
+    return ResponseStatistics(s, mean, lengths, kl, reference, per_token, lead)
 
 
 @pytest.mark.parametrize("method", ["chunked", "shared_prompt"])
