@@ -5,7 +5,6 @@ Only the model, the data and the length of the run are replaced; every other key
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
     comparisons,
+    predictions,
     slow_tables,
     train,
     trained,
@@ -106,14 +106,8 @@ def test_fit_then_test_then_predict_from_the_checkpoint(tiny, tmp_path, capsys) 
     asked = choice_rows(2)
     del asked[1]["answers"]
     questions = write_rows(tmp_path / "questions.jsonl", asked)
-    found = tmp_path / "found.jsonl"
-    writer = ["--trainer.callbacks+", "PredictionWriter"]
-    writer += ["--trainer.callbacks.path", str(found)]
-    asked_for = ["--data.init_args.predict_file", str(questions), "--ckpt_path", str(checkpoint)]
-    asked_for += ["--model.init_args.policy.generation.max_new_tokens", "5"]
-    asked_for += ["--accept_differences"]
-    main(["predict", *base, *asked_for, *writer])
-    chosen, generated = [json.loads(line) for line in found.read_text().splitlines()]
+    more = ["--model.init_args.policy.generation.max_new_tokens", "5", "--accept_differences"]
+    chosen, generated = predictions(base, questions, checkpoint, *more)
     assert set(chosen["scores"]) == {"direct", "tool_call", "request_for_info", "cannot_answer"}
     assert chosen["scores"][chosen["behaviour"]] == max(chosen["scores"].values())
     assert isinstance(generated["answer"], str)
