@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,10 @@ def write_rows(path: Path, rows: Iterable[Any]) -> str:
     return str(conftest.write_rows(path, rows))
 
 
-def data_in(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:
-    """Safety data of files."""
-    options = {"unsafe_schema": "labelled"} | options
-    return make_data(SafetyDataModule, folder, files, **options)
+@pytest.fixture
+def data_in(language_model_folder: Path) -> Callable[..., SafetyDataModule]:
+    """data_in(files, **options) → safety data of files."""
+    return partial(make_data, SafetyDataModule, language_model_folder, unsafe_schema="labelled")
 
 
 @pytest.fixture
