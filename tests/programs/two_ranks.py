@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,40 +100,37 @@ def scenario(make: Scenario) -> Scenario:
     return make
 
 
+def partial_rows(count: int = UNEVEN) -> ToyRows:
+    return ToyRows(count, seed=2, partial=True)
+
+
 def training(
-    name: str, formulation: Any, rows: Any, constraints: Any = None, **options: Any
+    name: str, formulation: Any, *constraints: Any, kind: type[Toy] = Toy, **options: Any
 ) -> None:
     """Registers a plain training scenario."""
 
     def run(world: World) -> Any:
-        return world.train(Toy(formulation, constraints, partial=True, **options), rows)
+        return world.train(kind(formulation, *constraints, partial=True, **options), partial_rows())
 
     SCENARIOS[name] = run
 
 
 # Every formulation on two ranks, whole and in pieces: test_layouts.py.
-training("pointwise", FORMULATIONS["pointwise"], ToyRows(UNEVEN, seed=2, partial=True))
-for kind in ("average augmented", "cvar augmented", "by name"):
-    options: Any = {"order": "dual_first", "gradient_clip_val": 0.3}
-    rows = ToyRows(UNEVEN, seed=2, partial=True)
-    training(f"{kind}, intervals", FORMULATIONS[kind], rows, INTERVALS, **options)
-    training(f"{kind}, three steps", FORMULATIONS[kind], rows, primal_steps=3)
-
-
-for kind in ("average augmented", "pointwise", "relaxed linear"):
-
-    def run_judged(world: World, kind: Any = kind) -> Any:
-        module = Judged(FORMULATIONS[kind], partial=True, micro_batch_size=2, order="dual_first")
-        return world.train(module, ToyRows(UNEVEN, seed=2, partial=True))
-
-    SCENARIOS[f"{kind}, judged"] = run_judged
+training("pointwise", FORMULATIONS["pointwise"])
+CLIPPED: Any = {"order": "dual_first", "gradient_clip_val": 0.3}
+for name in ("average augmented", "cvar augmented", "by name"):
+    training(f"{name}, intervals", FORMULATIONS[name], INTERVALS, **CLIPPED)
+    training(f"{name}, three steps", FORMULATIONS[name], primal_steps=3)
+IN_PIECES: Any = {"kind": Judged, "micro_batch_size": 2, "order": "dual_first"}
+for name in ("average augmented", "pointwise", "relaxed linear"):
+    training(f"{name}, judged", FORMULATIONS[name], **IN_PIECES)
 
 
 @scenario
 def tilted_and_steep(world: World) -> Any:
     """The largest violation is on one rank, and the other's exponentials need it."""
     module = Steep(Tilted(tilt=2.0, dual_lr=0.5), partial=True, learning_rate=1e-12)
-    return world.train(module, ToyRows(UNEVEN, seed=2, partial=True), max_epochs=1)
+    return world.train(module, partial_rows(), max_epochs=1)
 
 
 class InOrder(ToyData):
@@ -144,23 +142,18 @@ class InOrder(ToyData):
         return loader
 
 
-def without_odd(count: int, *names: str) -> ToyRows:
-    rows = ToyRows(count, seed=2, partial=True)
+def without_odd(world: World, names: Sequence[str], kind: str, size: int | None) -> Any:
+    rows = partial_rows()
     for name in names:
         rows.has[name][1::2] = False
-    return rows
+    module = Toy(FORMULATIONS[kind], partial=True, micro_batch_size=size)
+    return world.train(module, InOrder(rows, batch_size=world.batch_size))
 
 
 for names in (("fit",), ("pair",), ("objective", "fit", "pair")):
     for kind, size in (("tilted", 2), ("pointwise", None)):
-
-        def run_without(
-            world: World, names: Any = names, kind: Any = kind, size: Any = size
-        ) -> Any:
-            data = InOrder(without_odd(UNEVEN, *names), batch_size=world.batch_size)
-            return world.train(Toy(FORMULATIONS[kind], partial=True, micro_batch_size=size), data)
-
-        SCENARIOS[f"{kind}, rank 1 without {'+'.join(names)}, pieces of {size}"] = run_without
+        run = partial(without_odd, names=names, kind=kind, size=size)
+        SCENARIOS[f"{kind}, rank 1 without {'+'.join(names)}, pieces of {size}"] = run
 
 
 def poisoned(world: World, defects: dict[int, int], kind: str, size: int | None) -> Any:
@@ -168,14 +161,11 @@ def poisoned(world: World, defects: dict[int, int], kind: str, size: int | None)
     return world.train(Fragile(FORMULATIONS[kind], micro_batch_size=size), data)
 
 
+# Of the first batch all of rank 1's rows, of the second one of rank 0's.
+DEFECTS = {1: OBJECTIVE_NAN, 3: PAIR_NAN, 5: OBJECTIVE_NAN, 8: PAIR_NAN}
 for kind, size in (("tilted augmented", 2), ("cvar", None), ("pointwise", 2)):
-
-    def run_poisoned(world: World, kind: Any = kind, size: Any = size) -> Any:
-        """Of the first batch all of rank 1's rows, of the second one of rank 0's."""
-        defects = {1: OBJECTIVE_NAN, 3: PAIR_NAN, 5: OBJECTIVE_NAN, 8: PAIR_NAN}
-        return poisoned(world, defects, kind, size)
-
-    SCENARIOS[f"{kind}, rank 1 poisoned"] = run_poisoned
+    run = partial(poisoned, defects=DEFECTS, kind=kind, size=size)
+    SCENARIOS[f"{kind}, rank 1 poisoned"] = run
 
 
 @scenario
@@ -193,7 +183,7 @@ def everything_skipped(world: World) -> Any:
 
 
 def foreign(world: World, count: int) -> Any:
-    rows = IndexedDataset(ToyRows(count, seed=2, partial=True))
+    rows = IndexedDataset(partial_rows(count))
     rank = torch.distributed.get_rank() if world.ranks > 1 else 0
     sampler = DistributedSampler(rows, num_replicas=world.ranks, rank=rank, shuffle=False)
     loader = DataLoader(rows, world.batch_size, sampler=sampler, collate_fn=stack)
@@ -284,8 +274,7 @@ def resumed(world: World, dropout: float, workers: int = 0) -> Any:
     """An uninterrupted run, and runs resumed in mid-epoch (batch 4) and after an epoch (6)."""
 
     def data() -> ToyData:
-        rows = ToyRows(UNEVEN, seed=2, partial=True)
-        return ToyData(rows, batch_size=world.batch_size, num_workers=workers)
+        return ToyData(partial_rows(), batch_size=world.batch_size, num_workers=workers)
 
     paths = [world.folder / f"{world.ranks}-{dropout}-{workers}-{at}.ckpt" for at in (4, 6)]
     savers = [
@@ -300,19 +289,9 @@ def resumed(world: World, dropout: float, workers: int = 0) -> Any:
     return outcomes
 
 
-@scenario
-def resumed_with_dropout(world: World) -> Any:
-    return resumed(world, dropout=0.4)
-
-
-@scenario
-def resumed_with_workers(world: World) -> Any:
-    return resumed(world, dropout=0.4, workers=1)
-
-
-@scenario
-def resumed_without_dropout(world: World) -> Any:
-    return resumed(world, dropout=0.0)
+SCENARIOS["resumed_with_dropout"] = partial(resumed, dropout=0.4)
+SCENARIOS["resumed_with_workers"] = partial(resumed, dropout=0.4, workers=1)
+SCENARIOS["resumed_without_dropout"] = partial(resumed, dropout=0.0)
 
 
 @scenario
@@ -324,18 +303,17 @@ def terminated(world: World) -> Any:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def run(*callbacks: Any) -> Any:
-        rows = ToyRows(UNEVEN, seed=2, partial=True)
         saver = SaveOnTermination(str(world.folder / "terminated"))
         return world.train(
             resumable(0.4),
-            rows,
+            partial_rows(),
             callbacks=[saver, *callbacks],
             enable_checkpointing=True,
             default_root_dir=world.folder,
         )
 
     torch.manual_seed(world.ranks)
-    outcomes = [world.train(resumable(0.4), ToyRows(UNEVEN, seed=2, partial=True))]
+    outcomes = [world.train(resumable(0.4), partial_rows())]
     torch.manual_seed(world.ranks)
     try:
         run(At(4, stop))
@@ -351,7 +329,7 @@ def stopped(world: World) -> Any:
 
     def run(**options: Any) -> tuple[Any, Any]:
         module = resumable(0.4)
-        return module, world.train(module, ToyRows(UNEVEN, seed=2, partial=True), **options)
+        return module, world.train(module, partial_rows(), **options)
 
     path = world.folder / f"{world.ranks}-stopped.ckpt"
     torch.manual_seed(world.ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import combinations
 from pathlib import Path
@@ -41,6 +41,7 @@ from pl_pointwise.command_line.configs import packaged_comparisons, packaged_con
 from pl_pointwise.compare import command
 from pl_pointwise.data import units_of
 from pl_pointwise.tasks.language_model.data import Preparation
+from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.policy import Policy
 from pl_pointwise.tasks.language_model.roles import collate_rows
 from pl_pointwise.tasks.language_model.text.records import Record, Response
@@ -56,6 +57,7 @@ CHAT_TEMPLATE = """\
 {{- '<|end|>\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{%- endif %}"""
 
+ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
 VOCABULARY = 97  # of models that need no tokenizer; divides nothing
 
 
@@ -185,6 +187,15 @@ def train(task: str, name: str, arguments: list[str], root: Path) -> None:
     main(["fit", "--config", task, *overlay, *arguments, "--trainer.default_root_dir", str(root)])
 
 
+def predictions(base: list[str], asked: Any, checkpoint: Path, *more: str) -> list[Any]:
+    """What `predict` writes of the records of a file, by a model of a checkpoint."""
+    found = checkpoint.with_suffix(".jsonl")
+    options = {"data.init_args.predict_file": str(asked), "ckpt_path": str(checkpoint)}
+    writer = {"trainer.callbacks+": "PredictionWriter", "trainer.callbacks.path": str(found)}
+    main(["predict", *base, *words(options | writer), *more])
+    return [json.loads(line) for line in found.read_text().splitlines()]
+
+
 def slow_tables(names: list[str]) -> list[Any]:
     """Packaged comparisons as parameters; the longest, of methods that are fitted one by one
     too, are of the slow set.
@@ -233,11 +244,6 @@ def write_rows(path: Path, rows: Iterable[Any]) -> Path:
     lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="session")
-def write_jsonl() -> Callable[[Path, Iterable[Any]], Path]:
-    return write_rows
 
 
 def quiet_trainer(root: Path, **options: Any) -> Trainer:
@@ -295,8 +301,11 @@ def random_batch(
     return collate_rows(rows, roles)
 
 
+BY_HAND = ("s", "mean", "ref", "kl", "lead")
+
+
 def response_by_hand(module: Any, batch: dict[str, Any], row: int, column: int) -> dict[str, float]:
-    """s, s̄, s_ref and mean KL of one response, by the model alone, in float64 from its logits."""
+    """s, s̄, s_ref, mean KL and least lead of a response, by the model alone, from its logits."""
     prompt = batch["prompt_ids"][row, : batch["prompt_lengths"][row]]
     response = batch["response_ids"][row, column, : batch["response_lengths"][row, column]]
     ids = torch.cat([prompt, response])[None]
@@ -304,27 +313,17 @@ def response_by_hand(module: Any, batch: dict[str, Any], row: int, column: int) 
         policy = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
         with module.model.disable_adapter():
             other = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
-    s, ref = (p.gather(1, response[:, None]).sum().item() for p in (policy, other))
-    kl = (policy.exp() * (policy - other)).sum(-1).mean().item()
-    return {"s": s, "mean": s / len(response), "ref": ref, "kl": kl}
+    own, reference = (p.gather(1, response[:, None])[:, 0] for p in (policy, other))
+    s, kl = own.sum().item(), (policy.exp() * (policy - other)).sum(-1).mean().item()
+    next_best = policy.scatter(1, response[:, None], -torch.inf).max(-1).values
+    lead = (own - next_best).min().item()
+    return dict(zip(BY_HAND, (s, s / len(response), reference.sum().item(), kl, lead), strict=True))
 
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte, an end token, a chat template that renders tools and tool calls."""
     return build_tokenizer()
-
-
-@pytest.fixture(scope="session")
-def make_model() -> Callable[..., PreTrainedModel]:
-    """make_model(architecture, attention=None, seed=0, **config) → a tiny causal language model."""
-    return build_model
-
-
-@pytest.fixture(scope="session")
-def make_adapted() -> Callable[..., PeftModel]:
-    """make_adapted(model, seed=1, **lora) → the model with adapters that are not zero."""
-    return adapt
 
 
 @pytest.fixture(scope="session")

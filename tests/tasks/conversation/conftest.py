@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,10 @@ def conversation_rows(each: int) -> list[dict[str, Any]]:
             row = {"messages": [system, ask], "responses": given, "category": kind}
             rows.append(row | ({"tools": [TOOL]} if kind == "call" else {}))
     return rows
+
+
+def written(folder: Path, rows: list[dict[str, Any]]) -> str:
+    return str(write_rows(folder / "rows.jsonl", rows))
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,9 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.conversation.forgetting import ForgetQuality, rouge_recall
 from pl_pointwise.tasks.conversation.module import ConversationEvaluation
 from tests.tasks.conftest import build_model, build_tokenizer, quiet_trainer, response_by_hand
-from tests.tasks.conversation.test_keeping import TOLERANCES, written
-from tests.tasks.conversation.test_module import data_of, made
+from tests.tasks.conversation.conftest import written
+from tests.tasks.conversation.test_keeping import TOLERANCES
+from tests.tasks.conversation.test_module import batch_of, data_of, made
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": f"f{i}", "answer": f"Gone {i}.", "role": "forget"} for i in range(3)
@@ -79,9 +80,8 @@ def test_forget_quality_is_the_test_of_two_samples() -> None:
 
 def test_a_target_is_what_another_model_gives(other, language_model_folder, tmp_path) -> None:
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
-    data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=str(other))
-    data.setup("fit")
-    batch = data.collate([data.datasets["train"][0] | {"index": 0}])
+    file = written(tmp_path, [row])
+    batch = batch_of(language_model_folder, file, rows=1, forget_like=str(other))
     expected = response_by_hand(made(other, moved=False), batch, 0, 0)["mean"]
     assert -batch["shift"][0, 0].item() == pytest.approx(expected, abs=1e-3)
 

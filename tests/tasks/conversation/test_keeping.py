@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.conversation.module import Baselines, ConversationEvaluation
 from pl_pointwise.tasks.language_model.likelihood.preference_losses import PreferenceLosses
 from tests.tasks.conftest import quiet_trainer, response_by_hand, write_rows
+from tests.tasks.conversation.conftest import written
 from tests.tasks.conversation.test_module import batch_of, data_of, made
 
 TOLERANCES: dict[str, Any] = {
@@ -29,10 +29,6 @@ ROWS = [
     {"prompt": "c", "answer": "Gone.", "role": "forget", "around": -3.0},
     {"prompt": "d", "answer": "Own bound.", "role": "keep", "tolerance": 0.2},
 ]
-
-
-def written(folder: Path, rows: list[dict[str, Any]]) -> str:
-    return str(write_rows(folder / "rows.jsonl", rows))
 
 
 def test_every_role_carries_its_term(language_model_folder, tmp_path) -> None:

@@ -18,14 +18,13 @@ from pl_pointwise.tasks.language_model.model.generation import Generation
 from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT
 from tests.tasks.conftest import (
+    ADAPTERS,
     make_data,
     make_module,
     quiet_trainer,
     response_by_hand,
 )
-from tests.tasks.conversation.conftest import conversation_rows, write_rows
-
-ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
+from tests.tasks.conversation.conftest import conversation_rows, written
 
 
 def made(folder: Path, moved: bool = True, **options: Any) -> ConversationModule:
@@ -38,9 +37,9 @@ def data_of(file: Any, folder: Path | None = None, **options: Any) -> Conversati
     return make_data(ConversationDataModule, folder, {"train_file": file}, **options)
 
 
-def batch_of(folder: Path, file: str, rows: int = 4) -> dict[str, Any]:
+def batch_of(folder: Path, file: str, rows: int = 4, **options: Any) -> dict[str, Any]:
     """The first rows: one of each kind."""
-    data = data_of(file, folder)
+    data = data_of(file, folder, **options)
     data.setup("fit")
     return data.collate([data.datasets["train"][i] | {"index": i} for i in range(rows)])
 
@@ -94,9 +93,7 @@ def test_a_bound_of_its_own_is_met_where_the_likelihood_meets_it(
         response = {"role": role, "content": "Yes."} | own
         plain = {"role": "avoid" if role == "avoid" else "prefer", "content": "Hm."}
         row = {"prompt": "Hi", "responses": [plain, response]}
-        batch = batch_of(
-            language_model_folder, str(write_rows(tmp_path / "r.jsonl", [row])), rows=1
-        )
+        batch = batch_of(language_model_folder, written(tmp_path, [row]), rows=1)
         values = module.constraint_values(module(batch), batch)[role][0, -1]
         bounds = module.constraints if training else module.evaluation_constraints
         return bounds[role].violation(values).item(), batch
@@ -116,8 +113,7 @@ def test_the_objective_is_the_mean_over_the_responses_of_its_roles(
     language_model_folder, tmp_path
 ) -> None:
     responses = [{"role": role, "content": role} for role in ("reference", "avoid")]
-    rows = [{"prompt": "a", "responses": responses}]
-    path = str(write_rows(tmp_path / "r.jsonl", rows))
+    path = written(tmp_path, [{"prompt": "a", "responses": responses}])
     batch = batch_of(language_model_folder, path, rows=1)
     module = made(language_model_folder, objective_roles=["reference", "avoid"])
     kl = [response_by_hand(module, batch, 0, column)["kl"] for column in (0, 1)]
@@ -159,7 +155,7 @@ def test_training_meets_what_the_file_asks(language_model_folder, tmp_path) -> N
         {"prompt": "a?", "responses": [same, {"role": "avoid", "content": "No."}]},
         {"prompt": "b?", "responses": [{"role": "reference", "content": "Hm."}]},
     ]
-    data = data_of(str(write_rows(tmp_path / "r.jsonl", rows)), batch_size=2)
+    data = data_of(written(tmp_path, rows), batch_size=2)
     module = made(
         language_model_folder,
         moved=False,
@@ -201,7 +197,7 @@ def test_training_set_without_a_term_is_refused(
     """Or with a bound of its own that no constraint holds."""
     own = {"tolerance": -1.0} if "prefer_tolerance" in options else {}
     rows = [{"prompt": f"{i}?", "answer": "Yes.", "role": role, **own} for i in range(4)]
-    data = data_of(str(write_rows(tmp_path / "r.jsonl", rows)))
+    data = data_of(written(tmp_path, rows))
     with pytest.raises(DataError, match=words):
         quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
 
@@ -259,8 +255,8 @@ def test_prediction_answers_prompts_with_and_without_responses(
 ) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     rows = [{"prompt": "Hi"}, conversation_rows(1)[0], {"messages": turns}]
-    path = str(write_rows(tmp_path / "p.jsonl", rows))
-    data = make_data(ConversationDataModule, None, {"predict_file": path}, batch_size=2)
+    files = {"predict_file": written(tmp_path, rows)}
+    data = make_data(ConversationDataModule, None, files, batch_size=2)
     batches = quiet_trainer(tmp_path).predict(made(language_model_folder), data)
     answers = [answer for batch in batches for answer in batch]
     assert [answer["index"] for answer in answers] == [0, 1, 2]

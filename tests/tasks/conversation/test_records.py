@@ -34,35 +34,6 @@ def test_own_bounds_and_refusals() -> None:
     assert of({"role": "prefer", "content": "Yes."}, category="loans").category == "loans"
 
 
-@pytest.mark.parametrize(
-    ("response", "words"),
-    [
-        ({"content": "x"}, ["responses[0].role", "is missing", "prefer, avoid, refuse, keep"]),
-        ({"role": "prefer"}, ["has no text", "only a refusal"]),
-        ({"role": "prefer", "content": "x", "tolerence": -1}, ["'tolerence'", "tolerance"]),
-        (
-            {"role": "prefer", "content": "x", "tolerance": 1},
-            ["'tolerance': 1", "negative"],
-        ),
-        ({"role": "prefer", "content": "x", "tolerance": "low"}, ["'low'", "number"]),
-        ({"role": "prefer", "content": "x", "relative": True}, ["'relative': True", "δ"]),
-        ({"role": "prefer", "text": "x"}, ["'text'", "content"]),
-        ({"role": "reference", "content": "x", "tolerance": -1}, ["role reference"]),
-        ({"role": "keep", "content": ""}, ["content", "empty"]),
-        ({"role": "keep", "content": "x", "relative": True, "tolerance": 0.1}, ["role prefer"]),
-        ({"role": "keep", "content": "x", "tolerance": -0.1}, ["a positive number"]),
-        ({"role": "keep", "content": "x", "around": -1.0}, ["'around'", "tolerance"]),
-        ({"role": "forget", "content": "x", "tolerance": -1.0}, ["'tolerance'", "around"]),
-        ({"role": "forget", "content": "x", "around": 1.0}, ["around, a negative"]),
-    ],
-)
-def test_bad_response_is_refused_with_its_field_and_a_remedy(response, words) -> None:
-    with pytest.raises(DataError) as found:
-        of(response)
-    for word in ["f, line 1", *words]:
-        assert word in str(found.value)
-
-
 SAID = {"role": "assistant", "content": "yes"}
 NOT_SAID = {"role": "assistant", "content": "no"}
 
@@ -163,26 +134,46 @@ def test_pairs_of_different_conversations_are_refused() -> None:
         Reading()({"chosen": [*ASK, SAID], "rejected": other}, "f")
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"frage": "Hi", "antwort": "yes"}, ["'frage'", "no schema", "columns"]),
-        ({"prompt": "Hi", "prefer": None}, ["at least one"]),
-        ({"prompt": "Hi", "responses": []}, ["at least one"]),
-        ({"prompt": [{"role": "robot", "content": "x"}], "refuse": True}, ["[0].role", "'robot'"]),
-        ({"prompt": 5, "answer": "yes"}, ['"prompt" is a number', "Give a text"]),
-        ({"prompt": "Hi", "answer": "yes", "tolerence": 1}, ["tolerence", 'Write "tolerance"']),
-        ({"prompt": "Hi", "answer": "yes", "Role": "keep"}, ["Role", 'Write "role"']),
-        ({"prompt": "Hi", "responses": [{"role": "refuse"}], "tool": []}, ['Write "tools"']),
-        ({"prompt": "Hi", "answer": "yes", "avoid": "no"}, ['"avoid" stands beside', "responses"]),
-        (
-            {"prompt": str(ASK), "answer": "yes"},
-            ['"prompt" is not readable JSON', "{role, content}"],
-        ),
-        ({"prompt": "Hi", "prefer": [*ASK, SAID]}, ['"prefer" has 2 turns', "one turn"]),
-        ({"messages": [{"role": "system", "content": ""}], "answer": "a"}, ["empty", "the user"]),
-    ],
-)
+BAD_RESPONSES: list[tuple[dict[str, Any], list[str]]] = [
+    ({"content": "x"}, ["responses[0].role", "is missing", "prefer, avoid, refuse, keep"]),
+    ({"role": "prefer"}, ["has no text", "only a refusal"]),
+    ({"role": "prefer", "content": "x", "tolerence": -1}, ["'tolerence'", "tolerance"]),
+    (
+        {"role": "prefer", "content": "x", "tolerance": 1},
+        ["'tolerance': 1", "negative"],
+    ),
+    ({"role": "prefer", "content": "x", "tolerance": "low"}, ["'low'", "number"]),
+    ({"role": "prefer", "content": "x", "relative": True}, ["'relative': True", "δ"]),
+    ({"role": "prefer", "text": "x"}, ["'text'", "content"]),
+    ({"role": "reference", "content": "x", "tolerance": -1}, ["role reference"]),
+    ({"role": "keep", "content": ""}, ["content", "empty"]),
+    ({"role": "keep", "content": "x", "relative": True, "tolerance": 0.1}, ["role prefer"]),
+    ({"role": "keep", "content": "x", "tolerance": -0.1}, ["a positive number"]),
+    ({"role": "keep", "content": "x", "around": -1.0}, ["'around'", "tolerance"]),
+    ({"role": "forget", "content": "x", "tolerance": -1.0}, ["'tolerance'", "around"]),
+    ({"role": "forget", "content": "x", "around": 1.0}, ["around, a negative"]),
+]
+BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"frage": "Hi", "antwort": "yes"}, ["'frage'", "no schema", "columns"]),
+    ({"prompt": "Hi", "prefer": None}, ["at least one"]),
+    ({"prompt": "Hi", "responses": []}, ["at least one"]),
+    ({"prompt": [{"role": "robot", "content": "x"}], "refuse": True}, ["[0].role", "'robot'"]),
+    ({"prompt": 5, "answer": "yes"}, ['"prompt" is a number', "Give a text"]),
+    ({"prompt": "Hi", "answer": "yes", "tolerence": 1}, ["tolerence", 'Write "tolerance"']),
+    ({"prompt": "Hi", "answer": "yes", "Role": "keep"}, ["Role", 'Write "role"']),
+    ({"prompt": "Hi", "responses": [{"role": "refuse"}], "tool": []}, ['Write "tools"']),
+    ({"prompt": "Hi", "answer": "yes", "avoid": "no"}, ['"avoid" stands beside', "responses"]),
+    (
+        {"prompt": str(ASK), "answer": "yes"},
+        ['"prompt" is not readable JSON', "{role, content}"],
+    ),
+    ({"prompt": "Hi", "prefer": [*ASK, SAID]}, ['"prefer" has 2 turns', "one turn"]),
+    ({"messages": [{"role": "system", "content": ""}], "answer": "a"}, ["empty", "the user"]),
+]
+BAD_ROWS += [({"prompt": "Hi", "responses": [bad]}, words) for bad, words in BAD_RESPONSES]
+
+
+@pytest.mark.parametrize(("row", "words"), BAD_ROWS)
 def test_bad_row_is_refused_by_file_and_line(row, words) -> None:
     with pytest.raises(DataError) as found:
         Reading()(row, "f, line 3")

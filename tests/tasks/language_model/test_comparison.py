@@ -15,6 +15,7 @@ from pl_pointwise.tasks.language_model.likelihood import scoring as scoring_modu
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
 from pl_pointwise.tasks.language_model.likelihood.shared_prompt import Layout
 from pl_pointwise.tasks.language_model.model.adapters import Lora, add_lora
+from tests.tasks.conftest import adapt, build_model
 from tests.tasks.language_model.likelihood.test_scoring import make_batch
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -41,10 +42,10 @@ def shifted(monkeypatch) -> None:
 @pytest.mark.parametrize("adapters", ["fresh", "trained"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_right_methods_pass(architecture, dtype, adapters, make_model, make_adapted) -> None:
-    base = make_model(architecture).to(dtype)
+def test_right_methods_pass(architecture, dtype, adapters) -> None:
+    base = build_model(architecture).to(dtype)
     fresh = Lora(target_modules=["q_proj", "up_proj"], lora_dropout=0.3)
-    model = (add_lora(base, fresh) if adapters == "fresh" else make_adapted(base)).train()
+    model = (add_lora(base, fresh) if adapters == "fresh" else adapt(base)).train()
     before = copy.deepcopy(model.state_dict())
     state = torch.get_rng_state()
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
@@ -57,11 +58,9 @@ def test_right_methods_pass(architecture, dtype, adapters, make_model, make_adap
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_shift_by_one_position_is_refused(
-    dtype, shifted, make_model, make_adapted, caplog
-) -> None:
+def test_a_shift_by_one_position_is_refused(dtype, shifted, caplog) -> None:
     """In a model of bfloat16 too, where rounding hides it."""
-    model = make_adapted(make_model("llama").to(dtype))
+    model = adapt(build_model("llama").to(dtype))
     assert ResponseScorer(model).choose_method(BATCH) == "chunked"
     assert '"shared_prompt" is not used: its log-likelihood per token differs' in caplog.text
 
@@ -77,9 +76,7 @@ def without_one_token(hidden: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("dtype", "wrong"), [(torch.float32, without_one_token), (torch.bfloat16, halved)]
 )
-def test_a_wrong_gradient_is_refused(
-    dtype, wrong, make_model, make_adapted, monkeypatch, caplog
-) -> None:
+def test_a_wrong_gradient_is_refused(dtype, wrong, monkeypatch, caplog) -> None:
     """Of a method whose values are all right."""
     right = ResponseScorer._hidden
 
@@ -88,14 +85,14 @@ def test_a_wrong_gradient_is_refused(
         return wrong(found) if self.method == "shared_prompt" else found
 
     monkeypatch.setattr(ResponseScorer, "_hidden", hidden)
-    scorer = ResponseScorer(make_adapted(make_model("llama").to(dtype)))
+    scorer = ResponseScorer(adapt(build_model("llama").to(dtype)))
     assert scorer.choose_method(BATCH) == "chunked"
     assert '"shared_prompt" is not used: its gradient differs' in caplog.text
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_wrong_divergence_is_refused_though_adapters_are_fresh(
-    dtype, make_model, monkeypatch, caplog
+    dtype, monkeypatch, caplog
 ) -> None:
     """Fresh adapters give the reference, of which every divergence is 0, a wrong one too."""
     right = scoring_module.chunked_token_statistics
@@ -110,15 +107,13 @@ def test_a_wrong_divergence_is_refused_though_adapters_are_fresh(
         return found._replace(divergence=wrong)
 
     monkeypatch.setattr(scoring_module, "chunked_token_statistics", reversed_divergence)
-    model = add_lora(make_model("llama").to(dtype), Lora(target_modules=["q_proj", "up_proj"]))
+    model = add_lora(build_model("llama").to(dtype), Lora(target_modules=["q_proj", "up_proj"]))
     assert ResponseScorer(model).choose_method(BATCH) == "plain"
     assert "its KL per token differs" in caplog.text
 
 
-def test_a_model_that_differs_from_its_class_is_looked_at_itself(
-    make_model, make_adapted, caplog
-) -> None:
-    model = make_adapted(make_model("llama"))
+def test_a_model_that_differs_from_its_class_is_looked_at_itself(caplog) -> None:
+    model = adapt(build_model("llama"))
     layer = model.get_base_model().model.layers[0].mlp
     layer.register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True))
     scorer = ResponseScorer(model)
@@ -127,12 +122,10 @@ def test_a_model_that_differs_from_its_class_is_looked_at_itself(
     assert '"shared_prompt" is not used: its log-likelihood per token differs' in caplog.text
 
 
-def test_a_class_of_which_no_clone_can_be_made_is_computed_plainly(
-    make_model, make_adapted, monkeypatch, caplog
-) -> None:
+def test_a_class_of_which_no_clone_can_be_made_is_computed_plainly(monkeypatch, caplog) -> None:
     def refuse(config: Any) -> Any:
         raise ValueError("sizes that do not go together")
 
     monkeypatch.setattr(agreement, "narrow_config", refuse)
-    assert ResponseScorer(make_adapted(make_model("llama"))).choose_method(BATCH) == "plain"
+    assert ResponseScorer(adapt(build_model("llama"))).choose_method(BATCH) == "plain"
     assert "sizes that do not go together" in caplog.text

@@ -5,7 +5,6 @@ Only the model, the data and the length of the run are replaced; every other key
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from tests.tasks.conftest import (
     comparison,
     comparisons,
     overlays,
+    predictions,
     slow_tables,
     train,
     words,
@@ -107,11 +107,6 @@ def test_fit_then_test_then_predict_from_the_checkpoint(tiny, tmp_path, capsys) 
 
     queries = [{"query": "what is ice", "passages": ["ice is cold", "fish eat", "wind"]}]
     asked = write_rows(tmp_path / "queries.jsonl", queries)
-    found = tmp_path / "found.jsonl"
-    writer = ["--trainer.callbacks+", "PredictionWriter"]
-    writer += ["--trainer.callbacks.path", str(found)]
-    asked_for = ["--data.init_args.predict_file", str(asked), "--ckpt_path", str(checkpoint)]
-    main(["predict", *base, *asked_for, *writer])
-    (answer,) = [json.loads(line) for line in found.read_text().splitlines()]
+    (answer,) = predictions(base, asked, checkpoint)
     assert sorted(answer["order"]) == [0, 1, 2]
     assert answer["scores"][answer["order"][0]] == max(answer["scores"])

@@ -65,9 +65,9 @@ def tokenizer(tiny_tokenizer_dir: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
 
 
-def collated(module: RerankerDataModule, name: str = "train", count: int = 4) -> dict[str, Any]:
-    dataset = module.datasets[name]
-    return module.collate([{**dataset[i], "index": i} for i in range(min(count, len(dataset)))])
+def collated(module: RerankerDataModule) -> dict[str, Any]:
+    dataset = module.datasets["train"]
+    return module.collate([{**dataset[i], "index": i} for i in range(len(dataset))])
 
 
 def parse(row: Any, where: str = "f.jsonl, line 1", *, seed: int = 0) -> Record:
@@ -113,7 +113,6 @@ def test_batch_holds_the_pairs_tokens_padded_on_the_right(fitted: Make, tokenize
     data_module = fitted(ms_marco_rows(4))
     batch = collated(data_module)
     dataset = data_module.datasets["train"]
-    assert isinstance(dataset, RerankerDataset)
     for i in range(4):
         record = dataset.records[i]
         for j, passage in enumerate(record.passages):
@@ -177,7 +176,6 @@ def test_training_queries_are_those_whose_negatives_lengths_vary_most(
     rows = ms_marco_rows(20)
     data_module = fitted(rows, max_queries=3)
     dataset = data_module.datasets["train"]
-    assert isinstance(dataset, RerankerDataset)
 
     def variance(row: dict[str, Any]) -> float:
         passages = row["passages"]
@@ -226,25 +224,24 @@ dataset_info:
 """
 
 
-def hub_folder(path: Path, train: Rows, validation: Rows) -> Path:
-    """A local folder laid out, and described in the same way, as the dataset on the hub."""
-    path.mkdir()
-    for name, rows in (("train", train), ("validation", validation), ("v1.1", [])):
-        as_parquet(path / f"{name}.parquet", [{"answers": ["Yes"], **row} for row in rows])
-    (path / "README.md").write_text(CARD)
-    return path
-
-
 @pytest.fixture
 def hub(of_files: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """A function (train rows, validation rows, **options) -> data module on a folder of them."""
+    """A function (train rows, validation rows, **options) -> data module on a folder of them.
+
+    It is laid out, and described in the same way, as the dataset on the hub.
+    """
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
 
     def make(train: Rows, validation: Rows, **options: Any) -> RerankerDataModule:
         folder = tmp_path / "ms_marco"
         if not folder.exists():
-            hub_folder(folder, train, validation)
+            folder.mkdir()
+            for name, rows in (("train", train), ("validation", validation), ("v1.1", [])):
+                as_parquet(
+                    folder / f"{name}.parquet", [{"answers": ["Yes"], **row} for row in rows]
+                )
+            (folder / "README.md").write_text(CARD)
         return of_files({}, source="hub", hub_path=str(folder), **{"val_fraction": None} | options)
 
     return make
@@ -456,16 +453,15 @@ def test_fields_that_are_not_read_are_named() -> None:
         assert records_of([("f", row)], "f", parse)[0][0].passages == ("p", "a")
 
 
-def test_passage_that_a_long_query_cuts_away_is_an_error(module: Make) -> None:
+def test_passage_that_a_long_query_cuts_away_is_an_error(fitted: Make) -> None:
     """With a template; of a pair the longer is cut."""
     long = ms_marco_row("river " * 40, "the sea", ["ice", "ship", "lake"])
     options: dict[str, Any] = {"template": TEMPLATE, "max_length": 24}
     expected = r"line 3: field .passages.: 'the sea' is cut away: .*max_length=24. Raise max_"
     with pytest.raises(DataError, match=expected):
-        module([*ms_marco_rows(2), long], **options).setup("fit")
-    data_module = module([*ms_marco_rows(2), long], **options, invalid="skip")
+        fitted([*ms_marco_rows(2), long], **options)
     with pytest.warns(UserWarning, match="left out 1 of 3 records"):
-        data_module.setup("fit")
+        data_module = fitted([*ms_marco_rows(2), long], **options, invalid="skip")
     assert len(data_module.datasets["train"]) == 2
 
 
@@ -490,14 +486,13 @@ def test_passage_that_tokenises_to_nothing_is_an_error(module: Make) -> None:
 
 
 def test_cut_pairs_are_counted_and_said_once(
-    module: Make, caplog: pytest.LogCaptureFixture
+    fitted: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     logger.addHandler(caplog.handler)
     rows = [*ms_marco_rows(3), ms_marco_row("how long", "sea " * 90, ["ice", "ship " * 50, "lake"])]
     with caplog.at_level(logging.INFO, logger=logger.name):
-        data_module = module(rows)
-        data_module.setup("fit")
+        data_module = fitted(rows)
         list(data_module.train_dataloader())
         list(data_module.train_dataloader())
     logger.removeHandler(caplog.handler)
@@ -515,17 +510,15 @@ def test_cut_pairs_are_counted_and_said_once(
         ({"source": "disk"}, "choose one of embedded, hub, files"),
         ({"train_file": "a.jsonl"}, "source=embedded: it takes no files"),
         ({"source": "files"}, "needs train_file, val_file or test_file"),
+        ({"max_length": 4}, "max_length=4: .* from 5 to 128 tokens"),
+        ({"max_length": 129}, "max_length=129: .* from 5 to 128 tokens"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_make_no_sense_are_refused(
+    options: dict[str, Any], message: str, tiny_tokenizer_dir: Path
+) -> None:
     with pytest.raises(DataError, match=message):
-        RerankerDataModule(**{"model_name": "unused", **options}).setup("fit")
-
-
-@pytest.mark.parametrize("max_length", [4, 129])
-def test_max_length_must_suit_the_tokenizer(max_length: int, module: Make) -> None:
-    with pytest.raises(DataError, match=rf"max_length={max_length}: .* from 5 to 128 tokens"):
-        module(ms_marco_rows(3), max_length=max_length).setup("fit")
+        RerankerDataModule(**{"model_name": str(tiny_tokenizer_dir), **options}).setup("fit")
 
 
 def test_stage_without_data_says_what_to_set(module: Make) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pl_pointwise.tasks import SafetyDataModule
+from pl_pointwise.tasks import Generation, SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES, Selection
+from pl_pointwise.tasks.safety.module import PAPER_TRAINING
 from tests.tasks import conftest
-from tests.tasks.conftest import make_data
+from tests.tasks.conftest import ADAPTERS, make_data, make_module
 
 VIOLENCE = "violence,aiding_and_abetting,incitement"
 THEFT = "financial_crime,property_crime,theft"
@@ -99,10 +101,10 @@ def write_rows(path: Path, rows: Iterable[Any]) -> str:
     return str(conftest.write_rows(path, rows))
 
 
-def data_in(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:
-    """Safety data of files."""
-    options = {"unsafe_schema": "labelled"} | options
-    return make_data(SafetyDataModule, folder, files, **options)
+@pytest.fixture
+def data_in(language_model_folder: Path) -> Callable[..., SafetyDataModule]:
+    """data_in(files, **options) → safety data of files."""
+    return partial(make_data, SafetyDataModule, language_model_folder, unsafe_schema="labelled")
 
 
 @pytest.fixture
@@ -135,6 +137,17 @@ def hub(
     def make(selection: dict[str, int], **options: Any) -> SafetyDataModule:
         chosen = Selection(**paths, **selection)
         return SafetyDataModule(str(language_model_folder), selection=chosen, **options)
+
+    return make
+
+
+@pytest.fixture
+def made(language_model_folder: Path) -> Callable[..., SafetyModule]:
+    """made(folder=…, moved=True, **options) → a module on the tiny Llama, with moved adapters."""
+
+    def make(folder: Path = language_model_folder, moved: bool = True, **options: Any) -> Any:
+        options = {"lora": ADAPTERS, "generation": Generation(max_new_tokens=5)} | options
+        return make_module(SafetyModule, folder, PAPER_TRAINING, moved, **options)
 
     return make
 

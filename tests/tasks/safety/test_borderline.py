@@ -20,8 +20,8 @@ from pl_pointwise.tasks.safety.records import (
     parse_labelled,
 )
 from tests.tasks.conftest import quiet_trainer
-from tests.tasks.safety.conftest import data_in, said, unsafe_rows, write_rows
-from tests.tasks.safety.test_module import data_of, made
+from tests.tasks.safety.conftest import said, unsafe_rows, write_rows
+from tests.tasks.safety.test_module import data_of
 
 OWN = "I cannot say how a lock is picked."
 TURNS = [
@@ -53,11 +53,9 @@ def files(safety_files, tmp_path) -> dict[str, str]:
 # Data ---------------------------------------------------------------------------------------------
 
 
-def test_borderline_prompts_follow_the_others_and_are_held_out_by_type(
-    language_model_folder, files
-) -> None:
+def test_borderline_prompts_follow_the_others_and_are_held_out_by_type(files, data_in) -> None:
     del files["borderline_val_file"]
-    data = data_in(language_model_folder, files, val_fraction=1 / 3)
+    data = data_in(files, val_fraction=1 / 3)
     data.setup("fit")
     sides = {name: data.datasets[name] for name in ("train", "val")}
     kinds = [record.kind for record in sides["train"].records]
@@ -74,7 +72,7 @@ def test_borderline_prompts_follow_the_others_and_are_held_out_by_type(
 
 
 def test_xstest_as_a_file_of_borderline_records_gives_its_safe_half(
-    language_model_folder, safety_files, tmp_path
+    safety_files, tmp_path, data_in
 ) -> None:
     rows = [
         {"prompt": "How can I kill a process?", "type": "homonyms", "label": "safe"},
@@ -82,7 +80,7 @@ def test_xstest_as_a_file_of_borderline_records_gives_its_safe_half(
     ]
     path = write_rows(tmp_path / "xstest.jsonl", rows)
     files = safety_files | {"borderline_file": path}
-    data = data_in(language_model_folder, files, val_fraction=0)
+    data = data_in(files, val_fraction=0)
     data.setup("fit")
     found = [r for r in data.datasets["train"].records if r.kind == "borderline"]
     assert [(r.text, r.category) for r in found] == [("How can I kill a process?", "homonyms")]
@@ -104,15 +102,13 @@ def test_a_borderline_record_says_what_to_answer_and_what_not(row, responses) ->
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_records_own_refusal_is_used_where_there_is_one(
-    own, language_model_folder, files, tmp_path
-) -> None:
+def test_a_records_own_refusal_is_used_where_there_is_one(own, files, tmp_path, data_in) -> None:
     rows = [*unsafe_rows(4), {"prompt": "Pick it.", "response": OWN, "is_safe": True}]
     files["unsafe_file"] = write_rows(tmp_path / "u.jsonl", rows)
     files["borderline_file"] = write_rows(
         tmp_path / "b.jsonl", [{"prompt": "Open up?", "refusal": OWN, "answer": "Push."}]
     )
-    data = data_in(language_model_folder, files, own_refusals=own, unsafe_answers="take")
+    data = data_in(files, own_refusals=own, unsafe_answers="take")
     data.setup("fit")
     unsafe, borderline = data.datasets["train"].records[14:]
     expected = OWN if own else REFUSAL_TEXT
@@ -125,13 +121,13 @@ def test_a_records_own_refusal_is_used_where_there_is_one(
 # Conversations ------------------------------------------------------------------------------------
 
 
-def test_every_kind_may_be_a_conversation_of_several_turns(language_model_folder, tmp_path) -> None:
+def test_every_kind_may_be_a_conversation_of_several_turns(tmp_path, data_in) -> None:
     files = {}
     for kind in ("benign", "unsafe", "borderline", "over_refusal"):
         messages = [*TURNS[:-1], {"role": "user", "content": kind}]
         rows = [{"messages": messages, "output": "Yes."}]
         files[f"{kind}_file"] = write_rows(tmp_path / f"{kind}.jsonl", rows)
-    data = data_in(language_model_folder, files, val_fraction=0)
+    data = data_in(files, val_fraction=0)
     data.setup("test")
     train = data.datasets["train"]
     assert [record.kind for record in train.records] == ["benign", "unsafe", "borderline"]
@@ -154,12 +150,12 @@ def test_a_conversation_of_one_turn_is_a_prompt() -> None:
 # The constraint -----------------------------------------------------------------------------------
 
 
-def test_the_group_carries_its_own_constraint_or_else_comply(language_model_folder, files) -> None:
-    data = data_in(language_model_folder, files)
+def test_the_group_carries_its_own_constraint_or_else_comply(files, made, data_in) -> None:
+    data = data_in(files)
     data.setup("fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (0, 10, 16, 17)])
-    module = made(language_model_folder, comply_borderline_tolerance=-3.0)
+    module = made(comply_borderline_tolerance=-3.0)
     masks = module.membership(batch)
     assert masks["comply"].tolist() == [True, False, False, False]
     assert masks["comply_borderline"].tolist() == [False, False, True, True]
@@ -170,7 +166,7 @@ def test_the_group_carries_its_own_constraint_or_else_comply(language_model_fold
     values = module.constraint_values(outputs, batch)
     assert torch.equal(values["comply_borderline"][2:], refusals[2:])
     assert module.constraints["comply_borderline"].at_most == -3
-    plain = made(language_model_folder)
+    plain = made()
     assert list(plain.constraints) == ["refuse", "comply"]
     assert plain.membership(batch)["comply"].tolist() == [True, False, True, True]
 
@@ -178,7 +174,7 @@ def test_the_group_carries_its_own_constraint_or_else_comply(language_model_fold
 # Rates --------------------------------------------------------------------------------------------
 
 
-def test_each_kind_has_its_rate(language_model_folder, files, tmp_path, monkeypatch) -> None:
+def test_each_kind_has_its_rate(files, tmp_path, monkeypatch, made) -> None:
     """Prompts with an even number in them are refused."""
 
     def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Answers:
@@ -195,8 +191,7 @@ def test_each_kind_has_its_rate(language_model_folder, files, tmp_path, monkeypa
     files["over_refusal_file"] = write_rows(tmp_path / "x.jsonl", xstest)
     names = ["test", "over_refusal", "contrast"]
     evaluation = SafetyEvaluation(answer_in=names)
-    module = made(
-        language_model_folder, comply_borderline_tolerance=-3.0, evaluation=evaluation
+    module = made(comply_borderline_tolerance=-3.0, evaluation=evaluation
     )  # fmt: skip
     run = quiet_trainer(tmp_path)
     run.test(module, data_of(files), verbose=False)

@@ -5,7 +5,6 @@ Only the model, the data and the length of the run are replaced; every other key
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
     comparisons,
+    predictions,
     slow_tables,
     train,
     trained,
@@ -153,10 +153,6 @@ def test_the_commands_of_the_docs_from_warm_start_to_predictions(
     assert len((run / "answers/test.jsonl").read_text().splitlines()) == 6
 
     asked = write_rows(tmp_path / "asked.jsonl", unsafe_rows(2, answered=False))
-    found = tmp_path / "found.jsonl"
-    writer = ["--trainer.callbacks+", "PredictionWriter"]
-    writer += ["--trainer.callbacks.path", str(found)]
-    main(["predict", *base, "--data.init_args.predict_file", asked, *more[2:], *writer])
-    answers = [json.loads(line) for line in Path(found).read_text().splitlines()]
+    answers = predictions(base, asked, checkpoint)
     assert [row["index"] for row in answers] == [0, 1]
     assert answers[1].keys() == {"index", "prompt", "answer", "refused", "cut"}

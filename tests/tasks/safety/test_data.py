@@ -27,7 +27,6 @@ from tests.tasks.conftest import build_tokenizer, shared_units
 from tests.tasks.safety.conftest import (
     VIOLENCE,
     benign_rows,
-    data_in,
     judgement_rows,
     pair_rows,
     unsafe_rows,
@@ -73,7 +72,7 @@ def test_pkus_own_held_out_records_lose_prompts_that_are_trained_on(hub) -> None
 
 
 def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
-    language_model_folder, safety_files, tmp_path
+    safety_files, tmp_path, data_in
 ) -> None:
     xstest = tmp_path / "xstest.csv"
     xstest.write_text(
@@ -86,7 +85,7 @@ def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
     listed.write_text(json.dumps([{"instruction": "Name a tree.", "output": "x", "dataset": "y"}]))
     files = {"over_refusal_file": str(xstest), "alpaca_eval_file": str(listed)}
     files["pku_file"] = write_rows(tmp_path / "pku.jsonl", pair_rows(8))
-    data = data_in(language_model_folder, safety_files | files)
+    data = data_in(safety_files | files)
     data.trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     data.setup("test")
     loaders = data.test_dataloader()
@@ -105,11 +104,11 @@ def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
 
 
 def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(
-    language_model_folder, safety_files, tmp_path
+    safety_files, tmp_path, data_in
 ) -> None:
     files = safety_files | {"unsafe_file": write_rows(tmp_path / "p.jsonl", pair_rows(8))}
     del files["unsafe_val_file"]
-    data = data_in(language_model_folder, files, unsafe_schema="pku_pairs", val_fraction=0)
+    data = data_in(files, unsafe_schema="pku_pairs", val_fraction=0)
     data.setup("fit")
     rows = data.datasets["train"]
     assert rows.columns == 3
@@ -128,12 +127,12 @@ def sizes(data: SafetyDataModule) -> dict[str, dict[bool, int]]:
     return {name: Counter(r.unsafe for r in data.datasets[name].records) for name in names}
 
 
-def test_a_part_of_each_kind_certifies(language_model_folder, tmp_path) -> None:
+def test_a_part_of_each_kind_certifies(tmp_path, data_in) -> None:
     files = {
         "benign_file": write_rows(tmp_path / "b.jsonl", benign_rows(20)),
         "unsafe_file": write_rows(tmp_path / "u.jsonl", unsafe_rows(10) + unsafe_rows(10)),
     }
-    data = data_in(language_model_folder, files, val_fraction=0.2, test_fraction=0.3)
+    data = data_in(files, val_fraction=0.2, test_fraction=0.3)
     data.setup(None)
     assert data.certification_is_separate
     assert sizes(data) == {
@@ -144,21 +143,21 @@ def test_a_part_of_each_kind_certifies(language_model_folder, tmp_path) -> None:
     assert set(shared_units(data).values()) == {0}
     assert Counter(categories_of(data.datasets["test"])) == {"benign": 6, "unsafe": 6}
     assert len(set(units_of(data.datasets["test"]) or [])) == 9  # Unsafe ones stand twice.
-    without = data_in(language_model_folder, files, val_fraction=0.2)
+    without = data_in(files, val_fraction=0.2)
     without.setup(None)
     assert without.datasets["test"] is without.datasets["val"]
     assert without.datasets["val"].fingerprint == data.datasets["val"].fingerprint
 
 
 def test_files_of_their_own_certify_and_overlap_is_reported(
-    language_model_folder, safety_files, tmp_path
+    safety_files, tmp_path, data_in
 ) -> None:
     held = [*benign_rows(17)[14:], benign_rows(1)[0]]
     files = safety_files | {
         "benign_test_file": write_rows(tmp_path / "benign_test.jsonl", held),
         "unsafe_test_file": write_rows(tmp_path / "unsafe_test.jsonl", unsafe_rows(10)[8:]),
     }
-    data = data_in(language_model_folder, files)
+    data = data_in(files)
     with pytest.warns(UserWarning, match=r"benign_test.jsonl: 1 of 4 prompts are in .*benign.jso"):
         data.setup("test")
     assert sizes(data) == {"train": {False: 10, True: 6}, "test": {False: 4, True: 2}}
@@ -182,7 +181,7 @@ def test_what_the_hub_holds_out_is_divided_by_category(hub) -> None:
     assert set(shared_units(data).values()) == {0}
 
 
-def test_a_file_of_beavertails_certifies(language_model_folder, safety_files, tmp_path) -> None:
+def test_a_file_of_beavertails_certifies(safety_files, tmp_path, data_in) -> None:
     def rows(first: int, last: int) -> list[Any]:
         found = [judgement_rows(f"p {i}?", "Do.", [[VIOLENCE]] * 3) for i in range(first, last)]
         return [row for group in found for row in group]
@@ -194,7 +193,7 @@ def test_a_file_of_beavertails_certifies(language_model_folder, safety_files, tm
     }
     del files["unsafe_val_file"]
     limits = Selection(categories=[VIOLENCE], per_category=10, held_out_per_category=2)
-    data = data_in(language_model_folder, files, unsafe_schema="beavertails", selection=limits)
+    data = data_in(files, unsafe_schema="beavertails", selection=limits)
     with pytest.warns(UserWarning, match=r"t.jsonl: 1 of 5 prompts are in"):
         data.setup(None)
     assert sizes(data)["val"] == {False: 4, True: 2}
@@ -205,8 +204,8 @@ def test_a_file_of_beavertails_certifies(language_model_folder, safety_files, tm
 # Batches ------------------------------------------------------------------------------------------
 
 
-def test_a_batch_says_what_each_response_is(language_model_folder, safety_files) -> None:
-    data = data_in(language_model_folder, safety_files, unsafe_answers="take")
+def test_a_batch_says_what_each_response_is(language_model_folder, safety_files, data_in) -> None:
+    data = data_in(safety_files, unsafe_answers="take")
     data.setup("fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 10, 11)])
@@ -261,10 +260,8 @@ def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> No
         SafetyDataModule("no-such-model", **options)
 
 
-def test_a_prompt_to_answer_and_to_refuse_is_reported(
-    language_model_folder, safety_files, tmp_path
-) -> None:
+def test_a_prompt_to_answer_and_to_refuse_is_reported(safety_files, tmp_path, data_in) -> None:
     row = {"prompt": benign_rows(1)[0]["instruction"]}
     files = safety_files | {"unsafe_file": write_rows(tmp_path / "u.jsonl", [row])}
     with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign or"):
-        data_in(language_model_folder, files).setup("fit")
+        data_in(files).setup("fit")

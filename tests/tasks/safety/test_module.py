@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,35 +15,26 @@ from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.generation import Answers, Generation
+from pl_pointwise.tasks.language_model.model.generation import Answers
 from pl_pointwise.tasks.safety.cost_model import CostModel
-from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation, write_outputs
+from pl_pointwise.tasks.safety.module import SafetyEvaluation, write_outputs
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
 from tests.tasks.conftest import (
     make_data,
-    make_module,
     quiet_trainer,
     random_batch,
     response_by_hand,
 )
 from tests.tasks.safety.conftest import record, write_rows
 
-ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
 LARGE = Lora(
     r=8,
     lora_alpha=16,
     lora_dropout=0.0,
     target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
 )
-SHORT = Generation(max_new_tokens=5)
 PENALTY = Penalty(weight=1.0)
 IN_BATCH = [(HELPFUL, REFUSAL), (REFUSAL, UNSAFE), (SAFE, UNSAFE, REFUSAL), (REFUSAL,)]
-
-
-def made(folder: Path, moved: bool = True, **options: Any) -> SafetyModule:
-    """A module on the tiny Llama, its adapters away from their zero start."""
-    options = {"lora": ADAPTERS, "generation": SHORT} | options
-    return make_module(SafetyModule, folder, PAPER_TRAINING, moved, **options)
 
 
 def batch_of(rows: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
@@ -64,10 +54,8 @@ def data_of(files: dict[str, str], **options: Any) -> SafetyDataModule:
 # Terms --------------------------------------------------------------------------------------------
 
 
-def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
-    language_model_folder,
-) -> None:
-    module, batch = made(language_model_folder), batch_of()
+def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(made) -> None:
+    module, batch = made(), batch_of()
     outputs = module(batch)
     objective, values = module.objective(outputs, batch), module.constraint_values(outputs, batch)
     members = module.membership(batch)
@@ -85,10 +73,8 @@ def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
     assert values["refuse"][1:].tolist() == pytest.approx(refusals[1:], rel=1e-5)
 
 
-def test_the_constraint_on_unsafe_answers_bounds_them_and_nothing_else(
-    language_model_folder,
-) -> None:
-    module = made(language_model_folder, constrain="answer", avoid_tolerance=-6.0)
+def test_the_constraint_on_unsafe_answers_bounds_them_and_nothing_else(made) -> None:
+    module = made(constrain="answer", avoid_tolerance=-6.0)
     batch = batch_of()
     values = module.constraint_values(module(batch), batch)
     assert list(module.constraints) == ["avoid"]
@@ -98,8 +84,8 @@ def test_the_constraint_on_unsafe_answers_bounds_them_and_nothing_else(
     assert values["avoid"][1:3].tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_cross_entropy_is_the_mean_over_the_answers_tokens(language_model_folder) -> None:
-    module, batch = made(language_model_folder, objective="cross_entropy"), batch_of()
+def test_cross_entropy_is_the_mean_over_the_answers_tokens(made) -> None:
+    module, batch = made(objective="cross_entropy"), batch_of()
     module.train()
     outputs = module(batch)
     assert outputs.kl is None  # the warm start computes no reference
@@ -114,8 +100,8 @@ def safe_dpo_by_hand(w: dict[str, float], l: dict[str, float], h: tuple, margin:
     return math.log1p(math.exp(-ratio))
 
 
-def test_safe_dpo_is_its_formula_on_every_pair_and_no_other_row(language_model_folder) -> None:
-    module = made(language_model_folder, objective="safe_dpo", safe_dpo_margin=2.0)
+def test_safe_dpo_is_its_formula_on_every_pair_and_no_other_row(made) -> None:
+    module = made(objective="safe_dpo", safe_dpo_margin=2.0)
     batch = batch_of()
     found = module.objective(module(batch), batch)
     assert module.membership(batch)["objective"].tolist() == [True, True, True, False]
@@ -128,11 +114,9 @@ def test_safe_dpo_is_its_formula_on_every_pair_and_no_other_row(language_model_f
 
 @pytest.mark.parametrize("objective", ["kl", "cross_entropy", "safe_dpo"])
 @pytest.mark.parametrize("row", [0, 3])
-def test_a_batch_without_one_kind_gives_zero_and_a_gradient(
-    objective, row, language_model_folder
-) -> None:
+def test_a_batch_without_one_kind_gives_zero_and_a_gradient(objective, row, made) -> None:
     """A sum that does not touch the weights cannot be differentiated, and ranks wait for it."""
-    module, batch = made(language_model_folder, objective=objective), batch_of((row,))
+    module, batch = made(objective=objective), batch_of((row,))
     module.train()
     outputs = module(batch)
     total = module.objective(outputs, batch).sum()
@@ -154,20 +138,17 @@ def test_a_batch_without_one_kind_gives_zero_and_a_gradient(
         ({"evaluation": {"answer_in": ["tset"]}}, "answer_in='tset': choose one of test, train"),
     ],
 )
-def test_a_bad_option_is_refused(options, message, language_model_folder) -> None:
+def test_a_bad_option_is_refused(options, message, made) -> None:
     with pytest.raises(ValueError, match=message):
-        made(language_model_folder, **options)
+        made(**options)
 
 
 # Fit ----------------------------------------------------------------------------------------------
 
 
-def test_training_makes_refusals_likely_where_they_belong(
-    language_model_folder, safety_files, tmp_path
-) -> None:
+def test_training_makes_refusals_likely_where_they_belong(safety_files, tmp_path, made) -> None:
     seed_everything(0)
     module = made(
-        language_model_folder,
         moved=False,
         formulation=Pointwise(alpha=1.0, dual_lr=0.5),
         refuse_tolerance=-2.0,
@@ -213,20 +194,18 @@ def test_training_makes_refusals_likely_where_they_belong(
     ],
 )
 def test_a_term_that_no_prompt_carries_says_what_it_needs(
-    options, message, language_model_folder, safety_files, tmp_path
+    options, message, safety_files, tmp_path, made
 ) -> None:
     data = data_of(safety_files)
     with pytest.raises(DataError, match=message):
-        quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
+        quiet_trainer(tmp_path, max_epochs=1).fit(made(**options), data)
 
 
 # The warm start -----------------------------------------------------------------------------------
 
 
-def test_the_warm_starts_model_is_the_reference_of_the_next_run(
-    language_model_folder, tmp_path
-) -> None:
-    module = made(language_model_folder, objective="cross_entropy", merge_on_export=True)
+def test_the_warm_starts_model_is_the_reference_of_the_next_run(tmp_path, made) -> None:
+    module = made(objective="cross_entropy", merge_on_export=True)
     trained = {name: weight.clone() for name, weight in module.state_dict().items()}
     folder = module.export(tmp_path / "model")
     for name, weight in module.state_dict().items():
@@ -246,10 +225,8 @@ def test_the_warm_starts_model_is_the_reference_of_the_next_run(
     assert AutoTokenizer.from_pretrained(folder).chat_template == module.tokenizer.chat_template
 
 
-def test_a_half_precision_base_is_exported_in_its_own_precision(
-    language_model_folder, tmp_path
-) -> None:
-    module = made(language_model_folder, dtype="bfloat16", merge_on_export=True)
+def test_a_half_precision_base_is_exported_in_its_own_precision(tmp_path, made) -> None:
+    module = made(dtype="bfloat16", merge_on_export=True)
     merged = AutoModelForCausalLM.from_pretrained(module.export(tmp_path), dtype="auto")
     weights = merged.model.layers[0].self_attn
     assert weights.q_proj.weight.dtype == torch.bfloat16
@@ -289,13 +266,10 @@ def spoken(monkeypatch) -> list[bool]:
     return asked
 
 
-def test_answers_are_counted_judged_and_written(
-    spoken, language_model_folder, safety_files, tmp_path
-) -> None:
+def test_answers_are_counted_judged_and_written(spoken, safety_files, tmp_path, made) -> None:
     listed = write_rows(tmp_path / "eval.jsonl", [{"instruction": f"Name {i}."} for i in range(3)])
     files = safety_files | {"alpaca_eval_file": listed}
     module = made(
-        language_model_folder,
         evaluation=SafetyEvaluation(answer_in=["test", "train", "alpaca_eval"], cost_model="judge"),
     )
     run = quiet_trainer(tmp_path)
@@ -327,11 +301,11 @@ def test_answers_are_counted_judged_and_written(
 
 
 def test_validate_answers_the_selection_split_and_keeps_each_answer(
-    language_model_folder, safety_files, tmp_path
+    safety_files, tmp_path, made
 ) -> None:
     """In a fit it never does: its validation is for the violations, after every epoch."""
     evaluation = SafetyEvaluation(answer_in=["test"])
-    module = made(language_model_folder, evaluation=evaluation)
+    module = made(evaluation=evaluation)
     data = data_of(safety_files)
     run = quiet_trainer(tmp_path, max_epochs=1)
     run.fit(module, data)

@@ -196,6 +196,7 @@ def test_the_preferred_response_stands_first_and_a_prompt_keeps_its_refusal() ->
 ROW = benign_rows(1)[0]
 JUDGED = judgement_rows("p", "r", [[VIOLENCE]])[0]
 PAIR = pair_row("p", (False, True))
+UNTRAINED = {"prompt": "a", "is_safe": True, "response": {"content": "b", "weight": 0}}
 
 
 @pytest.mark.parametrize(
@@ -207,6 +208,11 @@ PAIR = pair_row("p", (False, True))
         (parse_borderline, {"text": "p"}, '"prompt" is missing'),
         (parse_borderline, {"prompt": "p", "refusal": 3}, '"refusal" is a number'),
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
+        # What makes the record another:
+        (parse_labelled, {"prompt": "a", "images": ["b.png"]}, '"images" is .* not read'),
+        (parse_labelled, UNTRAINED, '"response.weight" is .* not read'),
+        (parse_borderline, {"prompt": "a", "context": "b"}, '"context" is .* not read'),
+        (parse_prompt, {"prompt": "a", "tools": [{"name": "f"}]}, '"tools" is .* not read'),
     ],
 )
 def test_a_bad_row_is_refused_by_place_and_field(parse, row, message) -> None:
@@ -231,20 +237,3 @@ def test_of_xstest_a_label_or_else_the_type_tells_the_unsafe_half() -> None:
     found = [parse_prompt(row, "x") for row in rows]
     assert [r.unsafe for r in found] == [True, True, False, False]
     assert [r.category for r in found] == ["privacy"] * 3 + ["benign"]
-
-
-UNTRAINED = {"prompt": "a", "is_safe": True, "response": {"content": "b", "weight": 0}}
-
-
-@pytest.mark.parametrize(
-    ("parse", "row", "name"),
-    [
-        (parse_labelled, {"prompt": "a", "images": ["b.png"]}, "images"),
-        (parse_labelled, UNTRAINED, "response.weight"),
-        (parse_borderline, {"prompt": "a", "context": "b"}, "context"),
-        (parse_prompt, {"prompt": "a", "tools": [{"name": "f"}]}, "tools"),
-    ],
-)
-def test_a_field_that_makes_the_record_another_is_refused(parse, row, name) -> None:
-    with pytest.raises(DataError, match=f'f, line 2: field "{name}" is .* not read'):
-        parse(row, "f, line 2")

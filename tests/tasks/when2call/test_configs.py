@@ -5,7 +5,6 @@ Only the model, the data and the length of the run are replaced; every other key
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,12 @@ from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
     comparisons,
+    predictions,
     slow_tables,
     train,
     trained,
     words,
+    write_rows,
 )
 from tests.tasks.when2call.conftest import choice_rows
 
@@ -43,9 +44,9 @@ def tiny(language_model_folder, when2call_files, tmp_path) -> list[str]:
 
 
 @pytest.fixture
-def tiny_pairs(tiny, tmp_path, write_jsonl) -> list[str]:
+def tiny_pairs(tiny, tmp_path) -> list[str]:
     """The same with plain preference pairs."""
-    path = str(write_jsonl(tmp_path / "pairs.jsonl", PAIRS))
+    path = str(write_rows(tmp_path / "pairs.jsonl", PAIRS))
     files = {"train_file": path, "val_file": "null", "mcq_file": "null"}
     files |= {"preparation.val_fraction": "0.2"}
     return tiny + words({f"data.init_args.{name}": value for name, value in files.items()})
@@ -82,9 +83,7 @@ def test_the_papers_table_has_the_papers_settings(tiny) -> None:
     assert found["relaxed"] == Relaxed(alpha=10.0, beta=10.0, dual_lr=1.0)
 
 
-def test_fit_then_test_then_predict_from_the_checkpoint(
-    tiny, tmp_path, write_jsonl, capsys
-) -> None:
+def test_fit_then_test_then_predict_from_the_checkpoint(tiny, tmp_path, capsys) -> None:
     """The commands of docs/when2call.md, one after the other, the checkpoint between them."""
     run = tmp_path / "run"
     tiny[tiny.index("--trainer.enable_checkpointing") + 1] = "true"
@@ -106,15 +105,9 @@ def test_fit_then_test_then_predict_from_the_checkpoint(
 
     asked = choice_rows(2)
     del asked[1]["answers"]
-    questions = write_jsonl(tmp_path / "questions.jsonl", asked)
-    found = tmp_path / "found.jsonl"
-    writer = ["--trainer.callbacks+", "PredictionWriter"]
-    writer += ["--trainer.callbacks.path", str(found)]
-    asked_for = ["--data.init_args.predict_file", str(questions), "--ckpt_path", str(checkpoint)]
-    asked_for += ["--model.init_args.policy.generation.max_new_tokens", "5"]
-    asked_for += ["--accept_differences"]
-    main(["predict", *base, *asked_for, *writer])
-    chosen, generated = [json.loads(line) for line in found.read_text().splitlines()]
+    questions = write_rows(tmp_path / "questions.jsonl", asked)
+    more = ["--model.init_args.policy.generation.max_new_tokens", "5", "--accept_differences"]
+    chosen, generated = predictions(base, questions, checkpoint, *more)
     assert set(chosen["scores"]) == {"direct", "tool_call", "request_for_info", "cannot_answer"}
     assert chosen["scores"][chosen["behaviour"]] == max(chosen["scores"].values())
     assert isinstance(generated["answer"], str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,19 @@ ENCODER = ConversationEncoder(build_tokenizer())
 LIMITS: dict[str, Any] = {"max_prompt_length": 1000, "max_length": 2000}
 
 
-def module(folder: Path, files: dict[str, Any], **options: Any) -> When2CallDataModule:
-    return make_data(When2CallDataModule, folder, files, **options)
+@pytest.fixture
+def module(language_model_folder: Path, tmp_path: Path) -> Callable[..., When2CallDataModule]:
+    """module(option=rows or path, …, **options) → data of files of these rows."""
+
+    def make(**options: Any) -> When2CallDataModule:
+        files = {name: given for name, given in options.items() if name.endswith("_file")}
+        for name, given in files.items():
+            options.pop(name)
+            if isinstance(given, list):
+                files[name] = str(write_rows(tmp_path / f"{name}.jsonl", given))
+        return make_data(When2CallDataModule, language_model_folder, files, **options)
+
+    return make
 
 
 def dataset(row: dict[str, Any], parse=parse_preference, **options: Any) -> EncodedResponses:
@@ -81,15 +93,12 @@ BAD_CHOICES = [
     ("row", "message", "option"),
     [(*bad, "train_file") for bad in BAD_PREFERENCES] + [(*bad, "mcq_file") for bad in BAD_CHOICES],
 )
-def test_bad_record_is_refused_by_file_and_line(
-    row, message, option, language_model_folder, tmp_path
-) -> None:
+def test_bad_record_is_refused_by_file_and_line(row, message, option, module) -> None:
     good = ROW if option == "train_file" else QUESTION
-    path = write_rows(tmp_path / "bad.jsonl", [good, row])
-    data = module(language_model_folder, {option: str(path)}, val_fraction=0)
+    data = module(**{option: [good, row]}, val_fraction=0)
     with pytest.raises(DataError, match=message) as caught:
         data.setup("fit" if option == "train_file" else "test")
-    assert "bad.jsonl, line 2" in str(caught.value)
+    assert f"{option}.jsonl, line 2" in str(caught.value)
     assert "invalid: skip" in str(caught.value)
 
 
@@ -136,12 +145,8 @@ def test_grouping_gathers_the_rejected_answers_of_one_prompt_and_chosen_answer()
     assert choices_of(found[0]) == [*choices_of(rows[0]), choices_of(rows[1])[1]]
 
 
-def test_missing_rejected_answers_are_absent_from_the_batch(
-    language_model_folder, tmp_path
-) -> None:
-    path = write_rows(tmp_path / "t.jsonl", preference_rows(3)[:5])
-    files = {"train_file": str(path)}
-    data = module(language_model_folder, files, val_fraction=0, group_rejected=True)
+def test_missing_rejected_answers_are_absent_from_the_batch(module) -> None:
+    data = module(train_file=preference_rows(3)[:5], val_fraction=0, group_rejected=True)
     data.setup("fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 0)])
@@ -151,19 +156,15 @@ def test_missing_rejected_answers_are_absent_from_the_batch(
     assert data.collate([{**rows[2], "index": 2}])["response_lengths"].shape == (1, 3)
 
 
-def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(
-    language_model_folder, tmp_path
-) -> None:
-    path = str(write_rows(tmp_path / "mcq.jsonl", choice_rows(4)))
-    data = module(language_model_folder, {"mcq_file": path, "predict_file": path})
+def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(module) -> None:
+    data = module(mcq_file=choice_rows(4), predict_file=choice_rows(4))
     data.setup("test")
     data.setup("predict")
     right = ["tool_call", "request_for_info", "cannot_answer", "cannot_answer"]
     assert categories_of(data.datasets["mcq"]) == right
     assert categories_of(data.datasets["predict"]) is None
     pair = {"input": "1 + 2?", "chosen": "3", "rejected": "4"}
-    files = {"train_file": str(write_rows(tmp_path / "p.jsonl", [pair]))}
-    data = module(language_model_folder, files, schema="pairs", val_fraction=0.0)
+    data = module(train_file=[pair], schema="pairs", val_fraction=0.0)
     data.setup("fit")
     assert categories_of(data.datasets["train"]) is None
 
@@ -171,22 +172,19 @@ def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(
 # Lengths ------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_to_answer_is_never_left_out(language_model_folder, tmp_path) -> None:
+def test_a_prompt_to_answer_is_never_left_out(module) -> None:
     limits = {"max_prompt_length": 160, "val_fraction": 0}
     question = {"question": "1 + 1? " * 9, "tools": [TOOL]}
-    path = write_rows(tmp_path / "q.jsonl", [question])
-    data = module(language_model_folder, {"predict_file": str(path)}, invalid="skip", **limits)
-    with pytest.raises(DataError, match=r"q.jsonl, line 1: the prompt has"):
+    data = module(predict_file=[question], invalid="skip", **limits)
+    with pytest.raises(DataError, match=r"predict_file.jsonl, line 1: the prompt has"):
         data.setup("predict")
 
 
 # Stages -------------------------------------------------------------------------------------------
 
 
-def test_test_runs_held_out_training_and_multiple_choice_data(
-    language_model_folder, when2call_files
-) -> None:
-    data = module(language_model_folder, when2call_files)
+def test_test_runs_held_out_training_and_multiple_choice_data(when2call_files, module) -> None:
+    data = module(**when2call_files)
     data.trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     data.setup("test")
     loaders = data.test_dataloader()
@@ -198,18 +196,17 @@ def test_test_runs_held_out_training_and_multiple_choice_data(
     assert not any(record.choice for record in next(iter(loaders["train"]))["records"])
 
 
-def test_multiple_choice_alone_can_be_tested(language_model_folder, when2call_files) -> None:
-    data = module(language_model_folder, {"mcq_file": when2call_files["mcq_file"]})
+def test_multiple_choice_alone_can_be_tested(module) -> None:
+    data = module(mcq_file=choice_rows(4))
     data.setup("test")
     assert list(data.datasets) == ["mcq"]
     with pytest.raises(DataError, match="Set train_file"):
         data.setup("fit")
 
 
-def test_questions_need_no_answers(language_model_folder, tmp_path) -> None:
+def test_questions_need_no_answers(module) -> None:
     rows = [without(QUESTION, "answers"), QUESTION, QUESTION | {"answers": {"direct": "3"}}]
-    path = write_rows(tmp_path / "q.jsonl", rows)
-    data = module(language_model_folder, {"predict_file": str(path)})
+    data = module(predict_file=rows)
     data.setup("predict")
     found = data.datasets["predict"]
     batch = data.collate([{**found[i], "index": i} for i in range(3)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.when2call.module import PAPER_TRAINING, When2CallEvaluation
 from pl_pointwise.tasks.when2call.records import CATEGORIES
 from tests.tasks.conftest import (
+    ADAPTERS,
     make_data,
     make_module,
     quiet_trainer,
@@ -35,13 +37,16 @@ from tests.tasks.conftest import (
     response_by_hand,
 )
 
-ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
 
+@pytest.fixture
+def made(language_model_folder: Path) -> Callable[..., When2CallModule]:
+    """made(moved=True, **options) → a module on the tiny Llama, with moved adapters."""
 
-def made(folder: Path, moved: bool = True, **options: Any) -> When2CallModule:
-    """A module on the tiny Llama, its adapters away from their zero start."""
-    options = {"lora": ADAPTERS} | options
-    return make_module(When2CallModule, folder, PAPER_TRAINING, moved, **options)
+    def make(moved: bool = True, **options: Any) -> When2CallModule:
+        options = {"lora": ADAPTERS} | options
+        return make_module(When2CallModule, language_model_folder, PAPER_TRAINING, moved, **options)
+
+    return make
 
 
 def batch_of(seed: int = 0) -> dict[str, Any]:
@@ -58,10 +63,8 @@ def data_of(files: dict[str, str], **options: Any) -> When2CallDataModule:
 # Terms --------------------------------------------------------------------------------------------
 
 
-def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
-    language_model_folder,
-) -> None:
-    module, batch = made(language_model_folder), batch_of()
+def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(made) -> None:
+    module, batch = made(), batch_of()
     outputs = module(batch)
     objective = module.objective(outputs, batch)
     values, members = module.constraint_values(outputs, batch), module.membership(batch)
@@ -78,8 +81,8 @@ def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
             assert rejected == pytest.approx(found[k + 1]["mean"], rel=1e-5)
 
 
-def test_the_ratio_constraint_compares_the_two_of_each_pair(language_model_folder) -> None:
-    module, batch = made(language_model_folder, constrain="ratio", ratio_tolerance=0.5), batch_of()
+def test_the_ratio_constraint_compares_the_two_of_each_pair(made) -> None:
+    module, batch = made(constrain="ratio", ratio_tolerance=0.5), batch_of()
     outputs = module(batch)
     ratio = module.constraint_values(outputs, batch)["ratio"]
     means = outputs.mean_log_likelihood
@@ -105,8 +108,8 @@ def loss_of_pair(name: str, chosen: dict, rejected: dict) -> float:
 
 
 @pytest.mark.parametrize("name", ["dpo", "simpo", "cpo", "cal_dpo"])
-def test_a_baseline_is_the_mean_of_its_formula_over_the_pairs(name, language_model_folder) -> None:
-    module = made(language_model_folder, objective=name, losses=PreferenceLosses(simpo_gamma=0.3))
+def test_a_baseline_is_the_mean_of_its_formula_over_the_pairs(name, made) -> None:
+    module = made(objective=name, losses=PreferenceLosses(simpo_gamma=0.3))
     batch = batch_of()
     found = module.objective(module(batch), batch)
     for row in range(3):
@@ -116,9 +119,9 @@ def test_a_baseline_is_the_mean_of_its_formula_over_the_pairs(name, language_mod
 
 
 @pytest.mark.parametrize("name", ["dpo", "simpo"])
-def test_a_floor_holds_beside_a_preference_loss(name, language_model_folder) -> None:
+def test_a_floor_holds_beside_a_preference_loss(name, made) -> None:
     options = {"objective": name, "constrain": "floor", "floor_tolerance": 0.1}
-    module, batch = made(language_model_folder, **options).train(), batch_of()
+    module, batch = made(**options).train(), batch_of()
     outputs = module(batch)
     assert list(module.constraints) == ["floor"]
     assert module.constraints["floor"].at_most == 0.1
@@ -136,11 +139,10 @@ def test_a_floor_holds_beside_a_preference_loss(name, language_model_folder) -> 
 
 
 def test_training_makes_chosen_responses_likely_and_keeps_rejected_ones_unlikely(
-    language_model_folder, when2call_files, tmp_path
+    when2call_files, tmp_path, made
 ) -> None:
     seed_everything(0)
     module = made(
-        language_model_folder,
         moved=False,
         formulation=Pointwise(alpha=1.0, dual_lr=0.5),
         chosen_tolerance=-3.0,
@@ -191,14 +193,14 @@ def test_the_model_trains_in_training_mode_whatever_it_was_left_in(
 
 
 def test_the_scoring_methods_are_compared_once_a_fit(
-    language_model_folder, when2call_files, tmp_path, monkeypatch
+    when2call_files, tmp_path, monkeypatch, made
 ) -> None:
     calls = []
     choose = ResponseScorer.choose_method
     monkeypatch.setattr(
         ResponseScorer, "choose_method", lambda self, batch: calls.append(1) or choose(self, batch)
     )
-    module = made(language_model_folder, formulation=Penalty(weight=1.0))
+    module = made(formulation=Penalty(weight=1.0))
     # A validation before it would compare values alone: the first step does so anew, gradients too.
     for fits in (1, 2):
         trainer = quiet_trainer(tmp_path, max_epochs=2, num_sanity_val_steps=0)
@@ -209,29 +211,26 @@ def test_the_scoring_methods_are_compared_once_a_fit(
 # Checkpoints and export ---------------------------------------------------------------------------
 
 
-def fitted(
-    folder: Path, files: dict[str, str], root: Path, epochs: int, checkpoint: Path | None = None
-) -> tuple[When2CallModule, Trainer]:
-    """A run with dropout, so that resuming has chance to restore."""
-    seed_everything(0)
-    module = made(
-        folder,
-        moved=False,
-        formulation=Pointwise(alpha=1.0),
-        lora=Lora(r=4, lora_dropout=0.2, target_modules=["q_proj", "v_proj", "o_proj"]),
-        optimization=Optimization(learning_rate=1e-3),
-    )
-    fit = quiet_trainer(root, max_epochs=epochs)
-    fit.fit(module, data_of(files), ckpt_path=checkpoint, weights_only=True)
-    return module, fit
+def test_resumed_equals_uninterrupted(when2call_files, tmp_path, made) -> None:
+    """With dropout, so that resuming has chance to restore."""
 
+    def fitted(epochs: int, checkpoint: Path | None = None) -> tuple[When2CallModule, Trainer]:
+        seed_everything(0)
+        module = made(
+            moved=False,
+            formulation=Pointwise(alpha=1.0),
+            lora=Lora(r=4, lora_dropout=0.2, target_modules=["q_proj", "v_proj", "o_proj"]),
+            optimization=Optimization(learning_rate=1e-3),
+        )
+        fit = quiet_trainer(tmp_path, max_epochs=epochs)
+        fit.fit(module, data_of(when2call_files), ckpt_path=checkpoint, weights_only=True)
+        return module, fit
 
-def test_resumed_equals_uninterrupted(language_model_folder, when2call_files, tmp_path) -> None:
-    _, half = fitted(language_model_folder, when2call_files, tmp_path, 1)
+    _, half = fitted(1)
     path = tmp_path / "half.ckpt"
     half.save_checkpoint(path)
-    resumed, _ = fitted(language_model_folder, when2call_files, tmp_path, 3, path)
-    whole, _ = fitted(language_model_folder, when2call_files, tmp_path, 3)
+    resumed, _ = fitted(3, path)
+    whole, _ = fitted(3)
     for name in ("chosen", "rejected"):
         assert torch.equal(resumed.multipliers[name], whole.multipliers[name])
     assert whole.multipliers["rejected"].max() > 0
@@ -239,9 +238,9 @@ def test_resumed_equals_uninterrupted(language_model_folder, when2call_files, tm
         assert torch.equal(mine, other)
 
 
-def test_a_checkpoint_of_other_adapters_is_refused(language_model_folder) -> None:
-    module = made(language_model_folder)
-    other = made(language_model_folder, lora=Lora(r=4, lora_alpha=8, target_modules=["q_proj"]))
+def test_a_checkpoint_of_other_adapters_is_refused(made) -> None:
+    module = made()
+    other = made(lora=Lora(r=4, lora_alpha=8, target_modules=["q_proj"]))
     adapters = {n: v for n, v in other.state_dict().items() if "lora_" in n}
     with pytest.raises(RuntimeError, match=r"missing model.*o_proj.*lora settings"):
         module.load_state_dict(adapters)
@@ -251,8 +250,8 @@ def test_a_checkpoint_of_other_adapters_is_refused(language_model_folder) -> Non
         module.load_state_dict(adapters | {"model.spare": torch.zeros(1)})
 
 
-def test_the_export_gives_the_same_log_likelihoods(language_model_folder, tmp_path) -> None:
-    module, batch = made(language_model_folder).eval(), batch_of()
+def test_the_export_gives_the_same_log_likelihoods(language_model_folder, tmp_path, made) -> None:
+    module, batch = made().eval(), batch_of()
     with torch.no_grad():
         expected = module(batch).log_likelihood
     folder = module.export(tmp_path / "export")
@@ -274,8 +273,8 @@ def test_the_export_gives_the_same_log_likelihoods(language_model_folder, tmp_pa
 # Prediction ---------------------------------------------------------------------------------------
 
 
-def test_predicted_behaviour_is_the_candidate_the_model_likes_best(language_model_folder) -> None:
-    module = made(language_model_folder, evaluation=When2CallEvaluation(choose_by="tokens")).eval()
+def test_predicted_behaviour_is_the_candidate_the_model_likes_best(made) -> None:
+    module = made(evaluation=When2CallEvaluation(choose_by="tokens")).eval()
     batch = batch_of()
     choices = [[1, 0, 2], [3, 1], [2, 0, 3]]
     batch["records"] = [
@@ -295,10 +294,8 @@ def test_predicted_behaviour_is_the_candidate_the_model_likes_best(language_mode
         assert entry["behaviour"] == max(scores, key=scores.__getitem__)
 
 
-def test_a_question_without_candidates_is_answered_and_the_length_limit_told(
-    language_model_folder,
-) -> None:
-    module = made(language_model_folder, generation=Generation(max_new_tokens=6)).eval()
+def test_a_question_without_candidates_is_answered_and_the_length_limit_told(made) -> None:
+    module = made(generation=Generation(max_new_tokens=6)).eval()
     batch = batch_of()
     batch["response_lengths"] = torch.zeros(3, 0, dtype=torch.long)
     batch["index"] = torch.tensor([4, -1, 5])  # the second row only fills the batch
@@ -322,6 +319,6 @@ def test_a_question_without_candidates_is_answered_and_the_length_limit_told(
         ({"quantize_4bit": True, "merge_on_export": True}, "cannot be merged into weights of 4"),
     ],
 )
-def test_bad_option_is_refused_before_training(options, message, language_model_folder) -> None:
+def test_bad_option_is_refused_before_training(options, message, made) -> None:
     with pytest.raises(ValueError, match=message):
-        made(language_model_folder, **options)
+        made(**options)

@@ -22,6 +22,7 @@ from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
     simpo_loss,
 )
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer, ResponseStatistics
+from tests.tasks.conftest import build_model
 
 trl = pytest.importorskip("trl")  # It needs Python 3.11.
 cpo = pytest.importorskip("trl.experimental.cpo")
@@ -85,10 +86,10 @@ def assert_equal(theirs: Tensor, ours: Tensor) -> None:
     torch.testing.assert_close(theirs.detach(), ours.mean(), rtol=1e-5, atol=1e-5)
 
 
-def test_dpo_is_that_of_trl(make_model, tiny_tokenizer, settings) -> None:
+def test_dpo_is_that_of_trl(tiny_tokenizer, settings) -> None:
     size = len(tiny_tokenizer)
-    policy = make_model("llama", seed=0, vocab_size=size)
-    reference = make_model("llama", seed=1, vocab_size=size)
+    policy = build_model("llama", seed=0, vocab_size=size)
+    reference = build_model("llama", seed=1, vocab_size=size)
     trainer = trl.DPOTrainer(
         model=policy,
         ref_model=reference,
@@ -102,8 +103,8 @@ def test_dpo_is_that_of_trl(make_model, tiny_tokenizer, settings) -> None:
 
 
 @pytest.mark.parametrize("loss_type", ["sigmoid", "simpo"])
-def test_cpo_and_simpo_are_those_of_trl(loss_type, make_model, tiny_tokenizer, settings) -> None:
-    policy = make_model("llama", seed=0, vocab_size=len(tiny_tokenizer))
+def test_cpo_and_simpo_are_those_of_trl(loss_type, tiny_tokenizer, settings) -> None:
+    policy = build_model("llama", seed=0, vocab_size=len(tiny_tokenizer))
     alone = loss_type == "simpo"
     config = cpo.CPOConfig(
         **settings, loss_type=loss_type, beta=0.25, simpo_gamma=0.5, cpo_alpha=0.0 if alone else 1.0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.tasks.language_model.likelihood import scoring as responses_module
@@ -23,15 +22,13 @@ from pl_pointwise.tasks.language_model.likelihood.reference import (
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer, ResponseStatistics
 from pl_pointwise.tasks.language_model.likelihood.vocabulary import VocabularyHead
 from pl_pointwise.tasks.language_model.model.loading import checkpoint_gradients
+from tests.tasks.conftest import BY_HAND, adapt, build_model, response_by_hand
 
 VOCABULARY = 97
 PROMPTS = (17, 5, 23)
 RESPONSES = ((4, 9), (1,), (11, 3, 6))  # tokens of each response: ragged, one of a single token
 CHUNK = 5 * VOCABULARY  # five positions, and there are 34
 REQUIRED = ("llama", "qwen2", "mistral", "gemma3")
-
-Make = Callable[..., PreTrainedModel]
-Adapt = Callable[..., PeftModel]
 
 
 def make_batch(seed: int = 3) -> dict[str, Tensor]:
@@ -83,45 +80,22 @@ def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]
 
 def brute_force(model: PeftModel, batch: dict[str, Tensor]) -> ResponseStatistics:
     """Every pair on its own, without padding, in float64, straight from the definitions."""
-    double = copy.deepcopy(model).double().eval()
-    shape = batch["response_lengths"].shape
-    sums, divergences, references = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
-    leads = torch.zeros(shape, dtype=torch.float64)
-    for row, prompt_length in enumerate(batch["prompt_lengths"].tolist()):
-        prompt = batch["prompt_ids"][row, :prompt_length]
-        for column, length in enumerate(batch["response_lengths"][row].tolist()):
-            if length == 0:
-                continue
-            answer = batch["response_ids"][row, column, :length]
-            ids = torch.cat([prompt, answer])[None]
-            with torch.no_grad():
-                policy = double(ids).logits[0].softmax(-1)
-                with double.disable_adapter():
-                    reference = double(ids).logits[0].softmax(-1)
-            ahead = []
-            for t, token in enumerate(answer.tolist()):
-                p, q = policy[prompt_length + t - 1], reference[prompt_length + t - 1]
-                sums[row, column] += p[token].log()
-                references[row, column] += q[token].log()
-                divergences[row, column] += (p * (p / q).log()).sum() / length
-                ahead.append(
-                    float(p[token].log() - torch.cat([p[:token], p[token + 1 :]]).max().log())
-                )
-            leads[row, column] = min(ahead)
+    module = SimpleNamespace(model=copy.deepcopy(model).double().eval())
     lengths = batch["response_lengths"]
-    per_token = lengths.clamp(min=1)
-    return ResponseStatistics(
-        sums, sums / per_token, lengths, divergences, references, references / per_token, leads
-    )
+    found = {name: torch.zeros(lengths.shape, dtype=torch.float64) for name in BY_HAND}
+    for row, column in lengths.nonzero().tolist():
+        for name, value in response_by_hand(module, batch, row, column).items():
+            found[name][row, column] = value
+    s, mean, reference, kl, lead = found.values()
+    per_token = reference / lengths.clamp(min=1)
+    return ResponseStatistics(s, mean, lengths, kl, reference, per_token, lead)
 
 
 @pytest.mark.parametrize("method", ["chunked", "shared_prompt"])
 @pytest.mark.parametrize("architecture", [*REQUIRED, "phi3", "granite", "cohere"])
-def test_fast_equals_plain(
-    architecture: str, method: str, make_model: Make, make_adapted: Adapt
-) -> None:
+def test_fast_equals_plain(architecture: str, method: str) -> None:
     """Values to 1e-5, gradients to 1e-4, with windows shorter than the prompt and soft-capping."""
-    model = make_adapted(make_model(architecture)).train()
+    model = adapt(build_model(architecture)).train()
     batch = make_batch()
     expected = ResponseScorer(model, method="plain")(batch, leads=True)
     expected_gradients = gradients(model, loss_of(expected))
@@ -132,10 +106,8 @@ def test_fast_equals_plain(
 
 
 @pytest.mark.parametrize("architecture", REQUIRED)
-def test_plain_statistics_equal_float64_brute_force(
-    architecture: str, make_model: Make, make_adapted: Adapt
-) -> None:
-    model = make_adapted(make_model(architecture)).train()
+def test_plain_statistics_equal_float64_brute_force(architecture: str) -> None:
+    model = adapt(build_model(architecture)).train()
     batch = make_batch()
     expected = brute_force(model, batch)
     assert (expected.kl[expected.present] > 1e-3).all()
@@ -147,19 +119,17 @@ def test_plain_statistics_equal_float64_brute_force(
         )
 
 
-def test_a_float64_model_is_computed_in_float64(make_model: Make, make_adapted: Adapt) -> None:
-    model = make_adapted(make_model("llama")).double()
+def test_a_float64_model_is_computed_in_float64() -> None:
+    model = adapt(build_model("llama")).double()
     expected = brute_force(model, make_batch())
     scorer = ResponseScorer(model, method="shared_prompt", chunk_elements=CHUNK)
     assert_same_values(scorer(make_batch(), leads=True), expected, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_gradient_checkpointing_changes_nothing(
-    architecture: str, make_model: Make, make_adapted: Adapt
-) -> None:
+def test_gradient_checkpointing_changes_nothing(architecture: str) -> None:
     """The layers run again during the backward pass, when the layout is no longer in use."""
-    model = make_adapted(make_model(architecture)).train()
+    model = adapt(build_model(architecture)).train()
     scorer = ResponseScorer(model, method="shared_prompt", chunk_elements=CHUNK)
     expected = gradients(model, loss_of(scorer(make_batch())))
     checkpoint_gradients(model.get_base_model())
@@ -167,11 +137,9 @@ def test_gradient_checkpointing_changes_nothing(
 
 
 @pytest.mark.parametrize("method", ["chunked", "shared_prompt"])
-def test_an_adapted_head_is_the_references_own(
-    method: str, make_model: Make, make_adapted: Adapt
-) -> None:
+def test_an_adapted_head_is_the_references_own(method: str) -> None:
     targets = ["q_proj", "lm_head"]
-    model = make_adapted(make_model("gemma3", tie_word_embeddings=False), target_modules=targets)
+    model = adapt(build_model("gemma3", tie_word_embeddings=False), target_modules=targets)
     expected = ResponseScorer(model, method="plain")(make_batch())
     expected_gradients = gradients(model, loss_of(expected))
     actual = ResponseScorer(model, method=method, chunk_elements=CHUNK)(make_batch())
@@ -180,8 +148,8 @@ def test_an_adapted_head_is_the_references_own(
 
 
 @pytest.mark.parametrize("method", ["plain", "chunked", "shared_prompt"])
-def test_padding_is_never_read(method: str, make_model: Make, make_adapted: Adapt) -> None:
-    scorer = ResponseScorer(make_adapted(make_model("llama")).eval(), method=method)
+def test_padding_is_never_read(method: str) -> None:
+    scorer = ResponseScorer(adapt(build_model("llama")).eval(), method=method)
     batch = make_batch()
     clean = scorer(batch)
     width = torch.arange(batch["prompt_ids"].shape[1])
@@ -192,10 +160,8 @@ def test_padding_is_never_read(method: str, make_model: Make, make_adapted: Adap
 
 
 @pytest.mark.parametrize("method", ["plain", "chunked", "shared_prompt"])
-def test_the_reference_is_computed_where_it_is_asked_for(
-    method: str, make_model: Make, make_adapted: Adapt
-) -> None:
-    model = make_adapted(make_model("llama"))
+def test_the_reference_is_computed_where_it_is_asked_for(method: str) -> None:
+    model = adapt(build_model("llama"))
     scorer = ResponseScorer(model, method=method, chunk_elements=CHUNK)
     batch = make_batch()
     everything = scorer(batch, leads=True)
@@ -217,9 +183,9 @@ def test_the_reference_is_computed_where_it_is_asked_for(
 # The reference policy
 
 
-def test_adapters_off_leaves_the_model_as_it_was(make_model: Make, make_adapted: Adapt) -> None:
+def test_adapters_off_leaves_the_model_as_it_was() -> None:
     """PEFT makes every adapter trainable on the way out, and eval() forgets who was in training."""
-    model = make_adapted(make_model("llama")).train()
+    model = adapt(build_model("llama")).train()
     frozen = model.get_base_model().model.layers[1].self_attn.q_proj.lora_A["default"].weight
     frozen.requires_grad_(False)
     model.get_base_model().model.norm.eval()
@@ -231,31 +197,31 @@ def test_adapters_off_leaves_the_model_as_it_was(make_model: Make, make_adapted:
     assert [p.requires_grad for p in model.parameters()] == trainable
 
 
-def test_the_reference_has_no_dropout(make_model: Make, make_adapted: Adapt) -> None:
-    model = make_adapted(make_model("llama", attention_dropout=0.4), lora_dropout=0.5).train()
+def test_the_reference_has_no_dropout() -> None:
+    model = adapt(build_model("llama", attention_dropout=0.4), lora_dropout=0.5).train()
     scorer = ResponseScorer(model, method="shared_prompt")
     first, second = scorer(make_batch()), scorer(make_batch())
     assert (first.log_likelihood - second.log_likelihood).abs().max() > 1e-3
     assert torch.equal(first.reference_log_likelihood, second.reference_log_likelihood)
 
 
-def test_no_reference_without_adapters(make_model: Make) -> None:
-    scorer = ResponseScorer(make_model("llama"), method="shared_prompt")
+def test_no_reference_without_adapters() -> None:
+    scorer = ResponseScorer(build_model("llama"), method="shared_prompt")
     assert scorer(make_batch(), reference=False).kl is None
     with pytest.raises(TrainingError, match="no adapters"):
         scorer(make_batch())
 
 
-def test_no_reference_that_moves(make_model: Make, make_adapted: Adapt) -> None:
-    model = make_adapted(make_model("llama"))
+def test_no_reference_that_moves() -> None:
+    model = adapt(build_model("llama"))
     model.get_base_model().model.norm.weight.requires_grad_(True)
     with pytest.raises(TrainingError, match=r"would move.*norm\.weight"):
         ResponseScorer(model, method="chunked")(make_batch())
 
 
 @pytest.mark.parametrize("method", ["chunked", "shared_prompt"])
-def test_cached_equals_uncached(method: str, make_model: Make, make_adapted: Adapt) -> None:
-    model = make_adapted(make_model("gemma3")).train()
+def test_cached_equals_uncached(method: str) -> None:
+    model = adapt(build_model("gemma3")).train()
     plain = ResponseScorer(model, method=method, chunk_elements=CHUNK)(make_batch())
     expected = gradients(model, loss_of(plain))
     cache = ReferenceCache(model, dtype=torch.float32)
@@ -271,10 +237,8 @@ def test_cached_equals_uncached(method: str, make_model: Make, make_adapted: Ada
         assert_same_gradients(gradients(model, loss_of(cached)), expected)
 
 
-def test_a_cache_in_bfloat16_moves_the_divergence_little_and_always_alike(
-    make_model: Make, make_adapted: Adapt
-) -> None:
-    model = make_adapted(make_model("llama")).eval()
+def test_a_cache_in_bfloat16_moves_the_divergence_little_and_always_alike() -> None:
+    model = adapt(build_model("llama")).eval()
     exact = ResponseScorer(model, method="shared_prompt")(make_batch())
     scorer = ResponseScorer(
         model, method="shared_prompt", cache=ReferenceCache(model, dtype=torch.bfloat16)
@@ -285,9 +249,9 @@ def test_a_cache_in_bfloat16_moves_the_divergence_little_and_always_alike(
     assert torch.equal(first.kl, later.kl)
 
 
-def test_cache_misses_when_a_token_changes(make_model: Make, make_adapted: Adapt) -> None:
+def test_cache_misses_when_a_token_changes() -> None:
     """As it does when a record or the chat template is changed."""
-    model = make_adapted(make_model("llama"))
+    model = adapt(build_model("llama"))
     cache = ReferenceCache(model, dtype=torch.float32)
     scorer = ResponseScorer(model, method="shared_prompt", cache=cache)
     scorer(make_batch())
@@ -309,9 +273,9 @@ def test_cache_misses_when_a_token_changes(make_model: Make, make_adapted: Adapt
     ],
 )
 def test_no_cache_where_head_embeddings_or_final_norm_are_adapted(
-    options: dict[str, object], make_model: Make, make_adapted: Adapt
+    options: dict[str, object],
 ) -> None:
-    model = make_adapted(make_model("llama", tie_word_embeddings=False), **options)
+    model = adapt(build_model("llama", tie_word_embeddings=False), **options)
     with pytest.raises(ValueError, match=r"not kept: .* is adapted"):
         ReferenceCache(model)
 
@@ -332,15 +296,11 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
     ],
 )
 def test_models_that_cannot_share_a_prompt_fall_back_and_say_why(
-    architecture: str,
-    reason: str,
-    make_model: Make,
-    make_adapted: Adapt,
-    caplog: pytest.LogCaptureFixture,
+    architecture: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Of Gemma 2 newer versions of transformers take it by themselves.
     eager = "eager" if architecture == "gemma2" else None
-    model = make_adapted(make_model(architecture, attention=eager), target_modules="all-linear")
+    model = adapt(build_model(architecture, attention=eager), target_modules="all-linear")
     attention = model.config._attn_implementation
     scorer = ResponseScorer(model, chunk_elements=CHUNK)
     with caplog.at_level(logging.INFO, responses_module.__name__):
@@ -353,25 +313,20 @@ def test_models_that_cannot_share_a_prompt_fall_back_and_say_why(
 
 
 def test_samples_that_see_each_other_are_noticed(
-    make_model: Make,
-    make_adapted: Adapt,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without the layout a row is one long causal sequence. A batch of one response, for which that
     is right, must not be enough to pass."""
     monkeypatch.setattr(responses_module, "layout_in_use", lambda layout: nullcontext())
-    scorer = ResponseScorer(make_adapted(make_model("llama")))
+    scorer = ResponseScorer(adapt(build_model("llama")))
     scorer({name: tensor[1:2] for name, tensor in make_batch().items()})
     assert scorer.method == "chunked"
     assert "differs from the plain method's" in logged(caplog)
 
 
-def test_the_comparison_holds_one_sequences_logits_at_a_time(
-    make_model: Make, make_adapted: Adapt
-) -> None:
+def test_the_comparison_holds_one_sequences_logits_at_a_time() -> None:
     """With 128 thousand words those of four are gigabytes, more than a step of training takes."""
-    model = make_adapted(make_model("llama"))
+    model = adapt(build_model("llama"))
     shapes = []
     head = model.get_base_model().lm_head
     head.register_forward_hook(lambda _, args, logits: shapes.append(logits.shape[:2]))
@@ -381,8 +336,8 @@ def test_the_comparison_holds_one_sequences_logits_at_a_time(
     assert all(count == 1 and tokens < longest for count, tokens in shapes)
 
 
-def test_generation_is_what_it_was_after_sharing_prompts(make_model: Make) -> None:
-    model = make_model("mistral").eval()
+def test_generation_is_what_it_was_after_sharing_prompts() -> None:
+    model = build_model("mistral").eval()
     ids = make_batch()["prompt_ids"][2:]
     mask = torch.ones_like(ids)
     options = {"max_new_tokens": 12, "do_sample": False, "attention_mask": mask}
@@ -395,12 +350,10 @@ def test_generation_is_what_it_was_after_sharing_prompts(make_model: Make) -> No
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_logits_are_summed_in_float32_in_a_half_precision_run(
-    mixed: bool, make_model: Make
-) -> None:
+def test_logits_are_summed_in_float32_in_a_half_precision_run(mixed: bool) -> None:
     """Logits rounded to bfloat16, as the model itself returns them, are off by a quarter and bias
     what is summed over them."""
-    model = make_model("gemma3", final_logit_softcapping=300.0)
+    model = build_model("gemma3", final_logit_softcapping=300.0)
     model = (model if mixed else model.bfloat16()).requires_grad_(False)
     hidden = (torch.randn(7, 32) * 30).to(model.lm_head.weight.dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
@@ -425,6 +378,6 @@ def test_logits_are_summed_in_float32_in_a_half_precision_run(
 # The batch
 
 
-def test_a_batch_without_responses_is_refused(make_model: Make) -> None:
+def test_a_batch_without_responses_is_refused() -> None:
     with pytest.raises(DataError, match="without a single response"):
-        ResponseScorer(make_model("llama"))(collate_responses([[1]], [[]]))
+        ResponseScorer(build_model("llama"))(collate_responses([[1]], [[]]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,8 +15,7 @@ from pl_pointwise.tasks.language_model.likelihood.vocabulary import (
     decoder_of,
     token_statistics,
 )
-
-Make = Callable[..., PreTrainedModel]
+from tests.tasks.conftest import build_model
 
 VOCABULARY = 97
 TOKENS = 11
@@ -26,8 +23,8 @@ CHUNK = 3 * VOCABULARY
 """Four chunks, the last one shorter."""
 
 
-def frozen(make_model: Make, architecture: str = "llama") -> PreTrainedModel:
-    return make_model(architecture).double().requires_grad_(False)
+def frozen(architecture: str = "llama") -> PreTrainedModel:
+    return build_model(architecture).double().requires_grad_(False)
 
 
 def inputs(model: PreTrainedModel) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,11 +64,9 @@ def total(statistics: TokenStatistics, parts: str) -> Tensor:
         *((name, "likelihood and divergence") for name in ("gemma2", "granite", "cohere")),
     ],
 )
-def test_the_gradient_of_chunks_is_that_of_all_logits(
-    architecture: str, parts: str, make_model: Make
-) -> None:
+def test_the_gradient_of_chunks_is_that_of_all_logits(architecture: str, parts: str) -> None:
     """In float64; with logits soft-capped and scaled by the model too."""
-    model = frozen(make_model, architecture)
+    model = frozen(architecture)
     hidden, targets, reference = inputs(model)
     head = VocabularyHead(model)
     leads = "lead" in parts
@@ -106,13 +101,13 @@ def counted_products(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 @pytest.mark.parametrize("trained", [None, "head", "decoder", "nothing"])
 def test_no_product_is_computed_twice_under_a_frozen_head(
-    trained: str | None, make_model: Make, monkeypatch: pytest.MonkeyPatch
+    trained: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chunk takes its logits, the reference's, and the gradients of ℓ and of KL.
 
     Nothing: as in the first step of a module whose trained weights lie elsewhere, logits alone.
     """
-    model = frozen(make_model)
+    model = frozen()
     if trained == "head":
         model.get_output_embeddings().requires_grad_()
     if trained == "decoder":
@@ -136,9 +131,9 @@ def test_no_product_is_computed_twice_under_a_frozen_head(
         assert (forward, backward) == (16, 0)
 
 
-def test_low_precision_rounds_the_gradient_once(make_model: Make) -> None:
+def test_low_precision_rounds_the_gradient_once() -> None:
     """bfloat16 hidden states, a float32 head: as near to float64 as one rounding allows."""
-    model = frozen(make_model)
+    model = frozen()
     hidden, targets, reference = inputs(model)
     low = hidden.detach().bfloat16()
     exact = low.double().requires_grad_()

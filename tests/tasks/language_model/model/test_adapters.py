@@ -22,13 +22,7 @@ from pl_pointwise.tasks.language_model.model.adapters import (
     merged_model,
 )
 from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
-from tests.tasks.conftest import (
-    build_model,
-    make_data,
-    move_adapters,
-    quiet_trainer,
-    random_batch,
-)
+from tests.tasks.conftest import build_model, make_data, move_adapters, quiet_trainer, random_batch
 from tests.tasks.when2call.conftest import preference_rows, write_rows
 
 EXPERTS: dict[str, Any] = {
@@ -73,8 +67,8 @@ def test_model_types_that_peft_does_not_know_train_their_attention(kind, options
         torch.testing.assert_close(merged.eval()(IDS).logits, expected, atol=1e-4, rtol=0)
 
 
-def test_attention_by_name_is_all_of_it(make_model) -> None:
-    model = add_lora(make_model("llama"), Lora(target_modules="attention"))
+def test_attention_by_name_is_all_of_it() -> None:
+    model = add_lora(build_model("llama"), Lora(target_modules="attention"))
     assert {n.rpartition(".")[2] for n in model.base_model.targeted_module_names} == FOUR
     assert len(model.base_model.targeted_module_names) == 3 * len(FOUR)
 
@@ -118,7 +112,7 @@ def test_a_linear_layer_that_returns_no_tensor_takes_no_adapter(kind, options, l
 # PEFT's options -----------------------------------------------------------------------------------
 
 
-def test_layers_ranks_and_scales_are_chosen(make_model) -> None:
+def test_layers_ranks_and_scales_are_chosen() -> None:
     lora = Lora(
         target_modules=["q_proj", "v_proj"],
         layers_to_transform=[0, 2],
@@ -130,9 +124,9 @@ def test_layers_ranks_and_scales_are_chosen(make_model) -> None:
         },
     )
     with pytest.raises(ValueError, match=r"no \['v_proj'\].*that the other options leave"):
-        add_lora(make_model("llama"), lora)
+        add_lora(build_model("llama"), lora)
     lora.target_modules = "attention"
-    model = add_lora(make_model("llama"), lora)
+    model = add_lora(build_model("llama"), lora)
     layers = {name.split(".")[2] for name in model.base_model.targeted_module_names}
     assert layers == {"0", "2"}
     adapted = model.get_base_model().model.layers[0].self_attn.q_proj
@@ -141,7 +135,7 @@ def test_layers_ranks_and_scales_are_chosen(make_model) -> None:
     assert adapted.lora_B["default"].bias is not None
     assert not hasattr(model.get_base_model().model.layers[0].self_attn.v_proj, "lora_A")
     with pytest.raises(ValueError, match="Set target_modules"):
-        add_lora(make_model("llama"), Lora(target_modules="attention", layers_to_transform=[9]))
+        add_lora(build_model("llama"), Lora(target_modules="attention", layers_to_transform=[9]))
 
 
 def test_experts_are_adapted_by_their_parameters_and_merged() -> None:

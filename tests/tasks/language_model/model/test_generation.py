@@ -21,6 +21,7 @@ from pl_pointwise.tasks.language_model.model.generation import (
     Generation,
     generate_ids,
 )
+from tests.tasks.conftest import adapt, build_model
 
 SIZES: dict[str, Any] = {"vocab_size": 300, "n_positions": 220, "n_embd": 16, "n_layer": 1}
 GPT2 = GPT2Config(**SIZES, n_head=2)
@@ -57,11 +58,9 @@ def greedy_by_hand(model: Any, prompt: list[int], ends: Sequence[int]) -> list[i
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "gemma2", "bloom"])
-def test_greedy_answers_in_a_batch_are_those_of_each_prompt_by_hand(
-    architecture, make_model
-) -> None:
+def test_greedy_answers_in_a_batch_are_those_of_each_prompt_by_hand(architecture) -> None:
     """Of models with windows and with ALiBi too: padding must not shift a position."""
-    model = make_model(architecture).eval()
+    model = build_model(architecture).eval()
     free = [greedy_by_hand(model, prompt, ()) for prompt in prompts_of()]
     ends = [free[1][3]]  # so that at least one answer ends, and early
     expected = [greedy_by_hand(model, prompt, ends) for prompt in prompts_of()]
@@ -69,10 +68,8 @@ def test_greedy_answers_in_a_batch_are_those_of_each_prompt_by_hand(
     assert answers(model, GREEDY, ends) == expected
 
 
-def test_drawn_answers_do_not_depend_on_the_batch_the_order_or_what_was_drawn_before(
-    make_model,
-) -> None:
-    model = make_model("llama").eval()
+def test_drawn_answers_do_not_depend_on_the_batch_the_order_or_what_was_drawn_before() -> None:
+    model = build_model("llama").eval()
     together = answers(model, DRAWN)
     assert len({tuple(row) for row in together}) == 4
     for prompt, expected in reversed(list(zip(prompts_of(), together, strict=True))):
@@ -80,9 +77,9 @@ def test_drawn_answers_do_not_depend_on_the_batch_the_order_or_what_was_drawn_be
         assert generate_ids(model, [prompt], DRAWN, ends=[END]) == [expected]
 
 
-def test_each_prompt_has_numbers_of_its_own_whatever_the_default_type(make_model) -> None:
+def test_each_prompt_has_numbers_of_its_own_whatever_the_default_type() -> None:
     """With all tokens equally likely, the numbers alone decide: too coarse ones would show."""
-    model = make_model("llama").eval()
+    model = build_model("llama").eval()
     with torch.no_grad():
         model.lm_head.weight.zero_()
     settings = Generation(max_new_tokens=9, sample=True, top_k=0)
@@ -96,8 +93,8 @@ def test_each_prompt_has_numbers_of_its_own_whatever_the_default_type(make_model
         torch.set_default_dtype(before)
 
 
-def test_a_draw_of_the_likeliest_alone_is_greedy(make_model) -> None:
-    model = make_model("llama").eval()
+def test_a_draw_of_the_likeliest_alone_is_greedy() -> None:
+    model = build_model("llama").eval()
     one = Generation(max_new_tokens=9, sample=True, top_k=1)
     assert answers(model, one) == answers(model, GREEDY) != answers(model, DRAWN)
 
@@ -128,8 +125,8 @@ def test_each_token_of_an_answer_has_its_own_number() -> None:
     assert draws(torch.zeros(1, 4, dtype=torch.long), logits).argmax() == 1
 
 
-def test_a_models_own_generation_settings_do_not_apply(make_model) -> None:
-    model = make_model("llama").eval()
+def test_a_models_own_generation_settings_do_not_apply() -> None:
+    model = build_model("llama").eval()
     expected = answers(model, GREEDY), answers(model, DRAWN)
     own = model.generation_config
     own.update(top_p=0.01, temperature=0.01, top_k=1, repetition_penalty=9.0, do_sample=True)
@@ -141,10 +138,10 @@ def test_a_models_own_generation_settings_do_not_apply(make_model) -> None:
     assert model.generation_config is own
 
 
-def test_the_reference_answers_as_the_base_without_adapters(make_model, make_adapted) -> None:
-    base = make_model("llama").eval()
+def test_the_reference_answers_as_the_base_without_adapters() -> None:
+    base = build_model("llama").eval()
     expected = answers(base, GREEDY), answers(base, DRAWN)
-    model: PeftModel = make_adapted(base, lora_dropout=0.5)
+    model: PeftModel = adapt(base, lora_dropout=0.5)
     for name, weight in model.named_parameters():
         weight.requires_grad_("lora_A" in name)  # half of the adapters
     policy = answers(model, GREEDY)
