@@ -100,7 +100,8 @@ class Duals:
             return {}
         window, self._window = self._window, []
         by_name = {n: [visits[n] for visits in window if n in visits] for n in self.scopes}
-        return {name: self.scopes[name].step(visits) for name, visits in by_name.items() if visits}
+        steps = {name: self.scopes[name].step(visits) for name, visits in by_name.items() if visits}
+        return {name: step for name, step in steps.items() if step is not None}
 
     @property
     def on_batch(self) -> dict[str, PerBatch]:

@@ -73,9 +73,9 @@ class Weight:
         """What the dual step needs of a step; None where it has nothing to do."""
         return None
 
-    def step(self, visits: Sequence[list[Tensor]]) -> DualStep:
-        """Moves λ by what the steps of a window left, one at least."""
-        raise NotImplementedError
+    def step(self, visits: Sequence[list[Tensor]]) -> DualStep | None:
+        """Moves λ by what the steps of a window left; None where they left nothing."""
+        return None
 
     def _mean(self, psi: Tensor, terms: Terms, count: Tensor) -> Tensor:
         mask = terms.masks[self.name]

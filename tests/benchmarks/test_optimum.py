@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,6 +17,7 @@ pytest.importorskip("sklearn")
 
 from benchmarks.optimum import Problem
 from benchmarks.optimum.__main__ import main
+from benchmarks.optimum.equations import convection, helmholtz
 from benchmarks.optimum.run import PROBLEMS, changed
 
 
@@ -75,3 +78,35 @@ def test_a_constant_is_another_for_the_length_of_a_run() -> None:
         assert vars(gradient_units)["LEAD"] == 4
     with changed("Pointwise()"):
         assert vars(gradient_units)["LEAD"] == before
+
+
+class Known(nn.Module):
+    """The solution of an equation as a network."""
+
+    def __init__(self, of: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, at: Tensor) -> Tensor:
+        return self.of(*at.unbind(1))[:, None]
+
+
+@pytest.mark.parametrize(
+    ("equation", "solution"),
+    [
+        (convection, lambda x, t: torch.sin(x - 5 * t)),
+        (helmholtz, lambda x, y: torch.sin(torch.pi * x) * torch.sin(4 * torch.pi * y)),
+    ],
+)
+def test_the_solution_of_an_equation_meets_it(equation: Any, solution: Any) -> None:
+    """And a shifted one does not: residual, edges and error are of the same equation."""
+    for in_loss in (True, False):
+        problem = equation(in_loss)
+        found = problem.measure(Known(solution))
+        assert found == pytest.approx({"violated": 0, "objective": 0}, abs=1e-5)
+        objective, values = problem.terms(Known(solution), torch.arange(problem.samples))
+        residual = objective.sqrt() if in_loss else values["residual"]
+        assert float(residual.max()) < 1e-3  # Of terms of 170 in float32.
+        other = problem.measure(Known(lambda *at: solution(*at) + 0.1))
+        assert other["objective"] > 0.1
+        assert other["violated"] > (0.1 if equation is helmholtz else 0.04)
