@@ -181,6 +181,9 @@ def test_samples_of_a_group_share_a_multiplier_that_follows_their_mean() -> None
         torch.testing.assert_close(loss.multipliers["fit"], times * expected)
     (gradient,) = torch.autograd.grad(total, values)
     torch.testing.assert_close(gradient, expected[torch.tensor(groups[:5]), 0] / 5)
+    loss(torch.zeros(1), {"fit": torch.tensor([0.7], requires_grad=True)}, torch.tensor([5]))
+    loss.step()  # A group of one sample.
+    torch.testing.assert_close(loss.multipliers["fit"], torch.tensor([[0.1], [0.5], [0.1]]))
     with pytest.raises(DataError, match="groups: a number"):
         PointwiseLoss({"fit": Constraint(at_most=0.5)}, Pointwise(), samples=5, groups=groups)
 

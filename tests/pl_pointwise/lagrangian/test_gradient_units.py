@@ -294,7 +294,9 @@ def test_the_force_grows_as_violations_fall_and_not_while_they_stay() -> None:
     fallen = forces([1.0] * 10 + [0.1] * 200, math.inf)
     assert fallen[10] == pytest.approx(2.0 / (0.9 + 0.1 * 0.1))
     assert fallen[-1] == pytest.approx(2.0 / 0.1, rel=1e-3)
-    assert forces([1.0] * 10 + [0.1] * 200, 20.0)[-1] == pytest.approx(2.0, rel=1e-3)
+    forgotten = forces([1.0] * 10 + [0.1] * 200, 20.0)
+    assert forgotten[40] / fallen[40] == pytest.approx((1 - 1 / 30) ** 31)  # 1.5 epochs.
+    assert forgotten[-1] == pytest.approx(2.0, rel=1e-3)
     assert max(forces([1.0] * 10 + [0.0] * 200, math.inf)) == pytest.approx(100.0)
     late = forces([0.0] * 30 + [0.2] * 30, math.inf)  # Met at the start.
     assert late[30:] == pytest.approx([2.0] * 30)

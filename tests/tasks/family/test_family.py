@@ -128,6 +128,8 @@ def test_packaged_configs_train(name: str, tmp_path: Path) -> None:
 def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
     lines = comparison("family", "family", [*SHORT, "--trainer.logger", "false"], tmp_path / "out")
     assert {"test/gap", "test/worst", "test/beyond"} <= set(lines[0])
+    (results,) = tmp_path.rglob("comparison.md")
+    assert "| method | gap | violation rate of samples |" in results.read_text("utf-8")
 
 
 def test_the_export_is_loaded_with_its_certificate_and_corrects(
