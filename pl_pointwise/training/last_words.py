@@ -37,11 +37,11 @@ class LastWords:
             worst = worst_per_sample(constraint.reported(violation), mask)
             self._worst[name].append(worst)
             self._ever |= {name} if (worst > 0).any() else set()
+        if self._ever or self.task.global_step:
+            return
         objective = measured.objective[measured.masks[OBJECTIVE]]
         judged = any(measured.masks[name].any() for name in measured.judged)
-        if self.task.global_step or self._ever or not (judged and len(objective)):
-            return
-        if objective.abs().max() <= 1e-6:  # Rounding makes it of 0.
+        if judged and len(objective) and objective.abs().max() <= 1e-6:  # Rounding makes it of 0.
             warn(
                 self.task,
                 "The first batch has nothing to learn: no constraint is violated and the objective "

@@ -178,8 +178,9 @@ class Stepper:
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``largest`` if that is given."""
-        parameters = [p for p in self.task.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        parameters = [*self.task.parameters()]
+        gradients = (p.grad for p in parameters)
+        norm = torch.nn.utils.get_total_norm([g for g in gradients if g is not None])
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
         # Under float16 the gradients have the scaler's factor until its step.
