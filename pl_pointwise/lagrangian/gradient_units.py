@@ -62,7 +62,7 @@ WINDOW = 10
 """Steps that m covers, M at least, and r and λ̄ twice that at least; else an epoch."""
 
 COST = 0.03
-"""Of a fit's time: what later measurements of Λ may take, each one more pass a term."""
+"""Of a fit's time: what later measurements of Λ may take, each at most a pass a term more."""
 
 
 @dataclass
