@@ -77,7 +77,7 @@ def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
     tensor([ 2., -2.])
     """
     mask = torch.ones_like(violation, dtype=torch.bool) if mask is None else mask
-    if violation.dim() == 1:
+    if violation.dim() == 1 or violation.shape[1] == 1:
         return violation[mask]
     return violation.masked_fill(~mask, -math.inf)[mask.any(1)].amax(1)
 
