@@ -9,8 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback
-from lightning.pytorch.core.hooks import ModelHooks
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from lightning.pytorch.trainer import call
 from torch import Tensor, nn
@@ -60,9 +58,8 @@ class Stepper:
         # How many samples each term applies to, over all ranks, before any forward pass.
         counts = loss.counts([micro.masks for micro in micro_batches])
         # Lightning calls this hook under automatic optimization only.
-        if any(map(_before_zero_grad, [task, *trainer.callbacks])):
-            call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
-            call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
+        call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
+        call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
         self.buffers.keep(task)
         self.due = loss.duals.units.due(task.formulations, task.global_step)
         measured = self._measure(micro_batches, counts)
@@ -357,12 +354,6 @@ class Buffers:
             for name, buffer in module.named_buffers() if self._kept else ():
                 if name in self._kept:
                     buffer.copy_(self._kept[name])
-
-
-def _before_zero_grad(owner: Any) -> bool:
-    """Whether a module or callback has that hook, for which calling all of them costs too much."""
-    hook = getattr(owner.on_before_zero_grad, "__func__", None)
-    return hook not in (ModelHooks.on_before_zero_grad, Callback.on_before_zero_grad)
 
 
 def connected_zero(module: nn.Module) -> Tensor:
