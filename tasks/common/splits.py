@@ -80,9 +80,8 @@ def hold_out(
             missing += target - size
         if share > 0 and part not in part_of.values():
             several = [group for order in left if len(order) > 1 for group in order]
-            rest = several or [group for order in left for group in order]
-            if len(rest) > 1:
-                part_of[min(rest, key=lambda group: sizes[group])] = part
+            if several:  # Else each is the only one that teaches what it asks.
+                part_of[min(several, key=lambda group: sizes[group])] = part
     return [part_of.get(group, 0) for group in groups]
 
 
@@ -98,7 +97,14 @@ def split_by_group(
     names = [name for name, share in shares.items() if share > 0]
     parts = hold_out(groups, [shares[name] for name in names], seed, categories)
     for part, name in enumerate(names, start=1):
-        if part not in parts:
+        if part in parts:
+            continue
+        if name == "val" and len(set(groups)) > 1:
+            rank_zero_warn(
+                f"{records[0].where}: no kind of record has two of different {group_name}, so none "
+                "is held out for val."
+            )
+        else:
             raise DataError(
                 f"{records[0].where}: the records are of {len(set(groups))} groups ({group_name}), "
                 f"so there is none to hold out for {name}. Set a file of held-out records, or "
@@ -107,6 +113,7 @@ def split_by_group(
     return {
         name: [record for record, own in zip(records, parts, strict=True) if own == part]
         for part, name in enumerate(["train", *names])
+        if part in parts
     }
 
 
