@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 
 import torch
@@ -47,7 +48,7 @@ class Constraint:
         if len(bounds) == 2 and bounds[0] < bounds[1]:
             raise ValueError(f"Empty interval: at_least exceeds at_most in {self}.")
 
-    @property
+    @cached_property
     def sides(self) -> int:
         """2 for an interval, else 1."""
         return 2 if self.at_most is not None and self.at_least is not None else 1

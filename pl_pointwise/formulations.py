@@ -174,11 +174,6 @@ class Ascending(Formulation):
         """An ``adaptive`` one in force: with α and η as numbers."""
         return self._changed(alpha=scale.alpha, dual_lr=scale.step, scale=scale)
 
-    @property
-    def known_scale(self) -> Scale | None:
-        """The scale of an adaptive one in force once something has been violated, else None."""
-        return None if self.scale is None or self.scale.alpha is None else self.scale
-
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; λv for α None, of an equality λv + αv².
 
@@ -195,22 +190,12 @@ class Ascending(Formulation):
 
         λ then falls as fast as it rises; ∂ψ/∂λ ≥ −λ/2α would let it fall by a share only.
         """
-        scale = self.known_scale
-        if scale is None:
+        scale = self.scale
+        if scale is None or scale.alpha is None:
             return super().ascend(violation, multiplier)
         aimed = (violation + scale.margin).clamp(-scale.reach, scale.reach)
-        stepped = multiplier + self.step_size * (aimed - self.standard_relaxation(multiplier))
-        stepped = stepped if self.signed else stepped.clamp(min=0)
-        return stepped if self.largest is None else stepped.clamp(-self.largest, self.largest)
-
-    def standard_relaxation(self, multiplier: Tensor) -> Tensor | float:
-        """u*(λ) of the standard Lagrangian, elementwise, by which an update aims lower."""
-        return 0.0
-
-    @property
-    def largest(self) -> float | None:
-        """What bounds ``|λ|`` of an adaptive one."""
-        return None
+        stepped = multiplier + scale.step * aimed
+        return stepped if self.signed else stepped.clamp(min=0)
 
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""
@@ -447,8 +432,8 @@ class SampleFormulation(Ascending):
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ), elementwise; of an adaptive one at v + margin, and linear beyond its reach."""
-        scale = self.known_scale
-        if scale is None:
+        scale = self.scale
+        if scale is None or scale.alpha is None:
             return self.psi(violation, multiplier)
         violation = violation + scale.margin
         near = violation.clamp(-scale.reach if self.signed else None, scale.reach)
@@ -457,7 +442,7 @@ class SampleFormulation(Ascending):
 
     def psi(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ within the reach, elementwise."""
-        return super().lagrangian(violation, multiplier)
+        return augmented(violation, multiplier, self.augmentation, self.signed)
 
     def force(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """∂ψ/∂v of it with an α, elementwise: (λ + 2αv)₊; of an equality λ + 2αv."""
@@ -533,14 +518,17 @@ class Relaxed(SampleFormulation):
         unit = 1.0 if self.scale is None else self.scale.unit or 1.0
         return (self.price or 0.0) * unit
 
-    def standard_relaxation(self, multiplier: Tensor) -> Tensor | float:
-        """λ/2β with a quadratic cost."""
-        return 0.0 if self.cost == "linear" else multiplier / (2 * self.beta_in_force)
+    def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """The dual step; with a reach a quadratic cost lowers it by ηλ/2β, a linear one bounds it.
 
-    @property
-    def largest(self) -> float | None:
-        """β with a linear cost."""
-        return self.beta_in_force if self.cost == "linear" else None
+        λ/2β is u* of the standard Lagrangian, and β the bound of ``|λ|``.
+        """
+        if self.scale is None or self.scale.alpha is None:
+            return super().ascend(violation, multiplier)
+        beta = self.beta_in_force
+        if self.cost == "linear":
+            return super().ascend(violation, multiplier).clamp(-beta, beta)
+        return super().ascend(violation, multiplier * (1 - self.scale.step / (2 * beta)))
 
     def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """0 where the cost is linear and relaxes: there the force is β, whatever v is."""

@@ -50,6 +50,7 @@ from .runs import VIOLATIONS, Run, files_read
 
 log = logging.getLogger(__name__)
 
+RESULT, STARTED = "result.json", "started.json"
 PACKAGES = ("pl-pointwise", "torch", "lightning", "transformers")
 """That the metrics depend on."""
 
@@ -90,7 +91,7 @@ def execute(run: Run) -> dict[str, Any]:
                 _execute(run, result)
             except Exception as error:
                 result["error"] = _reason(run, error)
-                _write_result(run, result)
+                write_whole(run.folder / RESULT, json.dumps(result, indent=1))
     except (BusyError, OSError) as error:
         result.setdefault("error", _reason(run, error))
     finally:
@@ -104,7 +105,7 @@ def execute(run: Run) -> dict[str, Any]:
 def _execute(run: Run, result: dict[str, Any]) -> None:
     """Fits, tests, adds to the result and writes it."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / "result.json").unlink(missing_ok=True)  # The error of an earlier attempt.
+    (run.folder / RESULT).unlink(missing_ok=True)  # The error of an earlier attempt.
     checkpoint = _checkpoint(run)
     cli = PointwiseCLI(run.arguments, run=False)
     config = yaml.safe_dump(cli.config_dump, sort_keys=False)
@@ -123,8 +124,8 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
         result |= _evaluate(cli, run)
         if cli.trainer.is_global_zero:
             result["wrote"] = {name: digest_now(run.folder / name) for name in run.writes}
-            _write_result(run, result)
-            _marker(run).unlink(missing_ok=True)
+            write_whole(run.folder / RESULT, json.dumps(result, indent=1))
+            (run.folder / STARTED).unlink(missing_ok=True)
     finally:
         cli.trainer.strategy.barrier()  # The other ranks look at the files too.
 
@@ -199,17 +200,9 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     }
 
 
-def _write_result(run: Run, result: dict[str, Any]) -> None:
-    write_whole(run.folder / "result.json", json.dumps(result, indent=1))
-
-
-def _marker(run: Run) -> Path:
-    return run.folder / "started.json"
-
-
 def _checkpoint(run: Run) -> Path | None:
     """The newest checkpoint of an unfinished run: younger than the file that marks its start."""
-    marker = _marker(run)
+    marker = run.folder / STARTED
     if not marker.is_file() or json.loads(marker.read_text()) != {"digest": run.digest}:
         write_whole(marker, json.dumps({"digest": run.digest}))
         return None

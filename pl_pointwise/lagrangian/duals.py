@@ -32,7 +32,7 @@ class Duals:
         in_force: the formulations with α a number, of the last step.
         dual_first: whether the step of the weights uses λ after this step's dual update.
         groups: (N,), the group of each sample where λ is a group's; None where it is a sample's.
-        scopes: by constraint what ψ acts on (scopes.py).
+        scopes: by constraint what ψ acts on (scopes.py); on_batch: those of a batch's statistic.
         fingerprint: of the training set that the multipliers belong to.
         warn: how it warns.
     """
@@ -65,6 +65,7 @@ class Duals:
         self.formulations = formulations
         self.primal_steps, self.dual_first = primal_steps, order == "dual_first"
         self.scopes = {name: scope_of(name, self) for name in formulations}
+        self.on_batch = {n: s for n, s in self.scopes.items() if isinstance(s, PerBatch)}
 
     # In a step ----------------------------------------------------------------------------------
 
@@ -103,17 +104,11 @@ class Duals:
         steps = {name: self.scopes[name].step(visits) for name, visits in by_name.items() if visits}
         return {name: step for name, step in steps.items() if step is not None}
 
-    @property
-    def on_batch(self) -> dict[str, PerBatch]:
-        """Those that act on a statistic of the batch."""
-        return {n: scope for n, scope in self.scopes.items() if isinstance(scope, PerBatch)}
-
     def known_slopes(self) -> dict[str, Slope] | None:
         """∂ψ/∂mean where it is λ, whatever the batch; None where it has to be measured."""
-        on_batch = self.on_batch
-        if self.dual_first or not all(scope.formulation.linear for scope in on_batch.values()):
+        if self.dual_first or not all(s.formulation.linear for s in self.on_batch.values()):
             return None
-        return {n: Slope(scope.threshold, scope.multiplier) for n, scope in on_batch.items()}
+        return {n: Slope(scope.threshold, scope.multiplier) for n, scope in self.on_batch.items()}
 
     def slopes(
         self,

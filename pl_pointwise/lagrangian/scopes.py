@@ -95,7 +95,7 @@ class PerSample(Weight):
         multipliers = self.state.multipliers
         if not multipliers.samples:
             return torch.zeros_like(violation)
-        rows = multipliers.rows(self.name, self.owners(index), violation.shape[1])
+        rows = multipliers.rows(self.name, index, violation.shape[1])
         rows = rows.pin_memory() if violation.is_cuda else rows
         return rows.to(violation.device, violation.dtype, non_blocking=True)
 
@@ -122,10 +122,6 @@ class PerSample(Weight):
         self.state.multipliers.write(self.name, index, stepped)
         return DualStep(index, judged, mask, multiplier, stepped, *(followed or [judged]))
 
-    def owners(self, index: Tensor) -> Tensor:
-        """Whose multipliers are those of the samples index (b,): their own."""
-        return index
-
     def distinct(self, parts: list[Tensor]) -> list[Tensor]:
         """The last visit of each sample."""
         if len(set(parts[0].tolist())) == len(parts[0]):
@@ -136,6 +132,9 @@ class PerSample(Weight):
 
 class PerGroup(PerSample):
     """ψ of each sample's violation and its group's multipliers, which follow the group's mean."""
+
+    def rows(self, index: Tensor, violation: Tensor) -> Tensor:
+        return super().rows(self.owners(index), violation)
 
     def owners(self, index: Tensor) -> Tensor:
         """The groups of the samples index (b,)."""

@@ -111,12 +111,12 @@ def one_per_sample(
         require_names("constraint_values()", values, names)
     found = dict[str, Tensor]()
     for name, value in {OBJECTIVE: objective, **values}.items():
-        shape, dims = shape_of(value), (1,) if name == OBJECTIVE else (1, 2)
-        if isinstance(shape, str) or len(shape) not in dims or shape[0] != count:
+        dims = (1,) if name == OBJECTIVE else (1, 2)
+        if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
             wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
             raise DataError(
-                f'"{name}" must have one value per sample, shape {wanted}, got {shape}: '
-                "do not reduce over the batch."
+                f'"{name}" must have one value per sample, shape {wanted}, got '
+                f"{shape_of(value)}: do not reduce over the batch."
             )
         found[name] = value if value.dtype == torch.float64 else value.float()
     return found.pop(OBJECTIVE), found

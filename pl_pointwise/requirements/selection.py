@@ -72,7 +72,9 @@ def select(
     before = [largest(each.selection) for each in candidates]
     after = [largest(each.certification) for each in candidates]
     order = pareto_order(before, [each.objective for each in candidates])
-    passed = fixed_sequence([after[position] for position in order], 1 - confidence)
+    in_order = [after[position] for position in order]
+    # A fixed sequence: rejected are those before the first that is above δ.
+    passed = [max(in_order[: place + 1]) <= 1 - confidence for place in range(len(in_order))]
     tested = []
     for position, candidate in enumerate(candidates):
         place = order.index(position) if position in order else None
@@ -93,8 +95,3 @@ def pareto_order(p_values: Sequence[float], objectives: Sequence[float]) -> list
         if not kept or objectives[position] < objectives[kept[-1]]:
             kept.append(position)
     return kept
-
-
-def fixed_sequence(p_values: Sequence[float], delta: float) -> list[bool]:
-    """Returns which are rejected: those before the first that is above δ."""
-    return [max(p_values[: place + 1]) <= delta for place in range(len(p_values))]

@@ -205,7 +205,8 @@ class LanguageModelModule(PointwiseModule):
         """
         reported = self.lora is not None and not self.training
         needed = reported or self.trained_on in self.need_reference
-        asked = {r.role for n in self.constraints if (r := self.requirements[n]).needs_reference}
+        bounded = [self.requirements[name] for name in self.constraints]
+        asked = {each.role for each in bounded if each.value in (divergence, drop)}
         found = self.of_roles(batch, sorted(asked)) | batch["relative"]
         return found | self.compared(batch) if needed else found
 

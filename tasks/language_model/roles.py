@@ -82,11 +82,6 @@ class Requirement:
     kinds: tuple[str, ...] = ()
     value: Callable[[ResponseStatistics], Tensor] = mean_log_likelihood
 
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the value is measured from the reference."""
-        return self.value in (divergence, drop)
-
     def constraint(self, option: str, tolerance: float) -> Constraint:
         """The constraint of a tolerance that was given as ``option``; ValueError: of wrong sign."""
         if tolerance <= 0 and (self.bound == "within" or self.value is divergence):

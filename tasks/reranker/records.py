@@ -63,7 +63,9 @@ def parse_positives(
     """
     record = parse_candidates(row, where)
     named, grades, marks = _passages(row, where)
-    if not isinstance(grades, list) or not all(map(_is_grade, grades)):
+    if not isinstance(grades, list) or not all(
+        isinstance(grade, (int, float)) and math.isfinite(grade) and grade >= 0 for grade in grades
+    ):
         remedy = "Mark the answer with 1 and others with 0, or give grades"
         raise bad_field(where, marks, "is not a list of 0 and 1, or of grades", remedy)
     texts = dict(enumerate(record.passages))
@@ -133,7 +135,3 @@ def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], A
             named += texts
             grades += [int(name == form)] * len(texts)
     return named, grades, form
-
-
-def _is_grade(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and value >= 0

@@ -105,10 +105,6 @@ class Pairs:
     def length(self, row: int, column: int) -> int:
         return self.response_lengths[row][column]
 
-    @property
-    def widths(self) -> tuple[int, int]:
-        return self.prompt_ids.shape[1], self.response_ids.shape[2]
-
     def sequences(self) -> tuple[Tensor, Tensor, Tensor]:
         """Whole sequences, padded on the right: ids (M, L), mask (M, L), predicting places (n,).
 

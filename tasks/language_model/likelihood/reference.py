@@ -20,6 +20,8 @@ from transformers import PreTrainedModel
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.task import evaluation_mode
 
+ADAPTED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+
 
 def base_of(model: nn.Module) -> PreTrainedModel:
     """The transformers model, without a PEFT wrapper around it (adapted layers stay inside)."""
@@ -70,16 +72,12 @@ def caching_problem(model: nn.Module) -> str | None:
         return problem
     for name, module in model.named_modules():
         in_a_layer = any(part.isdigit() for part in name.split("."))  # layers are numbered
-        if is_adapted(module) and not in_a_layer:
+        if isinstance(module, ADAPTED) and not in_a_layer:
             return (
                 f"The reference's hidden states are not kept: {name} is adapted, and they are "
                 "only valid where head, embeddings and final norm stay as they are."
             )
     return None
-
-
-def is_adapted(module: object) -> bool:
-    return isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
 
 
 def belongs_to_adapter(model: nn.Module, name: str) -> bool:

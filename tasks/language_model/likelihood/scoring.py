@@ -35,7 +35,7 @@ from pl_pointwise.tasks.common.agreement import (
 )
 
 from .batch import Pairs, collate_responses
-from .reference import ReferenceCache, adapters_off, base_of, is_adapted, reference_problem
+from .reference import ADAPTED, ReferenceCache, adapters_off, base_of, reference_problem
 from .shared_prompt import Layout, install, layout_in_use, uninstall
 from .vocabulary import (
     CHUNK_ELEMENTS,
@@ -185,7 +185,7 @@ class ResponseScorer:
         base = base_of(self.model)
         head = VocabularyHead(base)
         options: dict[str, Any] = {"chunk_elements": self.chunk_elements, "leads": leads}
-        if is_adapted(base.get_output_embeddings()):  # Then it is not the reference's.
+        if isinstance(base.get_output_embeddings(), ADAPTED):  # Then it is not the reference's.
             options["reference_mode"] = partial(adapters_off, self.model)
         reference = None if reference is None else reference.to(hidden.dtype)
         if wanted is None or len(wanted.targets) == len(pairs.targets):
@@ -208,7 +208,8 @@ class ResponseScorer:
             outputs = decoder(input_ids=ids, attention_mask=mask, use_cache=False)
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
         ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])
-        layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths, ids.device)
+        widths = pairs.prompt_ids.shape[1], pairs.response_ids.shape[2]
+        layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *widths, ids.device)
         ids = ids[layout.source]
         with layout_in_use(layout):
             outputs = decoder(
@@ -277,7 +278,7 @@ def _summed(pairs: Pairs, wanted: Pairs | None, found: TokenStatistics) -> Respo
 
     def by_response(tokens: Tensor, owners: Pairs, filler: float = 0) -> tuple[Tensor, Tensor]:
         lengths = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
-        mask = torch.arange(owners.widths[1], device=tokens.device) < lengths[..., None]
+        mask = torch.arange(owners.response_ids.shape[2], device=tokens.device) < lengths[..., None]
         return tokens.new_full(mask.shape, filler).masked_scatter(mask, tokens), lengths
 
     def summed(tokens: Tensor, owners: Pairs) -> tuple[Tensor, Tensor, Tensor]:
