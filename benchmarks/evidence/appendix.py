@@ -9,6 +9,7 @@ on ``benchmarks/evidence/results/*.csv`` alone; nothing is run.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from .plots import forest, weights
+from .plots import Compared, forest, weights
 from .results import RESULTS, read_results
 from .statistics import Estimate, estimate, holm, p_value, paired_difference
 from .study import STUDIES, Metrics, Study
@@ -250,6 +251,17 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def hardest(found: Sequence[Compared]) -> list[Compared]:
+    """Of each method's settings the one that violates least on new inputs, in the mean."""
+    best: dict[tuple[str, str], tuple[float, str]] = {}
+    for study, _, baseline, measure, difference, _ in found:
+        if measure == "violated, new":
+            method = study.title, re.split(r", (?:weight|level|tilt|epsilon|dual_lr)=", baseline)[0]
+            best[method] = max(best.get(method, (-np.inf, "")), (difference.mean, baseline))
+    shown = {(title, baseline) for (title, _), (_, baseline) in best.items()}
+    return [each for each in found if (each[0].title, each[2]) in shown]
+
+
 def draw_figures() -> None:
     from benchmarks.optimum.show import draw as draw_optima  # scikit-learn: --tables needs it not.
 
@@ -260,7 +272,7 @@ def draw_figures() -> None:
     draw_optima(pd.read_csv(RESULTS / "optimum.csv"), RESULTS / "optimum.png")
     found = [(study_of(name), *each) for name in FIGURE for each in differences(study_of(name))]
     strong = holm([each[-1] for each in found])
-    forest([(*each[:-1], bool(ok)) for each, ok in zip(found, strong, strict=True)], DOCS)
+    forest(hardest([(*each[:-1], bool(ok)) for each, ok in zip(found, strong, strict=True)]), DOCS)
     print(f"{len(found)} differences, {np.sum(strong)} remain after Holm's correction")
 
 

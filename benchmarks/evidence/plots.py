@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -60,11 +60,12 @@ def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
     figure.savefig(folder / "weights.png", dpi=160)
 
 
-def forest(found: Sequence[tuple[Study, str, str, str, Estimate, bool]], folder: Path) -> None:
-    """Paired differences, default minus baseline, with 95 % intervals.
+Compared: TypeAlias = "tuple[Study, str, str, str, Estimate, bool]"
+"""Study, default, baseline, measure, difference, whether it stands after the correction."""
 
-    found: study, default, baseline, measure, difference, whether it stands after the correction.
-    """
+
+def forest(found: Sequence[Compared], folder: Path) -> None:
+    """Paired differences, default minus baseline, with 95 % intervals."""
     measures = list(dict.fromkeys(measure for _, _, _, measure, _, _ in found))
     titles = list(dict.fromkeys(study.title for study, *_ in found))
     names = {t: sorted({b for s, _, b, *_ in found if s.title == t}, key=_short) for t in titles}
@@ -90,7 +91,7 @@ def forest(found: Sequence[tuple[Study, str, str, str, Estimate, bool]], folder:
             panel.set_yticks(range(len(names[title])), [""] * len(names[title]))
             panel.invert_yaxis()
             panel.grid(alpha=0.3)
-            panel.set_xlabel(measure)
+            panel.set_xlabel(f"{measure}\n← default better")
         line[0].set_yticklabels([_short(name) for name in names[title]])
         line[0].set_title(title, loc="left", fontsize="medium", fontweight="bold")
     figure.legend(
