@@ -57,7 +57,7 @@ _ELSEWHERE = {  # by package and last name: torch says torch.utils.data.dataload
     "torch.Tensor": f"{_TORCH}/tensors.html",
     "torch.DataLoader": f"{_TORCH}/data.html#torch.utils.data.DataLoader",
     "torch.Dataset": f"{_TORCH}/data.html#torch.utils.data.Dataset",
-    "torch.DistributedSampler": f"{_TORCH}/data.html#torch.utils.data.distributed.DistributedSampler",
+    "torch.DistributedSampler": f"{_TORCH}/data.html",
     "torch.Module": f"{_TORCH}/generated/torch.nn.Module.html",
     "lightning.Callback": f"{_LIGHTNING}.callbacks.Callback.html",
     "lightning.LightningDataModule": f"{_LIGHTNING}.core.LightningDataModule.html",
@@ -115,7 +115,7 @@ _INTERNAL = set(
     Multipliers.write Multipliers.write_scalar
     PointwiseLoss.counts PointwiseLoss.empty_rows PointwiseLoss.gather PointwiseLoss.measure_units
     PointwiseLoss.pushed PointwiseLoss.share PointwiseLoss.take
-    augmentation beta_in_force force inner known_scale largest linear outer psi scale scaled
+    augmentation beta_in_force dataset_class force known_scale largest linear psi scale scaled
     standard_relaxation threshold_step
     """.split()
 )
@@ -155,9 +155,7 @@ def _reference_by_last_name(
     package, last = node["reftarget"].split(".")[0], node["reftarget"].split(".")[-1]
     if address := _ELSEWHERE.get("torch.Tensor" if last == "Tensor" else f"{package}.{last}"):
         return nodes.reference("", "", content, internal=False, refuri=address)
-    found = env.domains.python_domain.find_obj(
-        env, None, None, last, node["reftype"], searchmode=1
-    )
+    found = env.domains.python_domain.find_obj(env, None, None, last, node["reftype"], searchmode=1)
     found = [(name, entry) for name, entry in found if not entry.aliased]
     if package not in ("", "pl_pointwise", last) or len(found) != 1:
         return None

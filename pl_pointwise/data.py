@@ -208,6 +208,15 @@ class PointwiseDataModule(LightningDataModule):
         eval_batch_size: samples per rank and evaluation batch; None takes ``batch_size``.
         num_workers: loader processes.
         seed: of the order of training samples, together with ``seed_everything``'s.
+
+    Raises:
+        ValueError: a batch size below 1.
+        DataError: of a loader: its data set is empty or was not filled.
+
+    >>> data = PointwiseDataModule(batch_size=2)
+    >>> data.datasets["train"] = [{"x": 0.5}, {"x": 1.5}, {"x": 2.5}]
+    >>> next(iter(data.train_dataloader()))["index"].shape  # each row has its position
+    torch.Size([2])
     """
 
     def __init__(

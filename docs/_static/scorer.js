@@ -1,9 +1,11 @@
-/* Guides before the reference, and both before what developers read: Sphinx ranks by titles and
-   names alone, so that attributes such as `violated` would stand above the page that explains it. */
+/* Guides before the reference, and both before what developers read. Sphinx counts no words: pages
+   with a word in a title stand first, then all others by name. Of these the questions come first. */
 var Scorer = {
   score: ([docname, title, anchor, descr, score, filename, kind]) => {
     if (/^(docs\/appendix\/|benchmarks\/|CHANGELOG|CONTRIBUTING|RELEASING)/.test(docname))
       return score - 20;
+    if (docname === "docs/faq") return score + 15;
+    if (/^docs\/(devices|metrics|policy|settings|tolerance)$/.test(docname)) return score + 12;
     if (!docname.startsWith("docs/api/")) return score + 10;
     return score - (kind === "object" && title.split(".").length > 2 ? 10 : 0);
   },

@@ -118,7 +118,7 @@ def monitor(
 ) -> list[Check]:
     """Returns the checks of an exported model on new records, a forward pass over which it makes.
 
-    options, configs: see :func:`~.exported.measure_new_records`. state: of :func:`check`.
+    options, configs: the data's, as on the command line. state: of :func:`check`.
     """
     read_certificate(folder)  # Before the forward pass.
     samples, _ = measure_new_records(folder, options, configs)
