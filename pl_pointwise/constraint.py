@@ -67,6 +67,8 @@ class Constraint:
 
     def outside(self, violation: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Of each value the larger of an interval's two, (b, sides·K) → (b, K); masks alike."""
+        if self.sides == 1:
+            return violation, mask
         violation, mask = (each.unflatten(1, (self.sides, -1)) for each in (violation, mask))
         return violation.amax(1), mask[:, 0]
 

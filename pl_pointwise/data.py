@@ -107,6 +107,7 @@ class ResumableDataLoader(DataLoader[Any]):
     """A DataLoader over a :class:`PointwiseSampler` that continues in mid-epoch, with workers too.
 
     Its state: the sampler's seed and epoch, batches handed out, and samples a batch over all ranks.
+    ``dataset``, ``batch_size``, ``collate_fn`` and ``num_workers`` are as DataLoader's.
     """
 
     sampler: PointwiseSampler

@@ -220,7 +220,7 @@ class PointwiseLoss:
         found = values.detach().to(widest(values.device))
         number, total = over_ranks(torch.stack([(found > 0).sum(), found.sum()]), "sum").tolist()
         weights = self._parameters or [*_leaves_of(values)]
-        if not values.requires_grad or not weights:
+        if not (number or name == OBJECTIVE) or not values.requires_grad or not weights:
             return 0.0, number, total
         if number_of_ranks() > 1 and self._parameters is None:
             raise TrainingError(
@@ -241,9 +241,11 @@ class PointwiseLoss:
         """How many samples each term applies to, 1 at least, over all micro-batches and ranks."""
         names, found = [OBJECTIVE, *self.constraints], []
         for of_micro_batch in masks:  # Terms that apply to every sample share one mask.
-            sums = {id(mask): carries(mask).sum() for mask in of_micro_batch.values()}
-            found.append(torch.stack([sums[id(of_micro_batch[name])] for name in names]))
-        numbers = over_ranks(torch.stack(found).sum(0).float(), "sum")
+            shared = {id(mask): mask for mask in of_micro_batch.values()}
+            sums = {key: carries(mask).sum() for key, mask in shared.items()}
+            found += [sums[id(of_micro_batch[name])] for name in names]
+        numbers = torch.stack(found).view(len(masks), -1).sum(0, dtype=torch.float32)
+        numbers = over_ranks(numbers, "sum")
         return dict(zip(names, numbers.clamp(min=1).unbind(), strict=True))
 
     def pushed(self, name: str, terms: Terms) -> Tensor:

@@ -100,8 +100,10 @@ class Multipliers(Mapping[str, Tensor]):
                 f"Sample index {lowest if lowest < -1 else highest} is outside the training set of "
                 f'{self.samples} samples: batch["index"] is the position in it.'
             )
+        if lowest >= 0:
+            return table[index]
         rows = table[index.clamp(min=0)] if self.samples else table.new_zeros(len(index), columns)
-        return rows if lowest >= 0 else rows.masked_fill((index < 0)[:, None], 0.0)
+        return rows.masked_fill((index < 0)[:, None], 0.0)
 
     def write(self, name: str, index: Tensor, rows: Tensor) -> None:
         """Sets λ of the samples ``index`` (B,), which are distinct and ≥ 0, to ``rows`` (B, K)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import json
 import re
 import runpy
@@ -166,3 +167,24 @@ def test_the_reference_has_a_page_of_every_public_name_and_of_no_module() -> Non
 @pytest.mark.parametrize("name", pl_pointwise.__all__)
 def test_a_public_name_has_an_example(name: str) -> None:
     assert ">>> " in (getattr(pl_pointwise, name).__doc__ or "")
+
+
+PUBLIC_CLASSES = {
+    name: found
+    for name in pages_of_the_reference()
+    for module, _, last in (name.rpartition("."),)
+    if isinstance(found := getattr(importlib.import_module(module), last), type)
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC_CLASSES)
+def test_every_argument_of_a_public_class_is_described(name: str) -> None:
+    """In the docstring, or beside a dataclass's field, where the page shows it too."""
+    kind = PUBLIC_CLASSES[name]
+    if issubclass(kind, Exception):
+        return
+    described, source = kind.__doc__ or "", inspect.getsource(kind)
+    for argument, parameter in inspect.signature(kind).parameters.items():
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            field = rf'(?m)^    {argument}: .*(#: .|\n    """.)'
+            assert re.search(rf"\b{argument}\b", described) or re.search(field, source), argument

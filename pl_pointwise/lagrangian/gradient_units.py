@@ -62,7 +62,7 @@ WINDOW = 10
 """Steps that m covers, M at least, and r and λ̄ twice that at least; else an epoch."""
 
 COST = 0.03
-"""Of a fit's time: what later measurements of Λ may take, each one more pass a term."""
+"""Of a fit's time: what later measurements of Λ may take, each at most a pass a term more."""
 
 
 @dataclass
@@ -175,17 +175,18 @@ class GradientUnits:
             if not declared[name].adaptive or not mask.any():
                 continue
             violation = measured.followed[name]
-            multiplier = measured.multipliers.get(name, torch.zeros_like(violation))[mask]
+            table = measured.multipliers.get(name)
+            multiplier = (torch.zeros_like(violation) if table is None else table)[mask]
             residual = formulation.residual(violation[mask], multiplier).double()
-            violated = residual[residual > 0]
-            pulls = (residual > 0) | (multiplier != 0)
+            violated = residual > 0
+            pulling, violated = multiplier[violated | (multiplier != 0)], residual[violated]
             state = self._states.setdefault(name, _State())
             state.visits += 1
             state.mean += (float(residual.mean()) - state.mean) / min(state.visits, WINDOW)
             state.largest = max(kept * state.largest, state.mean)
-            if pulls.any():
+            if len(pulling):
                 state.pulls += 1
-                mean = float(multiplier[pulls].abs().double().mean())
+                mean = float(pulling.abs().double().mean())
                 state.multiplier += (mean - state.multiplier) / min(state.pulls, window)
             if len(violated):
                 state.steps += 1

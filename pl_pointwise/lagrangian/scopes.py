@@ -79,8 +79,10 @@ class Weight:
 
     def _mean(self, psi: Tensor, terms: Terms, count: Tensor) -> Tensor:
         mask = terms.masks[self.name]
-        normalised = weights(mask, self.sides, terms.followed[self.name].dtype) / count
-        return (torch.where(mask, psi, 0) * normalised).sum()
+        psi = torch.where(mask, psi, 0)
+        if mask.shape[1] == self.sides:
+            return psi.sum() / count
+        return (psi * (weights(mask, self.sides, psi.dtype) / count)).sum()
 
 
 class PerSample(Weight):

@@ -44,17 +44,17 @@ class Terms:
 class Measured:
     """What a step measured, of all ranks, on the CPU."""
 
-    index: Tensor  # (R,)
-    objective: Tensor  # (R,)
-    followed: dict[str, Tensor]  # violations (R, sides·K) that the weights followed
-    judged: dict[str, Tensor]  # those that the multipliers follow
-    masks: dict[str, Tensor]  # bool, (R,) for the objective, else as the violations
-    multipliers: dict[str, Tensor]  # λ_t of the constraints with one per sample, as the violations
-    counts: dict[str, int]  # samples that each term applies to, those left out later included
-    lagrangian: float  # of the terms per sample; those of the batch are added when they are known
-    gradient_norm: float  # before clipping
-    strict: bool = False  # whether the multipliers follow others than the weights
-    finite: bool = False  # whether all values are known to be finite in float32
+    index: Tensor  #: (R,)
+    objective: Tensor  #: (R,)
+    followed: dict[str, Tensor]  #: violations (R, sides·K) that the weights followed
+    judged: dict[str, Tensor]  #: those that the multipliers follow
+    masks: dict[str, Tensor]  #: bool, (R,) for the objective, else as the violations
+    multipliers: dict[str, Tensor]  #: λ_t where it is per sample, as the violations
+    counts: dict[str, int]  #: samples that each term applies to, those left out later included
+    lagrangian: float  #: of the terms per sample; those of the batch are added when they are known
+    gradient_norm: float  #: before clipping
+    strict: bool = False  #: whether the multipliers follow others than the weights
+    finite: bool = False  #: whether all values are known to be finite in float32
 
     def keep(self, rows: Tensor) -> Measured:
         """The given samples, bool (R,)."""
@@ -71,12 +71,12 @@ class DualStep:
     All but the index are of one shape: (R, sides·K), of the R samples that stepped, or (1, sides).
     """
 
-    index: Tensor | None  # (R,); None where the multiplier belongs to no sample
-    judged: Tensor  # the violations that the step was taken on
-    mask: Tensor  # bool
-    before: Tensor  # λ
-    after: Tensor
-    followed: Tensor  # the violations that the weights followed
+    index: Tensor | None  #: (R,); None where the multiplier belongs to no sample
+    judged: Tensor  #: the violations that the step was taken on
+    mask: Tensor  #: bool
+    before: Tensor  #: λ
+    after: Tensor  #: λ
+    followed: Tensor  #: the violations that the weights followed
 
 
 # From what a task or a loop gives -----------------------------------------------------------------
@@ -221,8 +221,9 @@ def pack(
 
 def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
     """What packed rows (R, columns) say, on the CPU: one copy, for which the host waits."""
-    flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()
-    rows = flat[:-1].view(rows.shape)
+    if rows.device.type != "cpu":
+        flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()
+        rows, gradient_norm = flat[:-1].view(rows.shape), flat[-1]
     tables: dict[str, dict[str, Tensor]] = {"followed": {}, "multiplier": {}}
     for (kind, name), table in zip(layout, rows.split([*layout.values()], dim=1), strict=True):
         tables.setdefault(kind, {})[name] = table
@@ -238,7 +239,7 @@ def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
         multipliers=tables["multiplier"],
         counts={name: int(carries(mask).sum()) for name, mask in masks.items()},
         lagrangian=float(tables["share"][OBJECTIVE].sum()),
-        gradient_norm=float(flat[-1]),
+        gradient_norm=float(gradient_norm),
         strict="judged" in tables,
         finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
     )

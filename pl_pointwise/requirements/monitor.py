@@ -61,7 +61,7 @@ class Check:
         drift: of "the new values are drawn as the certification samples' were".
     """
 
-    requirement: str
+    requirement: str  #: its text
     n: int
     share: float | None
     so_far: int
@@ -70,7 +70,7 @@ class Check:
     broken: float
     drift: float
     again: int
-    verdict: str
+    verdict: str  #: "broken", "in doubt", "believable" or "not watched"
 
     def statement(self) -> str:
         """Returns the check in one line."""

@@ -376,13 +376,17 @@ class FirstSteps:
         visited = self._visited
         if visited is None:
             return
-        distinct, counts = np.unique(index[index >= 0].numpy(), return_counts=True)
-        if len(distinct) and distinct[-1] >= len(visited):
+        real = index.numpy()
+        real = real[real >= 0]
+        if not len(real) or real.max() >= len(visited):
             return  # The store says which.
-        again = distinct[(counts > 1) | visited[distinct]]
-        visited[distinct] = True
+        again = real[visited[real]]
+        visited[real] = True
+        if not len(again) and len({*real.tolist()}) < len(real):
+            distinct, counts = np.unique(real, return_counts=True)
+            again = distinct[counts > 1]
         if len(again):
             raise TrainingError(
-                f"Sample index {again[0]} came twice in epoch {epoch}, and the sampler hands out "
+                f"Sample index {min(again)} came twice in epoch {epoch}, and the sampler hands out "
                 f"each position once. {SHARED_ROWS}"
             )

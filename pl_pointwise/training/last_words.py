@@ -10,8 +10,9 @@ from ..lagrangian.duals import Duals
 from ..lagrangian.terms import OBJECTIVE, Measured
 from ..task import Task, warn
 
-LARGE, STAYS = 100.0, 0.05
-"""λ in its unit, and the share of samples violated, beyond which λ grows and does not help."""
+LARGE, STAYS, LEFT = 100.0, 0.05, 0.1
+"""λ in its unit, the share of samples violated, and their mean violation over that of the first
+epoch, beyond which λ grows and does not help."""
 
 
 class LastWords:
@@ -24,9 +25,14 @@ class LastWords:
     def start_fit(self) -> None:
         self.lines: list[str] = []  # Those that are no warning, for the command line.
         self._ever: set[str] = set()  # Constraints that this fit has violated.
+        self._first: dict[str, Tensor] = {}  # Their mean violation in its first epoch with one.
+        self._worst: dict[str, list[Tensor]] = {}
         self.start_epoch()
 
     def start_epoch(self) -> None:
+        for name, found in self._worst.items():
+            if name in self._ever and name not in self._first:
+                self._first[name] = _mean_violated(torch.cat(found))
         self._worst = {name: [torch.zeros(0)] for name in self.task.constraints}
 
     def add(self, measured: Measured) -> None:
@@ -37,11 +43,11 @@ class LastWords:
             worst = worst_per_sample(constraint.reported(violation), mask)
             self._worst[name].append(worst)
             self._ever |= {name} if (worst > 0).any() else set()
+        if self._ever or self.task.global_step:
+            return
         objective = measured.objective[measured.masks[OBJECTIVE]]
         judged = any(measured.masks[name].any() for name in measured.judged)
-        if self.task.global_step or self._ever or not (judged and len(objective)):
-            return
-        if objective.abs().max() <= 1e-6:  # Rounding makes it of 0.
+        if judged and len(objective) and objective.abs().max() <= 1e-6:  # Rounding makes it of 0.
             warn(
                 self.task,
                 "The first batch has nothing to learn: no constraint is violated and the objective "
@@ -91,9 +97,17 @@ class LastWords:
                 "its bound is out of reach, the epochs were too few, or it is the wrong way round "
                 "(at_most for at_least). See docs/settings.md."
             )
-        elif times > LARGE and (worst > 0).float().mean() > STAYS:
+        elif (
+            times > LARGE
+            and (worst > 0).float().mean() > STAYS
+            and _mean_violated(worst) > LEFT * self._first.get(name, 0.0)
+        ):
             answer = (
                 f"λ has grown to {times:,.0f} times its unit and the weights do not follow. "
                 "Raise training.primal_steps, or the bound is out of reach."
             )
         return text, answer
+
+
+def _mean_violated(worst: Tensor) -> Tensor:
+    return worst[worst > 0].mean()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from lightning.pytorch.trainer import call
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -21,6 +21,7 @@ from ..lagrangian.terms import (
     OBJECTIVE,
     PADDING,
     Measured,
+    Terms,
     finite_samples,
     non_finite_values,
     widest,
@@ -46,6 +47,8 @@ class Stepper:
         self.first_steps = FirstSteps()
         self.last_words = LastWords(task)
         self.buffers = Buffers()
+        self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
+        self.shares_graph = True  # Until a graph could not be differentiated more than once.
 
     def take(self, batch: Any) -> Measured:
         """One step of the weights and one of the batch's multipliers."""
@@ -58,13 +61,12 @@ class Stepper:
         call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
         call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
         self.buffers.keep(task)
-        due = loss.duals.units.due(task.formulations, task.global_step)
-        due = self._measure_units(due, micro_batches, counts)
+        self.due = loss.duals.units.due(task.formulations, task.global_step)
         measured = self._measure(micro_batches, counts)
         if self.buffers.changing is None:
             self.buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
-            measured = self._without_non_finite(measured, micro_batches, counts, due)
+            measured = self._without_non_finite(measured, micro_batches, counts)
         loss.measured, loss.dual_steps = measured, {}
         self.last_words.add(measured)
         if self._may_step(measured):
@@ -120,20 +122,27 @@ class Stepper:
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], rows: int = 0
     ) -> Measured:
         """Accumulates the step's gradient, clipped; ``rows``: of a rank without any left."""
-        task, loss = self.task, self.loss
+        task, loss, ranks = self.task, self.loss, self.task.trainer.world_size
+        parallel = isinstance(task.trainer.strategy, ParallelStrategy)
+        shared = self.shares_graph and len(micro_batches) == 1 and not parallel
+        slopes = None if shared else self._slopes(micro_batches, counts)
         task.optimizers().zero_grad()  # type: ignore[union-attr]
-        slopes = self._slopes(micro_batches, counts) if loss.duals.on_batch else {}
         tables = []
         for micro in self._each_with_its_backward_pass(micro_batches):
             terms = terms_of(task, micro, task(micro.batch), self.strict)
             if self.first_steps.unproven:
                 self.first_steps.require_gradients(task, terms)
+            if shared:
+                if not self._measure_units(micro_batches, counts, terms):
+                    del terms  # And with them the graph.
+                    self.buffers.restore(task)
+                    return self._measure(micro_batches, counts, rows)
+                slopes = loss.duals.known_slopes()
             if slopes is None:
                 slopes = loss.duals.slopes([terms], counts, task.device)
             share, table = loss.share(terms, micro.index, counts, slopes, self.strict)
             tables.append(table)
             # The ranks' gradients are averaged, and the counts are those of all ranks.
-            ranks = task.trainer.world_size
             task.manual_backward(share * ranks if ranks > 1 else share)
         tables = tables or [loss.empty_rows(rows, task.device)]
         return loss.gather(tables, self._gradient_norm(task.training_settings.gradient_clip_val))
@@ -152,21 +161,26 @@ class Stepper:
     ) -> dict[str, Slope] | None:
         """∂ψ/∂mean of every statistic of the batch; None: the one forward pass that follows tells.
 
+        Measures units first, which α is in.
+
         Else a pass without gradients finds the mean, and both passes see the same dropout.
         """
-        task, known = self.task, self.loss.duals.known_slopes()
+        self._measure_units(micro_batches, counts)
+        task, duals = self.task, self.loss.duals
+        known = duals.known_slopes() if duals.on_batch else {}
         if known is not None or (len(micro_batches) == 1 and task.trainer.world_size == 1):
             return known
-        strict = self.strict and self.loss.duals.dual_first
+        strict = self.strict and duals.dual_first
         with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
             found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
         self.buffers.restore(task)
-        return self.loss.duals.slopes(found, counts, task.device, over_ranks)
+        return duals.slopes(found, counts, task.device, over_ranks)
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``largest`` if that is given."""
-        parameters = [p for p in self.task.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        parameters = [*self.task.parameters()]
+        gradients = (p.grad for p in parameters)
+        norm = torch.nn.utils.get_total_norm([g for g in gradients if g is not None])
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
         # Under float16 the gradients have the scaler's factor until its step.
@@ -215,13 +229,11 @@ class Stepper:
         measured: Measured,
         micro_batches: list[MicroBatch],
         counts: dict[str, Tensor],
-        due: list[str],
     ) -> Measured:
         """The step computed once more without the samples that have a value that is not finite.
 
         Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. If that does not
         help, the gradient's norm is not finite. The whole batch's ``counts`` stay denominators.
-        ``due``: constraints whose unit those samples kept from being measured.
         """
         task, ranks = self.task, self.task.trainer.world_size
         bad = ~finite_samples(measured.objective, measured.followed, measured.judged)
@@ -244,7 +256,6 @@ class Stepper:
             found = replace(measured, gradient_norm=math.nan)
         else:
             kept = without_samples(task, micro_batches, measured.index[bad])
-            self._measure_units(due, kept, counts)
             found = self._measure(kept, counts, rows=len(measured.index) // ranks)
         left = found.keep(~bad)
         if not finite_samples(left.objective, left.followed, left.judged).all():
@@ -257,39 +268,62 @@ class Stepper:
     # The unit of the multipliers (gradient_units.py) --------------------------------------------
 
     def _measure_units(
-        self, names: list[str], micro_batches: list[MicroBatch], counts: dict[str, Tensor]
-    ) -> list[str]:
-        """Λ of these constraints, each by one more pass; those of which a norm is not finite."""
-        again = self.loss.measure_units(
-            names, counts, lambda name: self._gradient_of(name, micro_batches, counts[name])
-        )
-        self.loss.duals.put_in_force(self.task.trainer.num_training_batches)
-        return again
+        self,
+        micro_batches: list[MicroBatch],
+        counts: dict[str, Tensor],
+        terms: Terms | None = None,
+    ) -> bool:
+        """Λ of the constraints that are due; those of which a norm is not finite stay so.
+
+        terms: of the one micro-batch, in whose graph it is then done; False where that cannot be.
+        """
+        loss = self.loss
+        try:
+            self.due = loss.measure_units(
+                self.due, counts, lambda name: self._gradient_of(name, micro_batches, counts, terms)
+            )
+        except (RuntimeError, TypeError):  # A compiled graph, too little memory, backward(loss).
+            if terms is None:
+                raise
+            self.shares_graph = False
+            return False
+        loss.duals.put_in_force(self.task.trainer.num_training_batches)
+        return True
 
     def _gradient_of(
-        self, name: str, micro_batches: list[MicroBatch], count: Tensor
+        self,
+        name: str,
+        micro_batches: list[MicroBatch],
+        counts: dict[str, Tensor],
+        known: Terms | None,
     ) -> tuple[float, float, float]:
         """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖, how many values are above 0, and their sum."""
         task, device = self.task, self.task.device
-        task.optimizers().zero_grad()  # type: ignore[union-attr]
         beside = torch.zeros(3, dtype=widest(device), device=device)
         with replayed_random_state(device):
+            task.optimizers().zero_grad()  # type: ignore[union-attr]
             for micro in self._each_with_its_backward_pass(micro_batches):
-                terms = terms_of(task, micro, task(micro.batch), strict=False)
+                terms = known or terms_of(task, micro, task(micro.batch), strict=False)
                 finite = finite_samples(terms.objective, terms.followed)
                 values = self.loss.pushed(name, terms)
                 values = torch.where(finite if values.dim() == 1 else finite[:, None], values, 0)
                 found = values.detach().to(beside)
                 beside += torch.stack([(found > 0).sum(), found.sum(), (~finite).sum()])
-                scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
-                task.manual_backward(values.sum() * scale + connected_zero(task))
-        scaler = getattr(task.trainer.precision_plugin, "scaler", None)
+                # The ranks' gradients are averaged.
+                mean = values.sum() * (task.trainer.world_size / counts[name])
+                if known is None:
+                    task.manual_backward(mean + connected_zero(task))
+                elif mean.requires_grad and (name == OBJECTIVE or beside[0]):
+                    task.manual_backward(mean, retain_graph=True)
         norm = norm_of(p.grad for p in task.parameters() if p.grad is not None)
+        scaler = getattr(task.trainer.precision_plugin, "scaler", None)
         norm /= 1.0 if scaler is None else float(scaler.get_scale())
-        self.buffers.restore(task)
+        task.optimizers().zero_grad()  # type: ignore[union-attr]
+        if known is None:
+            self.buffers.restore(task)
         number, total, left_out = over_ranks(beside, "sum").tolist()
         if not math.isfinite(norm) and not left_out and self._lower_scale():
-            return self._gradient_of(name, micro_batches, count)
+            return self._gradient_of(name, micro_batches, counts, known)
         return norm, number, total
 
 

@@ -110,6 +110,23 @@ def test_multipliers_that_run_away_are_a_warning(caplog) -> None:
     assert "times its unit and the weights do not follow. Raise training.primal_steps" in warned
 
 
+@pytest.mark.parametrize(("left", "warns"), [(0.01, False), (0.5, True)])
+def test_a_large_multiplier_that_helped_is_no_warning(left: float, warns: bool, caplog) -> None:
+    """A family with a margin was told that its weights do not follow, and all held."""
+    module = Toy(Pointwise(), {"fit": Constraint(at_most=0.0)})
+    said(module, caplog)
+    caplog.clear()
+    words, duals = module._stepper.last_words, module._lagrangian.duals
+    duals.multipliers.set("fit", 1e6)
+    words.start_fit()
+    for size in (1.0, left):
+        words.start_epoch()
+        words._ever = {"fit"}
+        words._worst["fit"] = [torch.tensor([size, -1.0])]
+    words.say(duals)
+    assert ("times its unit" in caplog.text) == warns
+
+
 class Same(Toy):
     """A model that is its own reference: the objective is 0, and everything holds."""
 
