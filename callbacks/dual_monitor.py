@@ -5,21 +5,17 @@ steps of the epoch how far they are from an optimum. At one v ≤ u* and λ(v �
 relaxation of the formulation (0 where it has none). With r = v − u* and the λ after the step, over
 the entries (sample and column) that stepped:
 
-====================== ========================================================
-``step``               mean ``|Δλ|``
-``slackness``          mean ``|λr|``
-``infeasibility_mean`` mean (r)₊, of an equality ``|r|``
-``relaxed``            share with u* ≠ 0; only where the formulation relaxes
-====================== ========================================================
+    step                mean |Δλ|
+    slackness           mean |λr|
+    infeasibility_mean  mean (r)₊, of an equality |r|
+    relaxed             share with u* ≠ 0; only where the formulation relaxes
 
 The force on an entry is p(λ) = ∂ψ/∂v, (λ + 2αv)₊ for Pointwise; without its multiplier it would be
 p(0), that of a squared hinge of weight α. Where there is any, with σ the sign of p(λ), 1 except for
 equalities,
 
-============= =================================================================================
-``share``     Σ min(σ(p(λ) − p(0))₊, |p(λ)|) / Σ |p(λ)|, λ/(λ + 2αv) of an entry that violates
-``overshoot`` Σ |p(λ)| over those with σv < 0 / Σ |p(λ)|: satisfied, and λ still pushes
-============= =================================================================================
+    share      Σ min(σ(p(λ) − p(0))₊, |p(λ)|) / Σ |p(λ)|, λ/(λ + 2αv) of an entry that violates
+    overshoot  Σ |p(λ)| over those with σv < 0 / Σ |p(λ)|: satisfied, and λ still pushes
 
 A constraint with one multiplier is met by a statistic of the batch, such as its mean, which varies
 from batch to batch; so r is averaged over the epoch's steps before it is measured. TensorBoard and
@@ -45,7 +41,7 @@ QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "max": 1.0}
 
 
 class DualMonitor(Callback):
-    """Once an epoch, for every constraint that has multipliers.
+    """Once an epoch, for every constraint that has multipliers: the table of docs/callbacks.md.
 
     Quantiles and ``active`` run over the entries of λ that have taken a step so far in the run. A
     window of ``primal_steps`` still open at the end of an epoch counts in the next.

@@ -35,8 +35,8 @@ class SaveOnTermination(OnExceptionCheckpoint):
     A validation under way is finished first, so leave more time between SIGTERM and SIGKILL than it
     takes. Where no other callback saves checkpoints, Lightning's ModelCheckpoint is added.
 
-    The file is the run's alone, see :func:`run_digest`: one with other settings in the same folder
-    neither continues from it nor writes over it.
+    The file is the run's alone: one with other settings in the same folder neither continues from
+    it nor writes over it.
 
     Args:
         dirpath: the folder of the checkpoint; a relative one is below ``default_root_dir``.

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import version as installed_version
+from inspect import isroutine
 from pathlib import Path
+from typing import Any, NewType
 
+import numpy.typing
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.addnodes import pending_xref
@@ -19,6 +22,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util.nodes import make_refnode
 from sphinx.writers.html5 import HTML5Translator
 
+_HERE = Path(__file__).parent
 project = "pl-pointwise"
 author = "The pl-pointwise authors"
 copyright = author
@@ -27,7 +31,7 @@ release = version = installed_version("pl-pointwise")
 extensions = [
     "myst_nb",  # Markdown and notebooks
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",  # a page for every module of the package
+    "sphinx.ext.autosummary",  # a page for every name that docs/api lists
     "sphinx.ext.napoleon",  # Google style sections: Args, Returns, Raises
     "sphinx.ext.viewcode",
 ]
@@ -44,9 +48,25 @@ include_patterns = [
     "RELEASING.md",
 ]
 
-# Every cross-reference has to resolve, except those to other packages: their inventories would
-# have to be downloaded.
+# Every cross-reference has to resolve, except those to other packages, of which a few are linked:
+# all inventories would have to be downloaded.
 nitpicky = True
+_TORCH = "https://docs.pytorch.org/docs/stable"
+_LIGHTNING = "https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch"
+_ELSEWHERE = {  # by package and last name: torch says torch.utils.data.dataloader.DataLoader
+    "torch.Tensor": f"{_TORCH}/tensors.html",
+    "torch.DataLoader": f"{_TORCH}/data.html#torch.utils.data.DataLoader",
+    "torch.Dataset": f"{_TORCH}/data.html#torch.utils.data.Dataset",
+    "torch.DistributedSampler": f"{_TORCH}/data.html",
+    "torch.Module": f"{_TORCH}/generated/torch.nn.Module.html",
+    "lightning.Callback": f"{_LIGHTNING}.callbacks.Callback.html",
+    "lightning.LightningDataModule": f"{_LIGHTNING}.core.LightningDataModule.html",
+    "lightning.LightningModule": f"{_LIGHTNING}.core.LightningModule.html",
+    "lightning.ModelCheckpoint": f"{_LIGHTNING}.callbacks.ModelCheckpoint.html",
+    "lightning.Trainer": f"{_LIGHTNING}.trainer.trainer.Trainer.html",
+    "torchmetrics.Metric": "https://lightning.ai/docs/torchmetrics/stable/references/metric.html",
+    "transformers.Trainer": "https://huggingface.co/docs/transformers/main_classes/trainer",
+}
 _OTHERS = (
     "PIL|Path|abc|argparse|collections|contextlib|datasets|huggingface_hub|jsonargparse|lightning"
     "|lightning_fabric|matplotlib|numpy|os|pandas|pathlib|peft|pyarrow|sentence_transformers|torch"
@@ -61,8 +81,6 @@ nitpick_ignore_regex = [
     ("py:.*", r"(dict\[str|.*Literal\[.*)"),  # halves of a type that a dataclass states as text
 ]
 
-suppress_warnings = ["ref.python"]  # two modules have a Requirement
-
 # Markdown
 myst_enable_extensions = ["dollarmath", "tasklist"]
 myst_heading_anchors = 4  # links such as problem.md#sign-convention
@@ -70,8 +88,16 @@ myst_links_external_new_tab = False
 nb_execution_mode = "off"  # notebooks are executed by the tests
 
 # API reference
-# What a module re-exports is described where it is defined.
-autodoc_default_options = {"members": True, "ignore-module-all": True, "show-inheritance": True}
+numpy.typing.ArrayLike = NewType("ArrayLike", object)  # else its union, four lines of types
+numpy.typing.ArrayLike.__module__ = "numpy.typing"
+autosummary_filename_map = {  # where file names have no case
+    "pl_pointwise.correction.corrected": "pl_pointwise.correction.corrected_of_answers"
+}
+autodoc_default_options = {
+    "members": True,
+    "show-inheritance": True,
+    "no-index-entry": True,  # in the search, an entry of the index stands above every page
+}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
@@ -81,6 +107,20 @@ napoleon_numpy_docstring = False
 python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 add_module_names = False
+# Members that only the package itself calls.
+_INTERNAL = set(
+    """
+    Constraint.outside Constraint.reported Constraint.residual Constraint.sides
+    Multipliers.for_samples Multipliers.pending Multipliers.rows Multipliers.scalar
+    Multipliers.write Multipliers.write_scalar
+    PointwiseLoss.counts PointwiseLoss.empty_rows PointwiseLoss.gather PointwiseLoss.measure_units
+    PointwiseLoss.pushed PointwiseLoss.share PointwiseLoss.take
+    augmentation beta_in_force dataset_class force known_scale largest linear psi scale scaled
+    standard_relaxation threshold_step
+    """.split()
+)
+
+_OF_TASKS = {"answers_to", "export", "predict_step"}  # What users call; the rest are hooks.
 
 # The pages
 highlight_language = "none"  # of blocks that name no language
@@ -90,7 +130,8 @@ html_copy_source = False
 html_show_sphinx = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-templates_path = [str(Path(__file__).parent / "_templates")]
+html_search_scorer = str(_HERE / "_static/scorer.js")
+templates_path = [str(_HERE / "_templates")]
 html_additional_pages = {"index": "redirect.html"}  # the root leads to docs/index.html
 html_math_renderer = "mathml"
 
@@ -108,17 +149,49 @@ def _block_math(translator: HTML5Translator, node: nodes.math_block) -> None:
 def _reference_by_last_name(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element
 ) -> nodes.reference | None:
-    """A name that only one module of the package defines needs no module in a docstring."""
+    """A public name needs no module in a docstring; those of ``_ELSEWHERE`` have another site."""
     if node.get("refdomain") != "py":
         return None
-    found = env.domains.python_domain.find_obj(
-        env, None, None, node["reftarget"], node["reftype"], searchmode=1
-    )
-    if len(found) != 1:
+    package, last = node["reftarget"].split(".")[0], node["reftarget"].split(".")[-1]
+    if address := _ELSEWHERE.get("torch.Tensor" if last == "Tensor" else f"{package}.{last}"):
+        return nodes.reference("", "", content, internal=False, refuri=address)
+    found = env.domains.python_domain.find_obj(env, None, None, last, node["reftype"], searchmode=1)
+    found = [(name, entry) for name, entry in found if not entry.aliased]
+    if package not in ("", "pl_pointwise", last) or len(found) != 1:
         return None
     ((name, entry),) = found
     source = node.get("refdoc", env.docname)
     return make_refnode(app.builder, source, entry.docname, entry.node_id, content, name)
+
+
+def _public_bases(app: Sphinx, name: str, obj: type, options: object, bases: list[Any]) -> None:
+    """Of an internal base class, the first public one behind it."""
+    public = {page.stem.split(".")[-1] for page in (_HERE / "api/generated").glob("*.rst")}
+    for position, base in enumerate(bases):
+        for each in getattr(base, "__mro__", ()):
+            if each.__name__ in public or not each.__module__.startswith("pl_pointwise"):
+                bases[position] = each
+                break
+
+
+def _skip_internal(
+    app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object
+) -> bool | None:
+    """Other packages' members, what ``_INTERNAL`` names, and hooks of tasks and callbacks."""
+    function = getattr(obj, "fget", obj)
+    module = getattr(function, "__module__", None) or ""
+    if isroutine(function) or function is not obj:
+        hooks = module.startswith(("pl_pointwise.tasks", "pl_pointwise.callbacks"))
+        if not module.startswith("pl_pointwise") or (hooks and name not in _OF_TASKS):
+            return True
+    return True if _INTERNAL & {name, getattr(function, "__qualname__", "")} else None
+
+
+def _link_pages(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """docs/metrics.md in a docstring becomes a link to that page."""
+    lines[:] = [re.sub(r"docs/(\w+)\.md", r":doc:`/docs/\1`", line) for line in lines]
 
 
 def _keep_indented_blocks(
@@ -181,6 +254,9 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _keep_indented_blocks, priority=400)  # before and
     app.connect("autodoc-process-docstring", _prose_of_attributes, priority=600)  # after napoleon
     app.connect("autodoc-process-docstring", _keep_bars, priority=650)
+    app.connect("autodoc-process-docstring", _link_pages)
+    app.connect("autodoc-process-bases", _public_bases)
+    app.connect("autodoc-skip-member", _skip_internal)
     # Browsers draw MathML themselves; the default is a script from elsewhere.
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.connect("missing-reference", _reference_by_last_name)

@@ -86,14 +86,14 @@ def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
 class Certificate:
     """What n held-out violations of one constraint certify; made by :func:`certify`."""
 
-    n: int  # Samples.
-    violated: int  # Samples with v > 0.
-    share: float  # violated / n
-    bound: float  # On P(a new input violates), from above; violation_bound.
-    cvar: float  # Of the n values, in the units of the violation.
-    quantile: float  # Upper bound on that at ``level``, inf for few samples; quantile_bound.
-    confidence: float  # Of each bound.
-    level: float  # Of the CVaR and of the quantile.
+    n: int  #: Samples.
+    violated: int  #: Samples with v > 0.
+    share: float  #: violated / n
+    bound: float  #: On P(a new input violates), from above; violation_bound.
+    cvar: float  #: Of the n values, in the units of the violation.
+    quantile: float  #: Upper bound on that at ``level``, inf for few samples; quantile_bound.
+    confidence: float  #: Of each bound.
+    level: float  #: Of the CVaR and of the quantile.
 
     def statement(self) -> str:
         """Returns the certificate in plain sentences, with its confidence and its assumptions."""

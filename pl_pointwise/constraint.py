@@ -16,12 +16,18 @@ class Constraint:
     """A bound on a value ℓ: ``ℓ ≤ at_most``, ``ℓ ≥ at_least``, both (interval), ``ℓ = equals``.
 
     An interval is two constraints on one value: its violation has twice the columns, and each side
-    multipliers of its own, at width zero too; an equality has one signed multiplier instead.
+    has multipliers of its own.
 
-    For an equality, reports show :meth:`violation`, |ℓ − c|. To count samples further off than δ,
-    give the module an evaluation constraint ``Constraint(at_least=c − δ, at_most=c + δ)``. The
-    multipliers of Pointwise, Relaxed and Average follow :meth:`residual`, ℓ − c with its sign:
-    λ > 0 pushes ℓ down, λ < 0 up. Every other formulation acts on the violation.
+    For an equality, reports show |ℓ − c|. To count samples further off than δ, give the module an
+    evaluation constraint ``Constraint(at_least=c − δ, at_most=c + δ)``. The multipliers of
+    Pointwise, Relaxed and Average follow ℓ − c with its sign: λ > 0 pushes ℓ down, λ < 0 up. Every
+    other formulation acts on |ℓ − c|.
+
+        >>> Constraint(at_most=0.5).violation(torch.tensor([0.25, 0.75]))
+        tensor([-0.2500,  0.2500])
+
+    Raises:
+        ValueError: no bound, one that is not a finite number, an empty interval.
     """
 
     at_most: float | None = None

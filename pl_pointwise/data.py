@@ -107,6 +107,7 @@ class ResumableDataLoader(DataLoader[Any]):
     """A DataLoader over a :class:`PointwiseSampler` that continues in mid-epoch, with workers too.
 
     Its state: the sampler's seed and epoch, batches handed out, and samples a batch over all ranks.
+    ``dataset``, ``batch_size``, ``collate_fn`` and ``num_workers`` are as DataLoader's.
     """
 
     sampler: PointwiseSampler
@@ -208,6 +209,15 @@ class PointwiseDataModule(LightningDataModule):
         eval_batch_size: samples per rank and evaluation batch; None takes ``batch_size``.
         num_workers: loader processes.
         seed: of the order of training samples, together with ``seed_everything``'s.
+
+    Raises:
+        ValueError: a batch size below 1.
+        DataError: of a loader: its data set is empty or was not filled.
+
+    >>> data = PointwiseDataModule(batch_size=2)
+    >>> data.datasets["train"] = [{"x": 0.5}, {"x": 1.5}, {"x": 2.5}]
+    >>> next(iter(data.train_dataloader()))["index"].shape  # each row has its position
+    torch.Size([2])
     """
 
     def __init__(

@@ -29,9 +29,9 @@ class SampleViolations:
     of both sides.
     """
 
-    index: Tensor  # (n,) int64, each sample's position in its data set
-    violation: Tensor  # (n, K), positive violates; NaN where it does not apply
-    mask: Tensor  # bool, (n, K): which elements it applies to
+    index: Tensor  #: (n,) int64, each sample's position in its data set
+    violation: Tensor  #: (n, K), positive violates; NaN where it does not apply
+    mask: Tensor  #: bool, (n, K): which elements it applies to
 
     def pooled(self) -> Tensor:
         """(m,), the elements that the constraint applies to, one after the other."""
@@ -54,8 +54,8 @@ class SampleViolations:
 class SampleValues:
     """A metric's value of each sample."""
 
-    index: Tensor  # (n,)
-    value: Tensor  # (n,)
+    index: Tensor  #: (n,)
+    value: Tensor  #: (n,)
 
 
 class ViolationsBySample(Metric):

@@ -55,6 +55,9 @@ class Formulation(ABC):
     ``scope`` says what ψ acts on: each sample's violation ("sample": one multiplier per sample and
     column), one statistic of the batch ("batch"), or, with "none", each sample's violation without
     any multiplier. ``signed``: for an equality λ has either sign, and v is the residual ℓ − c.
+
+    >>> Pointwise(alpha=1.0).config()["init_args"]  # what YAML and checkpoints hold of it
+    {'alpha': 1.0, 'dual_lr': None}
     """
 
     dual_lr: float | None = 0.0
@@ -261,6 +264,12 @@ class Penalty(Formulation):
     Args:
         weight: λ₀ ≥ 0.
         shape: of ψ as a function of v.
+
+    Raises:
+        ValueError: a negative weight; another shape; linear for an equality.
+
+    >>> Penalty(weight=10, shape="hinge").lagrangian(torch.tensor([-1.0, 0.5]))
+    tensor([0., 5.])
     """
 
     scope: Scope = "none"
@@ -345,8 +354,13 @@ class Average(BatchFormulation):
     Args:
         dual_lr: η ≥ 0, the size of the dual step; None is 0.1.
         alpha: augmentation α > 0 (half the usual ρ), None for the standard Lagrangian, or
-            "adaptive": α and η follow the gradients
-            (:mod:`pl_pointwise.lagrangian.gradient_units`).
+            "adaptive": α and η follow the gradients.
+
+    Raises:
+        ValueError: a number out of its range; ``dual_lr`` beside an adaptive ``alpha``.
+
+    >>> Average(dual_lr=0.5).ascend(torch.tensor(0.2), torch.tensor(1.0))  # λ + η·v̄
+    tensor(1.1000)
     """
 
 
@@ -360,6 +374,13 @@ class Tilted(BatchFormulation):
     Args:
         tilt: τ > 0, in one over the units of the violation.
         dual_lr, alpha: as those of :class:`Average`.
+
+    Raises:
+        ValueError: as :class:`Average`; a tilt that is not above 0.
+
+    >>> tilted, v = Tilted(tilt=2.0), torch.tensor([-1.0, 0.5])
+    >>> 0.5 + tilted.outer(tilted.inner(v - 0.5).mean())  # between their mean, −0.25, and 0.5
+    tensor(0.1777)
     """
 
     anchor: Anchor = "largest"  # v − a ≤ 0, so that no exponential overflows
@@ -398,6 +419,12 @@ class CVaR(BatchFormulation):
         threshold_lr: the size of the step of t, in the units of the violation; of an adaptive
             one in units of r, the mean of its violated values.
         dual_lr, alpha: as those of :class:`Average`.
+
+    Raises:
+        ValueError: as :class:`Average`; a level outside [0, 1).
+
+    >>> CVaR(level=0.5).inner(torch.tensor([-1.0, 0.0, 0.5, 1.0])).mean()  # of the worst half
+    tensor(0.7500)
     """
 
     anchor: Anchor = "threshold"
@@ -453,15 +480,21 @@ class SampleFormulation(Ascending):
 class Pointwise(SampleFormulation):
     """One multiplier for every sample: the requirement holds for each input.
 
-    ``Pointwise()`` needs only the bounds of the constraints: α and η follow the gradients, see
-    :mod:`pl_pointwise.lagrangian.gradient_units`. With numbers it is the paper's augmented
-    Lagrangian.
+    ``Pointwise()`` needs only the bounds of the constraints: α and η follow the gradients
+    (docs/formulations.md). With numbers it is the paper's augmented Lagrangian.
 
     Args:
         alpha: "adaptive", an augmentation α > 0 (half the usual ρ), or None for the standard
             Lagrangian λ·v.
         dual_lr: η ≥ 0, the size of the dual step with a stated α; None is the classical
             multiplier step, η = 2α, and 0.1 where there is no α.
+
+    Raises:
+        ValueError: a number out of its range; ``dual_lr`` beside an adaptive ``alpha``.
+
+    >>> v, multipliers = torch.tensor([0.5, -1.0]), torch.tensor([0.0, 1.0])
+    >>> Pointwise(alpha=1.0).ascend(v, multipliers)  # the first sample violates
+    tensor([1., 0.])
     """
 
     scope: Scope = "sample"
@@ -475,7 +508,7 @@ class Relaxed(SampleFormulation):
 
     The price is stated in the objective's unit over the constraint's, ``beta``, or as ``price``:
     ``Relaxed(price=10)`` lets a requirement push at most ten times as hard on its sample as the
-    objective does on all (Λ of :mod:`pl_pointwise.lagrangian.gradient_units`), in any unit.
+    objective does on all (Λ of docs/formulations.md), in any unit.
 
     Args:
         alpha: as that of :class:`Pointwise`; None with a quadratic cost only.
@@ -484,6 +517,14 @@ class Relaxed(SampleFormulation):
         cost: "quadratic" c(u) = βu², or "linear" c(u) = βu, which caps the force on a sample at β
             (the soft margin). None is quadratic with ``beta`` and linear with ``price``.
         dual_lr: as that of :class:`Pointwise`.
+
+    Raises:
+        ValueError: neither or both of ``beta`` and ``price``; a cost without the α it needs; a
+            number out of its range.
+
+    >>> relaxed = Relaxed(alpha=1.0, beta=3.0, cost="linear")
+    >>> relaxed.relaxation(torch.tensor([1.0, 4.0]), torch.zeros(2))  # force 2·4 > β: u = 2.5
+    tensor([0.0000, 2.5000])
     """
 
     scope: Scope = "sample"

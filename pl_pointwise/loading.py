@@ -43,6 +43,11 @@ def load(
         FileNotFoundError: a path where there is no folder.
         DataError: files that are damaged or would run code; no ``module_class`` of your own task.
         TrainingError: a checkpoint that cannot be read, or that names foreign classes.
+
+    >>> model, tokenizer = load("results/keep/export")  # doctest: +SKIP
+    >>> load("./nowhere")
+    Traceback (most recent call last):
+    FileNotFoundError: ./nowhere: no such folder. Give an export, or a name on the hub.
     """
     folder, text = Path(name), str(name)
     if not folder.is_dir():

@@ -45,18 +45,20 @@ VERSION = 1
 class PointwiseLoss:
     """Mean ℓ₀ + Σ mean ψ(v, λ) of a batch, with a multiplier for every sample.
 
-    ::
-
-        constrained = PointwiseLoss(
-            {"fit": Constraint(at_most=0.1)}, Pointwise(), samples=len(train)
-        )
-        for x, y, index in loader:  # index (B,): each sample's position in ``train``
-            outputs = model(x)
-            loss = constrained(outputs.abs(), {"fit": (outputs - y).square()}, index)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            constrained.step()  # λ of the batch
+    >>> from pl_pointwise import Constraint, Pointwise, PointwiseLoss
+    >>> x, y, index = torch.ones(2), torch.tensor([0.0, 1.0]), torch.arange(2)
+    >>> weight = torch.zeros(1, requires_grad=True)
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1)
+    >>> constrained = PointwiseLoss({"fit": Constraint(at_most=0.3)}, Pointwise(), samples=2)
+    >>> for _ in range(50):  # index (B,): each sample's position in the training set
+    ...     outputs = weight * x
+    ...     loss = constrained(outputs.square(), {"fit": (outputs - y).square()}, index)
+    ...     optimizer.zero_grad()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     steps = constrained.step()  # λ of the batch
+    >>> constrained.multipliers["fit"][:, 0] > 0  # the second sample has a price
+    tensor([False,  True])
 
     Where torch.distributed runs, every rank calls both; gradients are averaged as DDP does it, and
     λ is the same on all. Several calls before one ``step()`` are micro-batches of one batch: divide
@@ -73,6 +75,10 @@ class PointwiseLoss:
             only: else they are found in the graph of a loss.
         primal_steps: steps of the weights per dual step.
         order: "simultaneous": a loss uses λ before its batch's dual step; "dual_first": after it.
+
+    Raises:
+        DataError: ``groups`` that are not one number from 0 for each sample.
+        ValueError: constraints and formulations whose names differ.
 
     Attributes:
         multipliers: λ by constraint, (N, K) float32, of groups (G, K); () for a statistic of the
@@ -148,7 +154,7 @@ class PointwiseLoss:
             masks: which samples a term applies to, bool (B,) by "objective" or constraint, or
                 (B, K); a term left out applies to all.
             strict: values that the multipliers follow where they are others: see
-                :meth:`~pl_pointwise.task.Task.strict_values`.
+                :meth:`~pl_pointwise.PointwiseModule.strict_values`.
 
         Raises:
             DataError: a tensor of another shape.
@@ -181,7 +187,11 @@ class PointwiseLoss:
         return loss * number_of_ranks()
 
     def step(self) -> dict[str, DualStep]:
-        """λ ← (λ + η ∂ψ/∂λ)₊ of the samples of the last loss; after the optimizer's step."""
+        """λ ← (λ + η ∂ψ/∂λ)₊ of the samples of the last loss; after the optimizer's step.
+
+        Raises:
+            TrainingError: no loss since the last step.
+        """
         if not self._tables:
             raise TrainingError("PointwiseLoss.step() without a loss since the last step.")
         rows, self._tables = torch.cat(self._tables), []

@@ -51,31 +51,27 @@ def _held_by(part: str, name: str) -> Any:
 class PointwiseModule(Task):
     """Fine-tuning under constraints; a task is a subclass with three methods.
 
-    What else it may define: :class:`~pl_pointwise.task.Task`.
+    What else it may define: the methods below.
 
-    ::
-
-        class MyModule(PointwiseModule):
-            def __init__(self, formulation: Formulation | None, tolerance: float = 0.1):
-                super().__init__(
-                    formulation=formulation, constraints={"fit": Constraint(at_most=tolerance)}
-                )
-                self.net = torch.nn.Linear(4, 1)
-
-            def forward(self, batch):
-                return self.net(batch["x"])[:, 0]
-
-            def objective(self, outputs, batch):
-                return outputs.abs()
-
-            def constraint_values(self, outputs, batch):
-                return {"fit": (outputs - batch["y"]).square()}
+    >>> from pl_pointwise import Constraint, Formulation, Pointwise, PointwiseModule
+    >>> class MyModule(PointwiseModule):
+    ...     def __init__(self, formulation: Formulation | None, tolerance: float = 0.1):
+    ...         super().__init__(
+    ...             formulation=formulation, constraints={"fit": Constraint(at_most=tolerance)}
+    ...         )
+    ...         self.net = torch.nn.Linear(4, 1)
+    ...     def forward(self, batch):
+    ...         return self.net(batch["x"])[:, 0]
+    ...     def objective(self, outputs, batch):
+    ...         return outputs.abs()
+    ...     def constraint_values(self, outputs, batch):
+    ...         return {"fit": (outputs - batch["y"]).square()}
+    >>> module = MyModule(Pointwise())  # Trainer(max_epochs=30).fit(module, data)
 
     A batch of the training DataLoader is one optimisation step. In this order: ``membership``; per
     micro-batch ``forward`` once, ``objective``, ``constraint_values`` and the backward pass; the
     step of the weights; that of the batch's multipliers. In some steps of an adaptive α one more
     backward pass per term measures its unit, and with micro-batches or ranks a forward pass.
-    Hooks: :class:`~pl_pointwise.task.Task`.
 
     A batch is a mapping with ``index``, (B,), each sample's position in the training set, or a list
     of such micro-batches.
@@ -87,6 +83,10 @@ class PointwiseModule(Task):
         evaluation_constraints: the bounds by which ``validate`` and ``test`` measure violations,
             the same for every method that is compared; a name left out takes ``constraints``'.
         training: how it is trained: optimizer, micro-batches, clipping, order of the steps.
+
+    Raises:
+        ValueError: constraints and formulations whose names differ; a name that is "objective" or
+            has a slash.
 
     Attributes:
         training_settings: ``training``, a copy.

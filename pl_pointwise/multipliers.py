@@ -18,8 +18,12 @@ class Multipliers(Mapping[str, Tensor]):
     """λ of every constraint: (N, K) for multipliers per sample, () for one per constraint.
 
     An interval has its two sides side by side: (N, 2K), or (2,). A table is allocated when its
-    number of columns K is first seen. Every rank makes the same updates, so holds the same values.
-    ``samples`` is N.
+    number of columns K is first seen; every rank holds the same values. ``samples`` is N.
+
+    >>> multipliers = Multipliers(samples=3)  # module.multipliers, once a module is trained
+    >>> multipliers.load_state_dict({"fit": torch.tensor([[0.0], [2.0], [0.5]])})
+    >>> multipliers["fit"][:, 0].argsort(descending=True)  # the hardest sample first
+    tensor([1, 2, 0])
     """
 
     def __init__(self, samples: int) -> None:

@@ -27,6 +27,12 @@ class Optimization:
         weight_decay: AdamW's.
         schedule: "constant", "linear" (to zero) or "cosine" (to zero).
         warmup_ratio: share of all steps over which the rate rises from zero, from 0 to 1.
+
+    Raises:
+        ValueError: a number out of its range, an unknown schedule.
+
+    >>> Optimization(learning_rate=1e-3, schedule="cosine", warmup_ratio=0.1).weight_decay
+    0.0
     """
 
     learning_rate: float = 5e-5
@@ -54,6 +60,12 @@ class Training:
         primal_steps: S, steps of the weights per dual step, which ends a window of S.
         order: "simultaneous": the step of the weights uses λ before this step's dual update;
             "dual_first": after it.
+
+    Raises:
+        ValueError: a number out of its range; "dual_first" with several ``primal_steps``.
+
+    >>> Training(optimization=Optimization(learning_rate=1e-3), micro_batch_size=4).order
+    'simultaneous'
     """
 
     optimization: Optimization = field(default_factory=Optimization)

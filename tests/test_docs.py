@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
+import json
 import re
 import runpy
 from pathlib import Path
@@ -21,6 +23,10 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "RELEASING")),
     ROOT / "benchmarks/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+]
+PUBLIC_PACKAGES = [
+    importlib.import_module(f"pl_pointwise{name}")
+    for name in ("", ".tasks", ".callbacks", ".requirements", ".tasks.digits", ".tasks.family")
 ]
 MODULES = [
     ("" if top == "pl_pointwise" or top == "benchmarks" else "pl_pointwise.")
@@ -74,9 +80,12 @@ def test_configurations_named_on_the_page_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_yaml_blocks_of_the_page_are_yaml(page: Path) -> None:
-    for block in re.findall(r"(?ms)^```yaml\n(.*?)^```", page.read_text("utf-8")):
-        assert isinstance(yaml.safe_load(block), (dict, list))
+def test_yaml_and_json_blocks_of_the_page_parse(page: Path) -> None:
+    for kind, block in re.findall(r"(?ms)^```(yaml|jsonl?)\n(.*?)^```", page.read_text("utf-8")):
+        if kind == "yaml":
+            assert isinstance(yaml.safe_load(block), (dict, list))
+        else:  # A record a line, as a file of them has it.
+            assert all(isinstance(json.loads(line), dict) for line in block.splitlines())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -130,8 +139,52 @@ def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
     assert sorted(listed) == sorted(expected)
 
 
-def test_the_reference_links_every_public_name() -> None:
-    reference = (ROOT / "docs/api/index.rst").read_text()
-    for package in (pl_pointwise, pl_pointwise.tasks, pl_pointwise.callbacks):
-        for name in package.__all__:
-            assert re.search(rf"`~[\w.]+\.{name}`", reference), name
+def pages_of_the_reference() -> list[str]:
+    """What docs/api has a page of, by the name that it is imported by."""
+    names: list[str] = []
+    for file in sorted((ROOT / "docs/api").glob("*.rst")):
+        package = ""
+        for line in file.read_text("utf-8").splitlines():
+            if found := re.match(r"\.\. currentmodule:: (\S+)", line):
+                package = found[1]
+            elif package and (found := re.match(r"   ([A-Za-z]\S*)$", line)):
+                names.append(f"{package}.{found[1]}")
+    return names
+
+
+def test_the_reference_has_a_page_of_every_public_name_and_of_no_module() -> None:
+    pages = pages_of_the_reference()
+    assert len(pages) == len({*pages})
+    for package in PUBLIC_PACKAGES:
+        assert {f"{package.__name__}.{name}" for name in package.__all__} <= {*pages}
+    for name in pages:
+        module, _, last = name.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), last)), name
+    for file in (ROOT / "docs").rglob("*.rst"):
+        assert not re.search(r"automodule|:recursive:", file.read_text("utf-8")), file
+
+
+@pytest.mark.parametrize("name", pl_pointwise.__all__)
+def test_a_public_name_has_an_example(name: str) -> None:
+    assert ">>> " in (getattr(pl_pointwise, name).__doc__ or "")
+
+
+PUBLIC_CLASSES = {
+    name: found
+    for name in pages_of_the_reference()
+    for module, _, last in (name.rpartition("."),)
+    if isinstance(found := getattr(importlib.import_module(module), last), type)
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC_CLASSES)
+def test_every_argument_of_a_public_class_is_described(name: str) -> None:
+    """In the docstring, or beside a dataclass's field, where the page shows it too."""
+    kind = PUBLIC_CLASSES[name]
+    if issubclass(kind, Exception):
+        return
+    described, source = kind.__doc__ or "", inspect.getsource(kind)
+    for argument, parameter in inspect.signature(kind).parameters.items():
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            field = rf'(?m)^    {argument}: .*(#: .|\n    """.)'
+            assert re.search(rf"\b{argument}\b", described) or re.search(field, source), argument

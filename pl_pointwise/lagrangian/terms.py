@@ -44,17 +44,17 @@ class Terms:
 class Measured:
     """What a step measured, of all ranks, on the CPU."""
 
-    index: Tensor  # (R,)
-    objective: Tensor  # (R,)
-    followed: dict[str, Tensor]  # violations (R, sides·K) that the weights followed
-    judged: dict[str, Tensor]  # those that the multipliers follow
-    masks: dict[str, Tensor]  # bool, (R,) for the objective, else as the violations
-    multipliers: dict[str, Tensor]  # λ_t of the constraints with one per sample, as the violations
-    counts: dict[str, int]  # samples that each term applies to, those left out later included
-    lagrangian: float  # of the terms per sample; those of the batch are added when they are known
-    gradient_norm: float  # before clipping
-    strict: bool = False  # whether the multipliers follow others than the weights
-    finite: bool = False  # whether all values are known to be finite in float32
+    index: Tensor  #: (R,)
+    objective: Tensor  #: (R,)
+    followed: dict[str, Tensor]  #: violations (R, sides·K) that the weights followed
+    judged: dict[str, Tensor]  #: those that the multipliers follow
+    masks: dict[str, Tensor]  #: bool, (R,) for the objective, else as the violations
+    multipliers: dict[str, Tensor]  #: λ_t where it is per sample, as the violations
+    counts: dict[str, int]  #: samples that each term applies to, those left out later included
+    lagrangian: float  #: of the terms per sample; those of the batch are added when they are known
+    gradient_norm: float  #: before clipping
+    strict: bool = False  #: whether the multipliers follow others than the weights
+    finite: bool = False  #: whether all values are known to be finite in float32
 
     def keep(self, rows: Tensor) -> Measured:
         """The given samples, bool (R,)."""
@@ -71,12 +71,12 @@ class DualStep:
     All but the index are of one shape: (R, sides·K), of the R samples that stepped, or (1, sides).
     """
 
-    index: Tensor | None  # (R,); None where the multiplier belongs to no sample
-    judged: Tensor  # the violations that the step was taken on
-    mask: Tensor  # bool
-    before: Tensor  # λ
-    after: Tensor
-    followed: Tensor  # the violations that the weights followed
+    index: Tensor | None  #: (R,); None where the multiplier belongs to no sample
+    judged: Tensor  #: the violations that the step was taken on
+    mask: Tensor  #: bool
+    before: Tensor  #: λ
+    after: Tensor  #: λ
+    followed: Tensor  #: the violations that the weights followed
 
 
 # From what a task or a loop gives -----------------------------------------------------------------

@@ -61,7 +61,7 @@ class Check:
         drift: of "the new values are drawn as the certification samples' were".
     """
 
-    requirement: str
+    requirement: str  #: its text
     n: int
     share: float | None
     so_far: int
@@ -70,7 +70,7 @@ class Check:
     broken: float
     drift: float
     again: int
-    verdict: str
+    verdict: str  #: "broken", "in doubt", "believable" or "not watched"
 
     def statement(self) -> str:
         """Returns the check in one line."""
@@ -118,7 +118,7 @@ def monitor(
 ) -> list[Check]:
     """Returns the checks of an exported model on new records, a forward pass over which it makes.
 
-    options, configs: see :func:`~.exported.measure_new_records`. state: of :func:`check`.
+    options, configs: the data's, as on the command line. state: of :func:`check`.
     """
     read_certificate(folder)  # Before the forward pass.
     samples, _ = measure_new_records(folder, options, configs)

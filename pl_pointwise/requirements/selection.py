@@ -17,12 +17,12 @@ from .p_values import Losses, are_zero_one, p_value
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model measured on both splits, losses by requirement; a smaller ``objective`` is better."""
+    """A model measured on both splits."""
 
-    name: str
-    objective: float
-    selection: Sequence[Losses]
-    certification: Sequence[Losses]
+    name: str  #: what it is called
+    objective: float  #: smaller is better
+    selection: Sequence[Losses]  #: by requirement, on the selection split
+    certification: Sequence[Losses]  #: on the certification split
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,13 @@ class Tested:
     """A candidate after the test."""
 
     candidate: Candidate
+    """The one that was tested."""
     p: float
     """On the certification split, the largest over the requirements."""
     place: int | None
     """In the sequence, from 0; None for one that another beats in p-value and objective."""
     certified: bool
+    """Whether its place in the sequence was reached, and its p-value small enough."""
 
 
 @dataclass(frozen=True)

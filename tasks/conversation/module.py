@@ -72,8 +72,9 @@ class ConversationEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
     Args:
-        prefer_tolerance: what violations are measured against, as the others; None takes that of
-            training. A response's own bound holds in both.
+        prefer_tolerance: what violations are measured against, as avoid_tolerance,
+            refuse_tolerance, keep_tolerance, greedy_tolerance, floor_tolerance and
+            forget_tolerance; None takes that of training. A response's own bound holds in both.
         answer_in: data sets of `test` whose prompts are answered, of "test" and "train". With
             "test" the command `validate` answers "val" too; validation in training never does.
         answers_at_most: so many prompts of each category and data set, in an order that has nothing

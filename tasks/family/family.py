@@ -41,11 +41,11 @@ y = module.solver(x)  # x: (B, equations)"""
 class Family:
     """Which problems. G is drawn after the instances: another number of them is another family."""
 
-    variables: int = 20
-    equations: int = 10
-    inequalities: int = 10
-    instances: int = 1000
-    nonconvex: bool = False
+    variables: int = 20  #: V
+    equations: int = 10  #: E < V
+    inequalities: int = 10  #: K
+    instances: int = 1000  #: N, at least 24
+    nonconvex: bool = False  #: pᵀ sin y in the objective
 
     def __post_init__(self) -> None:
         if not 0 < self.equations < self.variables or self.inequalities < 1 or self.instances < 24:
@@ -232,7 +232,7 @@ class FamilyModule(PointwiseModule):
 
 
 class FamilyDataModule(PointwiseDataModule):
-    """The instances x, uniform in [−1, 1]; those held out with their optimum."""
+    """The instances x of ``family``, uniform in [−1, 1]; those held out with their optimum."""
 
     def __init__(self, family: Family = Family(), **options: Any) -> None:
         super().__init__(**options)

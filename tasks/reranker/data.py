@@ -51,13 +51,9 @@ _NEEDS = {
 class RerankerDataModule(PointwiseDataModule):
     """Queries with one positive and up to ``negatives`` negative passages each, tokenised once.
 
-    A raw record has the schema of ``microsoft/ms_marco`` v2.1, other fields ignored, or another of
-    docs/reranker.md; of files, a record with several positives is a sample for each::
-
-        {"query_id": 1115776, "query": "what is an aml surveillance analyst",
-         "passages": {"is_selected": [0, 1, ...], "passage_text": ["Anti-Money ...", ...]}}
-
-    and the batch of B such records, with C = 1 + negatives, candidate 0 the positive::
+    The schemas of raw records are those of docs/reranker.md; of files, a record with several
+    positives is a sample for each. A batch of B records, with C = 1 + negatives, candidate 0 the
+    positive::
 
         index            (B,)       long     the sample's position in the data set
         input_ids        (B, C, T)  long     padded with the tokenizer's pad token to the longest

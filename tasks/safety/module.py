@@ -61,8 +61,8 @@ class SafetyEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
     Args:
-        refuse_tolerance: ε_U that violations are measured against, as the others where training
-            has them; None takes that of training.
+        refuse_tolerance, comply_tolerance, comply_borderline_tolerance, avoid_tolerance: what
+            violations are measured against; None takes that of training.
         answer_in: data sets of `test` whose prompts are answered, for the rates of refusal and
             harm: of "test", "train", "pku", "over_refusal", "contrast" and "alpaca_eval". With
             "test" the command `validate` answers "val" too; validation in training never does.

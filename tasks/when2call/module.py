@@ -62,8 +62,8 @@ class When2CallEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
     Args:
-        chosen_tolerance: ε_win that violations are measured against, as the others; None takes
-            that of training.
+        chosen_tolerance, rejected_tolerance, ratio_tolerance, floor_tolerance: what violations are
+            measured against; None takes that of training.
         choose_by: by which score the behaviour is chosen, in `predict` and for F1 and
             hallucination: the log-likelihood divided by "characters" or "tokens", or its "sum".
     """

@@ -46,6 +46,8 @@ class Lora:
             another text for a regular expression. None takes PEFT's default for the architecture
             (for Llama the query and value projections), and "attention" where PEFT has none.
         modules_to_save: names of layers that are trained as a whole.
+        use_rslora: divide by √r instead of r.
+        layers_to_transform: numbers of the layers that get adapters; None is all.
         target_parameters: weights that are no linear layer's, such as "mlp.experts.gate_up_proj" of
             experts; needs lora_dropout 0.
         peft: more options of PEFT's ``LoraConfig``, such as {use_dora: true}.
