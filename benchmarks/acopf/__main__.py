@@ -13,6 +13,7 @@ the CSV is a finished run, which is not repeated.
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class SetPoints(nn.Module):
 
     def forward(self, loads: Tensor) -> Tensor:
         scaled = (loads - self.mean) / self.deviation
-        share = self.network(scaled.float()).double().sigmoid()
+        share = self.network(scaled).sigmoid()
         return self.low + share * (self.high - self.low)
 
 
@@ -128,10 +129,10 @@ def trained(
 ) -> SetPoints:
     """The network after a training with the package."""
     seed_everything(seed, verbose=False)
-    module = PowerFlow(formulation, grid, loads)
+    module = PowerFlow(formulation, copy.deepcopy(grid), loads).float()
     trainer = Trainer(max_epochs=epochs, accelerator="cpu", **QUIET)
-    trainer.fit(module, Loads(loads, BATCH, seed))
-    return module.points.eval()
+    trainer.fit(module, Loads(loads.float(), BATCH, seed))
+    return module.points.double().eval()
 
 
 def measure(

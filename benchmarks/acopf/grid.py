@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 DATA = Path(__file__).parent / "case57.json"
 SEED, SPREAD, LEAST_FACTOR = 17, 0.7, 0.8
-STEPS, DIFFERENTIATED, PRECISION = 40, 4, 1e-7
+STEPS, DIFFERENTIATED = 60, 4
+PRECISION = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 class Grid(nn.Module):
-    """The buses, branches and generators of a file as buffers, float64.
+    """The buses, branches and generators of a file as buffers, float64 unless converted.
 
     A solution y is (p_g, q_g, |v|, angle), (B, 2 G + 2 N); the first generator is the slack bus.
     The other generators' p_g and all generators' |v| are chosen, z (B, 2 G − 1); the rest follows.
@@ -98,7 +99,7 @@ class Grid(nn.Module):
         with torch.no_grad():
             for _ in range(STEPS):
                 off = self._balance(chosen.index_copy(1, where, found)) - due
-                if not off.abs().max() > PRECISION:
+                if not off.abs().max() > PRECISION[off.dtype]:
                     break
                 found = found - off @ self.inverse.T
         for _ in range(DIFFERENTIATED):
