@@ -68,8 +68,8 @@ class Instances:
 
     def __init__(self, grid: Grid, path: Path, held: int) -> None:
         table = pd.read_csv(path)
-        loads = draw_loads(grid.load, DRAWN)[table["drawn"].to_numpy()]
-        best = torch.tensor(table["objective"].to_numpy())
+        loads = draw_loads(grid.load, DRAWN)[torch.tensor(table["drawn"].to_list())]
+        best = torch.tensor(table["objective"].to_list(), dtype=torch.float64)
         parts = {"val": slice(held), "test": slice(held, 2 * held), "train": slice(2 * held, None)}
         self.loads = {name: loads[part] for name, part in parts.items()}
         self.best = {name: best[part] for name, part in parts.items()}
@@ -80,7 +80,10 @@ class SetPoints(nn.Module):
 
     def __init__(self, grid: Grid, loads: Tensor, width: int = WIDTH) -> None:
         super().__init__()
-        self.mean, self.deviation = nn.Buffer(loads.mean(0)), nn.Buffer(loads.std(0) + 1e-9)
+        # One unit for all: a large load weighs more than a small one, as it does in the grid.
+        drawn = loads.std(0)
+        self.mean = nn.Buffer(loads.mean(0))
+        self.deviation = nn.Buffer(drawn[drawn > 0].square().mean().sqrt())
         self.low, self.high = nn.Buffer(grid.low[grid.free]), nn.Buffer(grid.high[grid.free])
         self.network = nn.Sequential(
             nn.Linear(loads.shape[1], width),
