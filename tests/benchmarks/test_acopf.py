@@ -69,7 +69,7 @@ def test_the_gradient_is_that_of_the_solution(grid: Grid, loads: Tensor, points:
             for sign in (1, -1)
         )
     by_differences = (ahead - back) / 2e-5
-    assert ((slope - by_differences).norm(dim=1) < 0.01 * by_differences.norm(dim=1)).all()
+    assert ((slope - by_differences).norm(dim=1) < 0.05 * by_differences.norm(dim=1)).all()
 
 
 def test_a_limit_is_violated_by_what_is_beyond_it(grid: Grid) -> None:
