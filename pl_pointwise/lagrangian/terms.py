@@ -221,9 +221,8 @@ def pack(
 
 def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
     """What packed rows (R, columns) say, on the CPU: one copy, for which the host waits."""
-    if rows.device.type != "cpu":
-        flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()
-        rows, gradient_norm = flat[:-1].view(rows.shape), flat[-1]
+    flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()
+    rows = flat[:-1].view(rows.shape)
     tables: dict[str, dict[str, Tensor]] = {"followed": {}, "multiplier": {}}
     for (kind, name), table in zip(layout, rows.split([*layout.values()], dim=1), strict=True):
         tables.setdefault(kind, {})[name] = table
@@ -239,7 +238,7 @@ def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
         multipliers=tables["multiplier"],
         counts={name: int(carries(mask).sum()) for name, mask in masks.items()},
         lagrangian=float(tables["share"][OBJECTIVE].sum()),
-        gradient_norm=float(gradient_norm),
+        gradient_norm=float(flat[-1]),
         strict="judged" in tables,
         finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
     )
