@@ -46,6 +46,7 @@ CORRECTION, RATE, BATCH, EPOCHS, MARGIN = 100, 1e-3, 200, 150, 0.03
 ALLOWED = 1e-4
 """The largest violation that a corrected answer may have."""
 WEIGHTS = (1, 3, 10, 30, 100, 300, 1000)
+UNITS = (0.01, 100.0)
 SIZE = {"variables": 100, "equations": 50, "inequalities": 50, "instances": 10_000}
 
 
@@ -66,6 +67,7 @@ PROBLEMS = {
 class Method:
     formulation: Callable[[], Formulation]
     margin: float = 0.0
+    unit: float = 1.0  # What the constraints are multiplied by in training.
 
 
 def _penalty(weight: float, shape: Any, margin: float = 0.0) -> Method:
@@ -80,8 +82,11 @@ METHODS = {
     "Average": Method(lambda: Average(dual_lr=1.0)),
     "Pointwise(), margin": Method(Pointwise, MARGIN),
     **{f"hinge {w}, margin": _penalty(w, "hinge", MARGIN) for w in (30, 100)},
+    **{f"Pointwise(), violations × {unit:g}": Method(Pointwise, unit=unit) for unit in UNITS},
 }
 COOPER = "cooper, indexed multipliers"
+COOPERS = {COOPER: 1.0, **{f"cooper, violations × {unit:g}": unit for unit in UNITS}}
+"""With the unit of its constraints."""
 
 PUBLISHED = [
     # problem, method, objective, worst inequality, mean |equality|: results_summary.dict of
@@ -99,16 +104,27 @@ PUBLISHED = [
 # Runs -------------------------------------------------------------------------------------------
 
 
+class InUnit(FamilyModule):
+    """The constraints in another unit."""
+
+    unit = 1.0
+
+    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        found = super().constraint_values(outputs, batch)
+        return {name: self.unit * values for name, values in found.items()}
+
+
 def trained(problem: Problem, method: Method, seed: int, epochs: int) -> Proxy:
     """The network after a training with the package."""
     seed_everything(seed, verbose=False)
-    module = FamilyModule(
+    module = InUnit(
         method.formulation(),
         problem.family,
         equalities=problem.equalities,
         margin=method.margin,
         training=Training(Optimization(learning_rate=RATE, schedule="linear")),
     )
+    module.unit = method.unit
     trainer = Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -134,7 +150,7 @@ def indexed(kind: Any, samples: int, columns: int) -> Any:
     )
 
 
-def trained_by_cooper(problem: Problem, seed: int, epochs: int) -> Proxy:
+def trained_by_cooper(problem: Problem, unit: float, seed: int, epochs: int) -> Proxy:
     """The same by cooper 1.0: an augmented Lagrangian with indexed multipliers.
 
     Its penalty coefficient and the rate of its multipliers are 1, as nothing else is said.
@@ -163,7 +179,7 @@ def trained_by_cooper(problem: Problem, seed: int, epochs: int) -> Proxy:
                 count = values.shape[1]
                 features = (rows[:, None] * count + torch.arange(count)).flatten()
                 states[each] = cooper.ConstraintState(
-                    violation=values.flatten(), constraint_features=features
+                    violation=unit * values.flatten(), constraint_features=features
                 )
             # Its Lagrangian sums over constraints, so the objective is the batch's sum too.
             return cooper.CMPState(loss=proxy.objective(y).sum(), observed_constraints=states)
@@ -234,8 +250,8 @@ def study(
                 if (same & (table["seed"] == seed) & (table["epochs"] == epochs)).any():
                     continue
                 started = time.perf_counter()
-                if method == COOPER:
-                    proxy = trained_by_cooper(PROBLEMS[name], seed, epochs)
+                if method in COOPERS:
+                    proxy = trained_by_cooper(PROBLEMS[name], COOPERS[method], seed, epochs)
                 else:
                     proxy = trained(PROBLEMS[name], METHODS[method], seed, epochs)
                 seconds = time.perf_counter() - started
@@ -307,7 +323,7 @@ def draw(table: pd.DataFrame, problem: str, path: Path) -> None:
             panel.annotate(name.split()[-1], (x, y), xytext=(4, 4), textcoords="offset points")
     rest = {"Pointwise()": ("*", "#0072B2"), "Pointwise(), margin": ("P", "#0072B2")}
     rest |= {"Relaxed(price=10)": ("^", "#009E73"), "Average": ("s", "#E69F00")}
-    rest |= {COOPER: ("D", "#CC79A7")}
+    rest |= {"hinge 30, margin": ("P", "#D55E00"), COOPER: ("D", "#CC79A7")}
     for name, (marker, colour) in rest.items():
         if name in points.index:
             x, y = points.loc[name].abs()
@@ -324,7 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = [*METHODS, COOPER]
+    known = [*METHODS, *COOPERS]
     parser.add_argument("--problem", nargs="+", choices=PROBLEMS, default=[*PROBLEMS])
     parser.add_argument("--method", nargs="+", choices=known, help="without: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
@@ -337,7 +353,7 @@ def main() -> None:
     for name in ("pl_pointwise", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if not given.table:
-        installed = [*METHODS, *([COOPER] if find_spec("cooper") else [])]
+        installed = [*METHODS, *(COOPERS if find_spec("cooper") else [])]
         study(given.output, given.problem, given.method or installed, given.seeds, given.epochs)
         return
     table = read(given.output)
