@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pkgutil import resolve_name
@@ -175,20 +175,20 @@ class PointwiseCLI(LightningCLI):
                 raise found from found.__cause__
 
     def before_fit(self) -> None:
-        """``--ckpt_path last`` is a first start where there is none yet: Lightning says so."""
-        if self.config["fit"].get("ckpt_path") != "last":
-            self.before_test()
+        """``--ckpt_path last`` may be a first start, but not where every run has a new folder."""
+        self._require_last(lambda saver: saver.dirpath and saver.save_last)
 
     def before_test(self) -> None:
         """Refuses ``last`` and ``best`` without such a file: the model would be untrained."""
+        self._require_last(lambda saver: saver._find_last_checkpoints(self.trainer))
+
+    def _require_last(self, has_last: Callable[[ModelCheckpoint], object]) -> None:
         named = self.config[self.subcommand].get("ckpt_path")
         savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        if named == "best" or (
-            named == "last" and not any(s._find_last_checkpoints(self.trainer) for s in savers)
-        ):
+        if named == "best" or (named == "last" and not any(map(has_last, savers))):
             raise TrainingError(
                 f"--ckpt_path {named} finds no checkpoint. Give its path, or for last a "
-                "ModelCheckpoint with the dirpath and save_last of the run."
+                "ModelCheckpoint with dirpath and save_last: true, in both runs."
             )
 
     before_validate = before_predict = before_test
