@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -53,13 +54,10 @@ class Stepper:
     def take(self, batch: Any) -> Measured:
         """One step of the weights and one of the batch's multipliers."""
         task, loss, trainer = self.task, self.loss, self.task.trainer
-        optimizer = trainer.optimizers[0]  # The only one: see checks.check_module.
         micro_batches = micro_batches_of(task, batch, task.training_settings.micro_batch_size)
         # How many samples each term applies to, over all ranks, before any forward pass.
         counts = loss.counts([micro.masks for micro in micro_batches])
-        # Lightning calls this hook under automatic optimization only.
-        call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
-        call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
+        self._call_before_zero_grad()
         self.buffers.keep(task)
         self.due = loss.duals.units.due(task.formulations, task.global_step)
         measured = self._measure(micro_batches, counts)
@@ -115,6 +113,15 @@ class Stepper:
         self.taken_now = self.skipped_now = 0
         self.buffers = Buffers()
         self.last_words.start_epoch()
+
+    def _call_before_zero_grad(self) -> None:
+        """Lightning calls this hook under automatic optimization only. Most have none."""
+        trainer, hook = self.task.trainer, "on_before_zero_grad"
+        optimizer = trainer.optimizers[0]  # The only one: see checks.check_module.
+        if any(is_overridden(hook, each) for each in trainer.callbacks):  # type: ignore[attr-defined]
+            call._call_callback_hooks(trainer, hook, optimizer)
+        if is_overridden(hook, self.task):
+            call._call_lightning_module_hook(trainer, hook, optimizer)
 
     # Forward and backward -----------------------------------------------------------------------
 
