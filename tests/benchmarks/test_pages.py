@@ -1,0 +1,76 @@
+"""The tables of the pages say what the stored runs say, to the last digit that is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.families import RESULTS
+from benchmarks.optimum.show import means
+
+DOCS = Path(__file__).parents[2] / "docs"
+PROBLEMS = {
+    "margins of two digits": "margins",
+    "new digits, old ones kept": "retention",
+    "new digits within a KL budget": "budget",
+    "DC3's programs, new ones": "programs",
+    "the same, equalities in the loss": "programs, equalities",
+    "band, 2,000 samples": "band 2000",
+    "band, 20,000": "band 20000",
+}
+
+
+def rows(page: str, head: str) -> Iterator[list[str]]:
+    """The cells of each row of the table whose head begins so."""
+    lines = (DOCS / page).read_text(encoding="utf-8").partition(head)[2].split("\n\n")[0]
+    for line in lines.splitlines()[2:]:
+        yield [cell.strip(" *`") for cell in line.strip("|").split("|")]
+
+
+def is_shown(text: str, *exact: float) -> bool:
+    """Whether a cell shows these numbers, in its own digits; of "–" nothing is asked."""
+    found = re.findall(r"−?[\d.]+", text.replace(",", ""))
+    digits = [len(number.partition(".")[2]) for number in found]
+    shown = [float(number.replace("−", "-")) for number in found]
+    return text == "–" or (
+        len(shown) == len(exact)
+        and all(abs(s - e) <= 0.5001 * 0.1**d for s, e, d in zip(shown, exact, digits, strict=True))
+    )
+
+
+def test_the_known_optima() -> None:
+    table = means(pd.read_csv(RESULTS / "optimum.csv")).set_index(["problem", "epochs", "method"])
+    listed, problem = list(rows("evidence.md", "| problem | epochs |")), ""
+    for name, epochs, ours, hinge in listed:
+        label = next((each for each in PROBLEMS if name.startswith(each)), None)
+        problem = PROBLEMS[label] if label else problem
+        weight, _, theirs = hinge.partition(": ")
+        for method, cell in (("Pointwise()", ours), (f"hinge {weight.replace(',', '')}", theirs)):
+            of = table.loc[problem, int(epochs), method]
+            second = 100 * of["above"] if "%" in cell else of["objective"]
+            assert is_shown(cell, of["violated"], second), (problem, epochs, method, of)
+    assert len(listed) == 10
+
+
+def test_a_kl_budget_beside_its_rivals() -> None:
+    runs = pd.read_csv(RESULTS / "keeping.csv").query("part == 'judged'")
+    table = runs.groupby("method").mean(numeric_only=True)
+    names = {"before": "as it is", "plain fine-tuning": "fine-tuning"}
+    columns = ["learnt", "beyond, kept", "worst, kept", "flipped, kept"]
+    listed = list(rows("keep.md", "| method | learnt"))
+    for name, *cells in listed:
+        of = table.loc[names.get(name, name), columns]
+        assert all(map(is_shown, cells, of)), (name, cells, of)
+    assert len(listed) == 8
+
+
+def test_two_sided_requirements() -> None:
+    runs = pd.read_csv(RESULTS / "two_sided.csv").query("seed < 100")
+    table = runs.groupby("method").median(numeric_only=True)
+    for name, missed, kl in rows("evidence.md", "| method | missed"):
+        of = table.loc[name.partition(",")[0].strip("`")]
+        assert is_shown(missed, of["outside or lost"])
+        assert is_shown(kl, of["kl"])
