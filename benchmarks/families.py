@@ -329,6 +329,10 @@ def draw(table: pd.DataFrame, problem: str, path: Path) -> None:
             x, y = points.loc[name].abs()
             size = 16 if marker == "*" else 8
             panel.plot([x], [y], marker, color=colour, markersize=size, label=name)
+    for name in (each for each in COOPERS if each != COOPER and each in points.index):
+        x, y = points.loc[name].abs()
+        panel.plot([x], [y], "D", color="#CC79A7", markersize=8, fillstyle="none")
+        panel.annotate(name.split(", ")[1], (x, y), xytext=(-30, -16), textcoords="offset points")
     panel.set_xlabel("distance to the optimum, relative (lower is better)")
     panel.set_ylabel("worst violation of an instance, mean (lower is better)")
     panel.grid(alpha=0.3)

@@ -128,6 +128,6 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     raw, after = (table.xs(steps, level="correction") for steps in (0, acopf.CORRECTION))
     assert (after["worst"] < raw["worst"]).all()
     assert (table["gap"].abs() < 0.2).all()
-    assert "| DC3, published | | 5 | 3.8160 | 0.110 | 0.00201 | |" in acopf.summarise(
+    assert "| DC3, published | | | 5 | 3.8160 | 0.110 | 0.00201 | |" in acopf.summarise(
         acopf.read(output)
     )

@@ -74,3 +74,20 @@ def test_two_sided_requirements() -> None:
         of = table.loc[name.partition(",")[0].strip("`")]
         assert is_shown(missed, of["outside or lost"])
         assert is_shown(kl, of["kl"])
+
+
+def test_families_of_problems() -> None:
+    table = pd.read_csv(RESULTS / "families.csv").groupby(["problem", "method", "correction"])
+    exact, method = table[["gap", "worst"]].mean(), ""
+    for name, *cells in rows("family.md", "| method | convex"):
+        head, _, unit = name.partition(", constraints")
+        steps, name = 100 * head.endswith("corrected"), head.strip("`")
+        method = method if name.startswith(("the same", "corrected")) else name
+        base = {"cooper, indexed multipliers": "cooper"} if unit else {}
+        of = base.get(method, method) + (f", violations{unit}" if unit else "")
+        for problem, cell in zip(
+            ("convex", "nonconvex", "equalities in the loss"), cells, strict=True
+        ):
+            if cell and "published" not in method:
+                gap, worst = exact.loc[problem, of, steps]
+                assert is_shown(cell, 100 * gap, worst), (problem, of, cell)
