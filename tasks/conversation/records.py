@@ -37,6 +37,7 @@ from pl_pointwise.tasks.language_model.text.records import (
     read_when2call,
     reads_whole,
     response_of,
+    truth,
 )
 
 ROLES = ("prefer", "avoid", "refuse", "keep", "forget", "learn", "reference")
@@ -133,9 +134,10 @@ def _roles(row: dict[str, Any], where: str, role: str) -> Record:
     responses = []
     for name in ROLES:
         given = row.get(name)
-        if name == "refuse" and given is True:
+        said = truth(given) if name == "refuse" else None
+        if said:
             responses.append(Response("refuse", None, refusal=True))
-        elif given not in (None, ""):
+        elif said is None and given not in (None, ""):
             every = given if isinstance(given, list) and not is_turns(given) else [given]
             responses += [response_of(name, each, where, name) for each in every]
     return make_record(row, conversation(row, where), responses, where)
@@ -152,8 +154,7 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
     else:
         messages, answer, name = answered(row, where, *_FIELDS[schema])
     given = {name: row[name] for name in ("role", *_BOUND) if row.get(name) is not None}
-    label = dict.get(row, "label")
-    if "role" not in given and str(label).lower() in ("true", "false"):
+    if "role" not in given and truth(dict.get(row, "label")) is not None:
         role = "prefer" if flag(row, "label", where) else "avoid"
     response = parse_response({"role": role, **given, "content": "as below"}, where, name)
     response = replace(response, answer=parse_answer(answer, where, name))
