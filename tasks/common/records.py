@@ -133,8 +133,8 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
                 place = f"{path}, after {unit} {number}"
     except (OSError, EOFError, zlib.error, ValueError, csv.Error, pyarrow.ArrowException) as error:
         raise DataError(
-            f"{place}: cannot be read ({error}). Check the path, who may read it, and that the file "
-            "is what its ending says, text in UTF-8."
+            f"{place}: cannot be read ({error}). Check the path, who may read it, and that the "
+            "file is what its ending says, text in UTF-8."
         ) from error
 
 

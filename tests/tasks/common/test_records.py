@@ -181,5 +181,5 @@ def test_a_damaged_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
     noise = random.Random(0).randbytes(500)
     for content in (noise, gzip.compress(f"{GOOD}\n{noise.hex()}".encode())[:-100]):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=f"{name}: cannot be read"):
+        with pytest.raises(DataError, match=f"{name}.*: cannot be read"):
             read(tmp_path / name)
