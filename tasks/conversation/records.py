@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import Row, bad_field, kind, shown
+from pl_pointwise.tasks.common.records import Row, bad_field, digest, kind, shown
 from pl_pointwise.tasks.language_model.text.messages import WEIGHTS, is_turns, parse_answer
 from pl_pointwise.tasks.language_model.text.records import (
     ANSWERS,
@@ -103,17 +103,23 @@ def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> floa
     return None if value is None else float(value)
 
 
+_TOGETHER = {"learn": "learnt", "keep": "kept", "forget": "forgotten"}
+_TOGETHER |= dict.fromkeys(("prefer", "refuse"), "likely") | {"avoid": "unlikely"}
+
+
 def check_together(records: Sequence[Record]) -> None:
-    """Refuses a prompt that has to do with two of learn, keep and forget."""
+    """Refuses a prompt that has to do with two of learn, keep and forget, or opposite answers."""
     asked: dict[str, tuple[str, str]] = {}
     for record in records:
-        for role, done in (("learn", "learnt"), ("keep", "kept"), ("forget", "forgotten")):
-            if role not in record.roles:
+        for each in record.responses:
+            if (done := _TOGETHER.get(each.role)) is None:
                 continue
-            other, where = asked.setdefault(record.unit, (done, record.where))
+            same = digest(record.unit, each.answer) if done.endswith("likely") else record.unit
+            other, where = asked.setdefault(same, (done, record.where))
             if other != done:
+                what = "the prompt" if same == record.unit else "an answer to the prompt"
                 raise DataError(
-                    f"{where}: the prompt is to be {other} here and {done} in {record.where}. "
+                    f"{where}: {what} is to be {other} here and {done} in {record.where}. "
                     "Take one of the two out."
                 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from pl_pointwise.tasks.common.records import (
     digest,
     field,
     folded,
+    from_json,
     json_object,
     kind,
     shown,
@@ -23,6 +25,7 @@ from pl_pointwise.tasks.common.records import (
 FORMS = ("passages", "docs", "pos", "positive")
 """The fields by which the form of a row is known."""
 _NEGATIVE = re.compile(r"neg|negatives?|negative_\d+")
+_LIST = r"""(?s)\s*\[\s*(['"].*['"]|[\d., ]*)\s*\]\s*"""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,20 @@ def parse_positives(
     return records
 
 
+def check_together(records: Iterable[Record]) -> None:
+    """Refuses two passages of a query of which each is to be above the other."""
+    above: dict[Any, str] = {}
+    for record in records:
+        first, *others = map(folded, record.passages)
+        for other in others:
+            above[record.unit, first, other] = record.where
+            if where := above.get((record.unit, other, first)):
+                raise DataError(
+                    f"{record.where}: {shown(record.passages[0])} is to be above {shown(other)} "
+                    f"here, and below it in {where}. Take one of the two out."
+                )
+
+
 def parse_candidates(row: Any, where: str) -> Record:
     """A record for prediction: any number of passages in their order, labels ignored."""
     row = json_object(row, where)
@@ -121,17 +138,29 @@ def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], A
         inside = isinstance(row[form], dict)
         holder, prefix = (row[form], f"{form}.") if inside else (row, "")
         name, marks = ("passage_text", "is_selected") if inside else (form, "labels")
-        texts = field(holder, name, where, prefix)
+        texts = _from_cell(field(holder, name, where, prefix), name, where)
         if not isinstance(texts, list) or not texts:
             problem = "is empty" if texts == [] else f"is {kind(texts)}"
             raise bad_field(where, prefix + name, problem, "Give a list of texts")
         named = [(f"{prefix}{name}[{i}]", text) for i, text in enumerate(texts)]
-        return named, holder.get(marks), prefix + marks
+        return named, _from_cell(holder.get(marks), marks, where), prefix + marks
     named, grades = [], []
     for name in row:
         if (name == form or _NEGATIVE.fullmatch(name)) and row[name] not in (None, "", []):
-            several = enumerate(row[name]) if isinstance(row[name], list) else ()
-            texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, row[name])]
+            given = _from_cell(row[name], name, where) if form == "pos" else row[name]
+            several = enumerate(given) if isinstance(given, list) else ()
+            texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, given)]
             named += texts
             grades += [int(name == form)] * len(texts)
     return named, grades, form
+
+
+def _from_cell(value: Any, name: str, where: str) -> Any:
+    """A list that is JSON in a cell of a table; any other value unchanged."""
+    if not re.fullmatch(_LIST, str(value)) or not isinstance(value, str):
+        return value
+    try:
+        return from_json(value)
+    except ValueError as error:
+        problem = f"is not readable JSON ({error})"
+        raise bad_field(where, name, problem, "Give a list of texts as JSON") from error

@@ -430,6 +430,8 @@ FORMS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "negatives in a list": ({"positive": "p", "negative": ["a", "b", "c"]}, ["pabc"]),
     "labels": ({"docs": [*"apbc"], "labels": [0, 1, 0, 0]}, ["pabc"]),
     "grades": ({"passages": [*"abpqc"], "labels": [0, 0, 2, 0.5, 0]}, ["pabqc", "qabc"]),
+    "cells": ({"pos": '["p"]', "neg": '["a", "b", "c"]'}, ["pabc"]),
+    "labels in cells": ({"docs": '["p","a","b","c"]', "labels": "[1, 0, 0, 0]"}, ["pabc"]),
     "several marked": (labels(1, 1, 0, 0, 0, of="pqabc"), ["pabc", "qabc"]),
 }
 
@@ -451,6 +453,13 @@ def test_fields_that_are_not_read_are_named() -> None:
     parse = partial(parse_positives, negatives=1, least=1)
     with pytest.warns(UserWarning, match="fields neg_scores, pos_scores of 1 of 1 records are not"):
         assert records_of([("f", row)], "f", parse)[0][0].passages == ("p", "a")
+
+
+def test_two_passages_that_are_each_above_the_other_are_refused(fitted: Make) -> None:
+    rows = [{"query": q, "positive": p, "negative": n} for q, p, n in ("qab", "rba", "Qba")]
+    with pytest.raises(DataError, match=r"line 3: 'b' is to be above 'a' here, .* in .*line 1"):
+        fitted(rows, negatives=1)
+    fitted(rows[:2], negatives=1)
 
 
 def test_passage_that_a_long_query_cuts_away_is_an_error(fitted: Make) -> None:
