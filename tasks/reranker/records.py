@@ -15,7 +15,6 @@ from pl_pointwise.tasks.common.records import (
     digest,
     field,
     folded,
-    from_json,
     json_object,
     kind,
     shown,
@@ -25,7 +24,6 @@ from pl_pointwise.tasks.common.records import (
 FORMS = ("passages", "docs", "pos", "positive")
 """The fields by which the form of a row is known."""
 _NEGATIVE = re.compile(r"neg|negatives?|negative_\d+")
-_LIST = r"""(?s)\s*\[\s*(['"].*['"]|[\d., ]*)\s*\]\s*"""
 
 
 @dataclass(frozen=True)
@@ -138,29 +136,19 @@ def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], A
         inside = isinstance(row[form], dict)
         holder, prefix = (row[form], f"{form}.") if inside else (row, "")
         name, marks = ("passage_text", "is_selected") if inside else (form, "labels")
-        texts = _from_cell(field(holder, name, where, prefix), name, where)
+        texts = field(holder, name, where, prefix)
         if not isinstance(texts, list) or not texts:
             problem = "is empty" if texts == [] else f"is {kind(texts)}"
             raise bad_field(where, prefix + name, problem, "Give a list of texts")
         named = [(f"{prefix}{name}[{i}]", text) for i, text in enumerate(texts)]
-        return named, _from_cell(holder.get(marks), marks, where), prefix + marks
+        return named, holder.get(marks), prefix + marks
     named, grades = [], []
     for name in row:
         if (name == form or _NEGATIVE.fullmatch(name)) and row[name] not in (None, "", []):
-            given = _from_cell(row[name], name, where) if form == "pos" else row[name]
-            several = enumerate(given) if isinstance(given, list) else ()
-            texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, given)]
+            if form == "pos" and str(row[name])[:1] == "[" and isinstance(row[name], str):
+                raise bad_field(where, name, "is a text", "Give a list of texts")
+            several = enumerate(row[name]) if isinstance(row[name], list) else ()
+            texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, row[name])]
             named += texts
             grades += [int(name == form)] * len(texts)
     return named, grades, form
-
-
-def _from_cell(value: Any, name: str, where: str) -> Any:
-    """A list that is JSON in a cell of a table; any other value unchanged."""
-    if not re.fullmatch(_LIST, str(value)) or not isinstance(value, str):
-        return value
-    try:
-        return from_json(value)
-    except ValueError as error:
-        problem = f"is not readable JSON ({error})"
-        raise bad_field(where, name, problem, "Give a list of texts as JSON") from error

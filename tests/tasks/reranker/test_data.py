@@ -402,6 +402,10 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         r"passage_text\[3\]. is .*\[1\] again, but for case",
     ),
     "no form": ({"query": "a", "text": "b"}, "found: 'query', 'text'.*.pos. with .neg."),
+    "a list in a cell": (
+        {"query": "a", "pos": "['a']", "neg": ["b"]},
+        '"pos" is a text. Give a list',
+    ),
     "query_type": (changed(GOOD, query_type=3), 'field "query_type" is a number'),
     "labels of other length": (labels(0, 1), "has 2 entries for 4 passages"),
     "too few negatives": (
@@ -430,8 +434,6 @@ FORMS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "negatives in a list": ({"positive": "p", "negative": ["a", "b", "c"]}, ["pabc"]),
     "labels": ({"docs": [*"apbc"], "labels": [0, 1, 0, 0]}, ["pabc"]),
     "grades": ({"passages": [*"abpqc"], "labels": [0, 0, 2, 0.5, 0]}, ["pabqc", "qabc"]),
-    "cells": ({"pos": '["p"]', "neg": '["a", "b", "c"]'}, ["pabc"]),
-    "labels in cells": ({"docs": '["p","a","b","c"]', "labels": "[1, 0, 0, 0]"}, ["pabc"]),
     "several marked": (labels(1, 1, 0, 0, 0, of="pqabc"), ["pabc", "qabc"]),
 }
 
