@@ -67,7 +67,7 @@ class Lora:
         # Adapters that wait for tokens in the prompt are not shown them by the scorer; those of
         # inference_mode are not trained.
         not_here = {*vars(self), "alora_invocation_tokens", "inference_mode", "task_type"}
-        not_here |= {"peft_type", "base_model_name_or_path", "revision"}
+        not_here |= {"peft_type", "base_model_name_or_path", "revision", "arrow_config"}
         for name in self.peft:
             one_of("lora.peft", name, sorted({*vars(LoraConfig())} - not_here))
         for name, safe in (("init_lora_weights", ("gaussian", "orthogonal")), ("bias", ("none",))):
@@ -95,7 +95,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         adapted = get_peft_model(model, LoraConfig(**options, **more))
         assert isinstance(adapted, PeftModel)
         _check_targets(adapted, lora, others)
-    except (AttributeError, TypeError, ValueError) as error:  # PEFT's own, of any option
+    except (TypeError, ValueError) as error:
         head = model.get_output_embeddings()
         endings = {
             path.removesuffix(".base_layer").rpartition(".")[2]

@@ -140,7 +140,10 @@ _CHANGING: Mapping[str, str] = {
     **dict.fromkeys(_MEDIA, "Take out the record, as texts alone are read"),
     **dict.fromkeys(("history", "context", "documents", *_CALLS), "Write it into the messages"),
     **dict.fromkeys(("functions", "available_tools", "tools"), 'Give "tools" where it is read'),
-    **dict.fromkeys(("system_prompt", "system"), 'Give it as "system", or as a turn'),
+    **dict.fromkeys(("tolerance", "around", "relative"), "Give it in responses, where it is read"),
+    **dict.fromkeys(
+        ("system_prompt", "system_message", "system"), 'Give it as "system", or as a turn'
+    ),
     **dict.fromkeys(("rejected", *_REJECTED), 'Give it with "chosen"'),
     "chat_template_kwargs": "Set policy.template_arguments",
 }
@@ -193,7 +196,8 @@ def conversation(
     messages = [] if then and not dict.get(row, name) else _turns(row, name, where)
     system = row.get("system")
     if str(system or "").strip():
-        messages.insert(0, {"role": "system", "content": text_field(system, "system", where)})
+        turn = {"role": "system", "content": text_field(system, "system", where)}
+        messages = [turn] * (messages[:1] != [turn]) + messages
     return _joined(messages, list(then), where, name) if then else messages
 
 

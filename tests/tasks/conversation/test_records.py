@@ -226,6 +226,7 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
     (CONVERSED | {"kto_tag": "false"}, "kto_tag"),
     (CONVERSED | {"documents": [{"text": "A book."}]}, "documents"),
     (CONVERSED | {"loss_mask": [0, 0]}, "loss_mask"),
+    ({"prompt": "Hi", "prefer": "yes", "tolerance": -1}, "tolerance"),
     ({"messages": [*ASK, SAID | {"masked": True}]}, "messages[1].masked"),
 ]
 
@@ -257,6 +258,7 @@ MORE = [*ASK, {"role": "assistant", "content": "What?"}, {"role": "user", "conte
     [
         ({"system": "Be short."}, ASK, [BRIEF, *ASK]),
         ({"prompt": [BRIEF, *ASK]}, ASK, [BRIEF, *ASK]),
+        ({"prompt": [BRIEF, *ASK], "system": "Be short."}, ASK, [BRIEF, *ASK]),
         ({"prompt": "Hi"}, MORE, MORE),
         ({"prompt": ASK}, MORE[1:], MORE),
         ({"messages": [BRIEF, *ASK]}, MORE, [BRIEF, *MORE]),
