@@ -85,9 +85,8 @@ def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
     text = codecs.iterdecode(file, "utf-8-sig")
     more = "cells beyond the header"
     rows = csv.DictReader(text, delimiter=delimiter, restkey=more, strict=True)
-    names = Counter(rows.fieldnames)
-    if len(names) < sum(names.values()):
-        raise ValueError(f"the header has {shown(names.most_common(1)[0][0])} twice")
+    if len(set(names := rows.fieldnames or [])) < len(names):
+        raise ValueError(f"two columns of one name in the header {shown(names)}")
     return ({name: cell or None for name, cell in row.items()} for row in rows)
 
 

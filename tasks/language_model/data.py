@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
+from peft import PeftModel
+from transformers import PreTrainedModel
 
 from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
@@ -214,19 +214,17 @@ class ResponseDataModule(PointwiseDataModule):
 
     def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """The data set of records; where the model is known, of what it has rows for."""
-        most, rows = self.preparation.max_length, math.inf
+        most, rows = float(self.preparation.max_length), math.inf
         model = getattr(getattr(self.trainer, "lightning_module", None), "model", None)
-        if isinstance(model, nn.Module):
+        if isinstance(model, PreTrainedModel | PeftModel):
+            most = min(most, most_tokens(model))
             rows = model.get_input_embeddings().num_embeddings
-            if most > (known := most_tokens(model)):
-                most = int(known)
-                rank_zero_info(f"The model has positions for {most} tokens: max_length is {most}.")
         return self.dataset_class(
             records,
             self._encoder,
             name=name,
             max_prompt_length=self.preparation.max_prompt_length,
-            max_length=most,
+            max_length=int(most),
             rows=rows,
             skip_invalid=self._skips(name),
         )

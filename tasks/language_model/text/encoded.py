@@ -89,6 +89,11 @@ class EncodedResponses:
         for (record, _, responses), (ids, tokens) in zip(rendered, encoded, strict=True):
             prompt_limit, limit, rows = self._limits
             try:
+                if (highest := max(map(max, filter(None, [ids, *tokens])))) >= rows:
+                    raise DataError(
+                        f"{record.where}: the tokenizer writes token {highest:,}, and the model "
+                        f"knows {rows:,}. Take its own tokenizer, or resize its embeddings."
+                    )
                 if long := len(ids) > prompt_limit:
                     messages = fit_prompt(encoder, record, prompt_limit)
                     if messages is None:
@@ -99,11 +104,6 @@ class EncodedResponses:
                         )
                     prompt, responses = render(record, encoder, messages)
                     ((ids, tokens),) = encoder.encode([prompt], [responses])
-                if (highest := max(map(max, filter(None, [ids, *tokens])))) >= rows:
-                    raise DataError(
-                        f"{record.where}: the tokenizer writes token {highest:,}, and the model "
-                        f"knows {rows:,}. Take its own tokenizer, or resize its embeddings."
-                    )
                 longest = max(map(len, tokens), default=0)
                 if len(ids) + longest > limit:
                     raise DataError(

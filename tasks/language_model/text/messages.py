@@ -43,11 +43,8 @@ Answer = str | list[dict[str, Any]] | dict[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-SPEAKERS = (
-    {"human": "user"}
-    | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), "assistant")
-    | dict.fromkeys(("observation", "function", "tool_response"), "tool")
-)
+SPEAKERS = {"human": "user", "observation": "tool", "function": "tool", "tool_response": "tool"}
+SPEAKERS |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), "assistant")
 """Other names of roles, in turns {"from", "value"}; an assistant's calls are "function_call"."""
 
 WEIGHTS = ("weight", "loss_weight", "loss", "train", "training")

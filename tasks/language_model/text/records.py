@@ -132,19 +132,16 @@ ANSWERS = ("answer", "completion", "output", "response")
 
 _MEDIA = [name + s for name in ("image", "audio", "video") for s in ("", "s", "_path", "_url")]
 _OFF = (*WEIGHTS, "label", "kto_tag", "is_safe", "safe", "is_correct", "correct", "accepted")
-_NO = ("false", "0", "0.0", "-1", "-1.0", "no", "bad", "unsafe", "undesirable", "rejected", "wrong")
-_CALLS = ("function_call", "function_calls")
-_REJECTED = ("rejected_response", "rejected_messages")
+_TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
+_NO = (*_FALSE, "-1", "-1.0", "no", "bad", "unsafe", "undesirable", "rejected", "wrong")
 _CHANGING: Mapping[str, str] = {
     **dict.fromkeys((*_OFF, *MASKS), "Take out the record, or what it says of its training"),
     **dict.fromkeys(_MEDIA, "Take out the record, as texts alone are read"),
-    **dict.fromkeys(("history", "context", "documents", *_CALLS), "Write it into the messages"),
+    **dict.fromkeys(("history", "context", "documents", "function_call"), "Write it in messages"),
     **dict.fromkeys(("functions", "available_tools", "tools"), 'Give "tools" where it is read'),
     **dict.fromkeys(("tolerance", "around", "relative"), "Give it in responses, where it is read"),
-    **dict.fromkeys(
-        ("system_prompt", "system_message", "system"), 'Give it as "system", or as a turn'
-    ),
-    **dict.fromkeys(("rejected", *_REJECTED), 'Give it with "chosen"'),
+    **dict.fromkeys(("system_prompt", "system_message", "system"), "Give it as a turn"),
+    **dict.fromkeys(("rejected", "rejected_response", "rejected_messages"), 'Give "chosen" too'),
     "chat_template_kwargs": "Set policy.template_arguments",
 }
 """Fields that make a record another if nothing reads them, those of _OFF if they say _NO."""
@@ -326,8 +323,8 @@ def response_of(role: str, value: Any, where: str, name: str) -> Response:
 
 def truth(value: Any) -> bool | None:
     """What a value says that is true or false, 1 or 0, also as a text of a CSV file; else None."""
-    said = dict.fromkeys(("true", "1", "1.0"), True) | dict.fromkeys(("false", "0", "0.0"), False)
-    return said.get(str(value).lower())
+    word = str(value).lower()
+    return word in _TRUE if word in (*_TRUE, *_FALSE) else None
 
 
 def flag(row: dict[str, Any], name: str, where: str, prefix: str = "") -> bool:

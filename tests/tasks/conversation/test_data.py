@@ -9,19 +9,13 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 
 from pl_pointwise.data import categories_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import ConversationDataModule, ConversationModule
-from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.policy import Policy
-from tests.tasks.conftest import (
-    build_model,
-    build_tokenizer,
-    make_data,
-    quiet_trainer,
-    shared_units,
-)
+from tests.tasks.conftest import make_data, quiet_trainer, shared_units
 from tests.tasks.conversation.conftest import conversation_rows, write_rows
 
 
@@ -147,23 +141,13 @@ def test_the_records_of_the_page_train_as_they_are_printed(
     assert "val" not in data.datasets
 
 
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    [
-        (
-            {"vocab_size": 259 - 60},
-            r"line 1: the tokenizer writes token \d+, and",
-        ),
-        ({"max_position_embeddings": 32}, "line 1: the prompt has .* max_prompt_length=31"),
-    ],
-)
-def test_what_the_model_has_no_rows_for_is_refused(sizes, said, tmp_path) -> None:
+def test_what_the_model_has_no_rows_for_is_refused(
+    language_model_folder, conversation_file, tmp_path
+) -> None:
     """At the first token there would be torch's IndexError."""
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
-    model = build_model("gpt2", **{"vocab_size": len(tokenizer)} | sizes)
-    model.save_pretrained(tmp_path)
-    policy = Policy(str(tmp_path), lora=Lora(target_modules=["c_attn"]))
-    data = module(None, str(write_rows(tmp_path / "rows.jsonl", conversation_rows(1))))
-    with pytest.raises(DataError, match=said):
-        quiet_trainer(tmp_path).fit(ConversationModule(policy=policy), data)
+    trained = ConversationModule(policy=Policy(str(language_model_folder)))
+    trained.model.positions = torch.nn.Embedding(32, 1)
+    for said in ("prompt has .* max_prompt_length=31", "tokenizer writes token .* model knows 99"):
+        with pytest.raises(DataError, match=f"line 1: the {said}"):
+            quiet_trainer(tmp_path).fit(trained, module(None, conversation_file))
+        trained.model.resize_token_embeddings(99)
