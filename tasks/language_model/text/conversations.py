@@ -179,7 +179,8 @@ class ConversationEncoder:
         text = text.rstrip() if tail is None else text.removesuffix(tail)
         _must_hold(parts.reasoning, text, where, "the thought of an answer")
         _must_hold(parts.text, text, where, "the text of an answer")
-        _must_hold_calls(parts.calls, text, where, "a tool call of an answer")
+        for word in (each for call in parts.calls for each in (call["name"], *call["arguments"])):
+            _must_hold(word, text, where, "a tool call of an answer")
         ends = self._ends[: 1 if parts.calls else 2]  # GigaChat puts its other one before a call.
         if end := next((end for end in ends if end in text), None):
             raise DataError(
@@ -327,8 +328,8 @@ class ConversationEncoder:
             if turn["role"] == "assistant" and self._thinks:  # Templates drop earlier thoughts.
                 said = split_thought(said)[1]
             _must_hold(said, text, where, f"a turn of role {turn['role']}")
-            calls = [call["function"] for call in turn.get("tool_calls") or ()]
-            _must_hold_calls(calls, text, where, "a tool call of an earlier turn")
+            for call in turn.get("tool_calls") or ():
+                _must_hold(call["function"]["name"], text, where, "a tool call of an earlier turn")
         return text
 
     def encode(
@@ -398,14 +399,6 @@ def _differs(where: str) -> DataError:
         "differently. Take another in chat_template, or take out the record; for a thought, or "
         "its marks in a text, there is no room with enable_thinking=false."
     )
-
-
-def _must_hold_calls(calls: Sequence[Message], rendered: str, where: str, what: str) -> None:
-    for call in calls:  # Arguments that are no texts are written in many ways.
-        given = [*call["arguments"].items()] if isinstance(call["arguments"], dict) else []
-        for word in (call["name"], *(word for item in given for word in item)):
-            if isinstance(word, str):
-                _must_hold(word, rendered, where, what)
 
 
 def _must_hold(text: str, rendered: str, where: str, what: str) -> None:

@@ -109,18 +109,15 @@ def test_cells_of_a_table_are_what_they_say(delimiter: str, tmp_path: Path) -> N
         records_of(rows_of(str(path)), path.name, Reading("answer"), skip_invalid=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("prompt,answer,prompt\na,b,c\n", r": cannot be read \(two columns of one name .*\]"),
-        ('prompt,answer\na,b\nc,"d\ne,f\n', ", after record 1: .*unexpected end of data"),
-    ],
-)
-def test_a_table_of_which_cells_would_be_lost_is_refused(text, said, tmp_path: Path) -> None:
+def test_a_table_of_which_cells_would_be_lost_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text(text)
-    with pytest.raises(DataError, match=rf"a\.csv{said}\)"):
-        records_of(rows_of(str(path)), path.name, Reading())
+    for text, said in (
+        ("a,b,a\n1,2,3\n", ": .*two columns of one name"),
+        ('prompt,answer\na,b\nc,"d\ne,f\n', ", after record 1: .*unexpected end of data"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=rf"a\.csv{said}"):
+            records_of(rows_of(str(path)), path.name, Reading())
     path.write_text("prompt,answer\na," + "b" * 200_000)  # csv's own limit is 131,072
     assert len(records_of(rows_of(str(path)), path.name, Reading())) == 1
 

@@ -341,13 +341,11 @@ def test_a_template_of_its_own_for_tools_writes_the_calls() -> None:
     assert made.reads_calls
     with pytest.raises(DataError, match="leaves out a tool call of an answer"):
         made.texts(ASKED, [], "here", [[CALL]])
-    call = "(call.function or call)"
-    few = CHAT_TEMPLATE.replace(f"{call} | tojson", f"{call}.name + ({call}.arguments.x or '')")
-    tokenizer.chat_template = few
+    of = "(call.function or call)"
+    few = CHAT_TEMPLATE.replace(f"{of} | tojson", f"{of}.name + ({of}.arguments.x or '')")
+    tokenizer.chat_template, call = few, CALL | {"arguments": {"total": 1}}
     with pytest.raises(DataError, match=r"leaves out a tool call of an answer.*'total'"):
-        ConversationEncoder(tokenizer).texts(
-            ASKED, [], "here", [[CALL | {"arguments": {"total": 1}}]]
-        )
+        ConversationEncoder(tokenizer).texts(ASKED, [], "here", [[call]])
 
 
 @pytest.mark.parametrize("name", THINKING)
