@@ -276,8 +276,8 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     if before and dict.get(row, "messages") == given[0]:  # UltraFeedback has the chosen one twice.
         del row["messages"]
     messages = conversation(row, where, before)
-    prefer = response_of("prefer", chosen, where, "chosen")
-    return _pair(row, messages, prefer, response_of("avoid", rejected, where, "rejected"), where)
+    answers = parse_answer(chosen, where, "chosen"), parse_answer(rejected, where, "rejected")
+    return _pair(row, messages, answers, where)
 
 
 def _behind(value: Any, where: str, name: str) -> tuple[list[dict[str, Any]], Any]:
@@ -289,22 +289,20 @@ def _behind(value: Any, where: str, name: str) -> tuple[list[dict[str, Any]], An
 
 def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"messages", "tools", "chosen_response", "rejected_response"}, and both behaviours."""
-
-    def read(role: str, name: str, behaviour: str) -> Response:
-        answer = parse_answer(field(row, name, where), where, name, bare_calls=True)
-        return Response(role, answer, behaviour=str(row.get(behaviour) or ""))
-
-    prefer = read("prefer", "chosen_response", "category")
-    avoid = read("avoid", "rejected_response", "rejected_category")
-    return _pair(row, conversation(row, where), prefer, avoid, where)
+    names = "chosen_response", "rejected_response"
+    answers = [parse_answer(field(row, n, where), where, n, bare_calls=True) for n in names]
+    behaviours = [str(row.get(name) or "") for name in ("category", "rejected_category")]
+    return _pair(row, conversation(row, where), answers, where, behaviours)
 
 
 def _pair(
-    row: dict[str, Any], messages: Any, prefer: Response, avoid: Response, where: str
+    row: Any, messages: Any, answers: Sequence[Any], where: str, behaviours: Any = ("", "")
 ) -> Record:
-    if prefer.answer == avoid.answer:
+    if answers[0] == answers[1]:
         raise bad_field(where, "rejected", "equals the chosen one", "Change one of the two")
-    return make_record(row, messages, [prefer, avoid], where)
+    pair = zip(("prefer", "avoid"), answers, behaviours, strict=True)
+    responses = [Response(role, answer, behaviour=name) for role, answer, name in pair]
+    return make_record(row, messages, responses, where)
 
 
 def answered(
