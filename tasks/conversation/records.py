@@ -21,8 +21,8 @@ from functools import partial
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import Row, bad_field, digest, kind, shown
-from pl_pointwise.tasks.language_model.text.messages import WEIGHTS, is_turns, parse_answer
+from pl_pointwise.tasks.common.records import Row, bad_field, kind, shown
+from pl_pointwise.tasks.language_model.text.messages import is_turns, parse_answer
 from pl_pointwise.tasks.language_model.text.records import (
     ANSWERS,
     INSTRUCTIONS,
@@ -114,10 +114,10 @@ def check_together(records: Sequence[Record]) -> None:
         for each in record.responses:
             if (done := _TOGETHER.get(each.role)) is None:
                 continue
-            same = digest(record.unit, each.answer) if done.endswith("likely") else record.unit
-            other, where = asked.setdefault(same, (done, record.where))
+            what = f"the answer {shown(each.answer)}" if "likely" in done else "the prompt"
+            same = record.unit, each.answer if "likely" in done else None
+            other, where = asked.setdefault(repr(same), (done, record.where))
             if other != done:
-                what = "the prompt" if same == record.unit else "an answer to the prompt"
                 raise DataError(
                     f"{where}: {what} is to be {other} here and {done} in {record.where}. "
                     "Take one of the two out."
@@ -214,7 +214,7 @@ class Reading:
         given: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
         ends_open = isinstance(given, str) or (is_turns(given) and given[-1]["role"] != "assistant")
         if ends_open and not self.responses:
-            row.read |= {*_ANSWERS, *WEIGHTS}
+            row.read |= _ANSWERS
             return make_record(row, conversation(row, where), [], where)
         name = told(row, where) if self.schema == "auto" else self.schema
         if name in ("records", "answer", "roles"):  # Our own.

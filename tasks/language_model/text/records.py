@@ -144,7 +144,10 @@ _CHANGING: Mapping[str, str] = {
     **dict.fromkeys(("rejected", "rejected_response", "rejected_messages"), 'Give "chosen" too'),
     "chat_template_kwargs": "Set policy.template_arguments",
 }
-"""Fields that make a record another if nothing reads them, those of _OFF if they say _NO."""
+"""Fields that make a record another if nothing reads them, those of _OFF if they say _NO.
+
+What _OFF and MASKS say is of answers, so of prompts alone it makes nothing another.
+"""
 
 
 def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
@@ -157,10 +160,11 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
         for name in row:
             row[name] = as_turns(dict.get(row, name), where, name)
         record = parse(*owner, row, where)
+        given = any(each.answer for each in getattr(record, "record", record).responses)
         for name, value in row.unread().items():
             last = name.rpartition(".")[2]
             no = str(value).lower() in _NO if last in _OFF else truth(value) is not False
-            if last in _CHANGING and no:
+            if last in _CHANGING and no and (given or last not in (*_OFF, *MASKS)):
                 problem = f"is {shown(value)}, is not read, and makes the record another"
                 raise bad_field(where, name, problem, _CHANGING[last])
         return record

@@ -153,7 +153,7 @@ def test_replay_learns_a_share_of_what_is_kept(
         (
             ROWS[1] | {"role": "prefer", "tolerance": -1},
             ROWS[1] | {"role": "avoid", "tolerance": -2},
-            "answer to the prompt is to be likely here and unlikely in .*line 2",
+            "answer 'Two and two.' is to be likely here and unlikely in .*line 2",
         ),
         (ROWS[2], {**ROWS[0], "prompt": "c"}, "forgotten here and learnt in .*line 2"),
         ({"prompt": "b", "answer": "B.", "role": "forget"}, ROWS[0], "no around, .*forget_like"),

@@ -314,7 +314,14 @@ def test_turns_of_others_have_our_roles() -> None:
             Reading()({"conversations": [{"from": speaker, "value": text}, *turns]}, "f")
 
 
-@pytest.mark.parametrize("row", [{"prompt": "Hi"}, {"messages": ASK}, {"messages": [*ASK, SAID]}])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Hi", "is_safe": False, "ignore": True},
+        {"messages": ASK},
+        {"messages": [*ASK, SAID]},
+    ],
+)
 def test_prediction_needs_no_response(row) -> None:
     record = Reading(responses=False)(row, "f")
     assert record.messages == ASK

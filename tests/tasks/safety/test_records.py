@@ -196,7 +196,7 @@ def test_the_preferred_response_stands_first_and_a_prompt_keeps_its_refusal() ->
 ROW = benign_rows(1)[0]
 JUDGED = judgement_rows("p", "r", [[VIOLENCE]])[0]
 PAIR = pair_row("p", (False, True))
-UNTRAINED = {"prompt": "a", "is_safe": True, "response": {"content": "b", "weight": 0}}
+UNTRAINED = {"prompt": "a", "is_safe": False, "response": {"content": "b", "weight": 0}}
 
 
 @pytest.mark.parametrize(
