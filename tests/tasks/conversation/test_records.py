@@ -221,14 +221,11 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"question": "Hi", "answer": "yes", "system_prompt": "Be short."}, "system_prompt"),
     (CONVERSED | {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
     ({"query": "Hi", "response": "yes", "rejected_response": "no"}, "rejected_response"),
-    ({"query": "Hi", "response": "yes", "is_safe": False}, "is_safe"),
-    (CONVERSED | {"label": "undesirable"}, "label"),
-    (CONVERSED | {"kto_tag": "false"}, "kto_tag"),
-    (CONVERSED | {"documents": [{"text": "A book."}]}, "documents"),
-    (CONVERSED | {"loss_mask": [0, 0]}, "loss_mask"),
     ({"prompt": "Hi", "prefer": "yes", "tolerance": -1}, "tolerance"),
     ({"messages": [*ASK, SAID | {"masked": True}]}, "messages[1].masked"),
 ]
+OTHERS = {"is_safe": 0, "label": "bad", "kto_tag": "false", "documents": [{}], "loss_mask": [0, 0]}
+CHANGED += [(CONVERSED | {name: value}, name) for name, value in OTHERS.items()]
 
 
 @pytest.mark.parametrize(("row", "name"), CHANGED, ids=[name for _, name in CHANGED])
@@ -314,14 +311,10 @@ def test_turns_of_others_have_our_roles() -> None:
             Reading()({"conversations": [{"from": speaker, "value": text}, *turns]}, "f")
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "Hi", "is_safe": False, "ignore": True},
-        {"messages": ASK},
-        {"messages": [*ASK, SAID]},
-    ],
-)
+PROMPTS = [{"prompt": "Hi", "is_safe": False}, {"messages": ASK}, {"messages": [*ASK, SAID]}]
+
+
+@pytest.mark.parametrize("row", PROMPTS)
 def test_prediction_needs_no_response(row) -> None:
     record = Reading(responses=False)(row, "f")
     assert record.messages == ASK
