@@ -218,7 +218,7 @@ class ResponseDataModule(PointwiseDataModule):
         model = getattr(getattr(self.trainer, "lightning_module", None), "model", None)
         if isinstance(model, PreTrainedModel | PeftModel):
             most = min(most, most_tokens(model))
-            rows = model.get_input_embeddings().num_embeddings
+            rows = len(model.get_input_embeddings().weight)  # also where adapters are on it
         return self.dataset_class(
             records,
             self._encoder,

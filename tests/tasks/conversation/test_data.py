@@ -145,9 +145,11 @@ def test_what_the_model_has_no_rows_for_is_refused(
     language_model_folder, conversation_file, tmp_path
 ) -> None:
     """At the first token there would be torch's IndexError."""
-    trained = ConversationModule(policy=Policy(str(language_model_folder)))
+    lora = {"target_modules": ["q_proj", "embed_tokens"]}
+    trained = ConversationModule(policy=Policy(str(language_model_folder), lora=lora))
     trained.model.positions = torch.nn.Embedding(32, 1)
     for said in ("prompt has .* max_prompt_length=31", "tokenizer writes token .* model knows 99"):
         with pytest.raises(DataError, match=f"line 1: the {said}"):
             quiet_trainer(tmp_path).fit(trained, module(None, conversation_file))
-        trained.model.resize_token_embeddings(99)
+        embeddings = trained.model.get_input_embeddings().base_layer
+        embeddings.weight = torch.nn.Parameter(embeddings.weight[:99])
