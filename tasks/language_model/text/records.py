@@ -159,7 +159,7 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
         row = json_object(row, where)
         for name in row:
             row[name] = as_turns(dict.get(row, name), where, name)
-        record = parse(*owner, row, where)
+        record: Any = parse(*owner, row, where)
         given = any(each.answer for each in getattr(record, "record", record).responses)
         for name, value in row.unread().items():
             last = name.rpartition(".")[2]
