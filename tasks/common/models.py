@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from torch import nn
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 PREFIX = "package:"
@@ -27,6 +30,18 @@ def model_source(name: str) -> str:
             "the hub."
         )
     return str(path)
+
+
+def most_tokens(model: Any) -> float:
+    """The longest input that a model's table of positions allows; inf without one."""
+    most = math.inf
+    for name, part in model.named_modules():
+        own = name.rpartition(".")[2]
+        if isinstance(part, nn.Embedding) and ("position" in own or own == "wpe"):
+            # Positions are counted from behind the padding's.
+            rows = part.num_embeddings - (-1 if part.padding_idx is None else part.padding_idx) - 1
+            most = min(most, rows, getattr(model.config, "max_position_embeddings", rows))
+    return most
 
 
 @contextmanager

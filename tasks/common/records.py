@@ -81,8 +81,12 @@ def _json(file: Any) -> Iterable[Any]:
 
 def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
     """A blank cell is null."""
+    csv.field_size_limit(2**31 - 1)  # of the process: a long conversation is one cell
     text = codecs.iterdecode(file, "utf-8-sig")
-    rows = csv.DictReader(text, delimiter=delimiter, restkey="cells beyond the header")
+    more = "cells beyond the header"
+    rows = csv.DictReader(text, delimiter=delimiter, restkey=more, strict=True)
+    if len(set(names := rows.fieldnames or [])) < len(names):
+        raise ValueError(f"two columns of one name in the header {shown(names)}")
     return ({name: cell or None for name, cell in row.items()} for row in rows)
 
 
@@ -116,19 +120,20 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
     """
     name = path.lower()
     ending = next((each for each in READERS if name.removesuffix(".gz").endswith(each)), None)
+    place = path
     try:
         with gzip.open(path) if name.endswith(".gz") else open(path, "rb") as file:
             if ending is None:
                 raise ValueError(f"it ends in none of {', '.join(READERS)}, or these and .gz")
             for number, row in enumerate(READERS[ending](file), start=1):
-                if not isinstance(row, bytes):
-                    yield f"{path}, record {number}", row
-                elif row.strip():
-                    yield f"{path}, line {number}", row
+                unit = "line" if isinstance(row, bytes) else "record"
+                if unit == "record" or row.strip():
+                    yield f"{path}, {unit} {number}", row
+                place = f"{path}, after {unit} {number}"
     except (OSError, EOFError, zlib.error, ValueError, csv.Error, pyarrow.ArrowException) as error:
         raise DataError(
-            f"{path}: cannot be read ({error}). Check the path, who may read it, and that the file "
-            "is what its ending says, text in UTF-8."
+            f"{place}: cannot be read ({error}). Check the path, who may read it, and that the "
+            "file is what its ending says, text in UTF-8."
         ) from error
 
 
@@ -223,7 +228,7 @@ def records_of(
         try:
             row = _decoded(raw, where)
             records.append(parse(row, where))
-            unread.update({re.sub(r"\[\d+]", "[]", name)[:60] for name in row.unread()})
+            unread.update({re.sub(r"\[\d+]", "[]", name)[:60] or "''" for name in row.unread()})
         except DataError as error:
             skipped.append(refused(error, skip_invalid))
     report_skipped(source, skipped, len(records))

@@ -22,7 +22,7 @@ from typing import Any
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import Row, bad_field, kind, shown
-from pl_pointwise.tasks.language_model.text.messages import WEIGHTS, is_turns, parse_answer
+from pl_pointwise.tasks.language_model.text.messages import is_turns, parse_answer
 from pl_pointwise.tasks.language_model.text.records import (
     ANSWERS,
     INSTRUCTIONS,
@@ -37,6 +37,7 @@ from pl_pointwise.tasks.language_model.text.records import (
     read_when2call,
     reads_whole,
     response_of,
+    truth,
 )
 
 ROLES = ("prefer", "avoid", "refuse", "keep", "forget", "learn", "reference")
@@ -102,17 +103,23 @@ def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> floa
     return None if value is None else float(value)
 
 
+_TOGETHER = {"learn": "learnt", "keep": "kept", "forget": "forgotten"}
+_TOGETHER |= dict.fromkeys(("prefer", "refuse"), "likely") | {"avoid": "unlikely"}
+
+
 def check_together(records: Sequence[Record]) -> None:
-    """Refuses a prompt that has to do with two of learn, keep and forget."""
+    """Refuses a prompt that has to do with two of learn, keep and forget, or opposite answers."""
     asked: dict[str, tuple[str, str]] = {}
     for record in records:
-        for role, done in (("learn", "learnt"), ("keep", "kept"), ("forget", "forgotten")):
-            if role not in record.roles:
+        for each in record.responses:
+            if (done := _TOGETHER.get(each.role)) is None:
                 continue
-            other, where = asked.setdefault(record.unit, (done, record.where))
+            what = f"the answer {shown(each.answer)}" if "likely" in done else "the prompt"
+            same = record.unit, each.answer if "likely" in done else None
+            other, where = asked.setdefault(repr(same), (done, record.where))
             if other != done:
                 raise DataError(
-                    f"{where}: the prompt is to be {other} here and {done} in {record.where}. "
+                    f"{where}: {what} is to be {other} here and {done} in {record.where}. "
                     "Take one of the two out."
                 )
 
@@ -133,9 +140,10 @@ def _roles(row: dict[str, Any], where: str, role: str) -> Record:
     responses = []
     for name in ROLES:
         given = row.get(name)
-        if name == "refuse" and given is True:
+        said = truth(given) if name == "refuse" else None
+        if said:
             responses.append(Response("refuse", None, refusal=True))
-        elif given not in (None, ""):
+        elif said is None and given not in (None, ""):
             every = given if isinstance(given, list) and not is_turns(given) else [given]
             responses += [response_of(name, each, where, name) for each in every]
     return make_record(row, conversation(row, where), responses, where)
@@ -152,8 +160,7 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
     else:
         messages, answer, name = answered(row, where, *_FIELDS[schema])
     given = {name: row[name] for name in ("role", *_BOUND) if row.get(name) is not None}
-    label = dict.get(row, "label")
-    if "role" not in given and str(label).lower() in ("true", "false"):
+    if "role" not in given and truth(dict.get(row, "label")) is not None:
         role = "prefer" if flag(row, "label", where) else "avoid"
     response = parse_response({"role": role, **given, "content": "as below"}, where, name)
     response = replace(response, answer=parse_answer(answer, where, name))
@@ -207,7 +214,7 @@ class Reading:
         given: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
         ends_open = isinstance(given, str) or (is_turns(given) and given[-1]["role"] != "assistant")
         if ends_open and not self.responses:
-            row.read |= {*_ANSWERS, *WEIGHTS}
+            row.read |= _ANSWERS
             return make_record(row, conversation(row, where), [], where)
         name = told(row, where) if self.schema == "auto" else self.schema
         if name in ("records", "answer", "roles"):  # Our own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -37,7 +38,7 @@ from pl_pointwise.tasks.common.splits import (
 
 from .corpus import docstring_records
 from .encoding import RerankerDataset, split_template, token_lengths
-from .records import Record, parse_candidates, parse_labelled, parse_positives
+from .records import Record, check_together, parse_candidates, parse_labelled, parse_positives
 
 _NEEDS = {
     "fit": ("train", "val"),
@@ -344,7 +345,10 @@ class RerankerDataModule(PointwiseDataModule):
     def _read_file(self, path: str) -> list[Record]:
         """A record for each answer of each row."""
         parse = partial(parse_positives, **self._counts)
-        return [*chain(*records_of(rows_of(path), path, parse, self.skip_invalid))]
+        records = [*chain(*records_of(rows_of(path), path, parse, self.skip_invalid))]
+        rows = Counter(record.unit for record in records)
+        check_together(record for record in records if rows[record.unit] > 1)
+        return records
 
 
 def _fractions(

@@ -15,13 +15,12 @@ positive.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
@@ -30,7 +29,7 @@ from pl_pointwise.errors import one_of
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.common.dropout import use_quick_dropout
-from pl_pointwise.tasks.common.models import loading, model_source
+from pl_pointwise.tasks.common.models import loading, model_source, most_tokens
 
 from .encoding import split_template
 from .export import Form, export_cross_encoder
@@ -208,18 +207,6 @@ def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
     signs[:, 0] = 1.0
     losses = torch.where(candidates, -logsigmoid(signs * scores), 0.0)
     return losses.sum(dim=1) / candidates.sum(dim=1).clamp(min=1)
-
-
-def most_tokens(model: PreTrainedModel) -> float:
-    """The longest input that a model's table of positions allows; inf without one."""
-    most = math.inf
-    for name, part in model.named_modules():
-        own = name.rpartition(".")[2]
-        if isinstance(part, nn.Embedding) and ("position" in own or own == "wpe"):
-            # Positions are counted from behind the padding's.
-            rows = part.num_embeddings - (-1 if part.padding_idx is None else part.padding_idx) - 1
-            most = min(most, rows, getattr(model.config, "max_position_embeddings", rows))
-    return most
 
 
 def load_cross_encoder(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,6 +92,20 @@ def parse_positives(
     return records
 
 
+def check_together(records: Iterable[Record]) -> None:
+    """Refuses two passages of a query of which each is to be above the other."""
+    above: dict[Any, str] = {}
+    for record in records:
+        first, *others = map(folded, record.passages)
+        for other in others:
+            above[record.unit, first, other] = record.where
+            if where := above.get((record.unit, other, first)):
+                raise DataError(
+                    f"{record.where}: {shown(record.passages[0])} is to be above {shown(other)} "
+                    f"here, and below it in {where}. Take one of the two out."
+                )
+
+
 def parse_candidates(row: Any, where: str) -> Record:
     """A record for prediction: any number of passages in their order, labels ignored."""
     row = json_object(row, where)
@@ -130,6 +145,8 @@ def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], A
     named, grades = [], []
     for name in row:
         if (name == form or _NEGATIVE.fullmatch(name)) and row[name] not in (None, "", []):
+            if form == "pos" and str(row[name])[:1] == "[" and isinstance(row[name], str):
+                raise bad_field(where, name, "is a text", "Give a list of texts")
             several = enumerate(row[name]) if isinstance(row[name], list) else ()
             texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, row[name])]
             named += texts

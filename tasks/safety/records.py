@@ -9,14 +9,17 @@ from typing import Any, NamedTuple
 from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
 from pl_pointwise.tasks.language_model.text.messages import answer_text
 from pl_pointwise.tasks.language_model.text.records import (
+    ANSWERS,
+    INSTRUCTIONS,
     Record,
     Response,
+    answered,
     conversation,
     flag,
     make_record,
-    read_instruction,
     reads_whole,
     response_of,
+    truth,
 )
 from pl_pointwise.tasks.language_model.text.refusals import is_refusal
 
@@ -54,15 +57,20 @@ class AnswerPair(NamedTuple):
 @reads_whole
 def parse_instruction(row: Any, where: str) -> Record:
     """A benign prompt with its answer, {"instruction", "input", "output"}."""
-    read = read_instruction(row, where, HELPFUL)
-    return _of_kind(read, "benign", *read.responses, REFUSES)
+    messages, answer, name = answered(row, where, INSTRUCTIONS, ANSWERS[2:])
+    response = response_of(HELPFUL, answer, where, name)
+    return _of_kind(make_record({}, messages, [], where), "benign", response, REFUSES)
 
 
 @reads_whole
 def parse_labelled(row: Any, where: str) -> Record:
     """An unsafe prompt; a safe response that refuses, by the keyword rule, is its own refusal."""
-    responses = [REFUSES]
-    if row.get("response") is not None:
+    responses, judged = [REFUSES], row.get("response") is not None
+    for name in () if judged else ("label", "safe", "is_safe"):
+        if (said := row.get(name)) == "safe" or (name != "label" and truth(said)):
+            problem = f"is {shown(said)}, and the file is of unsafe prompts"
+            raise bad_field(where, name, problem, "Take the record out")
+    if judged:
         answer = _judged(row, "response", "is_safe", where)
         if answer.role == UNSAFE:
             responses.append(answer)

@@ -64,8 +64,10 @@ class Lora:
     peft: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Adapters that wait for tokens in the prompt are not shown them by the scorer.
-        not_here = {*vars(self), "task_type", "alora_invocation_tokens"}
+        # Adapters that wait for tokens in the prompt are not shown them by the scorer; those of
+        # inference_mode are not trained.
+        not_here = {*vars(self), "alora_invocation_tokens", "inference_mode", "task_type"}
+        not_here |= {"peft_type", "base_model_name_or_path", "revision", "arrow_config"}
         for name in self.peft:
             one_of("lora.peft", name, sorted({*vars(LoraConfig())} - not_here))
         for name, safe in (("init_lora_weights", ("gaussian", "orthogonal")), ("bias", ("none",))):

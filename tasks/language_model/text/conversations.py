@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
+from itertools import product
 from os.path import commonprefix
 from typing import Any
 
@@ -48,6 +49,7 @@ DATE = datetime(2024, 7, 26)
 
 _PROBE, _VALUE, _SECOND = "probe of an answer", "probe of an argument", "second_probe"
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
+_TOOL = {"name": _CALL["name"], "description": "A probe.", "parameters": {"type": "object"}}
 _ASK = {"role": "user", "content": "Hello"}
 
 
@@ -98,16 +100,19 @@ class ConversationEncoder:
         self._probe_calls()
 
     def _probe_calls(self) -> None:
-        """Finds how the template writes tool calls, if it does: arguments as an object, or text."""
+        """Finds how the template writes tool calls, if it does: arguments as an object, or text.
+
+        Some tokenizers have a template of their own for conversations with tools (Hermes).
+        """
         written, self.calls_by_template = "", True
-        for as_text in (False, True):
-            self._arguments_as_text = as_text
+        for tools, self._arguments_as_text in product(([], [_TOOL]), (False, True)):
+            self._probe_tools: Sequence[Message] = tools
             with suppress(DataError):
-                written = self._answered([_ASK], [], "probe", Parts(calls=[_CALL]))
+                written = self._answered([_ASK], tools, "probe", Parts(calls=[_CALL]))
             if _VALUE in written:
                 break
         else:
-            self.calls_by_template = False
+            self.calls_by_template, self._probe_tools = False, []
             return
         tail = written.rpartition(_VALUE)[2]
         marks = list(re.finditer(self._special, tail))
@@ -116,13 +121,15 @@ class ConversationEncoder:
         self._behind_call = end
         both = Parts(calls=[_CALL, {**_CALL, "name": _SECOND}])
         with suppress(DataError):
-            self._loses_calls = _SECOND not in self._answered([_ASK], [], "probe", both)
+            self._loses_calls = _SECOND not in self._answered([_ASK], tools, "probe", both)
 
     @cached_property
     def reads_calls(self) -> bool:
         """Whether :func:`~.calls.calls_in` reads a call as this template writes it."""
-        _, (text,) = self.texts([_ASK], [], "probe", [[_CALL]])
-        read = calls_in(text[: self.characters(text)]) == [_CALL]
+        read = False
+        with suppress(DataError):
+            _, (text,) = self.texts([_ASK], self._probe_tools, "probe", [[_CALL]])
+            read = calls_in(text[: self.characters(text)]) == [_CALL]
         if not read:
             log.warning(
                 "Tool calls in the form of the chat template of %s are not read back: answers have "
@@ -172,8 +179,8 @@ class ConversationEncoder:
         text = text.rstrip() if tail is None else text.removesuffix(tail)
         _must_hold(parts.reasoning, text, where, "the thought of an answer")
         _must_hold(parts.text, text, where, "the text of an answer")
-        for call in parts.calls:
-            _must_hold(call["name"], text, where, "a tool call of an answer")
+        for word in (each for call in parts.calls for each in (call["name"], *call["arguments"])):
+            _must_hold(word, text, where, "a tool call of an answer")
         ends = self._ends[: 1 if parts.calls else 2]  # GigaChat puts its other one before a call.
         if end := next((end for end in ends if end in text), None):
             raise DataError(
@@ -212,6 +219,8 @@ class ConversationEncoder:
         if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
             (front, mine, _), (_, theirs, rest) = base.rpartition(last), head.rpartition(last)
             given = front + mine + rest if mine and theirs else ""
+        if not given.startswith(base) and _unspaced(given) == _unspaced(base):
+            given = base  # Hermes': behind a result a line ends where others follow
         if given.startswith(base):  # A blank at its end stays in the response: tokenizers join it
             prompt = base + given[len(base) :].rstrip(" \t")  # to the word behind it.
             return prompt, head[: len(head) - len(given) + len(prompt)]
@@ -366,6 +375,10 @@ def _shared(first: str, second: str) -> int:
     return len(commonprefix([first, second]))  # noqa: RUF071  (of texts, not of paths)
 
 
+def _unspaced(text: str) -> str:
+    return "".join(text.split())
+
+
 def _behind(prompt: str, head: str, whole: str, reasoning: str) -> str | None:
     """What the whole has behind the prompt or ``head``, a thought that it leaves out put back."""
     for front in (prompt, head):
@@ -383,8 +396,8 @@ def _behind(prompt: str, head: str, whole: str, reasoning: str) -> str | None:
 def _differs(where: str) -> DataError:
     return DataError(
         f"{where}: with the answer, the chat template renders the conversation before it "
-        "differently. Take another in chat_template, or take out the record; for a thought there "
-        "is no room with enable_thinking=false."
+        "differently. Take another in chat_template, or take out the record; for a thought, or "
+        "its marks in a text, there is no room with enable_thinking=false."
     )
 
 
@@ -394,7 +407,7 @@ def _must_hold(text: str, rendered: str, where: str, what: str) -> None:
     forms = (json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True))
     if text in rendered or any(form in rendered for form in forms):
         return
-    if "".join(text.split()) not in "".join(rendered.split()):  # Falcon's joins paragraphs.
+    if _unspaced(text) not in _unspaced(rendered):  # Falcon's joins paragraphs.
         raise DataError(
             f"{where}: the chat template leaves out {what}, or changes it: {shown(text)}. Change "
             "the record to what the model's format has, or take it out, or take another template "

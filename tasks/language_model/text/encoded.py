@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -32,6 +33,7 @@ class EncodedResponses:
         encoder: renders and tokenises.
         max_prompt_length, max_length: see :class:`~.data.Preparation`.
         name: of the data set, for messages.
+        rows: of the model's embeddings, one a token.
         skip_invalid: leave out a record that cannot be rendered or does not fit, and say how many.
             None is False where the user has no choice.
 
@@ -47,11 +49,12 @@ class EncodedResponses:
         max_prompt_length: int,
         max_length: int,
         name: str = "data",
+        rows: float = math.inf,
         skip_invalid: bool | None = None,
     ) -> None:
         self.records: list[Record] = []
         self._rows: list[dict[str, Any]] = []
-        self._limits = max_prompt_length, max_length
+        self._limits = min(max_prompt_length, max_length - 1), max_length, rows
         self._skip_invalid, self._shortened = skip_invalid, 0
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
@@ -84,8 +87,13 @@ class EncodedResponses:
                 skipped.append(refused(error, self._skip_invalid))
         encoded = encoder.encode([prompt for _, prompt, _ in rendered], [r for *_, r in rendered])
         for (record, _, responses), (ids, tokens) in zip(rendered, encoded, strict=True):
-            prompt_limit, limit = self._limits
+            prompt_limit, limit, rows = self._limits
             try:
+                if (highest := max(map(max, filter(None, [ids, *tokens])))) >= rows:
+                    raise DataError(
+                        f"{record.where}: the tokenizer writes token {highest:,}, and the model "
+                        f"knows {rows:,}. Take its own tokenizer, or resize its embeddings."
+                    )
                 if long := len(ids) > prompt_limit:
                     messages = fit_prompt(encoder, record, prompt_limit)
                     if messages is None:

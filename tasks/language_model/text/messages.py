@@ -43,11 +43,15 @@ Answer = str | list[dict[str, Any]] | dict[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool", "function": "tool"}
-"""Other names of roles, in turns {"from", "value"}; "function_call" is an assistant's calls."""
+SPEAKERS = {"human": "user", "observation": "tool", "function": "tool", "tool_response": "tool"}
+SPEAKERS |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), "assistant")
+"""Other names of roles, in turns {"from", "value"}; an assistant's calls are "function_call"."""
 
 WEIGHTS = ("weight", "loss_weight", "loss", "train", "training")
 """What a record or turn has that is not to be trained on, 0 or false."""
+
+MASKS = ("prefix", "mask", "masked", "loss_mask", "ignore", "ignored", "skip")
+"""The same, 1 or true."""
 
 _SYSTEM = ROLES[:2]
 _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
@@ -126,8 +130,8 @@ def as_turns(value: Any, where: str, name: str) -> Any:
     for place, turn in enumerate(turns):
         if isinstance(turn, Row) and (role := dict.get(turn, "role")) in ROLES:
             trained = role == "assistant" and place == len(turns) - 1
-            for key in (*WEIGHTS, "prefix"):
-                if not trained or (dict.get(turn, key) == 1 and key != "prefix"):
+            for key in (*WEIGHTS, *MASKS):
+                if not trained or dict.get(turn, key) == (key in WEIGHTS):
                     turn.pop(key, None)
     return turns
 
@@ -138,9 +142,9 @@ def _named(turn: Any, where: str, name: str) -> Any:
         return turn
     renamed: dict[str, Any] = dict(turn)
     if {"from", "value"} <= turn.keys():
-        speaker, value = renamed.pop("from"), renamed.pop("value")
-        renamed |= {"role": SPEAKERS.get(str(speaker), speaker), "content": value}
-        if speaker == "function_call":
+        speaker, value = str(renamed.pop("from")).lower(), renamed.pop("value")
+        renamed |= {"role": SPEAKERS.get(speaker, speaker), "content": value}
+        if speaker in ("function_call", "tool_call"):
             calls = from_text(value, where, f"{name}.value", _CALLS_REMEDY)
             renamed |= {"role": "assistant", "content": None, "tool_calls": _as_list(calls)}
     return Row(renamed)

@@ -23,6 +23,7 @@ from pl_pointwise.tasks.common.records import (
 )
 
 from .messages import (
+    MASKS,
     WEIGHTS,
     Answer,
     as_turns,
@@ -129,18 +130,24 @@ PROMPTS = ("messages", "prompt", "instruction", "input", "question", *INSTRUCTIO
 ANSWERS = ("answer", "completion", "output", "response")
 """Fields that hold the one answer of a record."""
 
-_MEDIA = [name + s for name in ("image", "audio", "video") for s in ("", "s")]
-_OFF = (*WEIGHTS, "label")
+_MEDIA = [name + s for name in ("image", "audio", "video") for s in ("", "s", "_path", "_url")]
+_OFF = (*WEIGHTS, "label", "kto_tag", "is_safe", "safe", "is_correct", "correct", "accepted")
+_TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
+_NO = (*_FALSE, "-1", "-1.0", "no", "bad", "unsafe", "undesirable", "rejected", "wrong")
 _CHANGING: Mapping[str, str] = {
-    **dict.fromkeys((*_OFF, "prefix"), "Take out the record, or what it says of its training"),
+    **dict.fromkeys((*_OFF, *MASKS), "Take out the record, or what it says of its training"),
     **dict.fromkeys(_MEDIA, "Take out the record, as texts alone are read"),
-    **dict.fromkeys(("history", "context", "function_call"), "Write it into the messages"),
-    **dict.fromkeys(("functions", "tools"), 'Give it as "tools", where these are read'),
-    **dict.fromkeys(("system_prompt", "system"), 'Give it as "system", or as a turn'),
-    **dict.fromkeys(("rejected", "rejected_response"), 'Give it with "chosen"'),
+    **dict.fromkeys(("history", "context", "documents", "function_call"), "Write it in messages"),
+    **dict.fromkeys(("functions", "available_tools", "tools"), 'Give "tools" where it is read'),
+    **dict.fromkeys(("tolerance", "around", "relative"), "Give it in responses, where it is read"),
+    **dict.fromkeys(("system_prompt", "system_message", "system"), "Give it as a turn"),
+    **dict.fromkeys(("rejected", "rejected_response", "rejected_messages"), 'Give "chosen" too'),
     "chat_template_kwargs": "Set policy.template_arguments",
 }
-"""Fields that make a record another if nothing reads them, those of _OFF if 0 or false."""
+"""Fields that make a record another if nothing reads them, those of _OFF if they say _NO.
+
+What _OFF and MASKS say is of answers, so of prompts alone it makes nothing another.
+"""
 
 
 def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
@@ -152,11 +159,12 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
         row = json_object(row, where)
         for name in row:
             row[name] = as_turns(dict.get(row, name), where, name)
-        record = parse(*owner, row, where)
+        record: Any = parse(*owner, row, where)
+        given = any(each.answer for each in getattr(record, "record", record).responses)
         for name, value in row.unread().items():
             last = name.rpartition(".")[2]
-            off = str(value).lower() in ("0", "0.0", "false")
-            if last in _CHANGING and off == (last in _OFF):
+            no = str(value).lower() in _NO if last in _OFF else truth(value) is not False
+            if last in _CHANGING and no and (given or last not in (*_OFF, *MASKS)):
                 problem = f"is {shown(value)}, is not read, and makes the record another"
                 raise bad_field(where, name, problem, _CHANGING[last])
         return record
@@ -185,13 +193,19 @@ def conversation(
 
     then: turns that stand behind them or begin with them, as those in front of an answer.
     """
-    present = [name for name in prompts if name in row]
-    name = next((name for name in present if row.get(name)), present[0] if present else "prompt")
+    name = _first(row, prompts, "prompt")
     messages = [] if then and not dict.get(row, name) else _turns(row, name, where)
     system = row.get("system")
     if str(system or "").strip():
-        messages.insert(0, {"role": "system", "content": text_field(system, "system", where)})
+        turn = {"role": "system", "content": text_field(system, "system", where)}
+        messages = [turn] * (messages[:1] != [turn]) + messages
     return _joined(messages, list(then), where, name) if then else messages
+
+
+def _first(row: dict[str, Any], names: Sequence[str], otherwise: str) -> str:
+    """The first of these fields that holds something, else the first that is there."""
+    present = [name for name in names if name in row]
+    return next((name for name in present if row.get(name)), [*present, otherwise][0])
 
 
 def _turns(row: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
@@ -263,9 +277,11 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     if is_turns(given[1]) and others != before:
         problem = "follows another conversation than the chosen one"
         raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
+    if before and dict.get(row, "messages") == given[0]:  # UltraFeedback has the chosen one twice.
+        del row["messages"]
     messages = conversation(row, where, before)
-    prefer = response_of("prefer", chosen, where, "chosen")
-    return _pair(row, messages, prefer, response_of("avoid", rejected, where, "rejected"), where)
+    answers = parse_answer(chosen, where, "chosen"), parse_answer(rejected, where, "rejected")
+    return _pair(row, messages, answers, where)
 
 
 def _behind(value: Any, where: str, name: str) -> tuple[list[dict[str, Any]], Any]:
@@ -277,35 +293,27 @@ def _behind(value: Any, where: str, name: str) -> tuple[list[dict[str, Any]], An
 
 def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"messages", "tools", "chosen_response", "rejected_response"}, and both behaviours."""
-
-    def read(role: str, name: str, behaviour: str) -> Response:
-        answer = parse_answer(field(row, name, where), where, name, bare_calls=True)
-        return Response(role, answer, behaviour=str(row.get(behaviour) or ""))
-
-    prefer = read("prefer", "chosen_response", "category")
-    avoid = read("avoid", "rejected_response", "rejected_category")
-    return _pair(row, conversation(row, where), prefer, avoid, where)
+    names = "chosen_response", "rejected_response"
+    answers = [parse_answer(field(row, n, where), where, n, bare_calls=True) for n in names]
+    behaviours = [str(row.get(name) or "") for name in ("category", "rejected_category")]
+    return _pair(row, conversation(row, where), answers, where, behaviours)
 
 
 def _pair(
-    row: dict[str, Any], messages: Any, prefer: Response, avoid: Response, where: str
+    row: Any, messages: Any, answers: Sequence[Any], where: str, behaviours: Any = ("", "")
 ) -> Record:
-    if prefer.answer == avoid.answer:
+    if answers[0] == answers[1]:
         raise bad_field(where, "rejected", "equals the chosen one", "Change one of the two")
-    return make_record(row, messages, [prefer, avoid], where)
-
-
-def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:
-    """{"instruction", "input", "output"}, the input perhaps empty; or {"messages", "output"}."""
-    messages, answer, name = answered(row, where, INSTRUCTIONS, ANSWERS[2:])
-    return make_record(row, messages, [response_of(role, answer, where, name)], where)
+    pair = zip(("prefer", "avoid"), answers, behaviours, strict=True)
+    responses = [Response(role, answer, behaviour=name) for role, answer, name in pair]
+    return make_record(row, messages, responses, where)
 
 
 def answered(
     row: dict[str, Any], where: str, prompts: Sequence[str], answers: Sequence[str]
 ) -> tuple[list[dict[str, Any]], Any, str]:
     """(conversation, answer, the field that holds it), of the first of these fields."""
-    name = next((name for name in answers if row.get(name)), answers[0])
+    name = _first(row, answers, answers[0])
     before, answer = _behind(field(row, name, where), where, name)
     return conversation(row, where, before, prompts), answer, name
 
@@ -315,11 +323,15 @@ def response_of(role: str, value: Any, where: str, name: str) -> Response:
     return Response(role, parse_answer(value, where, name), refusal=role == "refuse")
 
 
+def truth(value: Any) -> bool | None:
+    """What a value says that is true or false, 1 or 0, also as a text of a CSV file; else None."""
+    word = str(value).lower()
+    return word in _TRUE if word in (*_TRUE, *_FALSE) else None
+
+
 def flag(row: dict[str, Any], name: str, where: str, prefix: str = "") -> bool:
     """A field that is true or false; ``prefix`` stands before its name in messages."""
-    value = field(row, name, where, prefix)
-    if isinstance(value, str) and value.lower() in ("true", "false"):  # of a CSV file
-        return value.lower() == "true"
-    if not isinstance(value, bool):
+    said = truth(value := field(row, name, where, prefix))
+    if said is None:
         raise bad_field(where, f"{prefix}{name}", f"is {kind(value)}", "Give true or false")
-    return value
+    return said

@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 
 from pl_pointwise.data import categories_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import ConversationDataModule, ConversationModule
-from tests.tasks.conftest import make_data, shared_units
+from pl_pointwise.tasks.language_model.model.policy import Policy
+from tests.tasks.conftest import make_data, quiet_trainer, shared_units
 from tests.tasks.conversation.conftest import conversation_rows, write_rows
 
 
@@ -137,3 +139,17 @@ def test_the_records_of_the_page_train_as_they_are_printed(
         data.setup("fit")
     assert len(data.datasets["train"]) == 5
     assert "val" not in data.datasets
+
+
+def test_what_the_model_has_no_rows_for_is_refused(
+    language_model_folder, conversation_file, tmp_path
+) -> None:
+    """At the first token there would be torch's IndexError."""
+    lora = {"target_modules": ["q_proj", "embed_tokens"]}
+    trained = ConversationModule(policy=Policy(str(language_model_folder), lora=lora))
+    trained.model.positions = torch.nn.Embedding(32, 1)
+    for said in ("prompt has .* max_prompt_length=31", "tokenizer writes token .* model knows 99"):
+        with pytest.raises(DataError, match=f"line 1: the {said}"):
+            quiet_trainer(tmp_path).fit(trained, module(None, conversation_file))
+        embeddings = trained.model.get_input_embeddings().base_layer
+        embeddings.weight = torch.nn.Parameter(embeddings.weight[:99])

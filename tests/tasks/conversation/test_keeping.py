@@ -150,6 +150,11 @@ def test_replay_learns_a_share_of_what_is_kept(
     [
         (ROWS[1], {**ROWS[2], "prompt": "B "}, "kept here and forgotten in .*line 2"),
         (ROWS[0], {**ROWS[1], "prompt": "a"}, "learnt here and kept in .*line 2"),
+        (
+            ROWS[1] | {"role": "prefer", "tolerance": -1},
+            ROWS[1] | {"role": "avoid", "tolerance": -2},
+            "answer 'Two and two.' is to be likely here and unlikely in .*line 2",
+        ),
         (ROWS[2], {**ROWS[0], "prompt": "c"}, "forgotten here and learnt in .*line 2"),
         ({"prompt": "b", "answer": "B.", "role": "forget"}, ROWS[0], "no around, .*forget_like"),
     ],

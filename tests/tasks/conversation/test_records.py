@@ -89,6 +89,10 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
         PAIR,
     ),
     ("answer", {"prompt": "Hi", "completion": "no", "label": False}, PAIR[1:]),
+    ("answer", {"prompt": "Hi", "completion": "no", "label": "0"}, PAIR[1:]),
+    ("preference", {"prompt": "Hi", **SPOKEN, "messages": SPOKEN["chosen"]}, PAIR),
+    ("roles", {"prompt": "Hi", "refuse": "True", "prefer": "yes"}, [*PAIR[:1], ("refuse", None)]),
+    ("roles", {"prompt": "Hi", "refuse": "false", "prefer": "yes"}, PAIR[:1]),
     ("answer", {"prompt": ASK, "completion": [SAID], "label": "true"}, PAIR[:1]),
     (
         "answer",
@@ -168,6 +172,7 @@ BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
         ['"prompt" is not readable JSON', "{role, content}"],
     ),
     ({"prompt": "Hi", "prefer": [*ASK, SAID]}, ['"prefer" has 2 turns', "one turn"]),
+    ({"prompt": "Hi", "completion": None}, ['"completion" is null', "Give a text"]),
     ({"messages": [{"role": "system", "content": ""}], "answer": "a"}, ["empty", "the user"]),
 ]
 BAD_ROWS += [({"prompt": "Hi", "responses": [bad]}, words) for bad, words in BAD_RESPONSES]
@@ -216,7 +221,11 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"question": "Hi", "answer": "yes", "system_prompt": "Be short."}, "system_prompt"),
     (CONVERSED | {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
     ({"query": "Hi", "response": "yes", "rejected_response": "no"}, "rejected_response"),
+    ({"prompt": "Hi", "prefer": "yes", "tolerance": -1}, "tolerance"),
+    ({"messages": [*ASK, SAID | {"masked": True}]}, "messages[1].masked"),
 ]
+OTHERS = {"is_safe": 0, "label": "bad", "kto_tag": "false", "documents": [{}], "loss_mask": [0, 0]}
+CHANGED += [(CONVERSED | {name: value}, name) for name, value in OTHERS.items()]
 
 
 @pytest.mark.parametrize(("row", "name"), CHANGED, ids=[name for _, name in CHANGED])
@@ -229,7 +238,8 @@ def test_a_field_that_makes_the_record_another_is_refused(row, name) -> None:
 
 
 def test_a_mark_that_asks_for_what_is_done_anyway_is_no_fault() -> None:
-    turns = [ASK[0] | {"train": False}, NOT_SAID | {"weight": 0}, *ASK, SAID | {"train": True}]
+    turns = [ASK[0] | {"train": False}, NOT_SAID | {"weight": 0}, *ASK]
+    turns += [SAID | {"train": True, "ignore": False}]
     row = json_object({"messages": turns, "context": "", "history": None, "weight": 1}, "f")
     record = Reading()(row, "f")
     assert (len(record.messages), roles(record)) == (3, [("reference", "yes")])
@@ -245,6 +255,7 @@ MORE = [*ASK, {"role": "assistant", "content": "What?"}, {"role": "user", "conte
     [
         ({"system": "Be short."}, ASK, [BRIEF, *ASK]),
         ({"prompt": [BRIEF, *ASK]}, ASK, [BRIEF, *ASK]),
+        ({"prompt": [BRIEF, *ASK], "system": "Be short."}, ASK, [BRIEF, *ASK]),
         ({"prompt": "Hi"}, MORE, MORE),
         ({"prompt": ASK}, MORE[1:], MORE),
         ({"messages": [BRIEF, *ASK]}, MORE, [BRIEF, *MORE]),
@@ -287,7 +298,7 @@ def test_history_is_the_earlier_turns(row) -> None:
 
 def test_turns_of_others_have_our_roles() -> None:
     said = [("system", "S"), ("human", "a"), ("function_call", json.dumps([CALL, CALL]))]
-    said += [("observation", "1"), ("gpt", "b"), ("human", "c"), ("gpt", "d")]
+    said += [("observation", "1"), ("ChatGPT", "b"), ("Human", "c"), ("gpt", "d")]
     turns = [{"from": speaker, "value": text} for speaker, text in said]
     record = Reading()({"conversations": turns, "tools": json.dumps([TOOL])}, "f")
     assert [turn["role"] for turn in record.messages] == [
@@ -300,7 +311,10 @@ def test_turns_of_others_have_our_roles() -> None:
             Reading()({"conversations": [{"from": speaker, "value": text}, *turns]}, "f")
 
 
-@pytest.mark.parametrize("row", [{"prompt": "Hi"}, {"messages": ASK}, {"messages": [*ASK, SAID]}])
+PROMPTS = [{"prompt": "Hi", "is_safe": False}, {"messages": ASK}, {"messages": [*ASK, SAID]}]
+
+
+@pytest.mark.parametrize("row", PROMPTS)
 def test_prediction_needs_no_response(row) -> None:
     record = Reading(responses=False)(row, "f")
     assert record.messages == ASK

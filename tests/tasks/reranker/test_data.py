@@ -402,6 +402,10 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         r"passage_text\[3\]. is .*\[1\] again, but for case",
     ),
     "no form": ({"query": "a", "text": "b"}, "found: 'query', 'text'.*.pos. with .neg."),
+    "a list in a cell": (
+        {"query": "a", "pos": "['a']", "neg": ["b"]},
+        '"pos" is a text. Give a list',
+    ),
     "query_type": (changed(GOOD, query_type=3), 'field "query_type" is a number'),
     "labels of other length": (labels(0, 1), "has 2 entries for 4 passages"),
     "too few negatives": (
@@ -451,6 +455,13 @@ def test_fields_that_are_not_read_are_named() -> None:
     parse = partial(parse_positives, negatives=1, least=1)
     with pytest.warns(UserWarning, match="fields neg_scores, pos_scores of 1 of 1 records are not"):
         assert records_of([("f", row)], "f", parse)[0][0].passages == ("p", "a")
+
+
+def test_two_passages_that_are_each_above_the_other_are_refused(fitted: Make) -> None:
+    rows = [{"query": q, "positive": p, "negative": n} for q, p, n in ("qab", "rba", "Qba")]
+    with pytest.raises(DataError, match=r"line 3: 'b' is to be above 'a' here, .* in .*line 1"):
+        fitted(rows, negatives=1)
+    fitted(rows[:2], negatives=1)
 
 
 def test_passage_that_a_long_query_cuts_away_is_an_error(fitted: Make) -> None:

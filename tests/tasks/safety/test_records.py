@@ -196,7 +196,7 @@ def test_the_preferred_response_stands_first_and_a_prompt_keeps_its_refusal() ->
 ROW = benign_rows(1)[0]
 JUDGED = judgement_rows("p", "r", [[VIOLENCE]])[0]
 PAIR = pair_row("p", (False, True))
-UNTRAINED = {"prompt": "a", "is_safe": True, "response": {"content": "b", "weight": 0}}
+UNTRAINED = {"prompt": "a", "is_safe": False, "response": {"content": "b", "weight": 0}}
 
 
 @pytest.mark.parametrize(
@@ -204,12 +204,15 @@ UNTRAINED = {"prompt": "a", "is_safe": True, "response": {"content": "b", "weigh
     [
         (parse_instruction, [], "record is a list"),
         (parse_labelled, {"prompt": "x", "response": "y"}, '"is_safe" is missing'),
-        (parse_judgement, JUDGED | {"category": {PRIVACY: 1}}, r'"category.privacy_violation"'),
+        (parse_judgement, JUDGED | {"category": {PRIVACY: 2}}, r'"category.privacy_violation"'),
         (parse_borderline, {"text": "p"}, '"prompt" is missing'),
         (parse_borderline, {"prompt": "p", "refusal": 3}, '"refusal" is a number'),
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
         # What makes the record another:
         (parse_labelled, {"prompt": "a", "images": ["b.png"]}, '"images" is .* not read'),
+        (parse_labelled, {"prompt": "a", "is_safe": "True"}, '"is_safe" is .* unsafe prompts'),
+        (parse_labelled, {"prompt": "a", "label": "safe"}, '"label" is .* unsafe prompts'),
+        (parse_instruction, ROW | {"tools": [{"name": "f"}]}, '"tools" is .* not read'),
         (parse_labelled, UNTRAINED, '"response.weight" is .* not read'),
         (parse_borderline, {"prompt": "a", "context": "b"}, '"context" is .* not read'),
         (parse_prompt, {"prompt": "a", "tools": [{"name": "f"}]}, '"tools" is .* not read'),

@@ -167,6 +167,7 @@ def test_what_changes_the_bases_weights_is_refused(option, value) -> None:
     [
         ({"use_dorra": True}, "lora.peft='use_dorra': choose one of .*use_dora"),
         ({"r": 4}, "lora.peft='r': choose one of"),
+        ({"inference_mode": True}, "lora.peft='inference_mode': choose one of"),
     ],
 )
 def test_options_that_peft_does_not_know_are_named(options, said) -> None:

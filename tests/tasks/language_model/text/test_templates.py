@@ -18,7 +18,7 @@ from pl_pointwise.tasks.language_model.text.calls import calls_in
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.text.messages import parts_of
 from pl_pointwise.tasks.language_model.text.refusals import is_refusal
-from tests.tasks.conftest import build_model, build_tokenizer
+from tests.tasks.conftest import CHAT_TEMPLATE, build_model, build_tokenizer
 
 FOLDER = Path(__file__).parent / "templates"
 REFUSAL = "I'm sorry, but I cannot help with that."
@@ -322,6 +322,30 @@ def test_calls_and_results_of_earlier_turns_stay(name, thanks) -> None:
     assert REFUSAL in response
     # Beside the choice of a call, which DeepSeek's template does not write behind a result.
     assert REFUSAL in rendered(name, REFUSAL, messages, [TOOL])[1]
+
+
+def test_a_template_of_its_own_for_tools_writes_the_calls() -> None:
+    """As Hermes'; behind a result it ends a line where turns follow, and none in front of them."""
+    end = "{{- '<|end|>' if loop.last and message.role == 'tool' else '<|end|>\\n' }}"
+    tokenizer: PreTrainedTokenizerFast = build_tokenizer()
+    own = {"tool_use": CHAT_TEMPLATE.replace("{{- '<|end|>\\n' }}", end)}
+    tokenizer.chat_template = {"default": CHAT_TEMPLATE.replace("tool_calls", "none"), **own}
+    made = ConversationEncoder(tokenizer)
+    prompt, (text, call) = made.texts(HISTORY, [TOOL], "here", [REFUSAL, [CALL]])
+    assert prompt.endswith("<|start|>tool\nIt makes 1.<|end|><|start|>assistant\n")
+    assert (text, call[:11], call[-19:]) == (
+        f"{REFUSAL}<|end|>",
+        "<tool_call>",
+        "</tool_call><|end|>",
+    )
+    assert made.reads_calls
+    with pytest.raises(DataError, match="leaves out a tool call of an answer"):
+        made.texts(ASKED, [], "here", [[CALL]])
+    of = "(call.function or call)"
+    few = CHAT_TEMPLATE.replace(f"{of} | tojson", f"{of}.name + ({of}.arguments.x or '')")
+    tokenizer.chat_template, call = few, CALL | {"arguments": {"total": 1}}
+    with pytest.raises(DataError, match=r"leaves out a tool call of an answer.*'total'"):
+        ConversationEncoder(tokenizer).texts(ASKED, [], "here", [[call]])
 
 
 @pytest.mark.parametrize("name", THINKING)
