@@ -34,7 +34,7 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
 def draw(table: pd.DataFrame, path: Path) -> None:
     """Paid against violated: of each length the hinges a line, ``Pointwise()`` a star."""
     rows = means(table)
-    problems = list(dict.fromkeys(rows["problem"][rows["weight"].notna()]))
+    problems = list(dict.fromkeys(rows["problem"]))
     columns = min(4, len(problems))
     lines = -(-len(problems) // columns)
     figure = Figure(figsize=(4 * columns, 3.3 * lines), layout="constrained")
