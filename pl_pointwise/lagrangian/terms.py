@@ -20,6 +20,7 @@ from ..formulations import Formulation
 OBJECTIVE = "objective"
 PADDING = -1
 """The index of a row that repeats a sample only to fill a batch."""
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -142,6 +143,11 @@ def strict_values_from(
         value = value.detach().to(values[name].device, non_blocking=True)
         strict[name] = value if value.dtype == torch.float64 else value.float()
     return strict
+
+
+def is_index(value: Any) -> bool:
+    """Whether it is a tensor of whole numbers, (B,)."""
+    return isinstance(value, Tensor) and value.dim() == 1 and value.dtype in WHOLE
 
 
 def shape_of(value: Any) -> tuple[int, ...] | str:
