@@ -93,10 +93,11 @@ def masks_from(
     real = (index >= 0).to(device, non_blocking=True)
     masks = dict.fromkeys(names, real)
     for name, mask in given.items():
-        if mask.dtype != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
+        kind = getattr(mask, "dtype", "no tensor")
+        if kind != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
             raise DataError(
                 f'membership()["{name}"] must be bool of shape ({len(index)},) or '
-                f"({len(index)}, K), got {mask.dtype} of shape {tuple(mask.shape)}."
+                f"({len(index)}, K), got {kind} of shape {shape_of(mask)}."
             )
         mask = mask.to(device, non_blocking=True)
         masks[name] = mask & (real if mask.dim() == 1 else real[:, None])

@@ -205,7 +205,7 @@ def test_misuse_is_refused() -> None:
         with pytest.raises(DataError, match="index: each sample's position"):
             loop.loss(torch.zeros(2), values, index)
     for wrong in ({"samples": 0}, {"samples": [1]}, {"primal_steps": 0}, {"order": "dual"}):
-        with pytest.raises(ValueError, match="=.*: "):
+        with pytest.raises(ValueError, match=r"=.*: "):
             PointwiseLoss(CONSTRAINTS, Pointwise(), **{"samples": 12, **wrong})
     for state in (None, {}, {**loop.loss.state_dict(), "multipliers": {"fit": "x"}}):
         with pytest.raises(TrainingError, match="no state of a PointwiseLoss"):
