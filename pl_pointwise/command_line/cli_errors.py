@@ -36,8 +36,9 @@ AROUND = re.compile(r"[\s-]*(Parser key|Problem with given|Does not validate|Exp
 NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')|(?<=import path string: )\w+|(?<=value: )\w+")
 """What may be a misspelt option or class in a reason."""
 WITH_CLASSES = (
-    *("pl_pointwise.tasks", "pl_pointwise.callbacks"),
+    *("pl_pointwise", "pl_pointwise.tasks", "pl_pointwise.callbacks"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
+    *("torch.optim", "torch.optim.lr_scheduler"),
 )
 RATE = " The rate is --model.init_args.training.optimization.learning_rate."
 

@@ -15,6 +15,7 @@ import functools
 import importlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,6 @@ def missing_base(args: Sequence[str]) -> str:
 
 
 def _not_found(name: str) -> Any:
-    raise FileNotFoundError(
-        f"No configuration {name!r}: neither a file nor a packaged one. pl-pointwise --help lists "
-        "them."
-    )
+    near = get_close_matches(name, [*packaged_configs(), *packaged_comparisons()], 1)
+    hint = f"Did you mean {near[0]!r}?" if near else "pl-pointwise --help lists them."
+    raise FileNotFoundError(f"No configuration {name!r}: neither a file nor a packaged one. {hint}")

@@ -39,7 +39,7 @@ data: {NAME}.LineData
 CASES = {
     "compar": ["'compar'", "compare"],
     "fit": ["fit.model", "--config TASK"],
-    "fit --config reranker/pointwize": ["'reranker/pointwize'", "--help"],
+    "fit --config reranker/pointwize": ["'reranker/pointwize'", "'reranker/pointwise'?"],
     # Values and options on the command line.
     f"fit {LINE} {POINTWISE} --model.formulation.alpha -1": ["error: Pointwise(alpha=-1.0): alpha"],
     f"fit {LINE} --trainer.max_epoks 1": ["--trainer.max_epoks", "'trainer.max_epochs'"],
@@ -60,6 +60,10 @@ CASES = {
     f"fit --model {NAME}.LineData --data {NAME}.LineData": ["--model: ", "PointwiseModule"],
     f"fit {LINE} --trainer.callbacks+ DualMonitr": ["Did you mean 'DualMonitor'?"],
     f"fit {LINE} --trainer.callbacks EarlyStoping": ["Did you mean 'EarlyStopping'?"],
+    f"fit {LINE} --optimizer Adm": ["Did you mean 'Adam'?"],
+    f"fit {LINE} --lr_scheduler StepL": ["Did you mean 'StepLR'?"],
+    "fit --model RerankrModule": ["Did you mean 'RerankerModule'?"],
+    f"fit {LINE} --model.formulation Pointwse": ["Did you mean 'Pointwise'?"],
     f"fit {LINE} --optimizer.lr 1": ["The rate is --model.init_args.training.optimization."],
     f"fit {LINE} --model.learning_rate 1": ["The rate is --model.init_args.training.optim"],
     # Files.
