@@ -185,6 +185,7 @@ def cut(path: Path) -> None:
         ("samples.parquet", cut),
         ("violations.npz", cut),
         ("result.json", cut),
+        ("result.json", lambda path: path.write_text(path.read_text()[:-1] + ', "read": 1}')),
     ],
 )
 def test_a_run_whose_files_changed_is_run_again(
@@ -333,6 +334,9 @@ def test_a_unit_is_the_content_of_a_row_or_its_place_where_there_is_none() -> No
     assert one.units_at([0, 1]) == two.units_at([1, 0])
     assert one.content == two.content
     assert Source("test", [*rows, rows[0]]).content != one.content
+    named = [type("Named", (list,), {"categories": kinds})(rows) for kinds in ("ab", "ba", "ab")]
+    one, other, same = (Source("test", each).content for each in named)
+    assert one == same != other  # What requirements are about.
     assert len({*Source("test", [rows[0]] * 3).units_at(range(3))}) == 1
     columns = TensorDataset(torch.arange(6).reshape(3, 2), torch.tensor([1, 1, 2]))
     assert len({*Source("test", columns).units_at(range(3))}) == 3
