@@ -116,7 +116,12 @@ class PointwiseLoss:
         if groups is not None:
             with suppress(ValueError, TypeError):  # Of texts.
                 given = torch.as_tensor(groups).cpu()
-            if not is_index(given) or len(given) != self.samples or int(given.min()) < 0:
+            if (
+                given is None
+                or not is_index(given)
+                or len(given) != self.samples
+                or int(given.min()) < 0
+            ):
                 raise DataError(
                     f"groups: a whole number from 0 for each of the {self.samples:,} samples, got "
                     f"{shape_of(groups)}; np.unique(groups, return_inverse=True)[1] numbers them."

@@ -175,7 +175,7 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuses what is nearly an option of its own, which Lightning would not know."""
         known, rest = super().parse_known_args(args, namespace)
         for word in rest:
