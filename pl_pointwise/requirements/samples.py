@@ -88,9 +88,10 @@ class Source:
     def _named_units(self) -> list[str] | None:
         """Of each row, what the data set names, else its content; None: the row has but a place."""
         units = None if self.rows is None else units_of(self.rows)
-        if units is None and self.digests is not None:
-            return [digest.hex() for digest in self.digests]
-        return units
+        if (units is not None and all(units)) or self.digests is None:
+            return units
+        named = units or [""] * len(self.digests)
+        return [unit or row.hex() for unit, row in zip(named, self.digests, strict=True)]
 
     def units_at(self, positions: Iterable[int]) -> list[str]:
         """The unit of each sample: rows of the same content are one."""

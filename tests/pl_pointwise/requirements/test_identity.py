@@ -334,6 +334,8 @@ def test_a_unit_is_the_content_of_a_row_or_its_place_where_there_is_none() -> No
     assert one.units_at([0, 1]) == two.units_at([1, 0])
     assert one.content == two.content
     assert Source("test", [*rows, rows[0]]).content != one.content
+    partly = type("Partly", (list,), {"units": ["a", None, None]})([*rows, rows[0]])
+    assert len({*Source("test", partly).units_at(range(3))}) == 3  # Those without were one unit.
     named = [type("Named", (list,), {"categories": kinds})(rows) for kinds in ("ab", "ba", "ab")]
     one, other, same = (Source("test", each).content for each in named)
     assert one == same != other  # What requirements are about.
