@@ -206,14 +206,19 @@ class PointwiseLoss:
         if slopes is None:
             slopes = self.duals.slopes([terms], counts, device, over_ranks)
         loss, table = self.share(terms, index, counts, slopes, strict is not None)
-        self._tables.append(table)
-        if (given := sum(map(len, self._tables))) > 2 * self.samples > 0 < len(self._tables) - 1:
+        self._keep(table)
+        # The ranks' gradients are averaged, and the counts are those of all ranks.
+        return loss * number_of_ranks()
+
+    def _keep(self, rows: Tensor) -> None:
+        """Keeps a loss's rows for :meth:`step`; refuses so many that it must have been forgotten."""
+        self._tables.append(rows)
+        given = sum(map(len, self._tables))
+        if len(self._tables) > 1 and given > 2 * self.samples > 0:
             raise TrainingError(
                 f"{given:,} samples since the last step(), of a training set of {self.samples:,}: "
                 "call step() after each step of the optimizer."
             )
-        # The ranks' gradients are averaged, and the counts are those of all ranks.
-        return loss * number_of_ranks()
 
     def step(self) -> dict[str, DualStep]:
         """λ ← (λ + η ∂ψ/∂λ)₊ of the samples of the last loss; after the optimizer's step.

@@ -66,10 +66,8 @@ class Run:
             return None
         if not isinstance(found, dict) or found.get("digest") != self.digest:
             return None
-        whole = all(
-            isinstance(found.get(n, {}), dict) for n in ("metrics", "data", "read", "wrote")
-        )
-        return found if whole else None
+        parts = [found.get(name, {}) for name in ("metrics", "data", "read", "wrote")]
+        return found if all(isinstance(part, dict) for part in parts) else None
 
     def outdated(self) -> str:
         """Why a result of this configuration does not count any more; "" if it does."""

@@ -136,10 +136,8 @@ def check_module(task: Task) -> None:
             "The optimizer has no weight of this module: give it self.parameters(), in "
             "configure_optimizers, after the last weight was replaced."
         )
-    if any(
-        c.interval not in ("step", "epoch") or c.frequency < 1
-        for c in task.trainer.lr_scheduler_configs
-    ):
+    declared = [(each.interval, each.frequency) for each in task.trainer.lr_scheduler_configs]
+    if any(interval not in ("step", "epoch") or often < 1 for interval, often in declared):
         raise TrainingError(
             'A scheduler steps every "step" or "epoch" (its "interval"), and at a "frequency" of '
             "at least 1."
