@@ -211,7 +211,7 @@ class PointwiseLoss:
         return loss * number_of_ranks()
 
     def _keep(self, rows: Tensor) -> None:
-        """Keeps a loss's rows for :meth:`step`; refuses so many that it must have been forgotten."""
+        """Keeps the rows of a loss for :meth:`step`; refuses so many that it was forgotten."""
         self._tables.append(rows)
         given = sum(map(len, self._tables))
         if len(self._tables) > 1 and given > 2 * self.samples > 0:
