@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.files import run_root
+from pl_pointwise.files import run_root, write_whole
 
 
 class PredictionWriter(BasePredictionWriter):
@@ -49,9 +49,7 @@ class PredictionWriter(BasePredictionWriter):
         path = Path(self.path or run_root(trainer) / "predictions.jsonl")
         if trainer.is_global_zero:
             rows.sort(key=lambda row: row["index"])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-            path.write_text("".join(lines), encoding="utf-8")
+            write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             rank_zero_info(f"{len(rows):,} predictions written to {path}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol
 
 import torch
@@ -230,8 +231,8 @@ class PointwiseDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            if size is not None and size < 1:
-                raise ValueError(f"{name}={size}: give at least 1 sample.")
+            if size is not None and not (isinstance(size, Integral) and size >= 1):
+                raise ValueError(f"{name}={size!r}: give a whole number, at least 1 sample.")
         self.batch_size = batch_size
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.num_workers = num_workers
@@ -281,11 +282,12 @@ class PointwiseDataModule(LightningDataModule):
         return self._loader("predict")
 
     def _loader(self, name: str, training: bool = False) -> Any:
-        filled = [each for each, rows in self.datasets.items() if len(rows)]
+        found = self.datasets.items()
+        filled = [each for each, rows in found if has_positions(rows) and len(rows)]
         if name not in filled:
             raise DataError(
                 f"{type(self).__name__}: the data set {name!r} is not among {filled}. Fill "
-                f"self.datasets[{name!r}] in setup()."
+                f"self.datasets[{name!r}] in setup() with rows that have positions."
             )
         dataset, trainer = IndexedDataset(self.datasets[name]), self.trainer
         size = self.batch_size if training else self.eval_batch_size
@@ -311,9 +313,13 @@ class PointwiseDataModule(LightningDataModule):
 def dataset_of(loader: Any) -> Any:
     """The data set behind a loader; None where there is none with positions."""
     dataset: Any = getattr(loader, "dataset", None)
-    rows = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    # A stream may have both, and no rows.
-    return dataset if rows and not isinstance(dataset, IterableDataset) else None
+    return dataset if has_positions(dataset) else None
+
+
+def has_positions(rows: Any) -> bool:
+    """Whether it is a map-style data set with a length; a stream may have both and no rows."""
+    map_style = hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+    return map_style and not isinstance(rows, IterableDataset)
 
 
 def fingerprint(rows: Rows) -> str:

@@ -70,12 +70,16 @@ def _digest(path: str, written: int, size: int) -> str:
 
 
 def changed_files(folder: Path, digests: Mapping[str, str]) -> str:
-    """Which files of a folder are not those of the digests, as a sentence; "" if all are."""
+    """Which files of a folder are not those of the digests, as a sentence; "" if all are.
+
+    A model's file that is not among them makes another model too, as an adapter does.
+    """
     changed = [
         name
         for name, digest in digests.items()
         if {"..", "/"} & {*Path(name).parts} or digest_now(folder / name) != digest
     ]
+    changed += sorted(_model_files(folder).difference(digests))
     if not changed:
         return ""
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -102,6 +106,10 @@ def check_export_folder(folder: Path, written: Collection[str] | None = None) ->
         )
 
 
+def _model_files(folder: Path) -> set[str]:
+    return {each.name for pattern in MODEL_FILES.split() for each in folder.glob(pattern)}
+
+
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
     """Where to export to: once complete, its files take the place of those in ``folder``.
@@ -116,9 +124,8 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
         yield new
         names = {each.name for each in new.iterdir()}
         check_export_folder(folder, names)
-        for old in {each for pattern in MODEL_FILES.split() for each in folder.glob(pattern)}:
-            if old.name not in names:
-                old.unlink()
+        for old in _model_files(folder) - names:
+            (folder / old).unlink()
         for name in names:
             if (folder / name).is_dir():
                 shutil.rmtree(folder / name)

@@ -97,7 +97,7 @@ def required_of(folder: Path) -> str:
         found = certificate_in(folder)
     except DataError as error:
         return str(error)
-    if changed := changed_files(folder, found.get("files") or {}):
+    if changed := changed_files(folder, found.get("files", {})):
         return printable(f"{folder}: {changed}. What it does on new inputs was not tested.")
     sure = f"{100 * found['confidence']:g} % confidence, since {found.get('date', 'some day')}"
     lines = [
@@ -113,7 +113,8 @@ def certificate_in(folder: Path) -> dict[str, Any]:
     found = _mapping_in(folder / CERTIFICATE)
     try:
         texts = [each["text"] for each in found["requirements"]]
-        if 0 < found["confidence"] < 1 and all(isinstance(text, str) for text in texts):
+        whole = texts and all(isinstance(text, str) for text in texts)
+        if whole and 0 < found["confidence"] < 1 and isinstance(found.get("files", {}), dict):
             return found
     except (LookupError, TypeError):
         pass

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .constraint import Constraint
-from .errors import DataError, TrainingError
+from .errors import DataError, TrainingError, one_of
 from .formulations import Formulation
 from .lagrangian.batch_statistic import Slope
 from .lagrangian.duals import Duals
@@ -28,9 +30,11 @@ from .lagrangian.terms import (
     Terms,
     build_terms,
     carries,
+    is_index,
     masks_from,
     one_per_sample,
     pack,
+    shape_of,
     strict_values_from,
     unpack,
     widest,
@@ -77,8 +81,8 @@ class PointwiseLoss:
         order: "simultaneous": a loss uses λ before its batch's dual step; "dual_first": after it.
 
     Raises:
-        DataError: ``groups`` that are not one number from 0 for each sample.
-        ValueError: constraints and formulations whose names differ.
+        DataError: ``groups`` that are not one number from 0 for each sample; numbers below 1.
+        ValueError: constraints and formulations whose names differ, an unknown order.
 
     Attributes:
         multipliers: λ by constraint, (N, K) float32, of groups (G, K); () for a statistic of the
@@ -102,15 +106,27 @@ class PointwiseLoss:
     ) -> None:
         self.constraints, _ = declared_constraints(constraints, None)
         formulations = formulations_from(formulation, self.constraints)
-        self.samples, owners = samples or 0, samples or 0
-        given = None if groups is None else torch.as_tensor(groups).long().cpu()
-        if given is not None:
-            if given.shape != (self.samples,) or not len(given) or int(given.min()) < 0:
+        counts = {"samples": 1 if samples is None else samples, "primal_steps": primal_steps}
+        for name, count in counts.items():
+            if not isinstance(count, Integral) or count < 1:
+                raise DataError(f"{name}={count!r}: give a whole number from 1.")
+        one_of("order", order, ("simultaneous", "dual_first"))
+        self.samples = owners = samples or 0
+        given = None
+        if groups is not None:
+            with suppress(ValueError, TypeError):  # Of texts.
+                given = torch.as_tensor(groups).cpu()
+            if (
+                given is None
+                or not is_index(given)
+                or len(given) != self.samples
+                or int(given.min()) < 0
+            ):
                 raise DataError(
-                    f"groups: a number from 0 for each of the {self.samples:,} samples, got shape "
-                    f"{tuple(given.shape)}."
+                    f"groups: a whole number from 0 for each of the {self.samples:,} samples, got "
+                    f"{shape_of(groups)}; np.unique(groups, return_inverse=True)[1] numbers them."
                 )
-            owners = int(given.max()) + 1
+            given, owners = given.long(), int(given.max()) + 1
         self.duals = Duals(self.constraints, formulations, owners, primal_steps, order, given)
         self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
@@ -157,23 +173,31 @@ class PointwiseLoss:
                 :meth:`~pl_pointwise.PointwiseModule.strict_values`.
 
         Raises:
-            DataError: a tensor of another shape.
+            DataError: a tensor of another shape, an index that is no position.
             TrainingError: a value that is not finite, with its sample, before anything moves; a
-                call without gradients.
+                call without gradients; calls for more than the training set without a step().
         """
         if not torch.is_grad_enabled():
             raise TrainingError(
                 "PointwiseLoss is called without gradients. An evaluation has no multipliers: take "
                 "the objective, and Constraint.violation(values)."
             )
-        index, device = index.detach().cpu(), objective.device
+        if not is_index(index):
+            raise DataError(
+                "index: each sample's position in the training set, a tensor (B,) of whole "
+                f"numbers, got {getattr(index, 'dtype', 'no tensor')}, {shape_of(index)}."
+            )
+        index = index.long().cpu()
         objective, values = one_per_sample(objective, values, self.constraints, len(index))
-        masks = masks_from(masks or {}, index, [OBJECTIVE, *self.constraints], device)
+        device, masks = objective.device, {} if masks is None else masks
+        masks = masks_from(masks, index, [OBJECTIVE, *self.constraints], device)
         judged = None if strict is None else strict_values_from(strict, values, self.formulations)
         terms = build_terms(self.constraints, self.formulations, masks, objective, values, judged)
         _require_finite(terms, index)
         counts = self.counts([masks])
         if not self._tables:
+            if not self.steps:
+                self.duals.fit_tables()  # To what was set before.
             due = self.duals.units.due(self.formulations, self.steps)
             self.measure_units(due, counts, lambda name: self._gradient_of(name, terms, counts))
             rows = over_ranks((index >= 0).sum().to(device), "sum") if not self._rows else 0
@@ -182,9 +206,19 @@ class PointwiseLoss:
         if slopes is None:
             slopes = self.duals.slopes([terms], counts, device, over_ranks)
         loss, table = self.share(terms, index, counts, slopes, strict is not None)
-        self._tables.append(table)
+        self._keep(table)
         # The ranks' gradients are averaged, and the counts are those of all ranks.
         return loss * number_of_ranks()
+
+    def _keep(self, rows: Tensor) -> None:
+        """Keeps the rows of a loss for :meth:`step`; refuses so many that it was forgotten."""
+        self._tables.append(rows)
+        given = sum(map(len, self._tables))
+        if len(self._tables) > 1 and given > 2 * self.samples > 0:
+            raise TrainingError(
+                f"{given:,} samples since the last step(), of a training set of {self.samples:,}: "
+                "call step() after each step of the optimizer."
+            )
 
     def step(self) -> dict[str, DualStep]:
         """λ ← (λ + η ∂ψ/∂λ)₊ of the samples of the last loss; after the optimizer's step.
@@ -340,17 +374,24 @@ class PointwiseLoss:
         """Goes on from :meth:`state_dict`, to the bit.
 
         Raises:
-            TrainingError: of another number of samples, or of another version.
+            TrainingError: of another number of samples, of another version, or damaged.
         """
-        if state.get("version") != VERSION:
-            raise TrainingError(f"No state of a PointwiseLoss of version {VERSION}.")
-        if state["samples"] != self.multipliers.samples:
+        owners = self.multipliers.samples
+        try:
+            if state["version"] != VERSION:
+                raise ValueError(f"version {state['version']}")
+            self.duals.load_state_dict(state)
+            self.steps, self._rows, self._tables = int(state["steps"]), int(state["rows"]), []
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise TrainingError(
+                f"This is no state of a PointwiseLoss of version {VERSION}, or damaged: {error}."
+            ) from error
+        if state["samples"] != owners:
             raise TrainingError(
                 f"These multipliers belong to {state['samples']:,} samples, this PointwiseLoss has "
-                f"{self.multipliers.samples:,}: give it the training set of before."
+                f"{owners:,}: give it the training set of before."
             )
-        self.duals.load_state_dict(state)
-        self.steps, self._rows = int(state["steps"]), int(state["rows"])
+        self.duals.fit_tables()
 
 
 def norm_of(gradients: Iterable[Tensor]) -> float:
@@ -365,10 +406,10 @@ def norm_of(gradients: Iterable[Tensor]) -> float:
 def _require_finite(terms: Terms, index: Tensor) -> None:
     named = [(OBJECTIVE, terms.objective), *terms.followed.items(), *terms.judged.items()]
     for name, values in ((name, values.detach()) for name, values in named):
-        finite = torch.isfinite(values.float()).reshape(len(index), -1)
+        finite = torch.isfinite(values.float())
         if not finite.all():
-            row = int((~finite.all(1)).nonzero()[0])
-            value = float(values[row].reshape(-1)[~finite[row]][0])
+            row = int((~finite).nonzero()[0, 0])
+            value = float(values[row][~finite[row]].flatten()[0])
             raise TrainingError(
                 f'"{name}" is {value} for sample {int(index[row])}, and nothing has moved. Inspect '
                 "that record or lower the learning rate."

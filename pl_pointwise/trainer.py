@@ -125,7 +125,11 @@ class PointwiseTrainerMixin:
             path = Path(folder, FILE)
             if not path.is_file():
                 raise TrainingError(f"{path} is missing: this checkpoint has no multipliers.")
-            self.constrained.load_state_dict(torch.load(path, weights_only=True))
+            try:
+                state = torch.load(path, weights_only=True)
+            except Exception as error:  # What reading a damaged pickle raises has no base.
+                raise TrainingError(f"{path} is damaged; nothing of it was run.") from error
+            self.constrained.load_state_dict(state)
         parent: Any = super()
         return parent.train(resume_from_checkpoint, *args, **options)
 

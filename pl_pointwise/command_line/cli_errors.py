@@ -36,8 +36,9 @@ AROUND = re.compile(r"[\s-]*(Parser key|Problem with given|Does not validate|Exp
 NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')|(?<=import path string: )\w+|(?<=value: )\w+")
 """What may be a misspelt option or class in a reason."""
 WITH_CLASSES = (
-    *("pl_pointwise.tasks", "pl_pointwise.callbacks"),
+    *("pl_pointwise", "pl_pointwise.tasks", "pl_pointwise.callbacks"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
+    *("torch.optim", "torch.optim.lr_scheduler"),
 )
 RATE = " The rate is --model.init_args.training.optimization.learning_rate."
 
@@ -84,7 +85,8 @@ class ShortErrorParser(LightningArgumentParser):
             return f"{reason}{RATE}"
         hints = {plain(each.dest): getattr(each, "_typehint", None) for each in self._actions}
         known = [name for option, hint in hints.items() for name in with_fields(option, hint)]
-        known += [name for package in WITH_CLASSES for name in import_module(package).__all__]
+        if "--" not in reason:
+            known += [name for package in WITH_CLASSES for name in import_module(package).__all__]
         lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
         for name in NAME.findall(reason):
             by_last = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
@@ -172,6 +174,15 @@ class CommandParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuses what is nearly an option of its own, which Lightning would not know."""
+        known, rest = super().parse_known_args(args, namespace)
+        for word in rest:
+            near = get_close_matches(word.partition("=")[0], self._option_string_actions, 1, 0.75)
+            if near and word.startswith("--"):
+                self.error(f"unrecognized arguments: {word}. Did you mean {near[0]!r}?")
+        return known, rest
 
     def error(self, message: str) -> NoReturn:
         if debugging():

@@ -15,6 +15,7 @@ import functools
 import importlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,21 @@ def text_of(part: str) -> str:
     return part if is_text(part) else Path(part).read_text(encoding="utf-8")
 
 
-def read_mapping(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+class DistinctLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, of which YAML's takes the last in silence."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen = set[str]()
+        for key, _ in node.value:
+            if str(key.value) in seen and key.tag != "tag:yaml.org,2002:merge":
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"line {line}: {key.value!r} stands twice in a mapping.")
+            seen.add(str(key.value))
+        return node
+
+
+def read_mapping(path: str | Path, loader: type[yaml.SafeLoader] = DistinctLoader) -> Any:
     """Returns what a YAML file maps names to."""
     try:
         read = yaml.load(Path(path).read_bytes(), loader)
@@ -157,7 +172,6 @@ def missing_base(args: Sequence[str]) -> str:
 
 
 def _not_found(name: str) -> Any:
-    raise FileNotFoundError(
-        f"No configuration {name!r}: neither a file nor a packaged one. pl-pointwise --help lists "
-        "them."
-    )
+    near = get_close_matches(name, [*packaged_configs(), *packaged_comparisons()], 1)
+    hint = f"Did you mean {near[0]!r}?" if near else "pl-pointwise --help lists them."
+    raise FileNotFoundError(f"No configuration {name!r}: neither a file nor a packaged one. {hint}")

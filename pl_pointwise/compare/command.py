@@ -41,7 +41,8 @@ def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options, ``--trainer.max_epochs 1`` for one, go to every run."""
     parser = _parser()
     known, overrides = parser.parse_known_args(list(args))
-    what = known.config, known.output, known.methods, known.seeds, known.set, overrides
+    seeds = [*dict.fromkeys(known.seeds)]  # Each once: a run that is counted twice shows no spread.
+    what = known.config, known.output, known.methods, seeds, known.set, overrides
     comparison = Comparison(*what, known.require, known.confidence, known.against)
     if known.only is not None:
         if not 1 <= known.only <= len(comparison.runs):

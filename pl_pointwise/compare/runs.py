@@ -64,7 +64,10 @@ class Run:
             found = json.loads((self.folder / "result.json").read_text())
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) and found.get("digest") == self.digest else None
+        if not isinstance(found, dict) or found.get("digest") != self.digest:
+            return None
+        parts = [found.get(name, {}) for name in ("metrics", "data", "read", "wrote")]
+        return found if all(isinstance(part, dict) for part in parts) else None
 
     def outdated(self) -> str:
         """Why a result of this configuration does not count any more; "" if it does."""

@@ -138,11 +138,11 @@ class Duals:
             self.multipliers = self.multipliers.for_samples(samples)
             self.thresholds, self.units, self._window = {}, GradientUnits(), []
         self.fingerprint = fingerprint
-        self._fit_tables()
+        self.fit_tables()
         if first:  # What was measured stays until it is measured again.
             self.units.load_state_dict({**self.units.state_dict(), "next": 0})
 
-    def _fit_tables(self) -> None:
+    def fit_tables(self) -> None:
         """Fits multipliers and thresholds to the formulations of now, or refuses them.
 
         Kept under another formulation of the same scope; dropped, with a warning, without one.

@@ -20,6 +20,7 @@ from ..formulations import Formulation
 OBJECTIVE = "objective"
 PADDING = -1
 """The index of a row that repeats a sample only to fill a batch."""
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -92,10 +93,11 @@ def masks_from(
     real = (index >= 0).to(device, non_blocking=True)
     masks = dict.fromkeys(names, real)
     for name, mask in given.items():
-        if mask.dtype != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
+        kind = getattr(mask, "dtype", "no tensor")
+        if kind != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
             raise DataError(
                 f'membership()["{name}"] must be bool of shape ({len(index)},) or '
-                f"({len(index)}, K), got {mask.dtype} of shape {tuple(mask.shape)}."
+                f"({len(index)}, K), got {kind} of shape {shape_of(mask)}."
             )
         mask = mask.to(device, non_blocking=True)
         masks[name] = mask & (real if mask.dim() == 1 else real[:, None])
@@ -142,6 +144,11 @@ def strict_values_from(
         value = value.detach().to(values[name].device, non_blocking=True)
         strict[name] = value if value.dtype == torch.float64 else value.float()
     return strict
+
+
+def is_index(value: Any) -> bool:
+    """Whether it is a tensor of whole numbers, (B,)."""
+    return isinstance(value, Tensor) and value.dim() == 1 and value.dtype in WHOLE
 
 
 def shape_of(value: Any) -> tuple[int, ...] | str:

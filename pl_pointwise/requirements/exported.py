@@ -133,7 +133,7 @@ def model_files(folder: str | Path) -> Path:
         if (inside / "config.yaml").is_file() and (inside / CHECKPOINT).is_file():
             try:
                 known = json.loads((inside / text).read_text())
-                changed = changed_files(Path(folder), known.get(name) or {})
+                changed = changed_files(Path(folder), known.get(name, {}))
             except (OSError, ValueError, AttributeError, RecursionError) as error:
                 changed = f"{text} cannot be read ({type(error).__name__})"
             if changed:

@@ -66,21 +66,32 @@ class Source:
 
     @cached_property
     def content(self) -> str:
-        """A digest of the data set, whatever the order: its ``fingerprint``, else of all rows."""
+        """A digest of the data set, whatever the order: its ``fingerprint``, else of all rows; and
+        of their categories, which requirements are about.
+        """
         own = None if self.rows is None else getattr(without_index(self.rows), "fingerprint", None)
+        kinds = self.categories or []
         if isinstance(own, str):
-            return own
+            return f"{own} {hash_of(repr(kinds))}" if kinds else own
         if self.digests is None:
             return RANDOM_ROWS if self.rows is None else f"{RANDOM_ROWS}: {len(self.rows)}"
-        return hashlib.sha256(b"".join(sorted(self.digests))).hexdigest()
+        kinds = kinds or [""] * len(self.digests)
+        whole = (row + kind.encode() for row, kind in zip(self.digests, kinds, strict=True))
+        return hashlib.sha256(b"".join(sorted(whole))).hexdigest()
+
+    @cached_property
+    def categories(self) -> list[str] | None:
+        """Of each row; None where the data set says none."""
+        return None if self.rows is None else categories_of(self.rows)
 
     @cached_property
     def _named_units(self) -> list[str] | None:
         """Of each row, what the data set names, else its content; None: the row has but a place."""
         units = None if self.rows is None else units_of(self.rows)
-        if units is None and self.digests is not None:
-            return [digest.hex() for digest in self.digests]
-        return units
+        if (units is not None and all(units)) or self.digests is None:
+            return units
+        named = units or [""] * len(self.digests)
+        return [unit or row.hex() for unit, row in zip(named, self.digests, strict=True)]
 
     def units_at(self, positions: Iterable[int]) -> list[str]:
         """The unit of each sample: rows of the same content are one."""
@@ -94,8 +105,7 @@ class Source:
     def lines(self, kind: str, quantity: str, index: Tensor, values: Tensor) -> DataFrame:
         """Returns the lines of one quantity; index, values: (n,)."""
         positions = index.tolist()
-        categories = None if self.rows is None else categories_of(self.rows)
-        found = self.units_at(positions)
+        categories, found = self.categories, self.units_at(positions)
         role = SPLITS[self.name].role if self.name in SPLITS else None
         return DataFrame(
             {

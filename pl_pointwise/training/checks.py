@@ -130,6 +130,18 @@ def check_module(task: Task) -> None:
             "here is computed once. Take an optimizer that steps without one, such as AdamW."
         )
     groups = optimizers[0].param_groups
+    stepped = {id(weight) for group in groups for weight in group["params"]}
+    if stepped.isdisjoint(map(id, task.parameters())):
+        raise TrainingError(
+            "The optimizer has no weight of this module: give it self.parameters(), in "
+            "configure_optimizers, after the last weight was replaced."
+        )
+    declared = [(each.interval, each.frequency) for each in task.trainer.lr_scheduler_configs]
+    if any(interval not in ("step", "epoch") or often < 1 for interval, often in declared):
+        raise TrainingError(
+            'A scheduler steps every "step" or "epoch" (its "interval"), and at a "frequency" of '
+            "at least 1."
+        )
     if not any(group.get("initial_lr", group["lr"]) for group in groups):
         warn(task, "The learning rate is 0: no weight will change.")
     strategy = task.trainer.strategy
@@ -223,6 +235,11 @@ def training_set(task: Task) -> Any:
     loader: Any = task.trainer.train_dataloader
     dataset = dataset_of(loader)
     if has_multipliers_per_sample(task):
+        if isinstance(loader, (list, tuple, Mapping)):
+            raise TrainingError(
+                f"A {type(loader).__name__} of training DataLoaders: multipliers per sample need "
+                "one, over IndexedDataset(ConcatDataset([…]))."
+            )
         if dataset is None:
             stated = [f for f in task.formulations.values() if f.scope == "sample"]
             kind = type(getattr(loader, "dataset", None)).__name__
@@ -360,6 +377,12 @@ class FirstSteps:
         for name in sorted(name for name in self.unproven if bool(terms.masks[name].any())):
             self.unproven.discard(name)
             is_objective = name == OBJECTIVE
+            if values[name].dim() == 2 and 2 < len(values[name]) == values[name].shape[1]:
+                warn(
+                    task,
+                    f'Constraint "{name}" has as many values a sample as the batch has samples: '
+                    "if that is not meant, (B, 1) was put against (B,) and broadcast.",
+                )
             none = is_objective and bool(task.formulations) and not terms.objective.any()
             if values[name].requires_grad or none:  # Constraints alone are trained.
                 continue

@@ -186,7 +186,8 @@ class Run:
                 self.task.lr_scheduler_step(scheduler, metric)
             elif self._restored is None:  # Else the evaluation was still to come at the save.
                 message = (
-                    f"The scheduler monitors {scheduler.monitor!r}, which is not logged. "
+                    f'"monitor" of a {type(scheduler).__name__} is '
+                    f"{getattr(scheduler, 'monitor', None)!r}, which is not logged. "
                     f"Logged: {', '.join(sorted(trainer.callback_metrics))}."
                 )
                 if getattr(scheduler, "strict", True):

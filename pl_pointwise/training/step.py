@@ -15,14 +15,13 @@ from ..lagrangian.terms import (
     PADDING,
     Terms,
     build_terms,
+    is_index,
     masks_from,
     one_per_sample,
     strict_values_from,
 )
 from ..task import Task, judges_strictly
 from .random_state import replayed_random_state
-
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass
@@ -53,7 +52,7 @@ def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[Mi
 def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
     """A piece with the masks of its terms; no term applies to a row of padding."""
     index = batch.get("index") if isinstance(batch, Mapping) else None
-    if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in WHOLE:
+    if index is None or not is_index(index):
         found = index.dtype if isinstance(index, Tensor) else type(index).__name__
         raise DataError(
             f'A batch, here a {type(batch).__name__}, needs "index", the position of each sample, '
@@ -61,7 +60,7 @@ def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
             'data set in IndexedDataset(rows), of tuples in IndexedDataset(rows, fields=["x", '
             '"y"]).'
         )
-    index, names = index.cpu(), [OBJECTIVE, *task.constraints]
+    index, names = index.long().cpu(), [OBJECTIVE, *task.constraints]
     masks = masks_from(task.membership(batch), index, names, task.device)
     return MicroBatch(batch, index, masks)
 

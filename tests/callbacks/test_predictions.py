@@ -53,6 +53,10 @@ def test_written_to_the_folder_of_the_run_or_where_the_path_says(
     monkeypatch.chdir(tmp_path)
     predict(Path("here/found.jsonl"), logger=CSVLogger(tmp_path, name="logs"))
     check(tmp_path / "here/found.jsonl")
+    monkeypatch.setattr(Doubler, "predict_step", lambda *_: [{"index": 0, "text": "\ud800"}])
+    with pytest.raises(UnicodeEncodeError):  # As where the disk is full.
+        predict(Path("here/found.jsonl"))
+    check(tmp_path / "here/found.jsonl")
 
 
 def test_predictions_of_conversations_are_records(tmp_path: Path) -> None:

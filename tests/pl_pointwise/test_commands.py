@@ -114,7 +114,7 @@ def test_a_data_module_with_training_data_alone(folder, capsys) -> None:
         assert status == 2
         assert text.splitlines()[-1] == (
             f"pl-pointwise {command}: error: TrainingAlone: the data set '{name}' is not among "
-            f"['train']. Fill self.datasets['{name}'] in setup()."
+            f"['train']. Fill self.datasets['{name}'] in setup() with rows that have positions."
         )
     status, text = run(words("test", "Exported", "TrainingAlone", *of_it), capsys)
     assert (status, text.splitlines()[0].split()) == (0, ["train"])

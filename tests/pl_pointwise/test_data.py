@@ -384,5 +384,8 @@ def test_positions_are_made_one_part_at_a_time() -> None:
 
 @pytest.mark.parametrize("name", ["batch_size", "eval_batch_size"])
 def test_a_batch_of_no_sample_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=0.*give at least 1 sample"):
+    with pytest.raises(ValueError, match=f"{name}=0.*give a whole number, at least 1 sample"):
         ToyData(ToyRows(4), **{name: 0})
+    for rows in (iter([{"x": 1.0}]), None, []):
+        with pytest.raises(DataError, match="with rows that have positions"):
+            ToyData(rows).train_dataloader()

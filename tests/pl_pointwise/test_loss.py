@@ -184,8 +184,9 @@ def test_samples_of_a_group_share_a_multiplier_that_follows_their_mean() -> None
     loss(torch.zeros(1), {"fit": torch.tensor([0.7], requires_grad=True)}, torch.tensor([5]))
     loss.step()  # A group of one sample.
     torch.testing.assert_close(loss.multipliers["fit"], torch.tensor([[0.1], [0.5], [0.1]]))
-    with pytest.raises(DataError, match="groups: a number"):
-        PointwiseLoss({"fit": Constraint(at_most=0.5)}, Pointwise(), samples=5, groups=groups)
+    for wrong in (groups, ["a", "b", "c", "d", "e"], [0.0, 0.5, 1.0, 1.0, 1.0]):
+        with pytest.raises(DataError, match="groups: a whole number from 0"):
+            PointwiseLoss({"fit": Constraint(at_most=0.5)}, Pointwise(), samples=5, groups=wrong)
 
 
 def test_misuse_is_refused() -> None:
@@ -200,10 +201,38 @@ def test_misuse_is_refused() -> None:
     values = {"fit": torch.zeros(()), "pair": torch.zeros(2)}
     with pytest.raises(DataError, match='"fit" must have one value per sample'):
         loop.loss(torch.zeros(2), values, torch.tensor([0, 1]))
+    for index in ([0, 1], torch.tensor([0.0, 1.0]), torch.tensor([True, False]), torch.tensor(0)):
+        with pytest.raises(DataError, match="index: each sample's position"):
+            loop.loss(torch.zeros(2), values, index)
+    for wrong in ({"samples": 0}, {"samples": [1]}, {"primal_steps": 0}, {"order": "dual"}):
+        with pytest.raises(ValueError, match=r"=.*: "):
+            PointwiseLoss(CONSTRAINTS, Pointwise(), **{"samples": 12, **wrong})
+    for state in (None, {}, {**loop.loss.state_dict(), "multipliers": {"fit": "x"}}):
+        with pytest.raises(TrainingError, match="no state of a PointwiseLoss"):
+            loop.loss.load_state_dict(state)
     loop.rows.y[3] = math.nan
     with pytest.raises(TrainingError, match='"objective" is nan for sample 3'):
         loop.loss_of([2, 3])
     assert not any(table.any() for table in loop.loss.multipliers.values())
+
+
+def test_a_forgotten_step_is_found() -> None:
+    loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), ToyRows(12))
+    for _ in range(6):
+        loop.loss_of([0, 1, 2, 3])
+    with pytest.raises(TrainingError, match=r"28 samples since the last step\(\)"):
+        loop.loss_of([0, 1, 2, 3])
+
+
+def test_what_was_set_or_saved_has_to_fit(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), ToyRows(12))
+    loop.loss.multipliers.set("fitt", 1.0)
+    loop.loss_of([0, 1])
+    assert 'Multipliers of "fitt" are dropped' in caplog.text
+    loop.loss.step()
+    other = PointwiseLoss(CONSTRAINTS, Average(), samples=12)
+    with pytest.raises(TrainingError, match="one per sample, and those of"):
+        other.load_state_dict(loop.loss.state_dict())
 
 
 def test_outside_a_run_an_adaptive_formulation_has_no_numbers() -> None:

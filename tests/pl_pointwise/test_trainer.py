@@ -118,6 +118,9 @@ def test_a_run_resumes_with_its_multipliers_to_the_bit(tmp_path: Path) -> None:
     assert torch.equal(resumed.model.first, whole.model.first)
     for name, table in whole.constrained.multipliers.items():
         assert torch.equal(resumed.constrained.multipliers[name], table)
+    (tmp_path / "checkpoint-5" / FILE).write_text("half")
+    with pytest.raises(TrainingError, match="is damaged; nothing of it was run"):
+        trainer(tmp_path, rows).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     (tmp_path / "checkpoint-5" / FILE).unlink()
     with pytest.raises(TrainingError, match="has no multipliers"):
         trainer(tmp_path, rows).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))

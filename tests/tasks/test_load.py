@@ -11,6 +11,7 @@ from sentence_transformers import CrossEncoder
 
 import pl_pointwise
 from pl_pointwise import Pointwise
+from pl_pointwise.files import digest_now
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.policy import Policy
 from pl_pointwise.tasks.reranker.module import RerankerModule
@@ -35,7 +36,8 @@ def test_a_language_model_gives_what_the_module_gives(
     move_adapters(module)
     folder = module.export(tmp_path / "model")
     (folder / "certificate").mkdir()
-    (folder / "certificate" / "certificate.json").write_text(json.dumps(CERTIFICATE))
+    files = {each.name: digest_now(each) for each in folder.iterdir() if each.is_file()}
+    (folder / "certificate/certificate.json").write_text(json.dumps(CERTIFICATE | {"files": files}))
     model, tokenizer = pl_pointwise.load(folder)
     said = capsys.readouterr().out
     assert "certificate.json says, with 95 % confidence, since 2026-11-23" in said

@@ -34,12 +34,13 @@ model:
         lerning_rate: 0.1
 data: {NAME}.LineData
 """,
+    "twice.yaml": "trainer: {max_epochs: 1}\nseed_everything: 1\ntrainer: {accelerator: cpu}\n",
     "base.yaml": f"model: {NAME}.LineModule\ndata: {NAME}.LineData\n",
 }
 CASES = {
     "compar": ["'compar'", "compare"],
     "fit": ["fit.model", "--config TASK"],
-    "fit --config reranker/pointwize": ["'reranker/pointwize'", "--help"],
+    "fit --config reranker/pointwize": ["'reranker/pointwize'", "'reranker/pointwise'?"],
     # Values and options on the command line.
     f"fit {LINE} {POINTWISE} --model.formulation.alpha -1": ["error: Pointwise(alpha=-1.0): alpha"],
     f"fit {LINE} --trainer.max_epoks 1": ["--trainer.max_epoks", "'trainer.max_epochs'"],
@@ -60,6 +61,10 @@ CASES = {
     f"fit --model {NAME}.LineData --data {NAME}.LineData": ["--model: ", "PointwiseModule"],
     f"fit {LINE} --trainer.callbacks+ DualMonitr": ["Did you mean 'DualMonitor'?"],
     f"fit {LINE} --trainer.callbacks EarlyStoping": ["Did you mean 'EarlyStopping'?"],
+    f"fit {LINE} --optimizer Adm": ["Did you mean 'Adam'?"],
+    f"fit {LINE} --lr_scheduler StepL": ["Did you mean 'StepLR'?"],
+    "fit --model RerankrModule": ["Did you mean 'RerankerModule'?"],
+    f"fit {LINE} --model.formulation Pointwse": ["Did you mean 'Pointwise'?"],
     f"fit {LINE} --optimizer.lr 1": ["The rate is --model.init_args.training.optimization."],
     f"fit {LINE} --model.learning_rate 1": ["The rate is --model.init_args.training.optim"],
     # Files.
@@ -82,7 +87,10 @@ CASES = {
     f"fit {LINE} {QUIET} --data.batch_size 0": ["error: batch_size=0: "],
     "fit --config reranker --model.model_name ./nomodel": ["./nomodel: there is no such folder."],
     # compare.
-    "compare --config base.yaml --output out --seed 1": ["--seed ", "Nothing was run."],
+    "compare --config base.yaml --output out --seed 1": ["--seed. Did you mean '--seeds'?"],
+    "compare --config base.yaml --output out --modle 1": ["--modle 1", "Nothing was run."],
+    "monitor folder --stat x": ["--stat. Did you mean '--state'?"],
+    f"fit {LINE} --config twice.yaml": ["twice.yaml", "line 3: 'trainer' stands twice"],
     "compare --config base.yaml --output out --methods no.yaml": ["error: No configuration 'no.y"],
     "compare --config digits/average --config digits --output out": ["--config digits --config d"],
     "compare --config base.yaml --output out --set model.toleranc=1": ["'toleranc'", "'tolerance'"],

@@ -185,6 +185,7 @@ def cut(path: Path) -> None:
         ("samples.parquet", cut),
         ("violations.npz", cut),
         ("result.json", cut),
+        ("result.json", lambda path: path.write_text(path.read_text()[:-1] + ', "read": 1}')),
     ],
 )
 def test_a_run_whose_files_changed_is_run_again(
@@ -252,14 +253,20 @@ def own(model: Path) -> list[str]:
     return [str(model / "certificate/config.yaml")]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "certificate/model.ckpt"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "certificate/model.ckpt", "adapter_model.safetensors"]
+)
 def test_other_weights_than_the_certified_are_named(here, name) -> None:
     model = here / "out/model"
     certificate = json.loads((model / "certificate/certificate.json").read_text())
-    assert certificate["files"][name] == hashlib.sha256((model / name).read_bytes()).hexdigest()
+    if name in certificate["files"]:
+        assert certificate["files"][name] == hashlib.sha256((model / name).read_bytes()).hexdigest()
     (model / "README.md").write_text("A card that its reader changed.")
     assert "its certificate.json says, with 95 %" in required_of(model)
-    cut(model / name)
+    if name in certificate["files"]:
+        cut(model / name)
+    else:  # Weights that would be merged into those certified.
+        (model / name).write_text("")
     differs = f"the files are not those that were certified: {name} differs"
     assert differs in required_of(model)
     for ask in (
@@ -327,6 +334,11 @@ def test_a_unit_is_the_content_of_a_row_or_its_place_where_there_is_none() -> No
     assert one.units_at([0, 1]) == two.units_at([1, 0])
     assert one.content == two.content
     assert Source("test", [*rows, rows[0]]).content != one.content
+    partly = type("Partly", (list,), {"units": ["a", None, None]})([*rows, rows[0]])
+    assert len({*Source("test", partly).units_at(range(3))}) == 3  # Those without were one unit.
+    named = [type("Named", (list,), {"categories": kinds})(rows) for kinds in ("ab", "ba", "ab")]
+    one, other, same = (Source("test", each).content for each in named)
+    assert one == same != other  # What requirements are about.
     assert len({*Source("test", [rows[0]] * 3).units_at(range(3))}) == 1
     columns = TensorDataset(torch.arange(6).reshape(3, 2), torch.tensor([1, 1, 2]))
     assert len({*Source("test", columns).units_at(range(3))}) == 3

@@ -184,8 +184,12 @@ def test_an_activation_is_a_module_of_torch(
         pl_pointwise.load(stranger)
 
 
+OF_ONE = '{"confidence": 0.9, "requirements": [{"text": "kept: violated <= 0.1"}], "files": [1]}'
+OF_NONE = '{"confidence": 0.9, "requirements": []}'
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "nonsense", "[" * 100_000, '{"confidence": 2, "requirements": []}']
+    "text", ["", "{}", "[]", "nonsense", "[" * 100_000, OF_NONE, OF_ONE, OF_ONE.replace("0.9", "2")]
 )
 def test_a_damaged_certificate_is_one_sentence(text: str, stranger: Path) -> None:
     (stranger / "certificate/certificate.json").write_text(text)

@@ -284,6 +284,20 @@ def test_a_bare_tensor_is_told_what_to_write(method: str) -> None:
         fit(module)
 
 
+def test_what_cannot_be_per_sample_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A list of loaders was a stream, and (B, 1) against (B,) trained on B² values."""
+    module = Line()
+    module.membership = lambda batch: {"fit": [True] * 4}  # type: ignore
+    with pytest.raises(DataError, match=r"must be bool .* got no tensor of shape list"):
+        fit(module)
+    with pytest.raises(TrainingError, match="A list of training DataLoaders"):
+        fit(Line(), [loader(), loader()])
+    module.membership = lambda batch: {}  # type: ignore
+    module.constraint_values = lambda outputs, batch: {"fit": outputs - batch["y"][:, None]}  # type: ignore
+    fit(module)
+    assert "broadcast" in caplog.text
+
+
 # What Lightning offers --------------------------------------------------------------------------
 
 

@@ -59,7 +59,10 @@ class Small(Toy):
         self.schedulers = schedulers
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
+        fixed = {"params": self.parameters(), "lr": 0.0}
+        optimizer = torch.optim.SGD(
+            [{"params": torch.nn.Parameter(torch.zeros(()))}, fixed], lr=1.0
+        )
         return [optimizer], [
             make(optimizer) if config is None else {"scheduler": make(optimizer), **config}
             for make, config in self.schedulers
@@ -149,6 +152,21 @@ def test_plateau_may_monitor_a_metric_of_the_step() -> None:
 def test_plateau_without_its_metric_names_what_is_logged() -> None:
     with pytest.raises(TrainingError, match=r"'score'.*not logged.*running/objective"):
         rates(Small((plateau, {"monitor": "score"})))
+    with pytest.raises(TrainingError, match=r"ReduceLROnPlateau is None, which is not logged"):
+        rates(Small((plateau, {})))
+
+
+@pytest.mark.parametrize("declared", [{"interval": "batch"}, {"frequency": 0}, "other weights"])
+def test_what_would_never_step_is_refused(declared: Any) -> None:
+    """Each trained on in silence, but the frequency, which ended in a division by zero."""
+    module = Small((halving, {} if isinstance(declared, str) else declared))
+    if isinstance(declared, str):
+        elsewhere = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        module.configure_optimizers = lambda: elsewhere  # type: ignore
+    with pytest.raises(
+        TrainingError, match=r"A scheduler .*every \"step\"|no weight of this module"
+    ):
+        rates(module)
 
 
 def test_plateau_that_is_not_strict_waits_for_its_metric(caplog: pytest.LogCaptureFixture) -> None:
