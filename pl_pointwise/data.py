@@ -7,6 +7,7 @@ that only fills up a rank's last batch has −1 and counts nowhere.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -272,7 +273,11 @@ class PointwiseDataModule(LightningDataModule):
 
     def val_dataloader(self) -> ResumableDataLoader | list[Any]:
         validates = self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING
-        return self._loader("val") if "val" in self.datasets or validates else []
+        if "val" in self.datasets or validates:
+            return self._loader("val")
+        # Lightning would warn; that nothing is held out is meant.
+        warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
+        return []
 
     def test_dataloader(self) -> dict[str, ResumableDataLoader]:
         names = [name for name in ("test", "train") if name in self.datasets] or ["test"]
