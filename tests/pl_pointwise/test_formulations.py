@@ -19,16 +19,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from pl_pointwise import (
-    Average,
-    Constraint,
-    CVaR,
-    Formulation,
-    Penalty,
-    Pointwise,
-    Relaxed,
-    Tilted,
-)
+from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
 from pl_pointwise.plain import formulation_from
 from tests.pl_pointwise.by_hand import psi, rule_of
 

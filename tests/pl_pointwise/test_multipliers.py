@@ -15,15 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pl_pointwise import (
-    Average,
-    Constraint,
-    CVaR,
-    Multipliers,
-    Penalty,
-    Pointwise,
-    Relaxed,
-)
+from pl_pointwise import Average, Constraint, CVaR, Multipliers, Penalty, Pointwise, Relaxed
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import INTERVALS, KINDS, Seen, Toy, ToyData, ToyRows, fit, trainer
 
@@ -233,10 +225,7 @@ def test_formulation_of_the_same_kind_keeps_the_multipliers(before: Any, after: 
 
 @pytest.mark.parametrize(
     ("before", "after", "kind"),
-    [
-        (Pointwise(), Average(), "one per sample"),
-        (Average(), Pointwise(), "one per constraint"),
-    ],
+    [(Pointwise(), Average(), "one per sample"), (Average(), Pointwise(), "one per constraint")],
 )
 def test_formulation_of_another_kind_is_refused_until_a_reset(
     before: Any, after: Any, kind: str, tmp_path: Path

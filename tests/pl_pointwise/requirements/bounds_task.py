@@ -70,11 +70,7 @@ def rows(count: int, seed: int, secret: bool = False) -> Rows:
     """Two normal values each; every fifth row carries the constraint ``upper`` alone."""
     values = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
     return Rows(
-        {
-            "values": values[i],
-            "carries": torch.tensor(i % 5 != 0),
-            "secret": torch.tensor(secret),
-        }
+        {"values": values[i], "carries": torch.tensor(i % 5 != 0), "secret": torch.tensor(secret)}
         for i in range(count)
     )
 

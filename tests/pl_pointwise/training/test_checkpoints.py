@@ -287,9 +287,7 @@ def test_second_fit_measures_the_unit_anew() -> None:
     assert counts == [9, 12, 15]
 
 
-def test_fit_on_other_data_starts_its_multipliers_at_zero(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_fit_on_other_data_starts_its_multipliers_at_zero(caplog: pytest.LogCaptureFixture) -> None:
     module = fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(7))
     assert module.multipliers["pair"].any()
     module.learning_rate = 0.0

@@ -14,19 +14,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from pl_pointwise import (
-    Average,
-    Optimization,
-    Pointwise,
-    PointwiseModule,
-)
+from pl_pointwise import Average, Optimization, Pointwise, PointwiseModule
 from pl_pointwise.errors import TrainingError
-from tests.pl_pointwise.toy import (
-    Toy,
-    ToyRows,
-    fit,
-    weights_of,
-)
+from tests.pl_pointwise.toy import Toy, ToyRows, fit, weights_of
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batch_size": 1}, {"primal_steps": 3}])

@@ -107,9 +107,7 @@ def test_run_in_which_everything_is_skipped_stops_on_every_rank(
         assert "All 2 steps of epoch 0 were skipped" in outcomes["everything_skipped"]
 
 
-def test_foreign_sampler_that_would_repeat_samples_is_refused(
-    ranks: list[dict[str, Any]],
-) -> None:
+def test_foreign_sampler_that_would_repeat_samples_is_refused(ranks: list[dict[str, Any]]) -> None:
     """DistributedSampler fills ranks with copies, which step their multipliers twice."""
     for outcomes in ranks:
         message = outcomes["foreign_sampler_that_repeats"]

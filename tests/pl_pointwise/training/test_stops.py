@@ -26,15 +26,7 @@ from torch.utils.data import get_worker_info
 from pl_pointwise import Penalty, Pointwise
 from pl_pointwise.callbacks import SaveOnTermination
 from pl_pointwise.errors import TrainingError
-from tests.pl_pointwise.toy import (
-    At,
-    Seen,
-    Toy,
-    ToyData,
-    ToyRows,
-    assert_identical_run,
-    trainer,
-)
+from tests.pl_pointwise.toy import At, Seen, Toy, ToyData, ToyRows, assert_identical_run, trainer
 from tests.pl_pointwise.training.test_checkpoints import HELD_OUT, ROWS, Hard
 
 WITHIN, AT_THE_END = 6, 8
