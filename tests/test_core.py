@@ -67,16 +67,10 @@ def folder(tmp_path: Path) -> Path:
 
 def python(code: str, folder: Path, site: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Runs code, with the packages in ``site`` alone, or else with those of this process."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, filter(None, (site, folder))))
-    return subprocess.run(
-        [sys.executable, *(["-S"] if site else []), "-c", code],
-        cwd=folder,
-        env=environment,
-        text=True,
-        capture_output=True,
-        timeout=200,
-    )
+    path = os.pathsep.join(map(str, filter(None, (site, folder))))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command = [sys.executable, *(["-S"] if site else []), "-c", code]
+    return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, timeout=200)
 
 
 def test_the_core_alone_fits_from_python_and_from_a_configuration(core: Path, folder: Path) -> None:

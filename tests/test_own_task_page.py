@@ -32,19 +32,10 @@ def commands() -> list[list[str]]:
 def test_the_page_works_from_an_empty_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    python = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run(
-        ["bash", "-ec", blocks()[0]],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": python},
-        check=True,
-        timeout=200,
-    )
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "digits.py",
-        "digits.yaml",
-        "methods.yaml",
-    }
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["bash", "-ec", blocks()[0]], cwd=tmp_path, env=env, check=True, timeout=200)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"digits.py", "digits.yaml", "methods.yaml"}
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     names = [args[0] for args in commands()]

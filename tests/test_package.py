@@ -74,14 +74,8 @@ def test_wheel_outside_the_repository_runs(wheel: Path, tmp_path: Path) -> None:
         f"main({run!r})"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(tmp_path)])}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=env,
-        text=True,
-        capture_output=True,
-        timeout=200,
-    )
+    options = {"cwd": tmp_path, "env": env, "text": True, "capture_output": True, "timeout": 200}
+    done = subprocess.run([sys.executable, "-c", code], **options)
     assert done.returncode == 0, done.stderr
     assert "reranker/pointwise" in done.stdout
     assert list(tmp_path.rglob("*.ckpt"))

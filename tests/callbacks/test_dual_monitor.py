@@ -10,30 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pl_pointwise import (
-    Average,
-    Constraint,
-    CVaR,
-    Formulation,
-    Penalty,
-    Pointwise,
-    Relaxed,
-    Tilted,
-)
+from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
 from pl_pointwise.callbacks import DualMonitor
 from pl_pointwise.callbacks.dual_monitor import _distances, _forces
 from pl_pointwise.lagrangian.terms import DualStep
 from tests.callbacks.witness import Reported, Visit, Witness
-from tests.pl_pointwise.toy import (
-    CONSTRAINTS,
-    INTERVALS,
-    At,
-    Toy,
-    ToyData,
-    ToyRows,
-    fit,
-    trainer,
-)
+from tests.pl_pointwise.toy import CONSTRAINTS, INTERVALS, At, Toy, ToyData, ToyRows, fit, trainer
 
 BOUNDS = {"fit": (-0.3, None), "pair": (None, 0.2)}
 WIDE = {"fit": (0.3, -0.2), "pair": (0.4, 0.4)}

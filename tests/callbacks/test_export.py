@@ -35,9 +35,7 @@ def run(module: LineModule, root: Path, callback: ModelExport, test: bool = Fals
         trainer.test(module, LineData(), verbose=False)
 
 
-def test_export_holds_the_trained_weights_and_what_only_the_user_knows(
-    tmp_path: Path,
-) -> None:
+def test_export_holds_the_trained_weights_and_what_only_the_user_knows(tmp_path: Path) -> None:
     module = Exporting(Pointwise())
     facts: dict[str, Any] = {"license": "mit", "language": ["en"], "datasets": ["owner/data"]}
     run(module, tmp_path, ModelExport("model", **facts))

@@ -96,11 +96,7 @@ def test_a_wrong_label_comes_first_and_hostile_text_stays_text(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "formulation",
-    [
-        Pointwise(alpha=0.8, dual_lr=1.2),
-        Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9),
-    ],
+    "formulation", [Pointwise(alpha=0.8, dual_lr=1.2), Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9)]
 )
 def test_figures_are_those_of_the_visits(formulation: Any, tmp_path: Path) -> None:
     witness = Witness({"fit": (-0.3, None), "pair": (None, 0.2)})

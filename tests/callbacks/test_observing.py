@@ -18,11 +18,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from pl_pointwise.callbacks import (
-    DualMonitor,
-    FeasibleCheckpoint,
-    HardestSamples,
-)
+from pl_pointwise.callbacks import DualMonitor, FeasibleCheckpoint, HardestSamples
 from pl_pointwise.callbacks.outputs import run_root
 from pl_pointwise.cli import main
 from tests.pl_pointwise.line_task import LineData, LineModule
@@ -49,14 +45,7 @@ class Noisy(ToyRows):
 @pytest.mark.parametrize("name", [*KINDS, "by name"])
 def test_training_is_the_same_with_and_without_callbacks(name: str, tmp_path: Path) -> None:
     modules = []
-    for callbacks in (
-        [],
-        [
-            DualMonitor(),
-            HardestSamples(every_n_epochs=1),
-            FeasibleCheckpoint(),
-        ],
-    ):
+    for callbacks in ([], [DualMonitor(), HardestSamples(every_n_epochs=1), FeasibleCheckpoint()]):
         torch.manual_seed(5)
         np.random.seed(5)
         module = Toy(FORMULATIONS[name], partial=True, dropout=0.3, gradient_clip_val=0.5)
@@ -114,10 +103,7 @@ def test_the_progress_bar_shows_objective_and_share_violated(
     shown = captured.out + captured.err
     assert len(seen.violations) == 6
     # The last is that of the last batch.
-    wanted = {
-        "objective": seen.objectives[-1].mean(),
-        "violated": (seen.violations[-1] > 0).mean(),
-    }
+    wanted = {"objective": seen.objectives[-1].mean(), "violated": (seen.violations[-1] > 0).mean()}
     for name, value in wanted.items():
         printed = re.findall(rf"\b{name}[=:] ?([-+.\de]+)", shown)[-1]
         assert float(printed) == pytest.approx(value, rel=5e-3, abs=1e-3), name

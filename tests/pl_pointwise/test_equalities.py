@@ -11,16 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from pl_pointwise import (
-    Average,
-    Constraint,
-    CVaR,
-    Formulation,
-    Penalty,
-    Pointwise,
-    Relaxed,
-    Tilted,
-)
+from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
 from tests.pl_pointwise.test_formulations import (
     magnitudes,
     multipliers,

@@ -16,12 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from pl_pointwise.metrics import (
-    cvar,
-    empirical_cdf,
-    quantiles,
-    violation_statistics,
-)
+from pl_pointwise.metrics import cvar, empirical_cdf, quantiles, violation_statistics
 
 KEYS = ["mean", "max", "violated", "cvar95"]
 FRACTIONS = [0.0, 0.05, 0.5, 0.9, 0.95, 1.0]

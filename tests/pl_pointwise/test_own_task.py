@@ -22,7 +22,7 @@ from pl_pointwise.cli import main
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import DataError
 from tests.pl_pointwise.line_task import LineModule
-from tests.pl_pointwise.toy import trainer
+from tests.pl_pointwise.toy import stack, trainer
 
 LINE_TASK = Path(__file__).with_name("line_task.py")
 SMALL = ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
@@ -39,8 +39,7 @@ class PlainData(LightningDataModule):
     def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(IndexedDataset(points()), batch_size=5)
 
-    def test_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(IndexedDataset(points()), batch_size=5)
+    test_dataloader = val_dataloader
 
 
 class LoadersOfItsOwn(LineModule):
@@ -156,10 +155,6 @@ def rows_of(kind: str) -> Any:
     }[kind]
 
 
-def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
-
-
 def fit(loader: Any) -> LineModule:
     module = LineModule(Pointwise(alpha=1.0))
     trainer().fit(module, loader)
@@ -169,7 +164,7 @@ def fit(loader: Any) -> LineModule:
 @pytest.mark.parametrize("kind", ["mappings", "tuples", "hub, torch", "hub"])
 def test_rows_of_every_kind_train_once_they_have_an_index(kind: str) -> None:
     fields = ("x", "y") if kind == "tuples" else None
-    options: dict[str, Any] = {"collate_fn": collate} if kind == "hub" else {}
+    options: dict[str, Any] = {"collate_fn": stack} if kind == "hub" else {}
     rows = IndexedDataset(rows_of(kind), fields=fields)
     # Of some orders two λ are nearly alike.
     options["generator"] = torch.Generator().manual_seed(0)

@@ -80,16 +80,22 @@ class ToyRows:
 
 
 class ToyData(PointwiseDataModule):
-    """Loaders over ToyRows; ``pieces`` lets the collate function cut the batch itself."""
+    """Loaders over ToyRows, in any order; with ``pieces`` the collate function cuts the batch."""
 
     def __init__(
-        self, rows: Any, held_out: Any = None, pieces: int | None = None, **options: Any
+        self, rows: Any, held_out: Any = None, pieces: Any = None, order: Any = None, **options: Any
     ) -> None:
         super().__init__(**options)
-        self.pieces = pieces
+        self.pieces, self.order = pieces, order
         self.datasets = {"train": rows}
         if held_out is not None:
             self.datasets |= {"val": held_out, "test": held_out, "predict": held_out}
+
+    def _loader(self, name: str, training: bool = False) -> Any:
+        loader = super()._loader(name, training)
+        if self.order is not None:
+            loader.sampler.order = lambda: self.order
+        return loader
 
     def collate(self, rows: list[dict[str, Any]]) -> Any:
         if self.pieces is None:
@@ -250,16 +256,11 @@ def fit(module: Toy, rows: Any, *, batch_size: int = 4, epochs: int = 3, **optio
 def assert_same_run(found: Any, expected: Any, atol: float = 1e-6) -> None:
     """Weights, multipliers and thresholds of two modules agree, to the precision of the store."""
     torch.testing.assert_close(weights_of(found), weights_of(expected), rtol=0, atol=atol)
-    torch.testing.assert_close(found.thresholds, expected.thresholds, rtol=0, atol=atol)
-    assert found.multipliers.keys() == expected.multipliers.keys()
-    for name, table in expected.multipliers.items():
-        torch.testing.assert_close(found.multipliers[name], table, rtol=0, atol=atol, msg=name)
+    for name in ("thresholds", "multipliers"):
+        pair = getattr(found, name), getattr(expected, name)
+        torch.testing.assert_close(*pair, rtol=0, atol=atol)
 
 
 def assert_identical_run(found: Any, expected: Any) -> None:
     """Weights, multipliers and thresholds of two modules are the same to the last bit."""
-    assert torch.equal(weights_of(found), weights_of(expected))
-    torch.testing.assert_close(found.thresholds, expected.thresholds, rtol=0, atol=0)
-    assert found.multipliers.keys() == expected.multipliers.keys()
-    for name, table in expected.multipliers.items():
-        assert torch.equal(found.multipliers[name], table), name
+    assert_same_run(found, expected, atol=0)

@@ -28,8 +28,9 @@ pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise
 """
 
 
-def write_files(folder: Path, methods: str = METHODS) -> list[str]:
-    (folder / "base.yaml").write_text(BASE)
+def write_files(folder: Path, methods: str = METHODS, base: str = BASE) -> list[str]:
+    """The words of a comparison that name the two files."""
+    (folder / "base.yaml").write_text(base)
     (folder / "methods.yaml").write_text(methods)
     return ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
 
@@ -76,12 +77,8 @@ def methods_executed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
     lines = read(compared)
-    assert [(r["method"], r["seed"]) for r in lines] == [
-        ("plain", "0"),
-        ("plain", "1"),
-        ("pointwise", "0"),
-        ("pointwise", "1"),
-    ]
+    methods = ("plain", "plain", "pointwise", "pointwise")
+    assert [(r["method"], r["seed"]) for r in lines] == [*zip(methods, "0101", strict=True)]
     for stage in ("test", "train"):
         for statistic in ("mean", "max", "violated", "cvar95"):
             assert all(r[f"{stage}/fit/{statistic}"] for r in lines)

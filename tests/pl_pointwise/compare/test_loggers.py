@@ -7,31 +7,15 @@ from pathlib import Path
 import pytest
 
 from pl_pointwise.cli import main
+from tests.pl_pointwise.compare.test_command import BASE, write_files
+from tests.pl_pointwise.compare.test_runs import METHODS
 
-BASE = """
-model: {{class_path: tests.pl_pointwise.line_task.LineModule}}
-data: {{class_path: tests.pl_pointwise.line_task.LineData}}
-trainer:
-  max_epochs: 2
-  accelerator: cpu
-  enable_checkpointing: false
-  enable_progress_bar: false
-  enable_model_summary: false
-  logger: {logger}
-  callbacks: [{{class_path: DualMonitor}}]
-"""
-METHODS = """
-pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
-relaxed:
-  model: {init_args: {formulation: {class_path: pl_pointwise.Relaxed, init_args: {beta: 1.0}}}}
-"""
 EXPECTED = [("pointwise", 3), ("relaxed", 3)]
 
 
 def write(folder: Path, logger: str) -> list[str]:
-    (folder / "base.yaml").write_text(BASE.format(logger=logger))
-    (folder / "methods.yaml").write_text(METHODS)
-    files = ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
+    watched = f"logger: {logger}, callbacks: [{{class_path: DualMonitor}}]"
+    files = write_files(folder, METHODS, BASE.replace("logger: false", watched))
     return ["compare", *files, "--seeds", "3", "--output", str(folder / "out")]
 
 

@@ -17,15 +17,10 @@ import pytest
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command, runner
 from pl_pointwise.compare.runner import alone_in
+from tests.pl_pointwise.compare.test_command import write_files
 from tests.pl_pointwise.line_task import LineModule
 
 ROOT = Path(__file__).resolve().parents[3]
-BASE = """
-model: {class_path: tests.pl_pointwise.line_task.LineModule, init_args: {tolerance: 0.5}}
-data: {class_path: tests.pl_pointwise.line_task.LineData}
-trainer: {max_epochs: 3, accelerator: cpu, logger: false, enable_checkpointing: false,
-  enable_progress_bar: false, enable_model_summary: false}
-"""
 # With a number for α: finding it takes one more pass, which would count as a step here.
 POINTWISE = (
     "pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise, "
@@ -42,9 +37,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files(folder: Path, methods: str) -> list[str]:
-    (folder / "base.yaml").write_text(BASE)
-    (folder / "methods.yaml").write_text(methods)
-    return ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
+    return [*write_files(folder, methods), "--trainer.max_epochs", "3"]
 
 
 def lines(output: Path) -> dict[str, dict[str, str]]:

@@ -9,12 +9,8 @@ import pytest
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.compare.command import check_methods
 from pl_pointwise.compare.runs import Comparison
+from tests.pl_pointwise.compare.test_command import write_files
 
-BASE = """
-model: {class_path: tests.pl_pointwise.line_task.LineModule, init_args: {tolerance: 0.5}}
-data: {class_path: tests.pl_pointwise.line_task.LineData}
-trainer: {accelerator: cpu, logger: false}
-"""
 METHODS = """
 pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
 relaxed:
@@ -25,9 +21,7 @@ relaxed:
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    (tmp_path / "base.yaml").write_text(BASE)
-    (tmp_path / "methods.yaml").write_text(METHODS)
-    return str(tmp_path / "base.yaml")
+    return write_files(tmp_path, METHODS)[1]
 
 
 def swept(config: str, *settings: str, methods: bool = True) -> Comparison:
@@ -46,10 +40,8 @@ def test_a_method_without_training_stays_untrained_whatever_holds_for_all(config
         "trained after all: [{trainer: {max_epochs: 0}}, {trainer: {max_epochs: 3}}]\n"
         "no trainer: {trainer: null}\n"
     )
-    options = ["--trainer.max_epochs", "5"]
-    runs = Comparison(
-        [config], folder / "out", str(folder / "methods.yaml"), overrides=options
-    ).runs
+    methods, longer = str(folder / "methods.yaml"), ["--trainer.max_epochs", "5"]
+    runs = Comparison([config], folder / "out", methods, overrides=longer).runs
     for run, epochs in zip(runs[:4], (0, 5, 0, 5), strict=True):
         cli = PointwiseCLI(run.arguments, run=False, build=False)
         assert cli.config["trainer"]["max_epochs"] == epochs
@@ -58,12 +50,8 @@ def test_a_method_without_training_stays_untrained_whatever_holds_for_all(config
 def test_settings_give_every_combination_at_every_method_and_seed(config) -> None:
     runs = swept(config, "model.formulation.alpha=1,10", "trainer.max_epochs=3,4").runs
     assert len(runs) == 2 * 2 * 2 * 2
-    assert [run.method for run in runs[:8:2]] == [
-        "pointwise, alpha=1, max_epochs=3",
-        "pointwise, alpha=1, max_epochs=4",
-        "pointwise, alpha=10, max_epochs=3",
-        "pointwise, alpha=10, max_epochs=4",
-    ]
+    expected = [f"pointwise, alpha={a}, max_epochs={n}" for a in (1, 10) for n in (3, 4)]
+    assert [run.method for run in runs[:8:2]] == expected
     assert len({run.digest for run in runs}) == len({run.folder for run in runs}) == len(runs)
 
 

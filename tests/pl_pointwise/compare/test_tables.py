@@ -16,10 +16,7 @@ from pl_pointwise.printing import Table, escaped
 from tests.pl_pointwise.compare.test_plots import frame, lines, outcome
 
 
-@given(
-    st.floats(-1e5, 1e5).filter(lambda x: x == 0 or abs(x) > 1e-3),
-    st.floats(1e-4, 1e5),
-)
+@given(st.floats(-1e5, 1e5).filter(lambda x: x == 0 or abs(x) > 1e-3), st.floats(1e-4, 1e5))
 def test_the_spread_has_two_digits_and_the_mean_as_many_decimals(mean: float, std: float) -> None:
     numbers = np.array([mean - std, mean, mean + std])
     std = float(np.std(numbers, ddof=1))

@@ -14,6 +14,7 @@ from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointw
 from pl_pointwise.formulations import Scale
 from pl_pointwise.lagrangian.gradient_units import GradientUnits
 from pl_pointwise.lagrangian.terms import Measured
+from tests.pl_pointwise.test_running_statistics import Normed
 from tests.pl_pointwise.toy import (
     At,
     Toy,
@@ -85,9 +86,8 @@ def test_a_run_is_the_rule_by_hand() -> None:
     weights, multipliers = by_hand(rows, steps, rate)
     assert (multipliers > 0).any()
     torch.testing.assert_close(weights_of(module), weights, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(
-        module.multipliers["fit"][:, 0].double(), multipliers, rtol=1e-5, atol=1e-5
-    )
+    found = module.multipliers["fit"][:, 0].double()
+    torch.testing.assert_close(found, multipliers, rtol=1e-5, atol=1e-5)
 
 
 class Scaled(Toy):
@@ -146,17 +146,16 @@ def test_micro_batches_measure_what_the_batch_does(size: int) -> None:
     assert state_of(pieces, "pair")["unit"] == pytest.approx(state_of(whole, "pair")["unit"])
 
 
-class Counting(Toy):
-    """The toy, its passes counted: steps, forward and backward."""
+class Counting(Normed):
+    """Its passes counted: steps, forward and backward."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.norm = torch.nn.BatchNorm1d(4).double()
         self.passes = {"forward": 0, "backward": 0}
 
     def forward(self, batch: Any) -> Tensor:
         self.passes["forward"] += 1
-        return super().forward({**batch, "x": self.norm(batch["x"])})
+        return super().forward(batch)
 
     def on_after_backward(self) -> None:
         self.passes["backward"] += 1
@@ -176,9 +175,12 @@ def test_a_step_of_one_forward_pass_measures_in_its_graph(formulation: Formulati
     assert_identical_run(*runs)
 
 
-def test_what_nobody_violates_is_not_differentiated() -> None:
+def test_what_nobody_violates_is_not_differentiated_and_pulls_nothing() -> None:
+    """Nor does the rule need a unit there."""
     module = fit(Counting(Pointwise(), {"fit": Constraint(at_most=50.0)}), ToyRows(11))
     assert module.passes == {"forward": 9, "backward": 9}
+    assert torch.equal(weights_of(module), weights_of(fit(Counting(None, {}), ToyRows(11))))
+    assert not module.multipliers["fit"].any()
 
 
 class KeepsNoGraph(Counting):
@@ -226,13 +228,6 @@ def test_measuring_draws_no_random_number_of_the_fit() -> None:
         fit(Toy(formulation, dropout=0.4), ToyRows(9))
         after.append(torch.rand(3))
     assert torch.equal(*after)
-
-
-def test_what_nobody_violates_pulls_nothing() -> None:
-    """Nor does the rule need a unit there."""
-    module = fit(Toy(Pointwise(), {"fit": Constraint(at_most=50.0)}), ToyRows(9))
-    assert torch.equal(weights_of(module), weights_of(fit(Toy(None, {}), ToyRows(9))))
-    assert not module.multipliers["fit"].any()
 
 
 def test_an_objective_without_a_gradient_lets_the_constraints_pull() -> None:

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from pl_pointwise import Constraint, Formulation, PointwiseDataModule, PointwiseModule
 from pl_pointwise.errors import DataError
@@ -70,11 +69,7 @@ def rows(count: int, seed: int, secret: bool = False) -> Rows:
     """Two normal values each; every fifth row carries the constraint ``upper`` alone."""
     values = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
     return Rows(
-        {
-            "values": values[i],
-            "carries": torch.tensor(i % 5 != 0),
-            "secret": torch.tensor(secret),
-        }
+        {"values": values[i], "carries": torch.tensor(i % 5 != 0), "secret": torch.tensor(secret)}
         for i in range(count)
     )
 
@@ -121,9 +116,6 @@ class BoundsData(PointwiseDataModule):
     def test_dataloader(self) -> Any:
         names = [name for name in self.datasets if name not in ("val", "predict")]
         return {name: self._loader(name) for name in names}
-
-    def collate(self, rows: list[dict[str, Any]]) -> Any:
-        return default_collate(rows)
 
 
 class Forbidden(Callback):

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 from torchmetrics import Metric
 
 from pl_pointwise import (
@@ -126,6 +125,3 @@ class PlaneData(PointwiseDataModule):
         points.categories = ["left" if each[0] < 0 else "right" for each in x]
         points.units = [f"{self.of} {name} {self.test_file} {k // 2}" for k in range(count)]
         return points
-
-    def collate(self, rows: list[dict[str, Any]]) -> Any:
-        return default_collate(rows)

@@ -117,10 +117,7 @@ def test_which_test_it_is_can_be_said_beforehand() -> None:
 
 @pytest.mark.parametrize(
     ("losses", "rate", "message"),
-    [
-        ([0.0, math.nan], 0.1, r"within \[0, 1\]"),
-        ([0.0], 1.0, "from 0 to below 1"),
-    ],
+    [([0.0, math.nan], 0.1, r"within \[0, 1\]"), ([0.0], 1.0, "from 0 to below 1")],
 )
 def test_what_has_no_p_value_is_refused(losses: list[float], rate: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -157,11 +154,7 @@ def test_fewest_samples_is_rounded_well() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "share", "confidence", "power"),
-    [
-        (0.1, 0.0, 0.95, 0.8),
-        (0.3, 0.2, 0.95, 0.9),
-        (0.5, 0.1, 0.5, 0.99),
-    ],
+    [(0.1, 0.0, 0.95, 0.8), (0.3, 0.2, 0.95, 0.9), (0.5, 0.1, 0.5, 0.99)],
 )
 def test_samples_needed_against_every_number_of_samples(
     rate: float, share: float, confidence: float, power: float

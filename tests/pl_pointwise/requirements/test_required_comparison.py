@@ -31,6 +31,7 @@ from pl_pointwise.requirements.check import check_models
 from pl_pointwise.requirements.exported import model_files
 from pl_pointwise.requirements.monitor import check, monitor
 from pl_pointwise.requirements.p_values import betting
+from tests.pl_pointwise.compare.test_command import write_files
 from tests.pl_pointwise.requirements.plane_task import PlaneData, PlaneModule
 from tests.programs.launch import run_on_ranks
 
@@ -57,10 +58,7 @@ LIKE = ["--data.init_args.test_file", "like"]
 
 def write_configs(folder: Path, out: str, methods: str, base: str = BASE) -> list[str]:
     """The words of a comparison of these methods."""
-    (folder / "base.yaml").write_text(base)
-    (folder / "methods.yaml").write_text(methods)
-    config = ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
-    return [*config, "--output", str(folder / out)]
+    return [*write_files(folder, methods, base), "--output", str(folder / out)]
 
 
 def compare(folder: Path, *more: str, out: str = "out", methods: str = METHODS) -> Path:

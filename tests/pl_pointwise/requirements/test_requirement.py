@@ -8,12 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from pl_pointwise.requirements.requirement import (
-    EXAMPLES,
-    Known,
-    Requirement,
-    RequirementError,
-)
+from pl_pointwise.requirements.requirement import EXAMPLES, Known, Requirement, RequirementError
 
 
 @pytest.mark.parametrize(
@@ -42,12 +37,7 @@ def test_every_form_is_read(
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "relevance",
-        "lost(refuse) <= predecessor",
-        "relevance: q100 <= 0.5",
-    ],
+    "text", ["relevance", "lost(refuse) <= predecessor", "relevance: q100 <= 0.5"]
 )
 def test_what_cannot_be_read_is_refused_with_all_forms(text: str) -> None:
     with pytest.raises(RequirementError) as error:

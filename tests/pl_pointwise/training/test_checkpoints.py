@@ -9,6 +9,7 @@ from another random state than the uninterrupted one had.
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -96,14 +97,12 @@ def train(
     checkpoint: Path | None = None,
     **options: Any,
 ) -> tuple[Any, list[tuple[int, list[int]]]]:
-    """The trained module and the batches it saw; resumed from another random state."""
+    """The trained module and the batches it saw; resumed from other random states."""
     module, seen = module or Hard(), Seen()
-    torch.manual_seed(0 if checkpoint is None else 1234)
-    np.random.seed(0 if checkpoint is None else 1234)
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(0 if checkpoint is None else 1234)
     runner = trainer(callbacks=[seen, *callbacks], **options)
-    runner.fit(
-        module, data, ckpt_path=checkpoint, weights_only=None if checkpoint is None else True
-    )
+    runner.fit(module, data, ckpt_path=checkpoint, weights_only=checkpoint and True)
     return module, seen.batches
 
 
@@ -270,7 +269,7 @@ def test_second_fit_on_the_same_data_keeps_the_multipliers() -> None:
     before = multipliers_of(module)
     module.learning_rate = 0.0
     fit(module, ToyRows(7), limit_train_batches=0)
-    assert all(torch.equal(module.multipliers[name], before[name]) for name in before)
+    torch.testing.assert_close(module.multipliers, before, rtol=0, atol=0)
     fit(module, ToyRows(7), epochs=1)
     assert (module.multipliers["pair"] >= 0.9 * before["pair"] - 0.5).all()
     assert module.multipliers["pair"].sum() > 0
@@ -287,9 +286,7 @@ def test_second_fit_measures_the_unit_anew() -> None:
     assert counts == [9, 12, 15]
 
 
-def test_fit_on_other_data_starts_its_multipliers_at_zero(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_fit_on_other_data_starts_its_multipliers_at_zero(caplog: pytest.LogCaptureFixture) -> None:
     module = fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(7))
     assert module.multipliers["pair"].any()
     module.learning_rate = 0.0
@@ -365,9 +362,8 @@ class Notebook(PointwiseModule):
 
 def assert_plain(value: Any) -> None:
     assert type(value) in (dict, list, str, int, float, bool, type(None)), value
-    for entry in (
-        value.values() if isinstance(value, dict) else value if type(value) is list else []
-    ):
+    entries = value.values() if isinstance(value, dict) else value
+    for entry in entries if isinstance(value, (dict, list)) else []:
         assert_plain(entry)
 
 

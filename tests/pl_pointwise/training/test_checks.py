@@ -44,9 +44,7 @@ class Line(PointwiseModule):
         training: Training = Training(optimization=Optimization(learning_rate=0.01)),  # noqa: B008
     ) -> None:
         super().__init__(
-            formulation=formulation,
-            constraints={"fit": Constraint(at_most=0.1)},
-            training=training,
+            formulation=formulation, constraints={"fit": Constraint(at_most=0.1)}, training=training
         )
         self.net = torch.nn.Linear(4, 1)
 

@@ -61,11 +61,7 @@ def test_the_numbers_are_those_of_the_last_epoch(formulation, partial, caplog) -
 @pytest.mark.parametrize(
     ("formulation", "bound", "words"),
     [
-        (
-            Pointwise(),
-            Constraint(at_most=-1e3),
-            "9 of 9 violated in the last epoch, λ > 0 on 9:",
-        ),
+        (Pointwise(), Constraint(at_most=-1e3), "9 of 9 violated in the last epoch, λ > 0 on 9:"),
         (Pointwise(), Constraint(at_most=1e3), "λ > 0 on 0: it never acted, so"),
         (Average(), Constraint(at_most=1e3), "last epoch: it never acted, so"),
         (Penalty(weight=1.0), Constraint(at_most=1e3), ""),

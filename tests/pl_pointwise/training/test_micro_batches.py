@@ -30,6 +30,7 @@ from tests.pl_pointwise.toy import (
     assert_same_run,
     fit,
     lost,
+    stack,
     trainer,
 )
 
@@ -253,10 +254,9 @@ class Repeating(PointwiseSampler):
         return [2, 2, 0, 2]
 
 
-class Twice(ToyData):
-    def train_dataloader(self) -> Any:
-        dataset = IndexedDataset(self.datasets["train"])
-        return ResumableDataLoader(dataset, Repeating(dataset), 4, self.collate)
+def drawn_with_replacement(rows: ToyRows) -> ResumableDataLoader:
+    dataset = IndexedDataset(rows)
+    return ResumableDataLoader(dataset, Repeating(dataset), 4, stack)
 
 
 def test_a_sample_that_the_batch_has_twice_is_left_out_twice() -> None:
@@ -268,7 +268,7 @@ def test_a_sample_that_the_batch_has_twice_is_left_out_twice() -> None:
             return super().objective(outputs, batch) + broken
 
     module = FirstBreaks(Pointwise(alpha=1.0))
-    trainer().fit(module, Twice(ToyRows(4), batch_size=4))
+    trainer().fit(module, drawn_with_replacement(ToyRows(4)))
     assert lost(module) == (3, 0)
     assert module.measured is not None
     assert module.measured.index.tolist() == [0]
@@ -279,7 +279,7 @@ def test_same_sample_twice_in_a_batch_steps_once() -> None:
     module = Toy(Pointwise(alpha=None, dual_lr=0.5), learning_rate=0.0)
     rows = ToyRows(4)
     rows.x[2] = 3.0
-    trainer().fit(module, Twice(rows, batch_size=4))
+    trainer().fit(module, drawn_with_replacement(rows))
     violation = CONSTRAINTS["pair"].violation(module({"x": rows.x})[:, None] * rows.x[:, :3])
     expected = (0.5 * violation.detach()).clamp(min=0).float()
     expected[[1, 3]] = 0

@@ -14,19 +14,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from pl_pointwise import (
-    Average,
-    Optimization,
-    Pointwise,
-    PointwiseModule,
-)
+from pl_pointwise import Average, Optimization, Pointwise, PointwiseModule
 from pl_pointwise.errors import TrainingError
-from tests.pl_pointwise.toy import (
-    Toy,
-    ToyRows,
-    fit,
-    weights_of,
-)
+from tests.pl_pointwise.toy import Toy, ToyRows, fit, weights_of
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batch_size": 1}, {"primal_steps": 3}])
@@ -59,10 +49,8 @@ class Small(Toy):
         self.schedulers = schedulers
 
     def configure_optimizers(self) -> Any:
-        fixed = {"params": self.parameters(), "lr": 0.0}
-        optimizer = torch.optim.SGD(
-            [{"params": torch.nn.Parameter(torch.zeros(()))}, fixed], lr=1.0
-        )
+        moved, fixed = torch.nn.Parameter(torch.zeros(())), {"params": self.parameters(), "lr": 0.0}
+        optimizer = torch.optim.SGD([{"params": moved}, fixed], lr=1.0)
         return [optimizer], [
             make(optimizer) if config is None else {"scheduler": make(optimizer), **config}
             for make, config in self.schedulers
@@ -110,33 +98,22 @@ class Rising(Small):
         self.log("score", [0.0, 1.0, 0.5, 0.25][self.current_epoch])
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda optimizer, scheduler: ([optimizer], [{"scheduler": scheduler, "monitor": "score"}]),
-        lambda optimizer, scheduler: ([optimizer], {"scheduler": scheduler, "monitor": "score"}),
-        lambda optimizer, scheduler: {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "monitor": "score"},
-        },
-        lambda optimizer, scheduler: {
-            "optimizer": optimizer,
-            "lr_scheduler": scheduler,
-            "monitor": "score",
-        },
-        lambda optimizer, scheduler: [
-            {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "score"}
-        ],
-    ],
-    ids=["lists", "list and dict", "dict", "monitor beside", "list of dicts"],
-)
-def test_plateau_is_stepped_after_validation_by_what_it_monitors(form: Any) -> None:
+FORMS = ["lists", "list and dict", "dict", "monitor beside", "list of dicts"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_plateau_is_stepped_after_validation_by_what_it_monitors(form: str) -> None:
     """However it is declared: under manual optimisation Lightning forgets the monitor."""
 
     class Declared(Rising):
         def configure_optimizers(self) -> Any:
             (optimizer,), (config,) = super().configure_optimizers()
-            return form(optimizer, config["scheduler"])
+            scheduler = config["scheduler"]
+            monitored = {"scheduler": scheduler, "monitor": "score"}
+            beside = {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "score"}
+            inside = {"optimizer": optimizer, "lr_scheduler": monitored}
+            forms = [([optimizer], [monitored]), ([optimizer], monitored), inside, beside, [beside]]
+            return dict(zip(FORMS, forms, strict=True))[form]
 
     found = rates(Declared((plateau, {})), epochs=4, held_out=ToyRows(5, seed=1))
     assert found == [1.0] * 9 + [0.5] * 3
@@ -163,9 +140,8 @@ def test_what_would_never_step_is_refused(declared: Any) -> None:
     if isinstance(declared, str):
         elsewhere = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
         module.configure_optimizers = lambda: elsewhere  # type: ignore
-    with pytest.raises(
-        TrainingError, match=r"A scheduler .*every \"step\"|no weight of this module"
-    ):
+    said = r"A scheduler .*every \"step\"|no weight of this module"
+    with pytest.raises(TrainingError, match=said):
         rates(module)
 
 
@@ -226,13 +202,8 @@ def test_weight_decay_reaches_the_optimizer() -> None:
 
 def test_gradient_of_the_whole_step_is_clipped_once() -> None:
     """Clipped piece by piece it would be another gradient (test_micro_batches compares those)."""
-    rows, bound = ToyRows(7), 0.25
-    start = weights_of(Toy())
-    module = fit(
-        Toy(Pointwise(), learning_rate=1.0, micro_batch_size=2, gradient_clip_val=bound),
-        rows,
-        batch_size=7,
-        epochs=1,
-    )
+    rows, bound, start = ToyRows(7), 0.25, weights_of(Toy())
+    module = Toy(Pointwise(), learning_rate=1.0, micro_batch_size=2, gradient_clip_val=bound)
+    fit(module, rows, batch_size=7, epochs=1)
     assert float((weights_of(module) - start).norm()) == pytest.approx(bound, rel=1e-5)
     assert module.trainer.callback_metrics["running/gradient_norm"] > 2 * bound

@@ -17,13 +17,7 @@ from pl_pointwise import Pointwise
 from pl_pointwise.own_hooks import part_of, parts_of
 from pl_pointwise.tasks import RerankerModule, SafetyModule, When2CallModule
 from pl_pointwise.training.run import Run
-from tests.pl_pointwise.toy import (
-    Toy,
-    ToyData,
-    ToyRows,
-    assert_identical_run,
-    trainer,
-)
+from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, assert_identical_run, trainer
 
 ROWS, HELD_OUT = ToyRows(9), ToyRows(5, seed=1)
 HOOKS = [hook for (hook, _), _ in parts_of(Run)]
@@ -65,9 +59,7 @@ Overridden = type("Overridden", (Plateau,), dict(SILENT))
 WithMixin = type("WithMixin", (type("Mixin", (), dict(SILENT)), Plateau), {})
 Polite = type("Polite", (Plateau,), {name: _calling_super(name, Plateau) for name in HOOKS})
 PoliteAboveSilent = type(
-    "PoliteAboveSilent",
-    (Overridden,),
-    {name: _calling_super(name, Overridden) for name in HOOKS},
+    "PoliteAboveSilent", (Overridden,), {name: _calling_super(name, Overridden) for name in HOOKS}
 )
 KINDS = [Overridden, WithMixin, Polite, PoliteAboveSilent]
 

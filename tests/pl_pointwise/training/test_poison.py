@@ -84,9 +84,7 @@ def test_stiff_terms_far_from_satisfied_are_exact_in_float32(kind: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in FORMULATIONS if name not in ("none", "penalty", "by name")]
 )
-def test_batch_in_which_nothing_is_active_is_plain_training(
-    name: str,
-) -> None:
+def test_batch_in_which_nothing_is_active_is_plain_training(name: str) -> None:
     """Satisfied with room to spare, at λ = 0: no formulation with multipliers pushes further."""
     met = {"fit": Constraint(at_most=1e3), "pair": Constraint(at_least=-1e3)}
     rows = ToyRows(7, seed=5)

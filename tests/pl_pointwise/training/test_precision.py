@@ -137,27 +137,15 @@ def test_multipliers_step_by_the_exact_violation(precision: Any, size: int | Non
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_price_of_the_average_is_the_stored_multiplier(precision: Any) -> None:
     """λ = 256.5 of the standard average must not reach the loss as 256."""
-
-    class Preset(Reader):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            self.multipliers.scalar("fit", 1)
-            self.multipliers.write_scalar("fit", torch.tensor([256.5]))
-
-    rows = Exact()
-    module = Preset(Average(dual_lr=0.0))
+    rows, module = Exact(), Reader(Average(dual_lr=0.0))
+    module.multipliers.set("fit", 256.5)
     trainer(precision=precision).fit(module, ToyData(rows, batch_size=COUNT))
     expected = rows.values[:, 0].double().mean() + 256.5 * member_mean(rows, rows.values)
     assert float(module.losses[0]) == pytest.approx(float(expected), rel=1e-5)
 
 
-class Half:
-    """Five samples, each violating by 0.5, which every precision holds."""
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, position: int) -> dict[str, Tensor]:
-        return {"values": torch.full((3,), 0.5), "carried": torch.ones(3, dtype=torch.bool)}
+# Five samples, each violating by 0.5, which every precision holds.
+HALF = [{"values": torch.full((3,), 0.5), "carried": torch.ones(3, dtype=torch.bool)}] * 5
 
 
 ASCENDING: dict[str, Any] = {
@@ -175,20 +163,9 @@ ASCENDING: dict[str, Any] = {
 @pytest.mark.parametrize("precision", [*PRECISIONS, "16-true", "16-mixed"])
 def test_small_dual_steps_are_not_lost(precision: Any, formulation: Any) -> None:
     """256 + 0.5 is 256 in bfloat16 and 2048 + 0.5 is 2048 in float16, however often it is added."""
-
-    class Preset(Reader):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            if self.current_epoch:
-                return
-            if formulation.scope == "batch":
-                self.multipliers.scalar("fit", 1)
-                self.multipliers.write_scalar("fit", torch.tensor([4096.0]))
-            else:
-                self.multipliers.rows("fit", batch["index"], 3)
-                self.multipliers.write("fit", batch["index"], torch.full((5, 3), 4096.0))
-
-    module = Preset(formulation)
-    data: Any = ToyData(Half(), batch_size=5)
+    module = Reader(formulation)
+    module.multipliers.set("fit", 4096.0)
+    data: Any = ToyData(HALF, batch_size=5)
     options: Any = (
         {"plugins": [scaled(2.0)]} if precision == "16-mixed" else {"precision": precision}
     )

@@ -26,16 +26,8 @@ from torch.utils.data import get_worker_info
 from pl_pointwise import Penalty, Pointwise
 from pl_pointwise.callbacks import SaveOnTermination
 from pl_pointwise.errors import TrainingError
-from tests.pl_pointwise.toy import (
-    At,
-    Seen,
-    Toy,
-    ToyData,
-    ToyRows,
-    assert_identical_run,
-    trainer,
-)
-from tests.pl_pointwise.training.test_checkpoints import HELD_OUT, ROWS, Hard
+from tests.pl_pointwise.toy import At, Seen, Toy, ToyData, ToyRows, assert_identical_run, trainer
+from tests.pl_pointwise.training.test_checkpoints import HELD_OUT, ROWS, Hard, train
 
 WITHIN, AT_THE_END = 6, 8
 """Batches before the stop, of four an epoch."""
@@ -46,18 +38,14 @@ def start(
 ) -> tuple[Any, Seen, Callable[..., None]]:
     """A trainer, what it will have seen, and the call that starts it."""
     seen = Seen()
-    options = {"max_epochs": 3, "enable_checkpointing": True} | options
-    if not any(isinstance(callback, ModelCheckpoint) for callback in callbacks):
-        options["enable_checkpointing"] = any(
-            isinstance(callback, SaveOnTermination) for callback in callbacks
-        )
+    saves = any(isinstance(each, (ModelCheckpoint, SaveOnTermination)) for each in callbacks)
+    options = {"max_epochs": 3, "enable_checkpointing": saves, **options}
     runner = trainer(callbacks=[seen, *callbacks], default_root_dir=folder, **options)
 
     def fit(path: Any = None) -> None:
         torch.manual_seed(0 if path is None else 1234)
         data = ToyData(ROWS, HELD_OUT, batch_size=4, num_workers=workers)
-        weights_only = None if path is None else True
-        runner.fit(module or Hard(), data, ckpt_path=path, weights_only=weights_only)
+        runner.fit(module or Hard(), data, ckpt_path=path, weights_only=path and True)
 
     return runner, seen, fit
 
@@ -85,11 +73,8 @@ def stopped_by(
     elif kind == "by hand":
         callbacks = [At(batches, lambda runner: runner.save_checkpoint(path))]
     elif kind == "every_n_train_steps":
-        callbacks = [
-            ModelCheckpoint(
-                dirpath=folder, filename="{step}", every_n_train_steps=batches // 2, save_top_k=-1
-            )
-        ]
+        kept: Any = {"filename": "{step}", "save_top_k": -1}
+        callbacks = [ModelCheckpoint(folder, every_n_train_steps=batches // 2, **kept)]
         path = folder / f"step={batches}.ckpt"
     runner, seen, fit = start(folder, *callbacks, **options)
     if kind in ("an exception", "KeyboardInterrupt", "SIGTERM"):
@@ -209,13 +194,8 @@ class Failing(ToyRows):
 
 
 def train_on(rows: Any, workers: int, *callbacks: Any, path: Any = None, **options: Any) -> Any:
-    """The trained module; resumed from other random states."""
-    for seed in (torch.manual_seed, np.random.seed, random.seed):
-        seed(0 if path is None else 1234)
-    runner = trainer(max_epochs=3, callbacks=list(callbacks), **options)
     data = ToyData(rows, HELD_OUT, batch_size=4, num_workers=workers)
-    runner.fit(Hard(), data, ckpt_path=path, weights_only=path and True)
-    return runner.lightning_module
+    return train(data, *callbacks, checkpoint=path, max_epochs=3, **options)[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -275,16 +255,13 @@ def test_a_run_continues_its_own_file_and_no_other(
 ) -> None:
     """Two rows of a comparison both continued from the one file of the working folder."""
     monkeypatch.chdir(tmp_path)
-    others: list[dict[str, Any]] = [
-        {"module": Toy(Penalty(weight=1.0))},
-        {"module": Toy(Pointwise(), learning_rate=0.01)},
-    ]
+    others = Toy(Penalty(weight=1.0)), Toy(Pointwise(), learning_rate=0.01)
     folder = tmp_path / "run"
     assert len(terminated(folder)) == WITHIN
     (own,) = folder.glob("checkpoints/terminated-*.ckpt")
     kept = own.read_bytes()
     for other in others:
-        assert len(terminated(folder, **other)) == WITHIN  # From its start.
+        assert len(terminated(folder, other)) == WITHIN  # From its start.
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     assert len(terminated(folder)) == WITHIN
     monkeypatch.delenv("PL_GLOBAL_SEED")

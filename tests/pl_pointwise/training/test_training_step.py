@@ -13,13 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pl_pointwise import (
-    Constraint,
-    CVaR,
-    Pointwise,
-    Relaxed,
-    Tilted,
-)
+from pl_pointwise import Constraint, CVaR, Pointwise, Relaxed, Tilted
 from tests.pl_pointwise.by_hand import Outcome, Rule, rule_of, run
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
