@@ -118,7 +118,7 @@ class Stepper:
         """Lightning calls this hook under automatic optimization only. Most have none."""
         trainer, hook = self.task.trainer, "on_before_zero_grad"
         optimizer = trainer.optimizers[0]  # The only one: see checks.check_module.
-        if any(is_overridden(hook, each) for each in trainer.callbacks):  # type: ignore[attr-defined]
+        if any(is_overridden(hook, each) for each in trainer.callbacks):
             call._call_callback_hooks(trainer, hook, optimizer)
         if is_overridden(hook, self.task):
             call._call_lightning_module_hook(trainer, hook, optimizer)
