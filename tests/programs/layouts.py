@@ -44,10 +44,7 @@ STEPS = 6
 PIECES: dict[int, list[int | None]] = {1: [3], 2: [None, 3], 4: [None]}
 """Micro-batch sizes by number of ranks; 3 divides neither 8 nor the 4 of each of two ranks."""
 
-KINDS: dict[str, Any] = {
-    **FORMULATIONS,
-    "adaptive": Pointwise(),
-}
+KINDS: dict[str, Any] = {**FORMULATIONS, "adaptive": Pointwise()}
 FEW = ("average augmented", "cvar", "adaptive")
 """Those that ranks train in one piece: two ranks train all of them in pieces."""
 POISONED = ("average augmented", "pointwise", "adaptive")

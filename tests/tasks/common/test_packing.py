@@ -10,11 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, PreTrainedModel
 
 from pl_pointwise.errors import UnsupportedError
 from pl_pointwise.tasks.common import packing

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 from pl_pointwise.data import units_of
-from pl_pointwise.tasks import (
-    ConversationDataModule,
-    SafetyDataModule,
-    When2CallDataModule,
-)
+from pl_pointwise.tasks import ConversationDataModule, SafetyDataModule, When2CallDataModule
 from tests.tasks.conftest import make_data, shared_units
 
 TWINS = [text for i in range(20) for text in (f"What is  {i} q?", f"what is {i} Q? ")]

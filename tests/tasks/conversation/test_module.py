@@ -17,13 +17,7 @@ from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import Generation
 from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT
-from tests.tasks.conftest import (
-    ADAPTERS,
-    make_data,
-    make_module,
-    quiet_trainer,
-    response_by_hand,
-)
+from tests.tasks.conftest import ADAPTERS, make_data, make_module, quiet_trainer, response_by_hand
 from tests.tasks.conversation.conftest import conversation_rows, written
 
 

@@ -23,11 +23,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import records_of, rows_of
 from pl_pointwise.tasks.reranker import data
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
-from pl_pointwise.tasks.reranker.encoding import (
-    RerankerDataset,
-    encode,
-    split_template,
-)
+from pl_pointwise.tasks.reranker.encoding import RerankerDataset, encode, split_template
 from pl_pointwise.tasks.reranker.records import (
     Record,
     parse_candidates,

@@ -10,10 +10,7 @@ import torch
 from huggingface_hub import ModelCard
 from sentence_transformers import CrossEncoder
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pl_pointwise import Pointwise
 from pl_pointwise.tasks.reranker.data import RerankerDataModule

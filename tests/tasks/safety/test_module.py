@@ -19,12 +19,7 @@ from pl_pointwise.tasks.language_model.model.generation import Answers
 from pl_pointwise.tasks.safety.cost_model import CostModel
 from pl_pointwise.tasks.safety.module import SafetyEvaluation, write_outputs
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
-from tests.tasks.conftest import (
-    make_data,
-    quiet_trainer,
-    random_batch,
-    response_by_hand,
-)
+from tests.tasks.conftest import make_data, quiet_trainer, random_batch, response_by_hand
 from tests.tasks.safety.conftest import record, write_rows
 
 LARGE = Lora(
@@ -270,7 +265,7 @@ def test_answers_are_counted_judged_and_written(spoken, safety_files, tmp_path, 
     listed = write_rows(tmp_path / "eval.jsonl", [{"instruction": f"Name {i}."} for i in range(3)])
     files = safety_files | {"alpaca_eval_file": listed}
     module = made(
-        evaluation=SafetyEvaluation(answer_in=["test", "train", "alpaca_eval"], cost_model="judge"),
+        evaluation=SafetyEvaluation(answer_in=["test", "train", "alpaca_eval"], cost_model="judge")
     )
     run = quiet_trainer(tmp_path)
     run.test(module, data_of(files), verbose=False)

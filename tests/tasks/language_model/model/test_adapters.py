@@ -16,11 +16,7 @@ from pl_pointwise import Pointwise
 from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.likelihood.reference import adapters_off
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
-from pl_pointwise.tasks.language_model.model.adapters import (
-    Lora,
-    add_lora,
-    merged_model,
-)
+from pl_pointwise.tasks.language_model.model.adapters import Lora, add_lora, merged_model
 from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
 from tests.tasks.conftest import build_model, make_data, move_adapters, quiet_trainer, random_batch
 from tests.tasks.when2call.conftest import preference_rows, write_rows

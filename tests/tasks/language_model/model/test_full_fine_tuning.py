@@ -13,13 +13,7 @@ from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.tasks import Policy, SafetyModule, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from tests.tasks.conftest import (
-    build_model,
-    build_tokenizer,
-    make_data,
-    make_module,
-    quiet_trainer,
-)
+from tests.tasks.conftest import build_model, build_tokenizer, make_data, make_module, quiet_trainer
 from tests.tasks.when2call.conftest import preference_rows, write_rows
 
 FAST = Training(Optimization(learning_rate=1e-3))

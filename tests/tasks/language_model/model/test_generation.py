@@ -16,11 +16,7 @@ from pl_pointwise.tasks import Policy, When2CallModule
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_responses
 from pl_pointwise.tasks.language_model.likelihood.reference import base_of
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.generation import (
-    Draws,
-    Generation,
-    generate_ids,
-)
+from pl_pointwise.tasks.language_model.model.generation import Draws, Generation, generate_ids
 from tests.tasks.conftest import adapt, build_model
 
 SIZES: dict[str, Any] = {"vocab_size": 300, "n_positions": 220, "n_embd": 16, "n_layer": 1}

@@ -26,12 +26,7 @@ from pl_pointwise.tasks import (
 )
 from pl_pointwise.tasks.language_model import module as own_module
 from pl_pointwise.tasks.safety.module import PAPER_LORA, PAPER_SAMPLING, SafetyEvaluation
-from tests.tasks.conftest import (
-    build_tokenizer,
-    make_data,
-    move_adapters,
-    quiet_trainer,
-)
+from tests.tasks.conftest import build_tokenizer, make_data, move_adapters, quiet_trainer
 from tests.tasks.safety.conftest import benign_rows, unsafe_rows, write_rows
 from tests.tasks.when2call.conftest import preference_rows
 
