@@ -17,7 +17,6 @@ from tests.tasks import conftest
 from tests.tasks.conftest import ADAPTERS, make_data, make_module
 
 VIOLENCE = "violence,aiding_and_abetting,incitement"
-THEFT = "financial_crime,property_crime,theft"
 PRIVACY = "privacy_violation"
 
 

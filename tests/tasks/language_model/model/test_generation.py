@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import GPT2Config
 
 from pl_pointwise.tasks import Policy, When2CallModule
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_responses
@@ -18,9 +17,6 @@ from pl_pointwise.tasks.language_model.likelihood.reference import base_of
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import Draws, Generation, generate_ids
 from tests.tasks.conftest import adapt, build_model
-
-SIZES: dict[str, Any] = {"vocab_size": 300, "n_positions": 220, "n_embd": 16, "n_layer": 1}
-GPT2 = GPT2Config(**SIZES, n_head=2)
 
 END = 2
 GREEDY = Generation(max_new_tokens=9)
