@@ -126,6 +126,17 @@ def build_model(
     return model
 
 
+def save_llama(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, more: Sequence[str] = ()
+) -> Path:
+    """Save a tiny Llama and its tokenizer, which knows these tokens more, into a folder."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(list(more))
+    build_model("llama", seed=seed, vocab_size=len(tokenizer)).to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def adapt(model: PreTrainedModel, seed: int = 1, **options: Any) -> PeftModel:
     """LoRA on every linear layer, away from its zero start, so that policy and reference differ."""
     torch.manual_seed(seed)
@@ -193,7 +204,7 @@ def predictions(base: list[str], asked: Any, checkpoint: Path, *more: str) -> li
     options = {"data.init_args.predict_file": str(asked), "ckpt_path": str(checkpoint)}
     writer = {"trainer.callbacks+": "PredictionWriter", "trainer.callbacks.path": str(found)}
     main(["predict", *base, *words(options | writer), *more])
-    return [json.loads(line) for line in found.read_text().splitlines()]
+    return read_rows(found)
 
 
 def slow_tables(names: list[str]) -> list[Any]:
@@ -246,9 +257,26 @@ def write_rows(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
+def read_rows(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def quiet_trainer(root: Path, **options: Any) -> Trainer:
     """A trainer on the CPU that says and keeps nothing."""
     return trainer(default_root_dir=root, **{"num_sanity_val_steps": 2, **options})
+
+
+def before_and_after(
+    module: Any, data: Any, root: Path, **options: Any
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What a test finds before and after a fit with these options of its trainer."""
+    run, found = quiet_trainer(root, **options), []
+    for fits in (False, True):
+        if fits:
+            run.fit(module, data)
+        parts = run.test(module, data, verbose=False)
+        found.append({key: value for part in parts for key, value in part.items()})
+    return found[0], found[1]
 
 
 def move_adapters(module: torch.nn.Module, seed: int = 3) -> None:
@@ -329,11 +357,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="session")
 def language_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny Llama and its tokenizer, as ``from_pretrained`` reads it."""
-    folder = tmp_path_factory.mktemp("language_model")
-    tokenizer = build_tokenizer()
-    build_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_llama(tmp_path_factory.mktemp("language_model"))
 
 
 def shared_units(data: Any) -> dict[tuple[str, str], int]:

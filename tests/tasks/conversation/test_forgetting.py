@@ -12,7 +12,7 @@ from scipy.stats import ks_2samp
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.conversation.forgetting import ForgetQuality, rouge_recall
 from pl_pointwise.tasks.conversation.module import ConversationEvaluation
-from tests.tasks.conftest import build_model, build_tokenizer, quiet_trainer, response_by_hand
+from tests.tasks.conftest import quiet_trainer, response_by_hand, save_llama
 from tests.tasks.conversation.conftest import written
 from tests.tasks.conversation.test_keeping import TOLERANCES
 from tests.tasks.conversation.test_module import batch_of, data_of, made
@@ -27,10 +27,7 @@ ROWS += [{"prompt": "l", "answer": "One.", "role": "keep"}]
 @pytest.fixture(scope="session")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of the same kind that never learned an answer."""
-    folder, tokenizer = tmp_path_factory.mktemp("other"), build_tokenizer()
-    build_model("llama", seed=5, vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_llama(tmp_path_factory.mktemp("other"), seed=5)
 
 
 def test_metrics_are_their_formulas_whatever_the_batch(
@@ -101,10 +98,7 @@ def test_a_model_that_says_nothing_of_what_to_forget_is_refused(
     monkeypatch.chdir(language_model_folder.parent)
     like = language_model_folder.name
     if more:
-        tokenizer, like = build_tokenizer(), str(tmp_path / "other")
-        tokenizer.add_tokens(more)
-        build_model("llama", vocab_size=len(tokenizer)).save_pretrained(like)
-        tokenizer.save_pretrained(like)
+        like = str(save_llama(tmp_path / "other", more=more))
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
     data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=like)
     with pytest.raises(DataError, match=said):

@@ -12,7 +12,7 @@ from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.conversation.module import Baselines, ConversationEvaluation
 from pl_pointwise.tasks.language_model.likelihood.preference_losses import PreferenceLosses
-from tests.tasks.conftest import quiet_trainer, response_by_hand, write_rows
+from tests.tasks.conftest import before_and_after, quiet_trainer, response_by_hand, write_rows
 from tests.tasks.conversation.conftest import written
 from tests.tasks.conversation.test_module import batch_of, data_of, made
 
@@ -214,13 +214,10 @@ def test_a_fit_learns_within_the_budget(language_model_folder, tmp_path) -> None
         )
         module.training_settings.optimization.learning_rate = 5e-3
         torch.manual_seed(0)
-        trainer = quiet_trainer(tmp_path, max_epochs=50, limit_val_batches=0)
         data = data_of(written(tmp_path, rows), language_model_folder)
-        if formulation is None:
-            found += trainer.test(module, data, verbose=False)
-        trainer.fit(module, data)
-        found += trainer.test(module, data, verbose=False)
-    start, plain, within = found
+        options = {"max_epochs": 50, "limit_val_batches": 0}
+        found += before_and_after(module, data, tmp_path, **options)
+    start, plain, _, within = found
     assert plain["train/keep/violated"] == 1
     assert within["train/keep/violated"] <= 0.5
     assert within["train/keep/max"] < 0.01
@@ -272,11 +269,8 @@ def test_a_lead_of_every_token_is_the_greedy_answer(language_model_folder, tmp_p
     )
     module.training_settings.optimization.learning_rate = 3e-2
     torch.manual_seed(0)
-    trainer = quiet_trainer(tmp_path, max_epochs=50, limit_val_batches=0)
     data = data_of(written(tmp_path, rows), language_model_folder)
-    before = trainer.test(module, data, verbose=False)[0]
-    trainer.fit(module, data)
-    after = trainer.test(module, data, verbose=False)[0]
+    before, after = before_and_after(module, data, tmp_path, max_epochs=50, limit_val_batches=0)
     assert before["train/greedy/violated"] == 1
     assert after["train/greedy/violated"] == 0
     assert [answer["answer"] for answer in module.answers["train"]][1:] == ["Ay"] * 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,15 @@ from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import Generation
 from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT
-from tests.tasks.conftest import ADAPTERS, make_data, make_module, quiet_trainer, response_by_hand
+from tests.tasks.conftest import (
+    ADAPTERS,
+    before_and_after,
+    make_data,
+    make_module,
+    quiet_trainer,
+    read_rows,
+    response_by_hand,
+)
 from tests.tasks.conversation.conftest import conversation_rows, written
 
 
@@ -160,11 +167,8 @@ def test_training_meets_what_the_file_asks(language_model_folder, tmp_path) -> N
         scoring_method="chunked",
     )
     module.training_settings.optimization.learning_rate = 1e-2
-    trainer = quiet_trainer(tmp_path, max_epochs=40)
-    before = trainer.test(module, data, verbose=False)[0]
+    before, after = before_and_after(module, data, tmp_path, max_epochs=40)
     assert before["train/all_met"] == 0
-    trainer.fit(module, data)
-    after = trainer.test(module, data, verbose=False)[0]
     assert after["train/prefer/max"] < 0.1 < 1 < before["train/prefer/max"]
     assert after["train/avoid/max"] < 0.1
     assert after["train/pairwise_accuracy"] == 1
@@ -235,8 +239,7 @@ def test_answers_are_counted_and_written(
     assert (found["train/refusal_rate"], found["train/over_refusal"]) == (1, 0)
     assert found["train/exact_answers"] == 0.5  # two refusals, and no call
     assert "test/refusal_rate" not in found
-    lines = (tmp_path / "answers" / "train.jsonl").read_text().splitlines()
-    answers = [json.loads(line) for line in lines]
+    answers = read_rows(tmp_path / "answers" / "train.jsonl")
     assert [answer["index"] for answer in answers] == sorted(a["index"] for a in answers)
     assert sum(answer["refused"] for answer in answers) == 2
     notes_of(module).confidential = True

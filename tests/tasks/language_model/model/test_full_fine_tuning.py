@@ -13,7 +13,7 @@ from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.tasks import Policy, SafetyModule, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from tests.tasks.conftest import build_model, build_tokenizer, make_data, make_module, quiet_trainer
+from tests.tasks.conftest import make_data, make_module, quiet_trainer, save_llama
 from tests.tasks.when2call.conftest import preference_rows, write_rows
 
 FAST = Training(Optimization(learning_rate=1e-3))
@@ -76,9 +76,7 @@ def test_the_export_is_a_plain_model(language_model_folder, tmp_path) -> None:
 
 
 def test_weights_of_half_precision_files_are_trained_in_float32(tmp_path) -> None:
-    tokenizer = build_tokenizer()
-    build_model("llama", vocab_size=len(tokenizer)).bfloat16().save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_llama(tmp_path, dtype=torch.bfloat16)
     assert {p.dtype for p in made(tmp_path).model.parameters()} == {torch.float32}
     with pytest.warns(UserWarning, match="lost in rounding.*bf16-mixed"):
         half = made(tmp_path, dtype="bfloat16")

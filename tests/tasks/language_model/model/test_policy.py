@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from pl_pointwise.tasks import (
 )
 from pl_pointwise.tasks.language_model import module as own_module
 from pl_pointwise.tasks.safety.module import PAPER_LORA, PAPER_SAMPLING, SafetyEvaluation
-from tests.tasks.conftest import build_tokenizer, make_data, move_adapters, quiet_trainer
+from tests.tasks.conftest import build_tokenizer, make_data, move_adapters, quiet_trainer, read_rows
 from tests.tasks.safety.conftest import benign_rows, unsafe_rows, write_rows
 from tests.tasks.when2call.conftest import preference_rows
 
@@ -277,5 +276,4 @@ def test_answers_of_an_earlier_test_do_not_stay(
             "test": 2,
             "train": 2,
         }
-    lines = (tmp_path / "answers/train.jsonl").read_text().splitlines()
-    assert [json.loads(line)["index"] for line in lines] == [0, 10]
+    assert [row["index"] for row in read_rows(tmp_path / "answers/train.jsonl")] == [0, 10]
