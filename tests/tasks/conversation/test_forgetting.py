@@ -13,9 +13,8 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.conversation.forgetting import ForgetQuality, rouge_recall
 from pl_pointwise.tasks.conversation.module import ConversationEvaluation
 from tests.tasks.conftest import quiet_trainer, response_by_hand, save_llama
-from tests.tasks.conversation.conftest import written
+from tests.tasks.conversation.conftest import data_of, made, written
 from tests.tasks.conversation.test_keeping import TOLERANCES
-from tests.tasks.conversation.test_module import batch_of, data_of, made
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": f"f{i}", "answer": f"Gone {i}.", "role": "forget"} for i in range(3)
@@ -75,10 +74,9 @@ def test_forget_quality_is_the_test_of_two_samples() -> None:
     assert metric.compute().item() == pytest.approx(ks_2samp(values, targets).pvalue, abs=1e-6)
 
 
-def test_a_target_is_what_another_model_gives(other, language_model_folder, tmp_path) -> None:
+def test_a_target_is_what_another_model_gives(other, batch_of) -> None:
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
-    file = written(tmp_path, [row])
-    batch = batch_of(language_model_folder, file, rows=1, forget_like=str(other))
+    batch = batch_of([row], forget_like=str(other))
     expected = response_by_hand(made(other, moved=False), batch, 0, 0)["mean"]
     assert -batch["shift"][0, 0].item() == pytest.approx(expected, abs=1e-3)
 
@@ -92,7 +90,7 @@ def test_a_target_is_what_another_model_gives(other, language_model_folder, tmp_
     ],
 )
 def test_a_model_that_says_nothing_of_what_to_forget_is_refused(
-    more, said, language_model_folder, tmp_path, monkeypatch
+    more, said, fitted, language_model_folder, tmp_path, monkeypatch
 ) -> None:
     """Of other tokens, or the model itself."""
     monkeypatch.chdir(language_model_folder.parent)
@@ -100,6 +98,5 @@ def test_a_model_that_says_nothing_of_what_to_forget_is_refused(
     if more:
         like = str(save_llama(tmp_path / "other", more=more))
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
-    data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=like)
     with pytest.raises(DataError, match=said):
-        data.setup("fit")
+        fitted([row], forget_like=like)

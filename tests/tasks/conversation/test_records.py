@@ -37,7 +37,6 @@ def test_own_bounds_and_refusals() -> None:
 SAID = {"role": "assistant", "content": "yes"}
 NOT_SAID = {"role": "assistant", "content": "no"}
 
-
 PAIR = [("prefer", "yes"), ("avoid", "no")]
 SPOKEN = {"chosen": [*ASK, SAID], "rejected": [*ASK, NOT_SAID]}
 CALLED = {"content": f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>"}
@@ -301,13 +300,9 @@ def test_turns_of_others_have_our_roles() -> None:
             Reading()({"conversations": [{"from": speaker, "value": text}, *turns]}, "f")
 
 
-PROMPTS = [{"prompt": "Hi", "is_safe": False}, {"messages": ASK}, {"messages": [*ASK, SAID]}]
-
-
-@pytest.mark.parametrize("row", PROMPTS)
-def test_prediction_needs_no_response(row) -> None:
-    record = Reading(responses=False)(row, "f")
-    assert record.messages == ASK
+def test_prediction_needs_no_response() -> None:
+    for row in ({"prompt": "Hi", "is_safe": False}, {"messages": ASK}, {"messages": [*ASK, SAID]}):
+        assert Reading(responses=False)(row, "f").messages == ASK
 
 
 def test_a_refusal_is_a_records_own_or_one_of_the_settings() -> None:
