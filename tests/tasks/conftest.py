@@ -198,6 +198,25 @@ def train(task: str, name: str, arguments: list[str], root: Path) -> None:
     main(["fit", "--config", task, *overlay, *arguments, "--trainer.default_root_dir", str(root)])
 
 
+def fitted_checkpoint(
+    task: str, arguments: list[str], root: Path, multipliers: tuple[str, tuple[int, int]]
+) -> tuple[list[str], Path]:
+    """The command line and the checkpoint of a fit of TASK/pointwise.
+
+    multipliers: the constraint whose multipliers have to have moved, and their shape.
+    """
+    base = ["--config", task, "--config", f"{task}/pointwise", *arguments]
+    base[base.index("--trainer.enable_checkpointing") + 1] = "true"
+    base += ["--trainer.default_root_dir", str(root), "--trainer.max_epochs", "1"]
+    main(["fit", *base])
+    (checkpoint,) = root.rglob("*.ckpt")
+    state = torch.load(checkpoint, weights_only=True)["pl_pointwise"]
+    found = state["multipliers"][multipliers[0]]
+    assert found.shape == multipliers[1]
+    assert found.max() > 0
+    return base, checkpoint
+
+
 def predictions(base: list[str], asked: Any, checkpoint: Path, *more: str) -> list[Any]:
     """What `predict` writes of the records of a file, by a model of a checkpoint."""
     found = checkpoint.with_suffix(".jsonl")
@@ -255,6 +274,14 @@ def write_rows(path: Path, rows: Iterable[Any]) -> Path:
     lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path
+
+
+def written_files(folder: Path, files: dict[str, Any]) -> dict[str, Any]:
+    """Options of a data module; rows given for a file are written to one of the option's name."""
+    return {
+        name: str(write_rows(folder / f"{name}.jsonl", given)) if isinstance(given, list) else given
+        for name, given in files.items()
+    }
 
 
 def read_rows(path: Path) -> list[Any]:

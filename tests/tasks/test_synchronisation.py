@@ -27,7 +27,7 @@ from pl_pointwise.tasks import (
 )
 from pl_pointwise.training import stepper
 from tests.synchronisation import step_waits
-from tests.tasks.conftest import make_data, make_module, quiet_trainer, write_rows
+from tests.tasks.conftest import make_data, make_module, quiet_trainer, write_rows, written_files
 from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
 from tests.tasks.safety.conftest import benign_rows, unsafe_rows
 from tests.tasks.when2call.conftest import preference_rows
@@ -55,7 +55,7 @@ def reranker(root: Path, folder: Path) -> tuple[Any, Any]:
 
 
 def when2call(root: Path, folder: Path, **options: Any) -> tuple[Any, Any]:
-    files = {"train_file": str(write_rows(root / "train.jsonl", preference_rows(9)))}
+    files = written_files(root, {"train_file": preference_rows(9)})
     options = {"formulation": POINTWISE} | options
     module = make_module(When2CallModule, folder, Training(), False, **options)
     return module, make_data(When2CallDataModule, folder, files, **SMALL)
@@ -71,8 +71,7 @@ def average(root: Path, folder: Path) -> tuple[Any, Any]:
 
 
 def safety(root: Path, folder: Path) -> tuple[Any, Any]:
-    rows = {"benign_file": benign_rows(8), "unsafe_file": unsafe_rows(6)}
-    files = {name: str(write_rows(root / f"{name}.jsonl", of_it)) for name, of_it in rows.items()}
+    files = written_files(root, {"benign_file": benign_rows(8), "unsafe_file": unsafe_rows(6)})
     module = make_module(SafetyModule, folder, Training(), False, formulation=POINTWISE)
     return module, make_data(SafetyDataModule, folder, files, unsafe_schema="labelled", **SMALL)
 
@@ -83,7 +82,7 @@ def conversation(root: Path, folder: Path) -> tuple[Any, Any]:
     for i, row in enumerate(rows):
         said = [(f"It is {i}{'.' * j}", roles[(i + j) % 4]) for j in range(2)]
         row["responses"] = [{"content": text, "role": role} for text, role in said]
-    files = {"train_file": str(write_rows(root / "records.jsonl", rows))}
+    files = written_files(root, {"train_file": rows})
     module = make_module(ConversationModule, folder, Training(), False, formulation=POINTWISE)
     return module, make_data(ConversationDataModule, folder, files, **SMALL)
 

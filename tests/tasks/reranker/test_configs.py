@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from pl_pointwise import Pointwise, Relaxed
@@ -18,6 +17,7 @@ from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
     comparisons,
+    fitted_checkpoint,
     overlays,
     predictions,
     slow_tables,
@@ -91,16 +91,9 @@ def test_the_papers_table_has_the_papers_settings(tiny) -> None:
 
 def test_fit_then_test_then_predict_from_the_checkpoint(tiny, tmp_path, capsys) -> None:
     """The commands of the README, one after the other, with the checkpoint between them."""
-    run = tmp_path / "run"
-    tiny[tiny.index("--trainer.enable_checkpointing") + 1] = "true"
-    base = ["--config", "reranker", "--config", "reranker/pointwise", *tiny]
-    base += ["--trainer.default_root_dir", str(run)]
-    main(["fit", *base, "--trainer.callbacks+", "ModelExport"])
-    assert (run / "export/model.safetensors").is_file()
-    (checkpoint,) = run.rglob("*.ckpt")
-    state = torch.load(checkpoint, weights_only=True)
-    assert state["pl_pointwise"]["multipliers"]["relevance"].shape == (6, 3)
-    assert state["pl_pointwise"]["multipliers"]["relevance"].max() > 0
+    exporting = [*tiny, "--trainer.callbacks+", "ModelExport"]
+    base, checkpoint = fitted_checkpoint("reranker", exporting, tmp_path, ("relevance", (6, 3)))
+    assert (tmp_path / "export/model.safetensors").is_file()
 
     main(["test", *base, "--ckpt_path", str(checkpoint)])
     assert "relevance/cvar95" in capsys.readouterr().out

@@ -24,14 +24,13 @@ from pl_pointwise.tasks.when2call.records import (
     parse_preference,
     parse_question,
 )
-from tests.tasks.conftest import build_tokenizer, make_data
+from tests.tasks.conftest import build_tokenizer, make_data, write_rows, written_files
 from tests.tasks.when2call.conftest import (
     TOOL,
     choice_row,
     choice_rows,
     preference_row,
     preference_rows,
-    write_rows,
 )
 
 ENCODER = ConversationEncoder(build_tokenizer())
@@ -43,11 +42,8 @@ def module(language_model_folder: Path, tmp_path: Path) -> Callable[..., When2Ca
     """module(option=rows or path, …, **options) → data of files of these rows."""
 
     def make(**options: Any) -> When2CallDataModule:
-        files = {name: given for name, given in options.items() if name.endswith("_file")}
-        for name, given in files.items():
-            options.pop(name)
-            if isinstance(given, list):
-                files[name] = str(write_rows(tmp_path / f"{name}.jsonl", given))
+        files = {name: options.pop(name) for name in list(options) if name.endswith("_file")}
+        files = written_files(tmp_path, files)
         return make_data(When2CallDataModule, language_model_folder, files, **options)
 
     return make
