@@ -37,8 +37,6 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "num_labels": 1,
 }
-
-
 MODELS: dict[str, dict[str, Any]] = {
     "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     "modernbert, mean": {"local_attention": WINDOW, "classifier_pooling": "mean"},

@@ -383,7 +383,6 @@ def labels(*selected: Any, of: Any = PASSAGES["passage_text"]) -> dict[str, Any]
 
 NEGATIVES = ["negative_2", "negative_3", "negative_4"]
 
-
 BAD_ROWS: dict[str, tuple[Any, str]] = {
     "no query": (changed(GOOD, query=...), r'field "query" is missing .*Add it'),
     "texts are a text": (

@@ -104,8 +104,7 @@ def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
 
 def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(safety_files, data_in) -> None:
     files = safety_files | {"unsafe_file": pair_rows(8), "unsafe_val_file": None}
-    data = data_in(files, unsafe_schema="pku_pairs", val_fraction=0)
-    data.setup("fit")
+    data = data_in(files, unsafe_schema="pku_pairs", val_fraction=0, stage="fit")
     rows = data.datasets["train"]
     assert rows.columns == 3
     pairs = [record for record in rows.records if HELPFUL not in record.roles]
@@ -145,9 +144,7 @@ def test_a_part_of_each_kind_certifies(data_in) -> None:
 def test_files_of_their_own_certify_and_overlap_is_reported(safety_files, data_in) -> None:
     held = {"benign_test_file": [*benign_rows(17)[14:], benign_rows(1)[0]]}
     data = data_in(safety_files | held | {"unsafe_test_file": unsafe_rows(10)[8:]})
-    with pytest.warns(
-        UserWarning, match=r"benign_test_file.*: 1 of 4 prompts are in .*benign_file"
-    ):
+    with pytest.warns(UserWarning, match=r"benign_test.*: 1 of 4 prompts are in .*benign_file"):
         data.setup("test")
     assert sizes(data) == {"train": {False: 10, True: 6}, "test": {False: 4, True: 2}}
     assert data.certification_is_separate
@@ -190,8 +187,7 @@ def test_a_file_of_beavertails_certifies(safety_files, data_in) -> None:
 
 
 def test_a_batch_says_what_each_response_is(language_model_folder, safety_files, data_in) -> None:
-    data = data_in(safety_files, unsafe_answers="take")
-    data.setup("fit")
+    data = data_in(safety_files, unsafe_answers="take", stage="fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 10, 11)])
     assert batch["roles"].tolist() == [[0, 1], [1, 2], [1, -1]]
