@@ -85,13 +85,8 @@ class Trajectory(Callback):
         self.states: list[dict[str, torch.Tensor]] = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        self.states.append(
-            {
-                "weights": weights_of(pl_module),
-                **multipliers_of(pl_module),
-                **thresholds_of(pl_module),
-            }
-        )
+        duals = multipliers_of(pl_module) | thresholds_of(pl_module)
+        self.states.append({"weights": weights_of(pl_module)} | duals)
 
 
 REFERENCE = [*(Run(kind, None) for kind in KINDS), *(Run(kind, None, True) for kind in POISONED)]

@@ -262,11 +262,19 @@ def make_module(kind: Any, folder: Path, training: Training, moved: bool, **opti
     return module
 
 
-def make_data(kind: Any, folder: Path | None, files: dict[str, Any], **options: Any) -> Any:
-    """A language task's data module over files; options of Preparation are told apart."""
+def make_data(
+    kind: Any, folder: Path | None, files: dict[str, Any], stage: str = "", **options: Any
+) -> Any:
+    """A language task's data module over files, set up for a stage if one is given.
+
+    Options of Preparation are told apart.
+    """
     preparation = Preparation(**_taken(Preparation, options))
     name = None if folder is None else str(folder)
-    return kind(name, source="files", preparation=preparation, **files, **options)
+    data = kind(name, source="files", preparation=preparation, **files, **options)
+    if stage:
+        data.setup(stage)
+    return data
 
 
 def write_rows(path: Path, rows: Iterable[Any]) -> Path:
@@ -334,12 +342,8 @@ def random_batch(
     prompts = [ids(length) for length in prompt_lengths]
     responses = [[ids(length) for length in lengths] for lengths in response_lengths]
     if not records:
-        records = [
-            Record(
-                [], [], tuple(Response(("prefer", "avoid")[j > 0], "") for j in range(len(of))), ""
-            )
-            for of in responses
-        ]
+        kinds = [["prefer", *["avoid"] * (len(of) - 1)] for of in responses]
+        records = [Record([], [], tuple(Response(role, "") for role in of), "") for of in kinds]
     widths = {role: max(record.roles.count(role) for record in records) for role in roles}
     rows = [
         {

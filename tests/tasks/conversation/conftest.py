@@ -58,9 +58,7 @@ def fitted(language_model_folder: Path, tmp_path: Path) -> Callable[..., Convers
 
     def make(given: Any, **options: Any) -> ConversationDataModule:
         file = written(tmp_path, given) if isinstance(given[0], dict) else given
-        data = data_of(file, language_model_folder, **options)
-        data.setup("fit")
-        return data
+        return data_of(file, language_model_folder, stage="fit", **options)
 
     return make
 

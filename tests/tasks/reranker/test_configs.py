@@ -24,6 +24,7 @@ from tests.tasks.conftest import (
     train,
     words,
     write_rows,
+    written_files,
 )
 from tests.tasks.reranker.conftest import ms_marco_rows
 
@@ -33,13 +34,11 @@ FOLDER = Path(reranker.__file__).parent / "configs"
 @pytest.fixture
 def tiny(tiny_cross_encoder_dir, tmp_path) -> list[str]:
     """Arguments that put a tiny model, local records and a two-step run in place."""
-    train = write_rows(tmp_path / "train.jsonl", ms_marco_rows(6))
-    held_out = write_rows(tmp_path / "val.jsonl", ms_marco_rows(3))
+    rows = {"train_file": ms_marco_rows(6), "val_file": ms_marco_rows(3)}
     model = str(tiny_cross_encoder_dir)
     init = {"model.init_args.model_name": model, "model.init_args.max_length": "64"}
-    init |= {"data.init_args.source": "files", "data.init_args.train_file": str(train)}
-    init |= {"data.init_args.val_file": str(held_out), "data.init_args.batch_size": "3"}
-    init |= {"data.init_args.negatives": "3"}
+    data = {"source": "files", "batch_size": "3", "negatives": "3", **written_files(tmp_path, rows)}
+    init |= {f"data.init_args.{name}": value for name, value in data.items()}
     return words(init | {"trainer.max_epochs": "1"} | QUIET_RUN)
 
 

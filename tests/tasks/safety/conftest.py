@@ -103,14 +103,9 @@ def write_rows(path: Path, rows: Iterable[Any]) -> str:
 def data_in(language_model_folder: Path, tmp_path: Path) -> Callable[..., SafetyDataModule]:
     """data_in(files or their rows, stage=…, **options) → safety data, set up for that stage."""
 
-    def make(files: dict[str, Any], stage: str = "", **options: Any) -> SafetyDataModule:
+    def make(files: dict[str, Any], **options: Any) -> Any:
         files, options = written_files(tmp_path, files), {"unsafe_schema": "labelled"} | options
-        data: SafetyDataModule = make_data(
-            SafetyDataModule, language_model_folder, files, **options
-        )
-        if stage:
-            data.setup(stage)
-        return data
+        return make_data(SafetyDataModule, language_model_folder, files, **options)
 
     return make
 

@@ -41,13 +41,10 @@ LIMITS: dict[str, Any] = {"max_prompt_length": 1000, "max_length": 2000}
 def module(language_model_folder: Path, tmp_path: Path) -> Callable[..., When2CallDataModule]:
     """module(option=rows or path, …, stage=…, **options) → data, set up for that stage."""
 
-    def make(stage: str = "", **options: Any) -> When2CallDataModule:
+    def make(**options: Any) -> Any:
         files = {name: options.pop(name) for name in list(options) if name.endswith("_file")}
         files = written_files(tmp_path, files)
-        data = make_data(When2CallDataModule, language_model_folder, files, **options)
-        if stage:
-            data.setup(stage)
-        return data
+        return make_data(When2CallDataModule, language_model_folder, files, **options)
 
     return make
 

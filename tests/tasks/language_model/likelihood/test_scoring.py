@@ -275,10 +275,6 @@ def test_no_cache_where_head_embeddings_or_final_norm_are_adapted(
 # Which way is taken
 
 
-def logged(caplog: pytest.LogCaptureFixture) -> str:
-    return " ".join(record.getMessage() for record in caplog.records)
-
-
 @pytest.mark.parametrize(
     ("architecture", "reason"),
     [
@@ -298,8 +294,8 @@ def test_models_that_cannot_share_a_prompt_fall_back_and_say_why(
     with caplog.at_level(logging.INFO, responses_module.__name__):
         actual = scorer(make_batch())
     assert scorer.method == "chunked"
-    assert reason in logged(caplog)
-    assert 'computed by the scoring method "chunked"' in logged(caplog)
+    assert reason in caplog.text
+    assert 'computed by the scoring method "chunked"' in caplog.text
     assert model.config._attn_implementation == attention
     assert_same_values(actual, ResponseScorer(model, method="plain")(make_batch()))
 
@@ -313,7 +309,7 @@ def test_samples_that_see_each_other_are_noticed(
     scorer = ResponseScorer(adapt(build_model("llama")))
     scorer({name: tensor[1:2] for name, tensor in make_batch().items()})
     assert scorer.method == "chunked"
-    assert "differs from the plain method's" in logged(caplog)
+    assert "differs from the plain method's" in caplog.text
 
 
 def test_the_comparison_holds_one_sequences_logits_at_a_time() -> None:
