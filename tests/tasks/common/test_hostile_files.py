@@ -223,7 +223,8 @@ def test_code_in_a_model_folder_is_not_run(
     folder, crater = tmp_path / "model", tmp_path / "crater"
     shutil.copytree(models[kind], folder)
     plant(folder, crater)
-    assert sum(said in message for message in load_everything(folder)) >= 2
+    found = sum(said in message for message in load_everything(folder))
+    assert found == 2 or (found > 2 and plant is plant_code)
     assert not crater.exists()
 
 

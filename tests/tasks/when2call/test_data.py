@@ -109,10 +109,8 @@ def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
     write_rows(folder / "test/mcq.jsonl", choice_rows(3))
     (folder / "README.md").write_text(
         "---\nconfigs:\n"
-        "- config_name: train_pref\n  data_files:\n"
-        "  - split: train\n    path: train/pref.jsonl\n"
-        "- config_name: test\n  data_files:\n"
-        "  - split: mcq\n    path: test/mcq.jsonl\n---\n"
+        "- {config_name: train_pref, data_files: [{split: train, path: train/pref.jsonl}]}\n"
+        "- {config_name: test, data_files: [{split: mcq, path: test/mcq.jsonl}]}\n---\n"
     )
     own = Preparation(val_fraction=0.25)
     data = When2CallDataModule(str(language_model_folder), hub_path=str(folder), preparation=own)
