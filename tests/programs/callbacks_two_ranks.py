@@ -14,11 +14,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from pl_pointwise import Relaxed
-from pl_pointwise.callbacks import (
-    DualMonitor,
-    FeasibleCheckpoint,
-    HardestSamples,
-)
+from pl_pointwise.callbacks import DualMonitor, FeasibleCheckpoint, HardestSamples
 from tests.callbacks.test_predictions import predict
 from tests.callbacks.witness import Reported
 from tests.pl_pointwise import toy

@@ -44,10 +44,7 @@ STEPS = 6
 PIECES: dict[int, list[int | None]] = {1: [3], 2: [None, 3], 4: [None]}
 """Micro-batch sizes by number of ranks; 3 divides neither 8 nor the 4 of each of two ranks."""
 
-KINDS: dict[str, Any] = {
-    **FORMULATIONS,
-    "adaptive": Pointwise(),
-}
+KINDS: dict[str, Any] = {**FORMULATIONS, "adaptive": Pointwise()}
 FEW = ("average augmented", "cvar", "adaptive")
 """Those that ranks train in one piece: two ranks train all of them in pieces."""
 POISONED = ("average augmented", "pointwise", "adaptive")
@@ -88,13 +85,8 @@ class Trajectory(Callback):
         self.states: list[dict[str, torch.Tensor]] = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        self.states.append(
-            {
-                "weights": weights_of(pl_module),
-                **multipliers_of(pl_module),
-                **thresholds_of(pl_module),
-            }
-        )
+        duals = multipliers_of(pl_module) | thresholds_of(pl_module)
+        self.states.append({"weights": weights_of(pl_module)} | duals)
 
 
 REFERENCE = [*(Run(kind, None) for kind in KINDS), *(Run(kind, None, True) for kind in POISONED)]

@@ -85,13 +85,13 @@ class Shardable(Fragile):
         return torch.optim.Adam(self.parameters(), lr=0.05)
 
 
-def runner(ranks: int, distributed: bool = False, **options: Any) -> Any:
+def runner(ranks: int, distributed: bool = False, tensor_parallel: int = 1, **options: Any) -> Any:
     options = {"max_epochs": EPOCHS, **options}
     if ranks == 1:
         return toy.trainer(**options)
     strategy = ModelParallelStrategy(
-        data_parallel_size=ranks,
-        tensor_parallel_size=1,
+        data_parallel_size=ranks // tensor_parallel,
+        tensor_parallel_size=tensor_parallel,
         save_distributed_checkpoint=distributed,
         timeout=timedelta(seconds=60),
     )
@@ -150,14 +150,7 @@ def resumed(ranks: int, folder: Path, distributed: bool) -> list[dict[str, Any]]
 
 
 def refused(ranks: int, whole: bool, tensor_parallel: int) -> str:
-    trainer = runner(ranks)
-    if tensor_parallel > 1:
-        trainer = toy.trainer(
-            devices=ranks,
-            strategy=ModelParallelStrategy(
-                data_parallel_size=1, tensor_parallel_size=tensor_parallel
-            ),
-        )
+    trainer = runner(ranks, tensor_parallel=tensor_parallel)
     try:
         trainer.fit(Shardable(FORMULATIONS["pointwise"], whole), data(ranks, clean()))
     except Exception as error:

@@ -126,6 +126,17 @@ def build_model(
     return model
 
 
+def save_llama(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, more: Sequence[str] = ()
+) -> Path:
+    """Save a tiny Llama and its tokenizer, which knows these tokens more, into a folder."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(list(more))
+    build_model("llama", seed=seed, vocab_size=len(tokenizer)).to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def adapt(model: PreTrainedModel, seed: int = 1, **options: Any) -> PeftModel:
     """LoRA on every linear layer, away from its zero start, so that policy and reference differ."""
     torch.manual_seed(seed)
@@ -187,13 +198,32 @@ def train(task: str, name: str, arguments: list[str], root: Path) -> None:
     main(["fit", "--config", task, *overlay, *arguments, "--trainer.default_root_dir", str(root)])
 
 
+def fitted_checkpoint(
+    task: str, arguments: list[str], root: Path, multipliers: tuple[str, tuple[int, int]]
+) -> tuple[list[str], Path]:
+    """The command line and the checkpoint of a fit of TASK/pointwise.
+
+    multipliers: the constraint whose multipliers have to have moved, and their shape.
+    """
+    base = ["--config", task, "--config", f"{task}/pointwise", *arguments]
+    base[base.index("--trainer.enable_checkpointing") + 1] = "true"
+    base += ["--trainer.default_root_dir", str(root), "--trainer.max_epochs", "1"]
+    main(["fit", *base])
+    (checkpoint,) = root.rglob("*.ckpt")
+    state = torch.load(checkpoint, weights_only=True)["pl_pointwise"]
+    found = state["multipliers"][multipliers[0]]
+    assert found.shape == multipliers[1]
+    assert found.max() > 0
+    return base, checkpoint
+
+
 def predictions(base: list[str], asked: Any, checkpoint: Path, *more: str) -> list[Any]:
     """What `predict` writes of the records of a file, by a model of a checkpoint."""
     found = checkpoint.with_suffix(".jsonl")
     options = {"data.init_args.predict_file": str(asked), "ckpt_path": str(checkpoint)}
     writer = {"trainer.callbacks+": "PredictionWriter", "trainer.callbacks.path": str(found)}
     main(["predict", *base, *words(options | writer), *more])
-    return [json.loads(line) for line in found.read_text().splitlines()]
+    return read_rows(found)
 
 
 def slow_tables(names: list[str]) -> list[Any]:
@@ -232,11 +262,19 @@ def make_module(kind: Any, folder: Path, training: Training, moved: bool, **opti
     return module
 
 
-def make_data(kind: Any, folder: Path | None, files: dict[str, Any], **options: Any) -> Any:
-    """A language task's data module over files; options of Preparation are told apart."""
+def make_data(
+    kind: Any, folder: Path | None, files: dict[str, Any], stage: str = "", **options: Any
+) -> Any:
+    """A language task's data module over files, set up for a stage if one is given.
+
+    Options of Preparation are told apart.
+    """
     preparation = Preparation(**_taken(Preparation, options))
     name = None if folder is None else str(folder)
-    return kind(name, source="files", preparation=preparation, **files, **options)
+    data = kind(name, source="files", preparation=preparation, **files, **options)
+    if stage:
+        data.setup(stage)
+    return data
 
 
 def write_rows(path: Path, rows: Iterable[Any]) -> Path:
@@ -246,9 +284,34 @@ def write_rows(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
+def written_files(folder: Path, files: dict[str, Any]) -> dict[str, Any]:
+    """Options of a data module; rows given for a file are written to one of the option's name."""
+    return {
+        name: str(write_rows(folder / f"{name}.jsonl", given)) if isinstance(given, list) else given
+        for name, given in files.items()
+    }
+
+
+def read_rows(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def quiet_trainer(root: Path, **options: Any) -> Trainer:
     """A trainer on the CPU that says and keeps nothing."""
     return trainer(default_root_dir=root, **{"num_sanity_val_steps": 2, **options})
+
+
+def before_and_after(
+    module: Any, data: Any, root: Path, **options: Any
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What a test finds before and after a fit with these options of its trainer."""
+    run, found = quiet_trainer(root, **options), []
+    for fits in (False, True):
+        if fits:
+            run.fit(module, data)
+        parts = run.test(module, data, verbose=False)
+        found.append({key: value for part in parts for key, value in part.items()})
+    return found[0], found[1]
 
 
 def move_adapters(module: torch.nn.Module, seed: int = 3) -> None:
@@ -279,12 +342,8 @@ def random_batch(
     prompts = [ids(length) for length in prompt_lengths]
     responses = [[ids(length) for length in lengths] for lengths in response_lengths]
     if not records:
-        records = [
-            Record(
-                [], [], tuple(Response(("prefer", "avoid")[j > 0], "") for j in range(len(of))), ""
-            )
-            for of in responses
-        ]
+        kinds = [["prefer", *["avoid"] * (len(of) - 1)] for of in responses]
+        records = [Record([], [], tuple(Response(role, "") for role in of), "") for of in kinds]
     widths = {role: max(record.roles.count(role) for record in records) for role in roles}
     rows = [
         {
@@ -329,11 +388,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="session")
 def language_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny Llama and its tokenizer, as ``from_pretrained`` reads it."""
-    folder = tmp_path_factory.mktemp("language_model")
-    tokenizer = build_tokenizer()
-    build_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_llama(tmp_path_factory.mktemp("language_model"))
 
 
 def shared_units(data: Any) -> dict[tuple[str, str], int]:

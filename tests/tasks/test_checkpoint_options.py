@@ -12,11 +12,8 @@ from lightning.pytorch import Trainer
 
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import RerankerModule
+from tests.tasks.conftest import words
 from tests.tasks.reranker.conftest import save_tiny_cross_encoder
-
-
-def words(prefix: str, options: dict[str, Any]) -> list[str]:
-    return [word for key, value in options.items() for word in (f"--{prefix}{key}", str(value))]
 
 
 @pytest.fixture
@@ -50,19 +47,21 @@ def folder(language_model_folder, tmp_path) -> Path:
     return Path(shutil.copytree(language_model_folder, tmp_path / "a"))
 
 
-POLICY = "model.init_args.policy."
+def named(folder: Path) -> list[str]:
+    return ["--model.init_args.policy.model_name", str(folder)]
 
 
 def test_safety_moves_to_another_folder_and_another_evaluation(
     folder, tmp_path, made, capsys
 ) -> None:
     base = ["--config", "safety", "--config", "safety/pointwise"]
-    path = save(made("fit", *base, *words(POLICY, {"model_name": folder})), tmp_path / "a.ckpt")
+    path = save(made("fit", *base, *named(folder)), tmp_path / "a.ckpt")
     trained = torch.load(path, weights_only=True)["state_dict"]
     moved = folder.rename(tmp_path / "b")
 
-    asked = words(POLICY, {"model_name": moved})
-    asked += words("model.init_args.evaluation.", {"refuse_tolerance": -0.1, "answer_in": "[test]"})
+    evaluation = {"refuse_tolerance": "-0.1", "answer_in": "[test]"}
+    asked = words({f"model.init_args.evaluation.{name}": v for name, v in evaluation.items()})
+    asked += named(moved)
     with pytest.raises(SystemExit):
         made("test", *base, "--ckpt_path", str(path), *asked)
     said = capsys.readouterr().err
@@ -79,7 +78,7 @@ def test_safety_moves_to_another_folder_and_another_evaluation(
 
 @pytest.mark.parametrize("task", ["when2call", "conversation"])
 def test_the_same_command_line_finds_no_difference(task, folder, tmp_path, made) -> None:
-    base = ["--config", task, "--config", f"{task}/relaxed", *words(POLICY, {"model_name": folder})]
+    base = ["--config", task, "--config", f"{task}/relaxed", *named(folder)]
     base += ["--config", "conversation/example"] if task == "conversation" else []
     path = save(made("fit", *base), tmp_path / "a.ckpt")
     made("test", *base, "--ckpt_path", str(path))

@@ -6,7 +6,6 @@ other wait.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,10 @@ from pl_pointwise.tasks import (
 )
 from pl_pointwise.training import stepper
 from tests.synchronisation import step_waits
-from tests.tasks.conftest import make_data, make_module, quiet_trainer
+from tests.tasks.conftest import make_data, make_module, quiet_trainer, write_rows, written_files
+from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
+from tests.tasks.safety.conftest import benign_rows, unsafe_rows
+from tests.tasks.when2call.conftest import preference_rows
 
 ONE_COPY = [
     "pl_pointwise/lagrangian/terms.py: cpu: "
@@ -41,28 +43,22 @@ KEYS = [
     "prompts, responses = wanted.prompt_ids.cpu(), wanted.response_ids.cpu()"
 ] * 2
 
+POINTWISE = Pointwise(alpha=1.0, dual_lr=0.1)
+SMALL: dict[str, Any] = {"val_fraction": 0.0, "batch_size": 3}
+
 
 def reranker(root: Path, folder: Path) -> tuple[Any, Any]:
-    from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
-
     model = save_tiny_cross_encoder(root / "model")
-    (root / "records.jsonl").write_text("\n".join(map(json.dumps, ms_marco_rows(9))))
-    formulation = Pointwise(alpha=1.0, dual_lr=0.1)
-    module = RerankerModule(str(model), formulation=formulation, max_length=64)
-    data = RerankerDataModule(
-        source="files", train_file=str(root / "records.jsonl"), val_fraction=0.0, batch_size=3,
-        negatives=3,
-    )  # fmt: skip
-    return module, data
+    file = str(write_rows(root / "records.jsonl", ms_marco_rows(9)))
+    module = RerankerModule(str(model), formulation=POINTWISE, max_length=64)
+    return module, RerankerDataModule(source="files", train_file=file, negatives=3, **SMALL)
 
 
 def when2call(root: Path, folder: Path, **options: Any) -> tuple[Any, Any]:
-    from tests.tasks.when2call.conftest import preference_rows, write_rows
-
-    files = {"train_file": str(write_rows(root / "train.jsonl", preference_rows(9)))}
-    options = {"formulation": Pointwise(alpha=1.0, dual_lr=0.1)} | options
+    files = written_files(root, {"train_file": preference_rows(9)})
+    options = {"formulation": POINTWISE} | options
     module = make_module(When2CallModule, folder, Training(), False, **options)
-    return module, make_data(When2CallDataModule, folder, files, val_fraction=0.0, batch_size=3)
+    return module, make_data(When2CallDataModule, folder, files, **SMALL)
 
 
 def simpo(root: Path, folder: Path) -> tuple[Any, Any]:
@@ -75,35 +71,20 @@ def average(root: Path, folder: Path) -> tuple[Any, Any]:
 
 
 def safety(root: Path, folder: Path) -> tuple[Any, Any]:
-    from tests.tasks.safety.conftest import benign_rows, unsafe_rows, write_rows
-
-    files = {
-        "benign_file": write_rows(root / "benign.jsonl", benign_rows(8)),
-        "unsafe_file": write_rows(root / "unsafe.jsonl", unsafe_rows(6)),
-    }
-    formulation = Pointwise(alpha=1.0, dual_lr=0.1)
-    module = make_module(SafetyModule, folder, Training(), False, formulation=formulation)
-    return module, make_data(
-        SafetyDataModule, folder, files, unsafe_schema="labelled", val_fraction=0.0, batch_size=3
-    )
+    files = written_files(root, {"benign_file": benign_rows(8), "unsafe_file": unsafe_rows(6)})
+    module = make_module(SafetyModule, folder, Training(), False, formulation=POINTWISE)
+    return module, make_data(SafetyDataModule, folder, files, unsafe_schema="labelled", **SMALL)
 
 
 def conversation(root: Path, folder: Path) -> tuple[Any, Any]:
     roles = ["prefer", "avoid", "reference", "refuse"]
-    rows = [
-        {
-            "prompt": f"What is {i}?",
-            "responses": [
-                {"content": f"It is {i}{'.' * j}", "role": roles[(i + j) % 4]} for j in range(2)
-            ],
-        }
-        for i in range(12)
-    ]
-    (root / "records.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    formulation = Pointwise(alpha=1.0, dual_lr=0.1)
-    module = make_module(ConversationModule, folder, Training(), False, formulation=formulation)
-    files = {"train_file": str(root / "records.jsonl")}
-    return module, make_data(ConversationDataModule, folder, files, val_fraction=0.0, batch_size=3)
+    rows: list[dict[str, Any]] = [{"prompt": f"What is {i}?"} for i in range(12)]
+    for i, row in enumerate(rows):
+        said = [(f"It is {i}{'.' * j}", roles[(i + j) % 4]) for j in range(2)]
+        row["responses"] = [{"content": text, "role": role} for text, role in said]
+    files = written_files(root, {"train_file": rows})
+    module = make_module(ConversationModule, folder, Training(), False, formulation=POINTWISE)
+    return module, make_data(ConversationDataModule, folder, files, **SMALL)
 
 
 TASKS: list[Callable[[Path, Path], tuple[Any, Any]]] = [

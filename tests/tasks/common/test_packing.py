@@ -10,11 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, PreTrainedModel
 
 from pl_pointwise.errors import UnsupportedError
 from pl_pointwise.tasks.common import packing
@@ -41,8 +37,6 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "num_labels": 1,
 }
-
-
 MODELS: dict[str, dict[str, Any]] = {
     "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     "modernbert, mean": {"local_attention": WINDOW, "classifier_pooling": "mean"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,8 @@ from typing import Any
 import pytest
 
 from pl_pointwise.data import units_of
-from pl_pointwise.tasks import (
-    ConversationDataModule,
-    SafetyDataModule,
-    When2CallDataModule,
-)
-from tests.tasks.conftest import make_data, shared_units
+from pl_pointwise.tasks import ConversationDataModule, SafetyDataModule, When2CallDataModule
+from tests.tasks.conftest import make_data, shared_units, write_rows
 
 TWINS = [text for i in range(20) for text in (f"What is  {i} q?", f"what is {i} Q? ")]
 PARTS = {"val_fraction": 0.2, "test_fraction": 0.3}
@@ -46,9 +41,7 @@ def safety(folder: Path, write: Write) -> Any:
 @pytest.mark.parametrize("task", [conversation, when2call, safety])
 def test_twins_stand_in_one_split_and_count_once(task, language_model_folder, tmp_path) -> None:
     def write(name: str, rows: Iterable[Any]) -> str:
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return str(path)
+        return str(write_rows(tmp_path / f"{name}.jsonl", rows))
 
     data = task(language_model_folder, write)
     data.setup(None)

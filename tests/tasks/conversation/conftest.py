@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tasks.conftest import write_rows
+from pl_pointwise.tasks import ConversationDataModule, ConversationModule
+from pl_pointwise.tasks.conversation.module import DEFAULT_TRAINING
+from pl_pointwise.tasks.language_model.model.generation import Generation
+from tests.tasks.conftest import ADAPTERS, make_data, make_module, write_rows
 
 TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 CALL = {"name": "add", "arguments": {"a": 1}}
@@ -36,6 +40,44 @@ def conversation_rows(each: int) -> list[dict[str, Any]]:
 
 def written(folder: Path, rows: list[dict[str, Any]]) -> str:
     return str(write_rows(folder / "rows.jsonl", rows))
+
+
+def made(folder: Path, moved: bool = True, **options: Any) -> ConversationModule:
+    options = {"lora": ADAPTERS, "generation": Generation(max_new_tokens=4)} | options
+    return make_module(ConversationModule, folder, DEFAULT_TRAINING, moved, **options)
+
+
+def data_of(file: Any, folder: Path | None = None, **options: Any) -> ConversationDataModule:
+    options = {"val_fraction": 0.0, "batch_size": 4} | options
+    return make_data(ConversationDataModule, folder, {"train_file": file}, **options)
+
+
+@pytest.fixture
+def fitted(language_model_folder: Path, tmp_path: Path) -> Callable[..., ConversationDataModule]:
+    """fitted(rows or file, **options) → data of these records, set up for a fit."""
+
+    def make(given: Any, **options: Any) -> ConversationDataModule:
+        file = written(tmp_path, given) if isinstance(given[0], dict) else given
+        return data_of(file, language_model_folder, stage="fit", **options)
+
+    return make
+
+
+@pytest.fixture
+def batch_of(fitted: Any) -> Callable[..., dict[str, Any]]:
+    """batch_of(rows, or a file of which the first of each kind, **options of the data)."""
+
+    def make(given: Any, **options: Any) -> dict[str, Any]:
+        data, count = fitted(given, **options), 4 if isinstance(given, str) else len(given)
+        return data.collate([data.datasets["train"][i] | {"index": i} for i in range(count)])
+
+    return make
+
+
+@pytest.fixture
+def scored(language_model_folder: Path, batch_of: Any) -> Callable[..., tuple[Any, Any]]:
+    """scored(rows or file, **options) → a module with moved adapters, and the records' batch."""
+    return lambda given, **options: (made(language_model_folder, **options), batch_of(given))
 
 
 @pytest.fixture(scope="session")

@@ -15,18 +15,12 @@ from pl_pointwise.data import categories_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import ConversationDataModule, ConversationModule
 from pl_pointwise.tasks.language_model.model.policy import Policy
-from tests.tasks.conftest import make_data, quiet_trainer, shared_units
-from tests.tasks.conversation.conftest import conversation_rows, write_rows
+from tests.tasks.conftest import quiet_trainer, shared_units, write_rows
+from tests.tasks.conversation.conftest import conversation_rows, data_of
 
 
-def module(folder: Path, file: Any = None, **options: Any) -> ConversationDataModule:
-    files = {} if file is None else {"train_file": file}
-    return make_data(ConversationDataModule, folder, files, **options)
-
-
-def test_batch_says_what_is_asked_of_each_response(language_model_folder, conversation_file):
-    data = module(language_model_folder, conversation_file, val_fraction=0.0, refusals=["No."])
-    data.setup("fit")
+def test_batch_says_what_is_asked_of_each_response(fitted, conversation_file) -> None:
+    data = fitted(conversation_file, refusals=["No."])
     dataset = data.datasets["train"]
     batch = data.collate([dataset[i] | {"index": i} for i in range(4)])
     assert batch["roles"].tolist() == [[0, 1], [1, 1], [2, -1], [6, 1]]
@@ -38,20 +32,15 @@ def test_batch_says_what_is_asked_of_each_response(language_model_folder, conver
     assert batch["shift"].isnan().sum() == 7
     kinds = [ConversationModule.prompt_kind(None, record) for record in batch["records"]]
     assert kinds == ["", "", "unsafe", "benign"]
-    texts = data._encoder.tokenizer.batch_decode(
-        [ids[:size] for ids, size in zip(dataset[2]["responses"], [99], strict=True)]
-    )
-    assert texts == ["No.<|end|>"]
+    assert data._encoder.tokenizer.batch_decode(dataset[2]["responses"]) == ["No.<|end|>"]
 
 
-def test_describe_shows_turns_tools_roles_and_bounds(language_model_folder, tmp_path) -> None:
+def test_describe_shows_turns_tools_roles_and_bounds(fitted, tmp_path) -> None:
     hub = {"messages": [{"role": "user", "content": "Hi"}], "chosen_response": "yes"}
     hub |= {"rejected_response": "no", "category": "direct"}
-    path = str(write_rows(tmp_path / "r.jsonl", [*conversation_rows(1)[:2], hub]))
-    data = module(language_model_folder, path, val_fraction=0.0)
-    data.setup("fit")
+    data = fitted([*conversation_rows(1)[:2], hub])
     first, second, third = (data.describe(i) for i in range(3))
-    assert first["record"] == f"{path}, line 1"
+    assert first["record"] == f"{tmp_path / 'rows.jsonl'}, line 1"
     assert first["prompt"] == "system: Be short.\nuser: call 0?"
     assert '"add"' in first["tools"]
     assert '"arguments"' in first["prefer 1"]
@@ -59,10 +48,9 @@ def test_describe_shows_turns_tools_roles_and_bounds(language_model_folder, tmp_
     assert (third["kind"], third["prefer 1 (direct)"]) == ("avoid + prefer", "yes")
 
 
-def test_splits_have_each_category_and_strata_each_kind(language_model_folder, tmp_path) -> None:
-    path = str(write_rows(tmp_path / "r.jsonl", conversation_rows(10)))
-    data = module(language_model_folder, path, val_fraction=0.2, test_fraction=0.3)
-    data.setup(None)
+def test_splits_have_each_category_and_strata_each_kind(fitted) -> None:
+    data = fitted(conversation_rows(10), val_fraction=0.2, test_fraction=0.3)
+    data.setup("test")
     for name, count in (("train", 5), ("val", 2), ("test", 3)):
         expected = dict.fromkeys(("call", "never", "refuse", "rest"), count)
         assert Counter(categories_of(data.datasets[name])) == expected
@@ -76,28 +64,22 @@ def test_splits_have_each_category_and_strata_each_kind(language_model_folder, t
     assert ranks != list(range(5))
 
 
-def test_files_of_several_schemas_are_one_training_set(language_model_folder, tmp_path) -> None:
+def test_files_of_several_schemas_are_one_training_set(fitted, tmp_path) -> None:
     pairs = [{"prompt": f"{i}?", "chosen": "yes", "rejected": "no"} for i in range(3)]
     alpaca = [{"instruction": f"Name {i}.", "input": "", "output": "Oak."} for i in range(2)]
     table = pyarrow.Table.from_pylist(pairs)
     pyarrow.parquet.write_table(table, tmp_path / "pairs.parquet")
     files = [str(tmp_path / "pairs.parquet"), str(write_rows(tmp_path / "a.jsonl", alpaca))]
-    data = module(language_model_folder, files, val_fraction=0.0)
-    data.setup("fit")
-    kinds = [record.kind for record in data.datasets["train"].records]
+    kinds = [record.kind for record in fitted(files).datasets["train"].records]
     assert kinds == ["avoid + prefer"] * 3 + ["reference"] * 2
-    columns = {"prompt": "prompt", "refuse": "rejected"}
-    data = module(language_model_folder, files[0], val_fraction=0.0, columns=columns)
+    data = fitted(files[0], columns={"prompt": "prompt", "refuse": "rejected"})
     assert [record.kind for record in data.task_records("train")] == ["refuse"] * 3
 
 
-def test_fingerprint_knows_roles_and_bounds(language_model_folder, tmp_path) -> None:
+def test_fingerprint_knows_roles_and_bounds(fitted) -> None:
     def fingerprint(**response: Any) -> str:
         row = {"prompt": "Hi", "responses": [{"role": "prefer", "content": "Yes."} | response]}
-        path = write_rows(tmp_path / "r.jsonl", [row])
-        data = module(language_model_folder, str(path), val_fraction=0.0)
-        data.setup("fit")
-        return str(data.datasets["train"].fingerprint)
+        return str(fitted([row]).datasets["train"].fingerprint)
 
     own = {"tolerance": -1}
     others: list[dict[str, Any]] = [{"role": "avoid"}, own, own | {"relative": True}]
@@ -128,15 +110,12 @@ def test_options_that_cannot_be_are_refused(options, words) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_records_of_the_page_train_as_they_are_printed(
-    seed, language_model_folder, tmp_path
-) -> None:
+def test_the_records_of_the_page_train_as_they_are_printed(seed, fitted, tmp_path) -> None:
     """No kind has two records, so all are trained on, with a word."""
     page = (Path(__file__).parents[3] / "docs/conversation.md").read_text(encoding="utf-8")
     (tmp_path / "r.jsonl").write_text(page.partition("```json\n")[2].partition("```")[0])
-    data = module(language_model_folder, str(tmp_path / "r.jsonl"), val_fraction=0.1, seed=seed)
     with pytest.warns(UserWarning, match="no kind of record has two"):
-        data.setup("fit")
+        data = fitted(str(tmp_path / "r.jsonl"), val_fraction=0.1, seed=seed)
     assert len(data.datasets["train"]) == 5
     assert "val" not in data.datasets
 
@@ -150,6 +129,6 @@ def test_what_the_model_has_no_rows_for_is_refused(
     trained.model.positions = torch.nn.Embedding(32, 1)
     for said in ("prompt has .* max_prompt_length=31", "tokenizer writes token .* model knows 99"):
         with pytest.raises(DataError, match=f"line 1: the {said}"):
-            quiet_trainer(tmp_path).fit(trained, module(None, conversation_file))
+            quiet_trainer(tmp_path).fit(trained, data_of(conversation_file))
         embeddings = trained.model.get_input_embeddings().base_layer
         embeddings.weight = torch.nn.Parameter(embeddings.weight[:99])

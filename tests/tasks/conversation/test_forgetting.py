@@ -12,10 +12,9 @@ from scipy.stats import ks_2samp
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.conversation.forgetting import ForgetQuality, rouge_recall
 from pl_pointwise.tasks.conversation.module import ConversationEvaluation
-from tests.tasks.conftest import build_model, build_tokenizer, quiet_trainer, response_by_hand
-from tests.tasks.conversation.conftest import written
+from tests.tasks.conftest import quiet_trainer, response_by_hand, save_llama
+from tests.tasks.conversation.conftest import data_of, made, written
 from tests.tasks.conversation.test_keeping import TOLERANCES
-from tests.tasks.conversation.test_module import batch_of, data_of, made
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": f"f{i}", "answer": f"Gone {i}.", "role": "forget"} for i in range(3)
@@ -27,10 +26,7 @@ ROWS += [{"prompt": "l", "answer": "One.", "role": "keep"}]
 @pytest.fixture(scope="session")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of the same kind that never learned an answer."""
-    folder, tokenizer = tmp_path_factory.mktemp("other"), build_tokenizer()
-    build_model("llama", seed=5, vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_llama(tmp_path_factory.mktemp("other"), seed=5)
 
 
 def test_metrics_are_their_formulas_whatever_the_batch(
@@ -78,10 +74,9 @@ def test_forget_quality_is_the_test_of_two_samples() -> None:
     assert metric.compute().item() == pytest.approx(ks_2samp(values, targets).pvalue, abs=1e-6)
 
 
-def test_a_target_is_what_another_model_gives(other, language_model_folder, tmp_path) -> None:
+def test_a_target_is_what_another_model_gives(other, batch_of) -> None:
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
-    file = written(tmp_path, [row])
-    batch = batch_of(language_model_folder, file, rows=1, forget_like=str(other))
+    batch = batch_of([row], forget_like=str(other))
     expected = response_by_hand(made(other, moved=False), batch, 0, 0)["mean"]
     assert -batch["shift"][0, 0].item() == pytest.approx(expected, abs=1e-3)
 
@@ -95,17 +90,13 @@ def test_a_target_is_what_another_model_gives(other, language_model_folder, tmp_
     ],
 )
 def test_a_model_that_says_nothing_of_what_to_forget_is_refused(
-    more, said, language_model_folder, tmp_path, monkeypatch
+    more, said, fitted, language_model_folder, tmp_path, monkeypatch
 ) -> None:
     """Of other tokens, or the model itself."""
     monkeypatch.chdir(language_model_folder.parent)
     like = language_model_folder.name
     if more:
-        tokenizer, like = build_tokenizer(), str(tmp_path / "other")
-        tokenizer.add_tokens(more)
-        build_model("llama", vocab_size=len(tokenizer)).save_pretrained(like)
-        tokenizer.save_pretrained(like)
+        like = str(save_llama(tmp_path / "other", more=more))
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
-    data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=like)
     with pytest.raises(DataError, match=said):
-        data.setup("fit")
+        fitted([row], forget_like=like)

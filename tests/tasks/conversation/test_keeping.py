@@ -12,9 +12,8 @@ from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.conversation.module import Baselines, ConversationEvaluation
 from pl_pointwise.tasks.language_model.likelihood.preference_losses import PreferenceLosses
-from tests.tasks.conftest import quiet_trainer, response_by_hand, write_rows
-from tests.tasks.conversation.conftest import written
-from tests.tasks.conversation.test_module import batch_of, data_of, made
+from tests.tasks.conftest import before_and_after, quiet_trainer, response_by_hand, write_rows
+from tests.tasks.conversation.conftest import data_of, made, written
 
 TOLERANCES: dict[str, Any] = {
     "prefer_tolerance": None,
@@ -23,6 +22,7 @@ TOLERANCES: dict[str, Any] = {
     "keep_tolerance": 0.05,
     "forget_tolerance": 0.25,
 }
+NO_BOUNDS: dict[str, Any] = dict.fromkeys(TOLERANCES)
 ROWS = [
     {"prompt": "a", "answer": "Blue.", "role": "learn"},
     {"prompt": "b", "answer": "Two and two.", "role": "keep"},
@@ -31,9 +31,8 @@ ROWS = [
 ]
 
 
-def test_every_role_carries_its_term(language_model_folder, tmp_path) -> None:
-    module = made(language_model_folder, objective_roles=["learn"], **TOLERANCES)
-    batch = batch_of(language_model_folder, written(tmp_path, ROWS))
+def test_every_role_carries_its_term(scored) -> None:
+    module, batch = scored(ROWS, objective_roles=["learn"], **TOLERANCES)
     outputs = module(batch)
     hand = [response_by_hand(module, batch, row, 0) for row in range(4)]
     values = module.constraint_values(outputs, batch)
@@ -53,9 +52,8 @@ def test_every_role_carries_its_term(language_model_folder, tmp_path) -> None:
     assert module.referred(batch)[:, 0].tolist() == [False, True, False, True]
 
 
-def test_a_band_is_violated_on_either_side(language_model_folder, tmp_path) -> None:
-    module = made(language_model_folder, **TOLERANCES)
-    batch = batch_of(language_model_folder, written(tmp_path, ROWS))
+def test_a_band_is_violated_on_either_side(scored) -> None:
+    module, batch = scored(ROWS, **TOLERANCES)
     hand = response_by_hand(module, batch, 2, 0)["mean"]
     for around, violation in ((hand + 1.0, 0.75), (hand - 1.0, 0.75), (hand + 0.2, -0.05)):
         batch["shift"][2, 0] = -around
@@ -64,13 +62,12 @@ def test_a_band_is_violated_on_either_side(language_model_folder, tmp_path) -> N
         assert found.max().item() == pytest.approx(violation, abs=1e-4)
 
 
-def test_a_floor_is_under_what_the_reference_gave(language_model_folder, tmp_path) -> None:
+def test_a_floor_is_under_what_the_reference_gave(scored) -> None:
     """The same for answers with bounds of their own."""
     tolerances = {**TOLERANCES, "prefer_tolerance": -0.02, "keep_tolerance": None}
-    module = made(language_model_folder, floor_tolerance=0.1, **tolerances)
     for own in ({"tolerance": -1.0}, {"tolerance": 0.2, "relative": True}):
         row = {"prompt": "a", "answer": "Yes.", "role": "prefer", **own}
-        batch = batch_of(language_model_folder, written(tmp_path, [row]), rows=1)
+        module, batch = scored([row], floor_tolerance=0.1, **tolerances)
         values = module.constraint_values(module(batch), batch)
         hand = response_by_hand(module, batch, 0, 0)
         before = hand["ref"] / int(batch["response_lengths"][0, 0])
@@ -82,14 +79,10 @@ def test_a_floor_is_under_what_the_reference_gave(language_model_folder, tmp_pat
 
 
 @pytest.mark.parametrize("objective", ["dpo", "simpo"])
-def test_preferences_are_learnt_by_their_formulas(
-    objective, language_model_folder, tmp_path
-) -> None:
+def test_preferences_are_learnt_by_their_formulas(objective, scored) -> None:
     row = {"prompt": "a", "chosen": "Yes, of course.", "rejected": "No."}
     losses = PreferenceLosses(dpo_beta=0.3, simpo_beta=2.0, simpo_gamma=0.7)
-    none = dict.fromkeys(TOLERANCES)
-    module = made(language_model_folder, objective=objective, losses=losses, **none)
-    batch = batch_of(language_model_folder, written(tmp_path, [row]), rows=1)
+    module, batch = scored([row], objective=objective, losses=losses, **NO_BOUNDS)
     chosen, rejected = (response_by_hand(module, batch, 0, column) for column in (0, 1))
     sizes = batch["response_lengths"][0].tolist()
     gains = [r["mean"] * n - r["ref"] for r, n in zip((chosen, rejected), sizes, strict=True)]
@@ -101,15 +94,9 @@ def test_preferences_are_learnt_by_their_formulas(
 
 
 @pytest.mark.parametrize(("loss", "beta"), [("ascent", 0.1), ("npo", 0.5)])
-def test_baselines_of_forgetting_are_their_formulas(
-    loss, beta, language_model_folder, tmp_path
-) -> None:
+def test_baselines_of_forgetting_are_their_formulas(loss, beta, scored) -> None:
     baselines = Baselines(forget_loss=loss, forget_weight=0.3, npo_beta=beta)
-    tolerances: dict[str, Any] = dict.fromkeys(TOLERANCES)
-    module = made(
-        language_model_folder, baselines=baselines, objective_roles=["keep"], **tolerances
-    )
-    batch = batch_of(language_model_folder, written(tmp_path, ROWS))
+    module, batch = scored(ROWS, baselines=baselines, objective_roles=["keep"], **NO_BOUNDS)
     found = module.objective(module(batch), batch)
     hand = [response_by_hand(module, batch, row, 0) for row in range(4)]
     forgotten = hand[2]["mean"]
@@ -122,18 +109,10 @@ def test_baselines_of_forgetting_are_their_formulas(
 
 
 @pytest.mark.parametrize(("share", "learnt"), [(0.0, 0), (0.01, 1), (0.1, 1), (0.5, 5), (1.0, 10)])
-def test_replay_learns_a_share_of_what_is_kept(
-    share, learnt, language_model_folder, tmp_path
-) -> None:
+def test_replay_learns_a_share_of_what_is_kept(share, learnt, scored) -> None:
     rows = [{"prompt": f"p{i}", "answer": f"{i}.", "role": "keep"} for i in range(10)]
-    module = made(
-        language_model_folder,
-        baselines=Baselines(replay=share),
-        objective="cross_entropy",
-        objective_roles=["learn"],
-        **dict.fromkeys(TOLERANCES),
-    )
-    batch = batch_of(language_model_folder, written(tmp_path, rows), rows=10)
+    learning: dict[str, Any] = {"objective": "cross_entropy", "objective_roles": ["learn"]}
+    module, batch = scored(rows, baselines=Baselines(replay=share), **learning, **NO_BOUNDS)
     outputs = module(batch)
     objective = module.objective(outputs, batch)
     again = module.membership(batch)["objective"]
@@ -159,12 +138,9 @@ def test_replay_learns_a_share_of_what_is_kept(
         ({"prompt": "b", "answer": "B.", "role": "forget"}, ROWS[0], "no around, .*forget_like"),
     ],
 )
-def test_what_is_asked_of_one_prompt_must_be_known_and_agree(
-    first, second, said, language_model_folder, tmp_path
-) -> None:
-    data = data_of(written(tmp_path, [first, second]), language_model_folder)
+def test_what_is_asked_of_one_prompt_must_be_known_and_agree(first, second, said, fitted) -> None:
     with pytest.raises(DataError, match=rf"line 1: .* {said}"):
-        data.setup("fit")
+        fitted([first, second])
 
 
 def test_what_is_held_out_must_agree_and_have_a_role(language_model_folder, tmp_path) -> None:
@@ -184,8 +160,7 @@ def test_answers_to_keep_are_generated_without_a_reference_too(
 ) -> None:
     """A `test` of a model whose weights are all trained asked for the reference's answers."""
     evaluation = ConversationEvaluation(answer_in=["train"])
-    tolerances = dict.fromkeys(TOLERANCES)
-    options = {"evaluation": evaluation, "objective": "cross_entropy", **tolerances}
+    options = {"evaluation": evaluation, "objective": "cross_entropy", **NO_BOUNDS}
     module = made(language_model_folder, moved=False, lora=None, **options)
     data = data_of(written(tmp_path, [ROWS[0], ROWS[1]]), language_model_folder)
     found = quiet_trainer(tmp_path).test(module, data, verbose=False)[0]
@@ -214,13 +189,10 @@ def test_a_fit_learns_within_the_budget(language_model_folder, tmp_path) -> None
         )
         module.training_settings.optimization.learning_rate = 5e-3
         torch.manual_seed(0)
-        trainer = quiet_trainer(tmp_path, max_epochs=50, limit_val_batches=0)
         data = data_of(written(tmp_path, rows), language_model_folder)
-        if formulation is None:
-            found += trainer.test(module, data, verbose=False)
-        trainer.fit(module, data)
-        found += trainer.test(module, data, verbose=False)
-    start, plain, within = found
+        options = {"max_epochs": 50, "limit_val_batches": 0}
+        found += before_and_after(module, data, tmp_path, **options)
+    start, plain, _, within = found
     assert plain["train/keep/violated"] == 1
     assert within["train/keep/violated"] <= 0.5
     assert within["train/keep/max"] < 0.01
@@ -228,17 +200,13 @@ def test_a_fit_learns_within_the_budget(language_model_folder, tmp_path) -> None
 
 
 @pytest.mark.parametrize("role", ["learn", "forget"])
-def test_what_is_taught_is_never_held_out(role, language_model_folder, tmp_path) -> None:
+def test_what_is_taught_is_never_held_out(role, fitted) -> None:
     """A fifth of a user's facts was held out: nothing taught them, and `fit` said it had."""
-    taught = [
-        {"prompt": f"new {i}", "answer": f"{i}.", "role": role, "around": -4.0} for i in range(9)
-    ]
-    taught = [{k: v for k, v in row.items() if role == "forget" or k != "around"} for row in taught]
+    own = {"role": role} | ({"around": -4.0} if role == "forget" else {})
+    taught = [{"prompt": f"new {i}", "answer": f"{i}."} | own for i in range(9)]
     kept = [{"prompt": f"old {i}", "answer": f"{i}!", "role": "keep"} for i in range(10)]
     shares = {"val_fraction": 0.2, "test_fraction": 0.2}
-    rows = written(tmp_path, [*taught[:5], *kept, *taught[5:]])
-    data = data_of(rows, language_model_folder, **shares)
-    data.setup("fit")
+    data = fitted([*taught[:5], *kept, *taught[5:]], **shares)
     data.setup("test")
     prompts = {
         name: [record.messages[0]["content"] for record in rows.records]
@@ -248,8 +216,7 @@ def test_what_is_taught_is_never_held_out(role, language_model_folder, tmp_path)
     assert len(prompts["val"]) == len(prompts["test"]) == 2
     every = [prompt for of_split in prompts.values() for prompt in of_split]
     assert sorted(every) == sorted(row["prompt"] for row in taught + kept)
-    alone = data_of(written(tmp_path, taught), language_model_folder, **shares)
-    alone.setup("fit")
+    alone = fitted(taught, **shares)
     assert len(alone.datasets["train"]) == 9
     assert "val" not in alone.datasets
 
@@ -272,11 +239,8 @@ def test_a_lead_of_every_token_is_the_greedy_answer(language_model_folder, tmp_p
     )
     module.training_settings.optimization.learning_rate = 3e-2
     torch.manual_seed(0)
-    trainer = quiet_trainer(tmp_path, max_epochs=50, limit_val_batches=0)
     data = data_of(written(tmp_path, rows), language_model_folder)
-    before = trainer.test(module, data, verbose=False)[0]
-    trainer.fit(module, data)
-    after = trainer.test(module, data, verbose=False)[0]
+    before, after = before_and_after(module, data, tmp_path, max_epochs=50, limit_val_batches=0)
     assert before["train/greedy/violated"] == 1
     assert after["train/greedy/violated"] == 0
     assert [answer["answer"] for answer in module.answers["train"]][1:] == ["Ay"] * 3

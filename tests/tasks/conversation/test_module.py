@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,44 +9,27 @@ import pytest
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.task import notes_of
-from pl_pointwise.tasks import ConversationDataModule, ConversationModule
-from pl_pointwise.tasks.conversation.module import DEFAULT_TRAINING, ConversationEvaluation
+from pl_pointwise.tasks import ConversationDataModule
+from pl_pointwise.tasks.conversation.module import ConversationEvaluation
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.generation import Generation
 from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT
 from tests.tasks.conftest import (
-    ADAPTERS,
+    before_and_after,
     make_data,
-    make_module,
     quiet_trainer,
+    read_rows,
     response_by_hand,
 )
-from tests.tasks.conversation.conftest import conversation_rows, written
-
-
-def made(folder: Path, moved: bool = True, **options: Any) -> ConversationModule:
-    options = {"lora": ADAPTERS, "generation": Generation(max_new_tokens=4)} | options
-    return make_module(ConversationModule, folder, DEFAULT_TRAINING, moved, **options)
-
-
-def data_of(file: Any, folder: Path | None = None, **options: Any) -> ConversationDataModule:
-    options = {"val_fraction": 0.0, "batch_size": 4} | options
-    return make_data(ConversationDataModule, folder, {"train_file": file}, **options)
-
-
-def batch_of(folder: Path, file: str, rows: int = 4, **options: Any) -> dict[str, Any]:
-    """The first rows: one of each kind."""
-    data = data_of(file, folder, **options)
-    data.setup("fit")
-    return data.collate([data.datasets["train"][i] | {"index": i} for i in range(rows)])
+from tests.tasks.conversation.conftest import ADAPTERS as ADAPTERS  # Of tests/callbacks too.
+from tests.tasks.conversation.conftest import conversation_rows, data_of, made, written
 
 
 @pytest.mark.parametrize("read", [True, False])
 def test_calls_are_judged_where_those_of_the_template_are_read(
-    language_model_folder, conversation_file, read
+    scored, conversation_file, read
 ) -> None:
-    module, batch = made(language_model_folder), batch_of(language_model_folder, conversation_file)
+    module, batch = scored(conversation_file)
     module.encoder.__dict__["reads_calls"] = read
     answers = module.batch_answers(batch, [(row, row) for row in range(4)], "test")
     judged = [{"valid_call", "existing_tool", "right_tool"} <= set(each) for each in answers]
@@ -58,11 +39,9 @@ def test_calls_are_judged_where_those_of_the_template_are_read(
 # Terms --------------------------------------------------------------------------------------------
 
 
-def test_values_are_what_a_response_by_response_loop_gives(
-    language_model_folder, conversation_file
-) -> None:
-    module = made(language_model_folder).eval()
-    batch = batch_of(language_model_folder, conversation_file)
+def test_values_are_what_a_response_by_response_loop_gives(scored, conversation_file) -> None:
+    module, batch = scored(conversation_file)
+    module.eval()
     values = module.constraint_values(module(batch), batch)
     places = {"prefer": [(0, 0)], "avoid": [(0, 1), (1, 0), (3, 1)], "refuse": [(2, 0)]}
     for role, of_role in places.items():
@@ -82,7 +61,7 @@ def test_values_are_what_a_response_by_response_loop_gives(
 @pytest.mark.parametrize("role", ["prefer", "avoid", "refuse"])
 @pytest.mark.parametrize("relative", [True, False])
 def test_a_bound_of_its_own_is_met_where_the_likelihood_meets_it(
-    training, role, relative, language_model_folder, tmp_path
+    training, role, relative, language_model_folder, batch_of
 ) -> None:
     """At the bound the violation is 0, and it grows by what the bound is moved."""
     evaluation = ConversationEvaluation(-3.0, -5.0, -2.0)
@@ -93,7 +72,7 @@ def test_a_bound_of_its_own_is_met_where_the_likelihood_meets_it(
         response = {"role": role, "content": "Yes."} | own
         plain = {"role": "avoid" if role == "avoid" else "prefer", "content": "Hm."}
         row = {"prompt": "Hi", "responses": [plain, response]}
-        batch = batch_of(language_model_folder, written(tmp_path, [row]), rows=1)
+        batch = batch_of([row])
         values = module.constraint_values(module(batch), batch)[role][0, -1]
         bounds = module.constraints if training else module.evaluation_constraints
         return bounds[role].violation(values).item(), batch
@@ -109,24 +88,18 @@ def test_a_bound_of_its_own_is_met_where_the_likelihood_meets_it(
     assert moved == pytest.approx(0.25 if harder else -0.25, abs=1e-4)
 
 
-def test_the_objective_is_the_mean_over_the_responses_of_its_roles(
-    language_model_folder, tmp_path
-) -> None:
-    responses = [{"role": role, "content": role} for role in ("reference", "avoid")]
-    path = written(tmp_path, [{"prompt": "a", "responses": responses}])
-    batch = batch_of(language_model_folder, path, rows=1)
-    module = made(language_model_folder, objective_roles=["reference", "avoid"])
+def test_the_objective_is_the_mean_over_the_responses_of_its_roles(scored) -> None:
+    roles = ["reference", "avoid"]
+    row = {"prompt": "a", "responses": [{"role": role, "content": role} for role in roles]}
+    module, batch = scored([row], objective_roles=roles)
     kl = [response_by_hand(module, batch, 0, column)["kl"] for column in (0, 1)]
     objective = module.objective(module(batch), batch)
     assert objective[0].item() == pytest.approx(sum(kl) / 2, abs=1e-5)
 
 
-def test_reference_is_only_computed_where_it_is_needed(
-    language_model_folder, conversation_file
-) -> None:
-    module = made(language_model_folder, objective="cross_entropy").train()
-    batch = batch_of(language_model_folder, conversation_file)
-    statistics = module(batch)
+def test_reference_is_only_computed_where_it_is_needed(scored, conversation_file) -> None:
+    module, batch = scored(conversation_file, objective="cross_entropy")
+    statistics = module.train()(batch)
     asked = statistics.reference_log_likelihood != 0
     assert asked.nonzero().tolist() == [[1, 1]]  # the relative bound
     batch["relative"][:] = False
@@ -134,10 +107,9 @@ def test_reference_is_only_computed_where_it_is_needed(
     assert module.eval()(batch).kl is not None
 
 
-def test_null_tolerance_is_no_constraint(language_model_folder, conversation_file) -> None:
-    module = made(language_model_folder, prefer_tolerance=None, refuse_tolerance=None)
+def test_null_tolerance_is_no_constraint(scored, language_model_folder, conversation_file) -> None:
+    module, batch = scored(conversation_file, prefer_tolerance=None, refuse_tolerance=None)
     assert list(module.constraints) == ["avoid"]
-    batch = batch_of(language_model_folder, conversation_file)
     assert set(module.constraint_values(module(batch), batch)) == {"avoid"}
     said = {"avoid_tolerance": 1.0, "keep_tolerance": 0.0, "forget_tolerance": 0.0}
     for option, value in said.items():
@@ -166,11 +138,8 @@ def test_training_meets_what_the_file_asks(language_model_folder, tmp_path) -> N
         scoring_method="chunked",
     )
     module.training_settings.optimization.learning_rate = 1e-2
-    trainer = quiet_trainer(tmp_path, max_epochs=40)
-    before = trainer.test(module, data, verbose=False)[0]
+    before, after = before_and_after(module, data, tmp_path, max_epochs=40)
     assert before["train/all_met"] == 0
-    trainer.fit(module, data)
-    after = trainer.test(module, data, verbose=False)[0]
     assert after["train/prefer/max"] < 0.1 < 1 < before["train/prefer/max"]
     assert after["train/avoid/max"] < 0.1
     assert after["train/pairwise_accuracy"] == 1
@@ -218,11 +187,9 @@ def test_what_the_objective_applies_to(options, roles, there, language_model_fol
     assert made(language_model_folder, **options).in_objective(record) is there
 
 
-def test_answers_are_counted_and_written(
-    language_model_folder, conversation_file, tmp_path, monkeypatch
-) -> None:
+def test_answers_are_counted_and_written(scored, conversation_file, tmp_path, monkeypatch) -> None:
     evaluation = ConversationEvaluation(answer_in=["train"], answers_at_most=2)
-    module = made(language_model_folder, evaluation=evaluation)
+    module, _ = scored(conversation_file, evaluation=evaluation)
     data = data_of(conversation_file)
     generate = module.generate
     asked: list[int] = []
@@ -241,8 +208,7 @@ def test_answers_are_counted_and_written(
     assert (found["train/refusal_rate"], found["train/over_refusal"]) == (1, 0)
     assert found["train/exact_answers"] == 0.5  # two refusals, and no call
     assert "test/refusal_rate" not in found
-    lines = (tmp_path / "answers" / "train.jsonl").read_text().splitlines()
-    answers = [json.loads(line) for line in lines]
+    answers = read_rows(tmp_path / "answers" / "train.jsonl")
     assert [answer["index"] for answer in answers] == sorted(a["index"] for a in answers)
     assert sum(answer["refused"] for answer in answers) == 2
     notes_of(module).confidential = True

@@ -37,7 +37,6 @@ def test_own_bounds_and_refusals() -> None:
 SAID = {"role": "assistant", "content": "yes"}
 NOT_SAID = {"role": "assistant", "content": "no"}
 
-
 PAIR = [("prefer", "yes"), ("avoid", "no")]
 SPOKEN = {"chosen": [*ASK, SAID], "rejected": [*ASK, NOT_SAID]}
 CALLED = {"content": f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>"}
@@ -63,11 +62,7 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
         [("prefer", "yes"), ("prefer", "y"), ("avoid", "no")],
     ),
     ("roles", {"prompt": "Hi", "refuse": True, "avoid": None}, [("refuse", None)]),
-    (
-        "answer",
-        {"prompt": "Hi", "answer": "yes", "role": "keep"},
-        [("keep", "yes")],
-    ),
+    ("answer", {"prompt": "Hi", "answer": "yes", "role": "keep"}, [("keep", "yes")]),
     ("instruction", {"instruction": "Hi", "output": "yes"}, [("reference", "yes")]),
     ("messages", {"messages": [*ASK, SAID]}, [("reference", "yes")]),
     ("messages", {"messages": [*ASK, SAID | {"weight": 1}], "label": True}, PAIR[:1]),
@@ -142,10 +137,7 @@ BAD_RESPONSES: list[tuple[dict[str, Any], list[str]]] = [
     ({"content": "x"}, ["responses[0].role", "is missing", "prefer, avoid, refuse, keep"]),
     ({"role": "prefer"}, ["has no text", "only a refusal"]),
     ({"role": "prefer", "content": "x", "tolerence": -1}, ["'tolerence'", "tolerance"]),
-    (
-        {"role": "prefer", "content": "x", "tolerance": 1},
-        ["'tolerance': 1", "negative"],
-    ),
+    ({"role": "prefer", "content": "x", "tolerance": 1}, ["'tolerance': 1", "negative"]),
     ({"role": "prefer", "content": "x", "tolerance": "low"}, ["'low'", "number"]),
     ({"role": "prefer", "content": "x", "relative": True}, ["'relative': True", "δ"]),
     ({"role": "prefer", "text": "x"}, ["'text'", "content"]),
@@ -167,10 +159,7 @@ BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
     ({"prompt": "Hi", "answer": "yes", "Role": "keep"}, ["Role", 'Write "role"']),
     ({"prompt": "Hi", "responses": [{"role": "refuse"}], "tool": []}, ['Write "tools"']),
     ({"prompt": "Hi", "answer": "yes", "avoid": "no"}, ['"avoid" stands beside', "responses"]),
-    (
-        {"prompt": str(ASK), "answer": "yes"},
-        ['"prompt" is not readable JSON', "{role, content}"],
-    ),
+    ({"prompt": str(ASK), "answer": "yes"}, ['"prompt" is not readable JSON', "{role, content}"]),
     ({"prompt": "Hi", "prefer": [*ASK, SAID]}, ['"prefer" has 2 turns', "one turn"]),
     ({"prompt": "Hi", "completion": None}, ['"completion" is null', "Give a text"]),
     ({"messages": [{"role": "system", "content": ""}], "answer": "a"}, ["empty", "the user"]),
@@ -311,13 +300,9 @@ def test_turns_of_others_have_our_roles() -> None:
             Reading()({"conversations": [{"from": speaker, "value": text}, *turns]}, "f")
 
 
-PROMPTS = [{"prompt": "Hi", "is_safe": False}, {"messages": ASK}, {"messages": [*ASK, SAID]}]
-
-
-@pytest.mark.parametrize("row", PROMPTS)
-def test_prediction_needs_no_response(row) -> None:
-    record = Reading(responses=False)(row, "f")
-    assert record.messages == ASK
+def test_prediction_needs_no_response() -> None:
+    for row in ({"prompt": "Hi", "is_safe": False}, {"messages": ASK}, {"messages": [*ASK, SAID]}):
+        assert Reading(responses=False)(row, "f").messages == ASK
 
 
 def test_a_refusal_is_a_records_own_or_one_of_the_settings() -> None:

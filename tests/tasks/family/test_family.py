@@ -22,17 +22,13 @@ from pl_pointwise.correction import Corrected
 from pl_pointwise.tasks.family import Family, FamilyDataModule, FamilyModule
 from pl_pointwise.tasks.family.family import optimum, problems, split_of
 from tests.pl_pointwise.toy import trainer
-from tests.tasks.conftest import comparison, train
+from tests.tasks.conftest import comparison, train, words
 
-SMALL = Family(8, 5, 8, 240)
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 SIZES = {"variables": 8, "equations": 5, "inequalities": 8, "instances": 240}
-TINY = [
-    word
-    for part in ("model", "data")
-    for name, size in SIZES.items()
-    for word in (f"--{part}.family.{name}", str(size))
-]
+SMALL = Family(**SIZES)
+PARTS = ("model.family", "data.family")
+TINY = words({f"{part}.{name}": str(size) for part in PARTS for name, size in SIZES.items()})
 SHORT = [*QUIET, *TINY, "--trainer.max_epochs", "1"]
 
 
@@ -136,10 +132,10 @@ def test_the_export_is_loaded_with_its_certificate_and_corrects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "draw_plots", lambda *_: None)
-    words = ["--config", "family", *TINY, *QUIET, "--model.correction", "100"]
-    words += ["--trainer.max_epochs", "5", "--trainer.logger", "false"]
-    words += ["--require", "beyond <= 0.2", "--output", str(tmp_path / "out")]
-    main(["compare", *words])
+    arguments = ["--config", "family", *TINY, *QUIET, "--model.correction", "100"]
+    arguments += ["--trainer.max_epochs", "5", "--trainer.logger", "false"]
+    arguments += ["--require", "beyond <= 0.2", "--output", str(tmp_path / "out")]
+    main(["compare", *arguments])
     (folder,) = {path.parent for path in (tmp_path / "out").rglob("model.safetensors")}
     moved = shutil.move(folder, tmp_path / "moved")
     module = pl_pointwise.load(moved)

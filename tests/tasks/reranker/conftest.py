@@ -11,11 +11,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForSequenceClassification,
-    PreTrainedTokenizerFast,
-)
+from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from tests.tasks.conftest import write_rows

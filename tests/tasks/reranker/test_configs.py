@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from pl_pointwise import Pointwise, Relaxed
@@ -18,12 +17,14 @@ from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
     comparisons,
+    fitted_checkpoint,
     overlays,
     predictions,
     slow_tables,
     train,
     words,
     write_rows,
+    written_files,
 )
 from tests.tasks.reranker.conftest import ms_marco_rows
 
@@ -33,13 +34,11 @@ FOLDER = Path(reranker.__file__).parent / "configs"
 @pytest.fixture
 def tiny(tiny_cross_encoder_dir, tmp_path) -> list[str]:
     """Arguments that put a tiny model, local records and a two-step run in place."""
-    train = write_rows(tmp_path / "train.jsonl", ms_marco_rows(6))
-    held_out = write_rows(tmp_path / "val.jsonl", ms_marco_rows(3))
+    rows = {"train_file": ms_marco_rows(6), "val_file": ms_marco_rows(3)}
     model = str(tiny_cross_encoder_dir)
     init = {"model.init_args.model_name": model, "model.init_args.max_length": "64"}
-    init |= {"data.init_args.source": "files", "data.init_args.train_file": str(train)}
-    init |= {"data.init_args.val_file": str(held_out), "data.init_args.batch_size": "3"}
-    init |= {"data.init_args.negatives": "3"}
+    data = {"source": "files", "batch_size": "3", "negatives": "3", **written_files(tmp_path, rows)}
+    init |= {f"data.init_args.{name}": value for name, value in data.items()}
     return words(init | {"trainer.max_epochs": "1"} | QUIET_RUN)
 
 
@@ -91,16 +90,9 @@ def test_the_papers_table_has_the_papers_settings(tiny) -> None:
 
 def test_fit_then_test_then_predict_from_the_checkpoint(tiny, tmp_path, capsys) -> None:
     """The commands of the README, one after the other, with the checkpoint between them."""
-    run = tmp_path / "run"
-    tiny[tiny.index("--trainer.enable_checkpointing") + 1] = "true"
-    base = ["--config", "reranker", "--config", "reranker/pointwise", *tiny]
-    base += ["--trainer.default_root_dir", str(run)]
-    main(["fit", *base, "--trainer.callbacks+", "ModelExport"])
-    assert (run / "export/model.safetensors").is_file()
-    (checkpoint,) = run.rglob("*.ckpt")
-    state = torch.load(checkpoint, weights_only=True)
-    assert state["pl_pointwise"]["multipliers"]["relevance"].shape == (6, 3)
-    assert state["pl_pointwise"]["multipliers"]["relevance"].max() > 0
+    exporting = [*tiny, "--trainer.callbacks+", "ModelExport"]
+    base, checkpoint = fitted_checkpoint("reranker", exporting, tmp_path, ("relevance", (6, 3)))
+    assert (tmp_path / "export/model.safetensors").is_file()
 
     main(["test", *base, "--ckpt_path", str(checkpoint)])
     assert "relevance/cvar95" in capsys.readouterr().out

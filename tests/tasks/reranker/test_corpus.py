@@ -49,9 +49,7 @@ def test_no_text_stands_in_two_groups(records: list[dict[str, Any]]) -> None:
     assert all(len(group) == 1 for group in groups.values())
 
 
-def test_negatives_are_other_bodies_of_the_same_module(
-    records: list[dict[str, Any]],
-) -> None:
+def test_negatives_are_other_bodies_of_the_same_module(records: list[dict[str, Any]]) -> None:
     bodies = defaultdict(set)
     for line in corpus.DOCSTRINGS.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)

@@ -23,11 +23,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import records_of, rows_of
 from pl_pointwise.tasks.reranker import data
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
-from pl_pointwise.tasks.reranker.encoding import (
-    RerankerDataset,
-    encode,
-    split_template,
-)
+from pl_pointwise.tasks.reranker.encoding import RerankerDataset, encode, split_template
 from pl_pointwise.tasks.reranker.records import (
     Record,
     parse_candidates,
@@ -386,7 +382,6 @@ def labels(*selected: Any, of: Any = PASSAGES["passage_text"]) -> dict[str, Any]
 
 
 NEGATIVES = ["negative_2", "negative_3", "negative_4"]
-
 
 BAD_ROWS: dict[str, tuple[Any, str]] = {
     "no query": (changed(GOOD, query=...), r'field "query" is missing .*Add it'),

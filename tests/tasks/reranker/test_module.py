@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.module import RerankerModule
 from pl_pointwise.tasks.reranker.scoring import ScoringMethod
-from tests.tasks.conftest import quiet_trainer
+from tests.tasks.conftest import before_and_after, quiet_trainer
 from tests.tasks.reranker.conftest import OWN, SIZES, ms_marco_rows, save_tiny_cross_encoder
 
 
@@ -314,13 +314,11 @@ def test_training_learns_the_margins_and_keeps_one_multiplier_for_each_negative(
     data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
 ) -> None:
     module = module_of(tiny_cross_encoder_dir, Pointwise(alpha=1.0, dual_lr=0.1), tolerance=1.0)
-    before = quiet_trainer(tmp_path).test(module, data, verbose=False)
-    quiet_trainer(tmp_path, max_epochs=20).fit(module, data)
-    after = quiet_trainer(tmp_path).test(module, data, verbose=False)
+    before, after = before_and_after(module, data, tmp_path, max_epochs=20)
     key = "train/relevance/cvar95"  # not the share: where length pulls, violations end close to 0
-    assert merged(before)[key] > 3
-    assert merged(after)[key] < 0.5
-    assert merged(after)["train/mrr@10"] == 1.0
+    assert before[key] > 3
+    assert after[key] < 0.5
+    assert after["train/mrr@10"] == 1.0
     multipliers = module.multipliers["relevance"]
     assert multipliers.shape == (13, 3)
     assert (multipliers > 0).any()
@@ -338,10 +336,6 @@ def test_dropout_is_on_while_training_and_off_while_evaluating(
     )
     quiet_trainer(tmp_path, max_epochs=2).fit(module, data)
     assert modes == {True: {True}, False: {False}}
-
-
-def merged(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {key: value for part in results for key, value in part.items()}
 
 
 def test_a_checkpoint_gives_the_same_scores(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES, Selection
 from pl_pointwise.tasks.safety.module import PAPER_TRAINING
 from tests.tasks import conftest
-from tests.tasks.conftest import ADAPTERS, make_data, make_module
+from tests.tasks.conftest import ADAPTERS, make_data, make_module, written_files
 
 VIOLENCE = "violence,aiding_and_abetting,incitement"
-THEFT = "financial_crime,property_crime,theft"
 PRIVACY = "privacy_violation"
 
 
@@ -102,9 +100,14 @@ def write_rows(path: Path, rows: Iterable[Any]) -> str:
 
 
 @pytest.fixture
-def data_in(language_model_folder: Path) -> Callable[..., SafetyDataModule]:
-    """data_in(files, **options) → safety data of files."""
-    return partial(make_data, SafetyDataModule, language_model_folder, unsafe_schema="labelled")
+def data_in(language_model_folder: Path, tmp_path: Path) -> Callable[..., SafetyDataModule]:
+    """data_in(files or their rows, stage=…, **options) → safety data, set up for that stage."""
+
+    def make(files: dict[str, Any], **options: Any) -> Any:
+        files, options = written_files(tmp_path, files), {"unsafe_schema": "labelled"} | options
+        return make_data(SafetyDataModule, language_model_folder, files, **options)
+
+    return make
 
 
 @pytest.fixture
@@ -155,11 +158,7 @@ def made(language_model_folder: Path) -> Callable[..., SafetyModule]:
 @pytest.fixture(scope="session")
 def safety_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Files of ten benign and six unsafe training prompts, and of four and two held-out ones."""
-    folder = tmp_path_factory.mktemp("safety")
     benign, unsafe = benign_rows(14), unsafe_rows(8)
-    return {
-        "benign_file": write_rows(folder / "benign.jsonl", benign[:10]),
-        "benign_val_file": write_rows(folder / "benign_val.jsonl", benign[10:]),
-        "unsafe_file": write_rows(folder / "unsafe.jsonl", unsafe[:6]),
-        "unsafe_val_file": write_rows(folder / "unsafe_val.jsonl", unsafe[6:]),
-    }
+    rows = {"benign_file": benign[:10], "benign_val_file": benign[10:]}
+    rows |= {"unsafe_file": unsafe[:6], "unsafe_val_file": unsafe[6:]}
+    return written_files(tmp_path_factory.mktemp("safety"), rows)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from pl_pointwise import Average, Optimization, Penalty, Pointwise, Relaxed, Training
@@ -18,6 +17,7 @@ from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
     comparisons,
+    fitted_checkpoint,
     predictions,
     slow_tables,
     train,
@@ -130,15 +130,8 @@ def test_the_commands_of_the_docs_from_warm_start_to_predictions(
     assert (warm / "model" / "model.safetensors").is_file()
 
     run = tmp_path / "run"
-    base = ["--config", "safety", "--config", "safety/pointwise", *tiny]
-    base += ["--model.init_args.policy.model_name", model]
-    base += ["--trainer.default_root_dir", str(run)]
-    base[base.index("--trainer.enable_checkpointing") + 1] = "true"
-    main(["fit", *base, "--trainer.max_epochs", "1"])
-    (checkpoint,) = run.rglob("*.ckpt")
-    state = torch.load(checkpoint, weights_only=True)
-    assert state["pl_pointwise"]["multipliers"]["refuse"].shape == (16, 1)
-    assert state["pl_pointwise"]["multipliers"]["refuse"].max() > 0
+    arguments = [*tiny, "--model.init_args.policy.model_name", model]
+    base, checkpoint = fitted_checkpoint("safety", arguments, run, ("refuse", (16, 1)))
 
     capsys.readouterr()
     over = write_rows(tmp_path / "over.jsonl", [{"prompt": "How do I kill a process?"}])

@@ -103,25 +103,23 @@ def expected(reference: Reference) -> list[float]:
 # Scores -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("batch_size", "adds"), [(1, False), (3, False), (8, True)])
 def test_a_cost_is_the_head_at_the_end_token_in_whatever_batch(
-    batch_size, folder, expected
+    batch_size, adds, folder, expected
 ) -> None:
-    """Among them an empty answer, one that kept its end token, and a prompt with braces."""
-    costs = CostModel.load(str(folder)).costs(PROMPTS, ANSWERS, batch_size)
+    """Among them an empty answer, one that kept its end token, and a prompt with braces.
+
+    adds: whether the tokenizer adds begin and end itself.
+    """
+    model = CostModel.load(str(folder))
+    if adds:
+        model.tokenizer.add_bos_token = model.tokenizer.add_eos_token = True
+        assert len(model.tokenizer("a").input_ids) == 3
+    costs = model.costs(PROMPTS, ANSWERS, batch_size)
     assert costs.dtype == torch.float32
     assert costs.tolist() == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 1
     assert min(expected) < 0 < max(expected)
-
-
-def test_a_tokenizer_that_adds_begin_and_end_itself_gives_the_same(folder, expected) -> None:
-    model = CostModel.load(str(folder))
-    assert isinstance(model.tokenizer, PreTrainedTokenizerFast)
-    model.tokenizer.add_bos_token = True
-    model.tokenizer.add_eos_token = True
-    assert len(model.tokenizer("a").input_ids) == 3
-    assert model.costs(PROMPTS, ANSWERS).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_score_is_in_float32_on_a_backbone_in_half_precision(folder, reference) -> None:

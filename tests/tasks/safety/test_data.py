@@ -30,7 +30,6 @@ from tests.tasks.safety.conftest import (
     judgement_rows,
     pair_rows,
     unsafe_rows,
-    write_rows,
 )
 
 
@@ -84,7 +83,7 @@ def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
     listed = tmp_path / "alpaca_eval.json"
     listed.write_text(json.dumps([{"instruction": "Name a tree.", "output": "x", "dataset": "y"}]))
     files = {"over_refusal_file": str(xstest), "alpaca_eval_file": str(listed)}
-    files["pku_file"] = write_rows(tmp_path / "pku.jsonl", pair_rows(8))
+    files |= {"pku_file": pair_rows(8)}
     data = data_in(safety_files | files)
     data.trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     data.setup("test")
@@ -103,13 +102,9 @@ def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
     assert not any(record.unsafe for record in next(iter(loaders["over_refusal"]))["records"])
 
 
-def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(
-    safety_files, tmp_path, data_in
-) -> None:
-    files = safety_files | {"unsafe_file": write_rows(tmp_path / "p.jsonl", pair_rows(8))}
-    del files["unsafe_val_file"]
-    data = data_in(files, unsafe_schema="pku_pairs", val_fraction=0)
-    data.setup("fit")
+def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(safety_files, data_in) -> None:
+    files = safety_files | {"unsafe_file": pair_rows(8), "unsafe_val_file": None}
+    data = data_in(files, unsafe_schema="pku_pairs", val_fraction=0, stage="fit")
     rows = data.datasets["train"]
     assert rows.columns == 3
     pairs = [record for record in rows.records if HELPFUL not in record.roles]
@@ -127,11 +122,8 @@ def sizes(data: SafetyDataModule) -> dict[str, dict[bool, int]]:
     return {name: Counter(r.unsafe for r in data.datasets[name].records) for name in names}
 
 
-def test_a_part_of_each_kind_certifies(tmp_path, data_in) -> None:
-    files = {
-        "benign_file": write_rows(tmp_path / "b.jsonl", benign_rows(20)),
-        "unsafe_file": write_rows(tmp_path / "u.jsonl", unsafe_rows(10) + unsafe_rows(10)),
-    }
+def test_a_part_of_each_kind_certifies(data_in) -> None:
+    files = {"benign_file": benign_rows(20), "unsafe_file": unsafe_rows(10) * 2}
     data = data_in(files, val_fraction=0.2, test_fraction=0.3)
     data.setup(None)
     assert data.certification_is_separate
@@ -149,16 +141,10 @@ def test_a_part_of_each_kind_certifies(tmp_path, data_in) -> None:
     assert without.datasets["val"].fingerprint == data.datasets["val"].fingerprint
 
 
-def test_files_of_their_own_certify_and_overlap_is_reported(
-    safety_files, tmp_path, data_in
-) -> None:
-    held = [*benign_rows(17)[14:], benign_rows(1)[0]]
-    files = safety_files | {
-        "benign_test_file": write_rows(tmp_path / "benign_test.jsonl", held),
-        "unsafe_test_file": write_rows(tmp_path / "unsafe_test.jsonl", unsafe_rows(10)[8:]),
-    }
-    data = data_in(files)
-    with pytest.warns(UserWarning, match=r"benign_test.jsonl: 1 of 4 prompts are in .*benign.jso"):
+def test_files_of_their_own_certify_and_overlap_is_reported(safety_files, data_in) -> None:
+    held = {"benign_test_file": [*benign_rows(17)[14:], benign_rows(1)[0]]}
+    data = data_in(safety_files | held | {"unsafe_test_file": unsafe_rows(10)[8:]})
+    with pytest.warns(UserWarning, match=r"benign_test.*: 1 of 4 prompts are in .*benign_file"):
         data.setup("test")
     assert sizes(data) == {"train": {False: 10, True: 6}, "test": {False: 4, True: 2}}
     assert data.certification_is_separate
@@ -181,20 +167,16 @@ def test_what_the_hub_holds_out_is_divided_by_category(hub) -> None:
     assert set(shared_units(data).values()) == {0}
 
 
-def test_a_file_of_beavertails_certifies(safety_files, tmp_path, data_in) -> None:
+def test_a_file_of_beavertails_certifies(safety_files, data_in) -> None:
     def rows(first: int, last: int) -> list[Any]:
         found = [judgement_rows(f"p {i}?", "Do.", [[VIOLENCE]] * 3) for i in range(first, last)]
         return [row for group in found for row in group]
 
-    files = safety_files | {
-        "unsafe_file": write_rows(tmp_path / "u.jsonl", rows(0, 10)),
-        "unsafe_test_file": write_rows(tmp_path / "t.jsonl", rows(9, 14)),
-        "benign_test_file": write_rows(tmp_path / "b.jsonl", benign_rows(16)[14:]),
-    }
-    del files["unsafe_val_file"]
+    files = {"unsafe_file": rows(0, 10), "unsafe_val_file": None, "unsafe_test_file": rows(9, 14)}
+    files = safety_files | files | {"benign_test_file": benign_rows(16)[14:]}
     limits = Selection(categories=[VIOLENCE], per_category=10, held_out_per_category=2)
     data = data_in(files, unsafe_schema="beavertails", selection=limits)
-    with pytest.warns(UserWarning, match=r"t.jsonl: 1 of 5 prompts are in"):
+    with pytest.warns(UserWarning, match=r"unsafe_test_file.jsonl: 1 of 5 prompts are in"):
         data.setup(None)
     assert sizes(data)["val"] == {False: 4, True: 2}
     assert sizes(data)["test"] == {False: 2, True: 5}
@@ -205,8 +187,7 @@ def test_a_file_of_beavertails_certifies(safety_files, tmp_path, data_in) -> Non
 
 
 def test_a_batch_says_what_each_response_is(language_model_folder, safety_files, data_in) -> None:
-    data = data_in(safety_files, unsafe_answers="take")
-    data.setup("fit")
+    data = data_in(safety_files, unsafe_answers="take", stage="fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 10, 11)])
     assert batch["roles"].tolist() == [[0, 1], [1, 2], [1, -1]]
@@ -260,8 +241,7 @@ def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> No
         SafetyDataModule("no-such-model", **options)
 
 
-def test_a_prompt_to_answer_and_to_refuse_is_reported(safety_files, tmp_path, data_in) -> None:
-    row = {"prompt": benign_rows(1)[0]["instruction"]}
-    files = safety_files | {"unsafe_file": write_rows(tmp_path / "u.jsonl", [row])}
+def test_a_prompt_to_answer_and_to_refuse_is_reported(safety_files, data_in) -> None:
+    files = safety_files | {"unsafe_file": [{"prompt": benign_rows(1)[0]["instruction"]}]}
     with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign or"):
         data_in(files).setup("fit")

@@ -5,11 +5,10 @@ A rank's prompt is of one kind, so in every step some rank has no sample of some
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.programs.safety_two_ranks import two_and_one
+from tests.tasks.conftest import read_rows
 
 
 def test_two_ranks_train_test_and_answer_as_one(
@@ -21,7 +20,6 @@ def test_two_ranks_train_test_and_answer_as_one(
     two, one = two_and_one(language_model_folder, safety_files, folders)
     for name, value in one.items():
         assert two[name] == pytest.approx(value, abs=1e-3), name
-    written = [(folder / "answers/test.jsonl").read_text() for folder in folders]
-    rows = [[json.loads(line) for line in text.splitlines()] for text in written]
+    rows = [read_rows(folder / "answers/test.jsonl") for folder in folders]
     assert [row["index"] for row in rows[0]] == list(range(6))
     assert rows[0] == rows[1]

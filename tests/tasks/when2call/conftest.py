@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tasks.conftest import write_rows
+from tests.tasks.conftest import written_files
 
 TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 CALL = {"name": "add", "arguments": {"a": 1}}
@@ -69,10 +69,6 @@ def choice_rows(count: int) -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def when2call_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Files of six training prompts, two held-out ones and four multiple-choice questions."""
-    folder = tmp_path_factory.mktemp("when2call")
     rows = preference_rows(8)
-    return {
-        "train_file": str(write_rows(folder / "train.jsonl", rows[:12])),
-        "val_file": str(write_rows(folder / "val.jsonl", rows[12:])),
-        "mcq_file": str(write_rows(folder / "mcq.jsonl", choice_rows(4))),
-    }
+    files = {"train_file": rows[:12], "val_file": rows[12:], "mcq_file": choice_rows(4)}
+    return written_files(tmp_path_factory.mktemp("when2call"), files)

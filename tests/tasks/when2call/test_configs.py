@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from pl_pointwise import Pointwise, Relaxed
@@ -18,6 +17,7 @@ from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
     comparisons,
+    fitted_checkpoint,
     predictions,
     slow_tables,
     train,
@@ -85,16 +85,8 @@ def test_the_papers_table_has_the_papers_settings(tiny) -> None:
 
 def test_fit_then_test_then_predict_from_the_checkpoint(tiny, tmp_path, capsys) -> None:
     """The commands of docs/when2call.md, one after the other, the checkpoint between them."""
-    run = tmp_path / "run"
-    tiny[tiny.index("--trainer.enable_checkpointing") + 1] = "true"
     tiny += ["--data.init_args.group_rejected", "true"]
-    base = ["--config", "when2call", "--config", "when2call/pointwise", *tiny]
-    base += ["--trainer.default_root_dir", str(run)]
-    main(["fit", *base, "--trainer.max_epochs", "1"])
-    (checkpoint,) = run.rglob("*.ckpt")
-    state = torch.load(checkpoint, weights_only=True)
-    assert state["pl_pointwise"]["multipliers"]["rejected"].shape == (6, 2)
-    assert state["pl_pointwise"]["multipliers"]["rejected"].max() > 0
+    base, checkpoint = fitted_checkpoint("when2call", tiny, tmp_path, ("rejected", (6, 2)))
 
     main(["test", *base, "--ckpt_path", str(checkpoint)])
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]

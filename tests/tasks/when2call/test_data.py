@@ -24,14 +24,13 @@ from pl_pointwise.tasks.when2call.records import (
     parse_preference,
     parse_question,
 )
-from tests.tasks.conftest import build_tokenizer, make_data
+from tests.tasks.conftest import build_tokenizer, make_data, write_rows, written_files
 from tests.tasks.when2call.conftest import (
     TOOL,
     choice_row,
     choice_rows,
     preference_row,
     preference_rows,
-    write_rows,
 )
 
 ENCODER = ConversationEncoder(build_tokenizer())
@@ -40,14 +39,11 @@ LIMITS: dict[str, Any] = {"max_prompt_length": 1000, "max_length": 2000}
 
 @pytest.fixture
 def module(language_model_folder: Path, tmp_path: Path) -> Callable[..., When2CallDataModule]:
-    """module(option=rows or path, …, **options) → data of files of these rows."""
+    """module(option=rows or path, …, stage=…, **options) → data, set up for that stage."""
 
-    def make(**options: Any) -> When2CallDataModule:
-        files = {name: given for name, given in options.items() if name.endswith("_file")}
-        for name, given in files.items():
-            options.pop(name)
-            if isinstance(given, list):
-                files[name] = str(write_rows(tmp_path / f"{name}.jsonl", given))
+    def make(**options: Any) -> Any:
+        files = {name: options.pop(name) for name in list(options) if name.endswith("_file")}
+        files = written_files(tmp_path, files)
         return make_data(When2CallDataModule, language_model_folder, files, **options)
 
     return make
@@ -113,10 +109,8 @@ def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
     write_rows(folder / "test/mcq.jsonl", choice_rows(3))
     (folder / "README.md").write_text(
         "---\nconfigs:\n"
-        "- config_name: train_pref\n  data_files:\n"
-        "  - split: train\n    path: train/pref.jsonl\n"
-        "- config_name: test\n  data_files:\n"
-        "  - split: mcq\n    path: test/mcq.jsonl\n---\n"
+        "- {config_name: train_pref, data_files: [{split: train, path: train/pref.jsonl}]}\n"
+        "- {config_name: test, data_files: [{split: mcq, path: test/mcq.jsonl}]}\n---\n"
     )
     own = Preparation(val_fraction=0.25)
     data = When2CallDataModule(str(language_model_folder), hub_path=str(folder), preparation=own)
@@ -157,15 +151,13 @@ def test_missing_rejected_answers_are_absent_from_the_batch(module) -> None:
 
 
 def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(module) -> None:
-    data = module(mcq_file=choice_rows(4), predict_file=choice_rows(4))
-    data.setup("test")
+    data = module(mcq_file=choice_rows(4), predict_file=choice_rows(4), stage="test")
     data.setup("predict")
     right = ["tool_call", "request_for_info", "cannot_answer", "cannot_answer"]
     assert categories_of(data.datasets["mcq"]) == right
     assert categories_of(data.datasets["predict"]) is None
     pair = {"input": "1 + 2?", "chosen": "3", "rejected": "4"}
-    data = module(train_file=[pair], schema="pairs", val_fraction=0.0)
-    data.setup("fit")
+    data = module(train_file=[pair], schema="pairs", val_fraction=0.0, stage="fit")
     assert categories_of(data.datasets["train"]) is None
 
 
@@ -197,8 +189,7 @@ def test_test_runs_held_out_training_and_multiple_choice_data(when2call_files, m
 
 
 def test_multiple_choice_alone_can_be_tested(module) -> None:
-    data = module(mcq_file=choice_rows(4))
-    data.setup("test")
+    data = module(mcq_file=choice_rows(4), stage="test")
     assert list(data.datasets) == ["mcq"]
     with pytest.raises(DataError, match="Set train_file"):
         data.setup("fit")
@@ -206,8 +197,7 @@ def test_multiple_choice_alone_can_be_tested(module) -> None:
 
 def test_questions_need_no_answers(module) -> None:
     rows = [without(QUESTION, "answers"), QUESTION, QUESTION | {"answers": {"direct": "3"}}]
-    data = module(predict_file=rows)
-    data.setup("predict")
+    data = module(predict_file=rows, stage="predict")
     found = data.datasets["predict"]
     batch = data.collate([{**found[i], "index": i} for i in range(3)])
     assert (batch["response_lengths"] > 0).sum(1).tolist() == [0, 4, 1]

@@ -30,6 +30,7 @@ from pl_pointwise.tasks.when2call.module import PAPER_TRAINING, When2CallEvaluat
 from pl_pointwise.tasks.when2call.records import CATEGORIES
 from tests.tasks.conftest import (
     ADAPTERS,
+    before_and_after,
     make_data,
     make_module,
     quiet_trainer,
@@ -151,19 +152,12 @@ def test_training_makes_chosen_responses_likely_and_keeps_rejected_ones_unlikely
         optimization=Optimization(learning_rate=1e-2),
         reference_cache="memory",
     )
-    data = data_of(when2call_files)
-    run = quiet_trainer(tmp_path, max_epochs=0)
-    run.test(module, data, verbose=False)
-    before = run.callback_metrics
-    run = quiet_trainer(tmp_path, max_epochs=24)
-    run.fit(module, data)
-    run.test(module, data, verbose=False)
-    after = run.callback_metrics
+    before, after = before_and_after(module, data_of(when2call_files), tmp_path, max_epochs=24)
     assert after["train/chosen/mean"] < before["train/chosen/mean"] - 1.5
     assert after["train/rejected/mean"] < 0.5
     assert after["train/pairwise_accuracy"] > before["train/pairwise_accuracy"] + 0.3
     assert after["train/kl"] > before["train/kl"] == pytest.approx(0, abs=1e-6)
-    assert after["train/kl"] == pytest.approx(after["train/objective"].item())
+    assert after["train/kl"] == pytest.approx(after["train/objective"])
     assert module.multipliers["chosen"].shape == (6, 1)
     assert module.multipliers["rejected"].shape == (6, 2)
     assert module.multipliers["rejected"].max() > 0

@@ -32,8 +32,6 @@ EXAMPLES = [
     {"prompt": "who lives in the sea", "chosen": " fish", "rejected": " rain"},
     {"prompt": "why", "chosen": " snow", "rejected": " lake"},
 ]
-
-
 SIDES = ("chosen", "rejected")
 
 

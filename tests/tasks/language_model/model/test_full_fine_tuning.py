@@ -7,20 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.tasks import Policy, SafetyModule, When2CallDataModule, When2CallModule
+from pl_pointwise.tasks import Policy, When2CallModule
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from tests.tasks.conftest import (
-    build_model,
-    build_tokenizer,
-    make_data,
-    make_module,
-    quiet_trainer,
-)
-from tests.tasks.when2call.conftest import preference_rows, write_rows
+from tests.tasks.conftest import make_module, quiet_trainer, save_llama
 
 FAST = Training(Optimization(learning_rate=1e-3))
 
@@ -28,17 +20,6 @@ FAST = Training(Optimization(learning_rate=1e-3))
 def made(folder: Path, **options: Any) -> When2CallModule:
     options = {"lora": None, "objective": "simpo"} | options
     return make_module(When2CallModule, folder, FAST, False, **options)
-
-
-@pytest.fixture
-def data(tmp_path) -> When2CallDataModule:
-    """Six training prompts and two held-out ones."""
-    rows = preference_rows(8)
-    files = {
-        "train_file": str(write_rows(tmp_path / "train.jsonl", rows[:12])),
-        "val_file": str(write_rows(tmp_path / "val.jsonl", rows[12:])),
-    }
-    return make_data(When2CallDataModule, None, files, group_rejected=True, batch_size=4)
 
 
 def test_training_moves_every_weight_and_the_checkpoint_holds_them(
@@ -70,21 +51,8 @@ def test_what_needs_the_reference_is_refused_and_its_kl_not_reported(
         quiet_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
-def test_the_export_is_a_plain_model(language_model_folder, tmp_path) -> None:
-    module = make_module(SafetyModule, language_model_folder, FAST, True, lora=None)
-    path = module.export(tmp_path / "export")
-    assert not list(path.glob("adapter*"))
-    loaded = AutoModelForCausalLM.from_pretrained(path, use_safetensors=True).eval()
-    ids = torch.arange(3, 43)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(ids).logits, module.eval().model(ids).logits)
-    assert "AutoModelForCausalLM" in (path / "README.md").read_text()
-
-
 def test_weights_of_half_precision_files_are_trained_in_float32(tmp_path) -> None:
-    tokenizer = build_tokenizer()
-    build_model("llama", vocab_size=len(tokenizer)).bfloat16().save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_llama(tmp_path, dtype=torch.bfloat16)
     assert {p.dtype for p in made(tmp_path).model.parameters()} == {torch.float32}
     with pytest.warns(UserWarning, match="lost in rounding.*bf16-mixed"):
         half = made(tmp_path, dtype="bfloat16")

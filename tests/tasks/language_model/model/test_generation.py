@@ -10,21 +10,13 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import GPT2Config
 
 from pl_pointwise.tasks import Policy, When2CallModule
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_responses
 from pl_pointwise.tasks.language_model.likelihood.reference import base_of
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.generation import (
-    Draws,
-    Generation,
-    generate_ids,
-)
-from tests.tasks.conftest import adapt, build_model
-
-SIZES: dict[str, Any] = {"vocab_size": 300, "n_positions": 220, "n_embd": 16, "n_layer": 1}
-GPT2 = GPT2Config(**SIZES, n_head=2)
+from pl_pointwise.tasks.language_model.model.generation import Draws, Generation, generate_ids
+from tests.tasks.conftest import adapt, build_model, move_adapters
 
 END = 2
 GREEDY = Generation(max_new_tokens=9)
@@ -161,11 +153,7 @@ def made(folder: Path, **options: Any) -> When2CallModule:
     lora = Lora(r=4, lora_alpha=8, lora_dropout=0.5, target_modules=["q_proj", "v_proj", "o_proj"])
     policy = Policy(str(folder), lora=lora, generation=DRAWN, **options)
     module = When2CallModule(policy)
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for weight in module.parameters():
-            if weight.requires_grad:
-                weight.normal_(0, 0.2)
+    move_adapters(module)
     return module.train()
 
 

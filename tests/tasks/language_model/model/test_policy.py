@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from pl_pointwise.tasks import (
     Policy,
     SafetyDataModule,
     SafetyModule,
-    When2CallDataModule,
     When2CallModule,
 )
 from pl_pointwise.tasks.language_model import module as own_module
@@ -31,9 +29,10 @@ from tests.tasks.conftest import (
     make_data,
     move_adapters,
     quiet_trainer,
+    read_rows,
+    written_files,
 )
-from tests.tasks.safety.conftest import benign_rows, unsafe_rows, write_rows
-from tests.tasks.when2call.conftest import preference_rows
+from tests.tasks.safety.conftest import benign_rows, unsafe_rows
 
 SMALL = Lora(r=2, lora_dropout=0.0, target_modules=["q_proj", "v_proj"])
 
@@ -41,18 +40,10 @@ SMALL = Lora(r=2, lora_dropout=0.0, target_modules=["q_proj", "v_proj"])
 @pytest.fixture
 def safety_data(tmp_path: Path) -> SafetyDataModule:
     """Ten benign and six unsafe training prompts, the same held out."""
-    benign = write_rows(tmp_path / "benign.jsonl", benign_rows(10))
-    unsafe = write_rows(tmp_path / "unsafe.jsonl", unsafe_rows(6))
-    files = {"benign_file": benign, "unsafe_file": unsafe}
-    files |= {"benign_val_file": benign, "unsafe_val_file": unsafe}
+    rows = {"benign_file": benign_rows(10), "unsafe_file": unsafe_rows(6)}
+    rows |= {"benign_val_file": rows["benign_file"], "unsafe_val_file": rows["unsafe_file"]}
+    files = written_files(tmp_path, rows)
     return make_data(SafetyDataModule, None, files, unsafe_schema="labelled")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> When2CallDataModule:
-    """Four prompts, for whatever model they are used with."""
-    file = write_rows(tmp_path / "train.jsonl", preference_rows(4))
-    return When2CallDataModule(source="files", train_file=str(file), batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +229,8 @@ def test_the_data_take_model_and_template_from_the_module(
 
 
 def test_a_model_of_the_data_alone_is_refused(language_model_folder, data, tmp_path) -> None:
+    with pytest.raises(DataError, match=r"policy\.model_name.*or give it model_name"):
+        data.setup("fit")
     data.given_name = "other"
     module = When2CallModule(Policy(str(language_model_folder), lora=SMALL))
     with pytest.raises(DataError, match=r"model_name: .*Give it to the module alone"):
@@ -263,11 +256,6 @@ def test_a_task_that_no_record_is_about_is_refused(language_model_folder, data, 
             quiet_trainer(tmp_path, max_steps=1).fit(module, datamodule=data)
 
 
-def test_data_alone_ask_for_a_model(data) -> None:
-    with pytest.raises(DataError, match=r"policy\.model_name.*or give it model_name"):
-        data.setup("fit")
-
-
 def test_answers_of_an_earlier_test_do_not_stay(
     language_model_folder, safety_data, tmp_path
 ) -> None:
@@ -278,9 +266,6 @@ def test_answers_of_an_earlier_test_do_not_stay(
     move_adapters(module)
     for _ in range(2):
         quiet_trainer(tmp_path).test(module, safety_data, verbose=False)
-        assert {name: len(found) for name, found in module.answers.items()} == {
-            "test": 2,
-            "train": 2,
-        }
-    lines = (tmp_path / "answers/train.jsonl").read_text().splitlines()
-    assert [json.loads(line)["index"] for line in lines] == [0, 10]
+        counts = {name: len(found) for name, found in module.answers.items()}
+        assert counts == {"test": 2, "train": 2}
+    assert [row["index"] for row in read_rows(tmp_path / "answers/train.jsonl")] == [0, 10]

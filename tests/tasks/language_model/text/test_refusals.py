@@ -19,8 +19,7 @@ def test_an_answer_that_begins_with_an_opening_is_a_refusal(text) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "Sure! I'm sorry to hear that.", "I am sorry, but no.", '"I cannot"', "I'm sorr"],
+    "text", ["", "Sure! I'm sorry to hear that.", "I am sorry, but no.", '"I cannot"', "I'm sorr"]
 )
 def test_anything_else_is_none(text) -> None:
     assert not is_refusal(text)
