@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from tests.tasks.conftest import write_rows
@@ -51,31 +56,42 @@ def save_tiny_tokenizer(path: Path, pair: bool = True) -> Path:
     return path
 
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+# Windows of 8 tokens in two layers of three, so that padding could reach into a window.
+OWN: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "roberta": {},
+    "modernbert": {"local_attention": 8, "classifier_pooling": "mean", "num_hidden_layers": 3}
+    | {"classifier_bias": True, "cls_token_id": 2, "sep_token_id": 3},
+}
+
+
 def save_tiny_cross_encoder(
-    path: Path, num_labels: int = 1, pair: bool = True, dropout: float = 0.1, seed: int = 0
+    path: Path, num_labels: int = 1, pair: bool = True, kind: str = "bert"
 ) -> Path:
-    """Save a two-layer BERT with a classification head of `num_labels`, and its tokenizer.
+    """Save a small encoder with a classification head of `num_labels`, and its tokenizer.
 
     The weights are drawn wide, so that scores of pairs differ visibly; about 30k parameters.
     """
     save_tiny_tokenizer(path, pair=pair)
     size = len(PreTrainedTokenizerFast.from_pretrained(path))
-    config = BertConfig(
-        vocab_size=size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=POSITIONS,
-        num_labels=num_labels,
-        initializer_range=0.3,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-        pad_token_id=0,
-    )
+    config = CONFIG_MAPPING[kind](vocab_size=size, num_labels=num_labels, **SIZES | OWN[kind])
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        BertForSequenceClassification(config).save_pretrained(path)
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_config(config)
+        if kind != "bert":  # A head's bias must be carried too.
+            for name, parameter in model.named_parameters():
+                if name.endswith("bias"):
+                    torch.nn.init.normal_(parameter)
+        model.save_pretrained(path)
     return path
 
 
@@ -123,8 +139,18 @@ def of_files(tiny_tokenizer_dir: Path, tmp_path: Path) -> Callable[..., Reranker
     def make(parts: dict[str, list[Any]], **options: Any) -> RerankerDataModule:
         for name, rows in parts.items():
             options[f"{name}_file"] = str(write_rows(tmp_path / f"{name}.jsonl", rows))
-        options = {"val_fraction": 0.0, "batch_size": 4, "max_length": 48, **options}
-        model = str(options.pop("model_name", tiny_tokenizer_dir))
-        return RerankerDataModule(model, **{"source": "files", "negatives": 3, **options})
+        defaults = {"model_name": str(tiny_tokenizer_dir), "source": "files", "negatives": 3}
+        defaults |= {"val_fraction": 0.0, "batch_size": 4, "max_length": 48}
+        return RerankerDataModule(**defaults | options)
 
     return make
+
+
+def tables(draw: st.DrawFn, rows: int, width: int) -> Callable[[st.SearchStrategy], list[list]]:
+    """A function that draws `rows` lists of `width` elements each."""
+
+    def table(element: st.SearchStrategy) -> list[list]:
+        row = st.lists(element, min_size=width, max_size=width)
+        return draw(st.lists(row, min_size=rows, max_size=rows))
+
+    return table

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +11,6 @@ from huggingface_hub import ModelCard
 from sentence_transformers import CrossEncoder
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedTokenizerFast,
 )
@@ -23,7 +19,8 @@ from pl_pointwise import Pointwise
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.export import chat_template
 from pl_pointwise.tasks.reranker.module import RerankerModule
-from tests.tasks.reranker.conftest import save_tiny_cross_encoder, save_tiny_tokenizer
+from tests.tasks.conftest import write_rows
+from tests.tasks.reranker.conftest import save_tiny_cross_encoder
 
 TEMPLATE = "Query: {query}\nSentence: {passage}"
 ODD_TEMPLATE = (
@@ -46,38 +43,10 @@ QUERIES = {
 }
 
 
-def write_model(folder: Path, kind: str, num_labels: int, tokenizer: Path) -> str:
-    """A tiny model of another architecture than BERT, with the tiny tokenizer."""
-    loaded = AutoTokenizer.from_pretrained(tokenizer)
-    sizes: dict[str, Any] = {
-        "vocab_size": len(loaded),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 48,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.3,
-        "num_labels": num_labels,
-        "pad_token_id": loaded.pad_token_id,
-    }
-    own = {"local_attention": 8, "classifier_bias": True} if kind == "modernbert" else {}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = CONFIG_MAPPING[kind](**sizes, **own)
-        model = AutoModelForSequenceClassification.from_config(config)
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                torch.nn.init.normal_(parameter)
-    model.save_pretrained(folder)
-    loaded.save_pretrained(folder)
-    return str(folder)
-
-
 def module_scores(module: RerankerModule, tmp_path: Path) -> list[list[float]]:
     """The module's scores by the way its users get them: file, data module, predict_step."""
-    file = tmp_path / "predict.jsonl"
     rows = [{"query": query, "passages": passages} for query, passages in QUERIES.items()]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file = write_rows(tmp_path / "predict.jsonl", rows)
     data = RerankerDataModule(
         module.model_name,
         source="files",
@@ -137,9 +106,8 @@ def test_predict_and_rank_give_the_modules_scores(
 def test_heads_of_other_architectures_are_carried_too(
     kind: str, num_labels: int, template: str | None, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "model"
-    name = write_model(folder, kind, num_labels, save_tiny_tokenizer(tmp_path / "t", pair=False))
-    module = RerankerModule(name, max_length=CUT, template=template)
+    name = save_tiny_cross_encoder(tmp_path / "model", num_labels, pair=False, kind=kind)
+    module = RerankerModule(str(name), max_length=CUT, template=template)
     module.export(tmp_path / "export")
     assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
 

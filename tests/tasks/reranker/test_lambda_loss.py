@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
+from tests.tasks.reranker.conftest import tables
 
 
 def reference(scores: list[float], lengths: list[float], top_k: int) -> float:
@@ -50,11 +51,7 @@ Case = tuple[list[list[float]], list[list[float]], list[list[bool]], int]
 def cases(draw: st.DrawFn) -> Case:
     """Batches with ties among scores and among lengths, and with absent candidates."""
     rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 7))
-
-    def table(element: st.SearchStrategy) -> list[list]:
-        row = st.lists(element, min_size=width, max_size=width)
-        return draw(st.lists(row, min_size=rows, max_size=rows))
-
+    table = tables(draw, rows, width)
     few = st.sampled_from([-2.0, 0.0, 0.5, 3.0])
     scores = table(st.one_of(few, st.floats(-8, 8)))
     lengths = table(st.integers(1, 6).map(float))

@@ -25,6 +25,7 @@ from pl_pointwise.tasks.reranker.metrics import (
     reciprocal_rank,
     score_spread,
 )
+from tests.tasks.reranker.conftest import tables
 
 
 def loops(scores: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> dict[str, float]:
@@ -61,11 +62,7 @@ def batches(draw: st.DrawFn) -> Batch:
     """Up to 14 candidates, so that the cuts at 10 and 3 matter; the positive is always there."""
     rows, width = draw(st.integers(1, 3)), draw(st.integers(1, 14))
     numbers = st.one_of(st.sampled_from([-3.0, -0.5, 0.0]), st.floats(-1e4, 1e4, width=32))
-
-    def table(element: st.SearchStrategy) -> list[list]:
-        row = st.lists(element, min_size=width, max_size=width)
-        return draw(st.lists(row, min_size=rows, max_size=rows))
-
+    table = tables(draw, rows, width)
     present = torch.tensor(table(st.booleans()))
     present[:, 0] = True
     lengths = torch.tensor(table(st.integers(0, 300).map(float)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +27,13 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.module import RerankerModule
-from tests.tasks.conftest import quiet_trainer, write_rows
-from tests.tasks.reranker.conftest import ms_marco_rows
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-}
-# Windows of 8 tokens in two layers of three, so that padding could reach into a window.
-OWN: dict[str, dict[str, Any]] = {
-    "bert": {},
-    "roberta": {},
-    "modernbert": {"local_attention": 8, "classifier_pooling": "mean"}
-    | {"cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2},
-}
+from tests.tasks.conftest import quiet_trainer
+from tests.tasks.reranker.conftest import OWN, SIZES, ms_marco_rows, save_tiny_cross_encoder
 
 
-def save(path: Path, kind: str = "bert", **options: Any) -> str:
-    config = CONFIG_MAPPING[kind](**{**SIZES, **OWN[kind], **options})
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
-    return str(path)
+@pytest.fixture
+def model(tiny_cross_encoder_dir: Path) -> str:
+    return str(tiny_cross_encoder_dir)
 
 
 def batch_of(lengths: list[list[int]], token_types: bool = True, seed: int = 0) -> dict[str, Any]:
@@ -95,8 +74,8 @@ def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
     kind: str, num_labels: int, tmp_path: Path
 ) -> None:
     """Absent pairs in the middle of a row of candidates, and several pairs of one length."""
-    name = save(tmp_path, kind, num_labels=num_labels)
-    module = RerankerModule(name, dropout=0.0).train().double()  # differences are not rounding
+    name = save_tiny_cross_encoder(tmp_path, num_labels, kind == "bert", kind)
+    module = RerankerModule(str(name), dropout=0.0).train().double()  # differences are not rounding
     batch = batch_of(RAGGED, token_types=kind == "bert")
     weights = torch.linspace(-1, 2, 15).view(3, 5)
 
@@ -114,14 +93,14 @@ def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
         torch.testing.assert_close(gradient, reference, atol=1e-9, rtol=1e-9)
 
 
-def test_a_batch_without_any_pair_gives_zeros(tmp_path: Path) -> None:
+def test_a_batch_without_any_pair_gives_zeros(model: str) -> None:
     batch = batch_of([[1, 1]])
     batch["lengths"] = torch.zeros(1, 2, dtype=torch.long)
-    assert torch.equal(RerankerModule(save(tmp_path))(batch), torch.zeros(1, 2))
+    assert torch.equal(RerankerModule(model)(batch), torch.zeros(1, 2))
 
 
 def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(tmp_path: Path) -> None:
-    module = RerankerModule(save(tmp_path, num_labels=2), dropout=0.0)
+    module = RerankerModule(str(save_tiny_cross_encoder(tmp_path, 2)), dropout=0.0)
     batch = batch_of(RAGGED)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         scores = module(batch)
@@ -134,12 +113,12 @@ def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(tmp_path: 
 
 def test_a_head_of_three_labels_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"head of 3 labels.*two with score = logit 1 − logit 0"):
-        RerankerModule(save(tmp_path, num_labels=3))
+        RerankerModule(str(save_tiny_cross_encoder(tmp_path, 3)))
 
 
 def test_a_new_head_depends_on_the_seed_of_the_run_alone(tmp_path: Path) -> None:
     """Methods compared at one seed start alike, however much chance was used before."""
-    BertModel(BertConfig(**SIZES)).save_pretrained(tmp_path)
+    BertModel(BertConfig(vocab_size=60, **SIZES)).save_pretrained(tmp_path)
 
     def head(seed: int, draws: int) -> Tensor:
         seed_everything(seed, verbose=False)
@@ -155,7 +134,9 @@ def test_a_new_head_depends_on_the_seed_of_the_run_alone(tmp_path: Path) -> None
 
 
 def test_dropout_reaches_every_dropout_of_the_model(tmp_path: Path) -> None:
-    module = RerankerModule(save(tmp_path, "modernbert"), dropout=0.05)
+    module = RerankerModule(
+        str(save_tiny_cross_encoder(tmp_path, 1, False, "modernbert")), dropout=0.05
+    )
     layers = [m.p for m in module.modules() if isinstance(m, torch.nn.Dropout)]
     assert layers
     assert set(layers) == {0.05}
@@ -179,17 +160,17 @@ def test_dropout_reaches_every_dropout_of_the_model(tmp_path: Path) -> None:
     ],
 )
 def test_an_argument_out_of_range_is_named(
-    arguments: dict[str, Any], message: str, tmp_path: Path
+    arguments: dict[str, Any], message: str, model: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        RerankerModule(save(tmp_path), **arguments)
+        RerankerModule(model, **arguments)
 
 
 # Terms ----------------------------------------------------------------------------------------
 
 
-def test_terms_are_the_loss_the_margins_and_who_carries_them(tmp_path: Path) -> None:
-    module = RerankerModule(save(tmp_path), top_k=2, objective_candidates="negatives")
+def test_terms_are_the_loss_the_margins_and_who_carries_them(model: str) -> None:
+    module = RerankerModule(model, top_k=2, objective_candidates="negatives")
     batch = batch_of(RAGGED)
     scores = torch.randn(3, 5)
     expected = length_biased_lambda_loss(
@@ -208,9 +189,9 @@ def test_terms_are_the_loss_the_margins_and_who_carries_them(tmp_path: Path) -> 
     ]
 
 
-def test_a_probability_is_the_sigmoid_of_the_margin_in_its_own_unit(tmp_path: Path) -> None:
+def test_a_probability_is_the_sigmoid_of_the_margin_in_its_own_unit(model: str) -> None:
     options: dict[str, Any] = {"tolerance": 0.9, "evaluation_tolerance": 0.8}
-    module = RerankerModule(save(tmp_path), constrain="probability", **options)
+    module = RerankerModule(model, constrain="probability", **options)
     scores = torch.tensor([[2.0, 2.0, 0.0, -500.0, 500.0]])
     found = module.constraint_values(scores, {})["relevance"]
     expected = torch.tensor([[0.5, 1 / (1 + math.exp(-2.0)), 1.0, 0.0]])
@@ -220,8 +201,8 @@ def test_a_probability_is_the_sigmoid_of_the_margin_in_its_own_unit(tmp_path: Pa
     torch.testing.assert_close(violation, 0.8 - expected)
 
 
-def test_monobert_is_the_binary_log_loss_of_each_querys_pairs(tmp_path: Path) -> None:
-    module = RerankerModule(save(tmp_path), objective="monobert")
+def test_monobert_is_the_binary_log_loss_of_each_querys_pairs(model: str) -> None:
+    module = RerankerModule(model, objective="monobert")
     batch = batch_of(RAGGED)
     scores = torch.randn(3, 5, dtype=torch.float64) * 3
     found = module.objective(scores, batch)
@@ -237,17 +218,10 @@ def test_monobert_is_the_binary_log_loss_of_each_querys_pairs(tmp_path: Path) ->
 
 
 @pytest.fixture
-def data(tmp_path: Path, tiny_cross_encoder_dir: Path) -> RerankerDataModule:
+def data(of_files: Callable[..., RerankerDataModule]) -> RerankerDataModule:
     """Thirteen training queries in batches of four: the last batch is smaller, and K = 3."""
-    train = write_rows(tmp_path / "train.jsonl", ms_marco_rows(13))
-    held_out = write_rows(tmp_path / "val.jsonl", ms_marco_rows(20)[13:])
-    return RerankerDataModule(
-        source="files",
-        train_file=str(train),
-        val_file=str(held_out),
-        negatives=3,
-        batch_size=4,
-    )
+    rows = ms_marco_rows(20)
+    return of_files({"train": rows[:13], "val": rows[13:]}, model_name=None, max_length=None)
 
 
 FAST = Training(Optimization(learning_rate=2e-3))

@@ -116,21 +116,13 @@ def test_the_embedded_corpus_is_split_in_three_by_module(tiny_tokenizer_dir: Pat
 
 
 def test_the_hubs_validation_split_is_divided_by_query_and_type(
-    tiny_tokenizer_dir: Path, tmp_path: Path, typed_rows: Rows, monkeypatch: pytest.MonkeyPatch
+    of_files: Make, typed_rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     halves = {"train": typed_rows[:8], "validation": typed_rows[8:]}
     found = {name: datasets.Dataset.from_list(rows) for name, rows in halves.items()}
     monkeypatch.setattr(datasets, "load_dataset", lambda path, config, split: found[split])
-    data = RerankerDataModule(
-        str(tiny_tokenizer_dir),
-        source="hub",
-        negatives=3,
-        max_length=48,
-        val_fraction=0.1,
-        test_fraction=0.3,
-        max_queries=8,
-        val_queries=None,
-    )
+    options = {"val_fraction": 0.1, "test_fraction": 0.3, "max_queries": 8, "val_queries": None}
+    data = of_files({}, source="hub", **options)
     data.prepare_data()
     data.setup(None)
     assert sizes(data) == {"train": 8, "val": 8, "test": 24}
@@ -142,7 +134,7 @@ def test_ranking_metrics_are_kept_query_by_query(
     of_files: Make, tiny_cross_encoder_dir: Path, tmp_path: Path
 ) -> None:
     parts = {"train": ms_marco_rows(9), "val": ms_marco_rows(14)[9:]}
-    data = of_files(parts, model_name=tiny_cross_encoder_dir)
+    data = of_files(parts, model_name=str(tiny_cross_encoder_dir))
     model = RerankerModule(str(tiny_cross_encoder_dir), max_length=48)
     run = quiet_trainer(tmp_path)
     run.validate(model, data, verbose=False)
