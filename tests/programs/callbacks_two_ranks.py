@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import DDPStrategy
 
 from pl_pointwise import Relaxed
 from pl_pointwise.callbacks import (
@@ -25,13 +23,7 @@ from tests.callbacks.test_predictions import predict
 from tests.callbacks.witness import Reported
 from tests.pl_pointwise import toy
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows
-
-
-def on_ranks(ranks: int) -> dict[str, Any]:
-    if ranks == 1:
-        return {}
-    strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=60))
-    return {"devices": ranks, "strategy": strategy}
+from tests.programs.launch import on_ranks
 
 
 def run(folder: Path, ranks: int) -> dict[str, Any]:

@@ -11,13 +11,24 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.strategies import DDPStrategy
+
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def on_ranks(ranks: int) -> dict[str, Any]:
+    """A trainer's options for so many processes."""
+    if ranks == 1:
+        return {}
+    strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=60))
+    return {"devices": ranks, "strategy": strategy}
 
 
 def run_on_ranks(

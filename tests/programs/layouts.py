@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.strategies import DDPStrategy
 
 from pl_pointwise import Pointwise
 from tests.pl_pointwise import toy
@@ -36,7 +34,7 @@ from tests.pl_pointwise.training.test_non_finite import (
     Defective,
     Fragile,
 )
-from tests.programs.launch import fork_ranks
+from tests.programs.launch import fork_ranks, on_ranks
 
 GLOBAL_BATCH = 8
 ROWS = 21  # 8, 8 and 5: the last is 3 + 3 rows on two ranks, 2 + 2 + 2 + 2 on four, some padding
@@ -78,12 +76,7 @@ class Run:
             module = Toy(KINDS[self.kind], partial=True, **options)
             rows = ToyRows(ROWS, seed=2, partial=True)
         trajectory = Trajectory()
-        strategy: Any = "auto"
-        if ranks > 1:
-            strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=60))
-        runner = toy.trainer(
-            max_epochs=EPOCHS, devices=ranks, strategy=strategy, callbacks=[trajectory]
-        )
+        runner = toy.trainer(max_epochs=EPOCHS, callbacks=[trajectory], **on_ranks(ranks))
         runner.fit(module, ToyData(rows, batch_size=GLOBAL_BATCH // ranks))
         return trajectory.states
 

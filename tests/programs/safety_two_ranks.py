@@ -8,18 +8,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch import seed_everything
 
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.tasks import Generation, Lora, Policy, SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.safety.module import SafetyEvaluation
-from tests.programs.launch import run_on_ranks
+from tests.pl_pointwise import toy
+from tests.programs.launch import on_ranks, run_on_ranks
 
 
 def fit(model: str, files: dict[str, Any], root: Path, ranks: int) -> dict[str, Any]:
@@ -36,18 +35,7 @@ def fit(model: str, files: dict[str, Any], root: Path, ranks: int) -> dict[str, 
     )
     sizes = {"batch_size": 2 // ranks, "eval_batch_size": 4 // ranks}
     data = SafetyDataModule(source="files", unsafe_schema="labelled", **sizes, **files)
-    ddp = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=60))
-    trainer = Trainer(
-        devices=ranks,
-        strategy="auto" if ranks == 1 else ddp,
-        max_epochs=2,
-        accelerator="cpu",
-        default_root_dir=root,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = toy.trainer(max_epochs=2, default_root_dir=root, **on_ranks(ranks))
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
     trained = {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}

@@ -12,13 +12,11 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
@@ -52,6 +50,7 @@ from tests.pl_pointwise.training.test_non_finite import (
     Defective,
     Fragile,
 )
+from tests.programs.launch import on_ranks
 
 GLOBAL_BATCH = 6
 UNEVEN = 13  # batches of 6, 6 and 1: on two ranks the last is one row and one of padding
@@ -67,10 +66,7 @@ class World:
         return GLOBAL_BATCH // self.ranks
 
     def trainer(self, **options: Any) -> Trainer:
-        if self.ranks == 1:
-            return toy.trainer(**options)
-        strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=60))
-        return toy.trainer(devices=self.ranks, strategy=strategy, **options)
+        return toy.trainer(**on_ranks(self.ranks), **options)
 
     def train(
         self, module: Toy, rows: Any, ckpt_path: Any = None, **options: Any
