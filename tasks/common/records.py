@@ -54,16 +54,16 @@ class Row(dict[str, Any]):
 
     def unread(self) -> dict[str, Any]:
         """What holds something and was not read, also of the objects that were read in part."""
-        found = {}
+        unread = {}
         for name, value in self.items():
             if name not in self.read and value not in (None, "", [], {}):
-                found[name] = value
+                unread[name] = value
             several = isinstance(value, list)
             for place, entry in enumerate(value if several else [value]):
                 if name in self.read and isinstance(entry, Row) and entry.read:
                     prefix = f"{name}[{place}]" if several else name
-                    found |= {f"{prefix}.{key}": inner for key, inner in entry.unread().items()}
-        return found
+                    unread |= {f"{prefix}.{key}": inner for key, inner in entry.unread().items()}
+        return unread
 
 
 def _json(file: Any) -> Iterable[Any]:
@@ -148,8 +148,8 @@ def hub_split(path: str, config: str | None, split: str, otherwise: str = "files
 
 def numbered(rows: Iterable[Any], source: str) -> Iterator[tuple[str, Any]]:
     """(where, row) of rows of Arrow, as the hub's are."""
-    found = enumerate(map(without_padding, rows), start=1)
-    return ((f"{source}, record {number}", row) for number, row in found)
+    for number, row in enumerate(rows, start=1):
+        yield f"{source}, record {number}", without_padding(row)
 
 
 def without_padding(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,9 +143,9 @@ class RerankerDataModule(PointwiseDataModule):
                 f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
             )
         self.limits = {"train": max_queries, "val": val_queries, "test": test_queries}
-        for name, count in self.limits.items():
+        numbers = {"max_queries": max_queries, "val_queries": val_queries}
+        for option, count in (numbers | {"test_queries": test_queries}).items():
             if count is not None and count < 1:
-                option = "max_queries" if name == "train" else f"{name}_queries"
                 raise DataError(f"{option}={count}: give at least 1, or null for all.")
         if template is not None:
             split_template(template)
@@ -172,8 +172,8 @@ class RerankerDataModule(PointwiseDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Read, select and tokenise what ``stage`` needs and is not there yet."""
         self._agree_with_module()
-        for each in _NEEDS if stage is None else [stage]:
-            for name in _NEEDS[each]:
+        for needing in _NEEDS if stage is None else [stage]:
+            for name in _NEEDS[needing]:
                 self._add(name)
         if stage is not None and _NEEDS[stage][0] not in self.datasets:
             raise DataError(
@@ -255,21 +255,24 @@ class RerankerDataModule(PointwiseDataModule):
         if self.source == "hub":
             return None if name == "test" and not self.test_fraction else self._from_hub(name)
         if not self._records:
-            for each, found in self._split().items():
-                variances = partial(_variances, self._tokenizer, found)
-                self._records[each] = [found[i] for i in self._kept(each, len(found), variances)]
+            for split, records in self._split().items():
+                variances = partial(_variances, self._tokenizer, records)
+                kept = self._kept(split, len(records), variances)
+                self._records[split] = [records[position] for position in kept]
         return self._records.get(name)
 
     def _split(self) -> dict[str, list[Record]]:
         """All records of files, or of the embedded corpus, by data set."""
         shares = {"val": self.val_fraction, "test": self.test_fraction}
         if self.source == "files":
-            read = {name: self._of_file(path) for name, path in self.files.items() if path}
+            read = {name: self._read_file(path) for name, path in self.files.items() if path}
             return with_held_out(read, shares, self.seed, self.files, ("query", "queries"))
-        rows = docstring_records(self.negatives, self.seed)
-        if not rows:
+        records = [
+            parse_labelled(row, f"embedded corpus, {row['query_id']}", **self._counts)
+            for row in docstring_records(self.negatives, self.seed)
+        ]
+        if not records:
             raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
-        records = [self._parse(row, f"embedded corpus, {row['query_id']}") for row in rows]
         modules = [record.category for record in records]
         return split_by_group(records, modules, shares, self.seed, "module")
 
@@ -294,15 +297,14 @@ class RerankerDataModule(PointwiseDataModule):
 
         def measure(batch: dict[str, list[Any]], positions: list[int]) -> dict[str, list[Any]]:
             records, problems = list[Record](), list[str]()
-            for position, values in zip(positions, zip(*batch.values(), strict=True), strict=True):
-                row, where = dict(zip(batch, values, strict=True)), self._where(name, position)
-                record, problem = Record("", (), None, where), ""
+            for position, *values in zip(positions, *batch.values(), strict=True):
                 try:
-                    record = self._parse(row, where)
+                    record = self._hub_record(dict(zip(batch, values, strict=True)), name, position)
+                    problems.append("")
                 except DataError as error:
-                    problem = str(error)
+                    record = Record("", (), None, "")
+                    problems.append(str(error))
                 records.append(record)
-                problems.append(problem)
             return {
                 "problem": problems,
                 "variance": _variances(self._tokenizer, records),
@@ -314,7 +316,7 @@ class RerankerDataModule(PointwiseDataModule):
         backend.no_truncation()  # a state of its last use, as is padding
         backend.no_padding()
         rules = [*self._counts.values(), "units"]  # Else what was kept under older rules counts.
-        key = digest(rows._fingerprint, self._where(name, 0), backend.to_str(), rules)
+        key = digest(rows._fingerprint, self.hub_path, split, backend.to_str(), rules)
         options: dict[str, Any] = {"batched": True, "batch_size": CHUNK, "with_indices": True}
         options |= {"remove_columns": rows.column_names, "new_fingerprint": key[:32]}
         return rows, rows.map(measure, **options)
@@ -334,21 +336,19 @@ class RerankerDataModule(PointwiseDataModule):
         kept = self._kept(name, len(usable), lambda: [variances[i] for i in usable])
         positions = [usable[i] for i in kept]
         return [
-            self._parse(row, self._where(name, i))
-            for i, row in zip(positions, rows.select(positions), strict=True)
+            self._hub_record(row, name, position)
+            for position, row in zip(positions, rows.select(positions), strict=True)
         ]
 
-    def _where(self, name: str, position: int) -> str:
+    def _hub_record(self, row: Any, name: str, position: int) -> Record:
         split = "train" if name == "train" else "val"  # "test" is a part of it.
-        return f"{self.hub_path}, {split}, record {position + 1}"
-
-    def _parse(self, row: Any, where: str) -> Record:
+        where = f"{self.hub_path}, {split}, record {position + 1}"
         return parse_labelled(row, where, **self._counts)
 
-    def _of_file(self, path: str) -> list[Record]:
+    def _read_file(self, path: str) -> list[Record]:
+        """A record for each answer of each row."""
         parse = partial(parse_positives, **self._counts)
-        rows = records_of(rows_of(path), path, parse, self.skip_invalid)
-        return list(chain.from_iterable(rows))
+        return [*chain(*records_of(rows_of(path), path, parse, self.skip_invalid))]
 
 
 def _fractions(
@@ -386,10 +386,11 @@ def _load_tokenizer(
 
 def _variances(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record]) -> list[float]:
     """Variance of the lengths of each query's negatives in tokens; the positive is the first."""
-    variances = []
+    variances = list[float]()
     for start in range(0, len(records), CHUNK):
         part = [record.passages[1:] for record in records[start : start + CHUNK]]
         lengths = iter(token_lengths(tokenizer, [*chain.from_iterable(part)]))
-        own = [[next(lengths) for _ in passages] for passages in part]
-        variances += [float(np.var(each)) if each else 0.0 for each in own]
+        for passages in part:
+            own = [next(lengths) for _ in passages]
+            variances.append(float(np.var(own)) if own else 0.0)
     return variances

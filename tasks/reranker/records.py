@@ -129,9 +129,9 @@ def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], A
     for name in row:
         if (name == form or _NEGATIVE.fullmatch(name)) and row[name] not in (None, "", []):
             several = enumerate(row[name]) if isinstance(row[name], list) else ()
-            found = [(f"{name}[{i}]", text) for i, text in several] or [(name, row[name])]
-            named += found
-            grades += [int(name == form)] * len(found)
+            texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, row[name])]
+            named += texts
+            grades += [int(name == form)] * len(texts)
     return named, grades, form
 
 

@@ -35,6 +35,7 @@ from tests.pl_pointwise.training.test_non_finite import (
     Fragile,
 )
 from tests.programs.launch import fork_ranks
+from tests.programs.two_ranks import InOrder
 
 RANKS = 2
 GLOBAL_BATCH = 8
@@ -127,15 +128,7 @@ def train(ranks: int, kind: str, pieces: int | None) -> dict[str, Any]:
 
 def poisoned(ranks: int, defects: dict[int, int], pieces: int | None) -> dict[str, Any]:
     """In order, so that rank 1 has the odd rows."""
-    source = data(ranks, Defective(16, defects))
-    ordered = source.train_dataloader
-
-    def in_order() -> Any:
-        loader = ordered()
-        loader.sampler.shuffle = False
-        return loader
-
-    source.train_dataloader = in_order  # type: ignore[method-assign]
+    source = InOrder(Defective(16, defects), batch_size=GLOBAL_BATCH // ranks)
     module = Shardable(FORMULATIONS["by name"], micro_batch_size=pieces)
     runner(ranks).fit(module, source)
     return outcome(module)
