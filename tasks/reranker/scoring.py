@@ -69,6 +69,6 @@ def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:
     groups = []
     last = len(distinct) - 1
     while last >= 0:
-        groups.append(torch.from_numpy(order[starts[opened[last]] : ends[last]]))
+        groups.append(torch.as_tensor(order[starts[opened[last]] : ends[last]]))
         last = opened[last] - 1
     return groups[::-1]
