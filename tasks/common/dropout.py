@@ -30,36 +30,28 @@ def kept_and_scaled(like: Tensor, p: float, generator: torch.Generator | None = 
     return factors.mul_(_LEVELS / (_LEVELS - dropped))
 
 
-def dropout(values: Tensor, p: float) -> Tensor:
-    """Each value times 0 with probability p, else times 1 / (1 − p)."""
-    if p == 0.0:
-        return values
-    if values.device.type != "cpu" or p == 1.0:
-        return torch.dropout(values, p, train=True)
-    return values * kept_and_scaled(values, p)
-
-
 class QuickDropout(nn.Dropout):
-    """As ``nn.Dropout``, with :func:`dropout` in training."""
+    """As ``nn.Dropout``, with :func:`kept_and_scaled` when training on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or self.inplace:
-            return super().forward(input)
-        return dropout(input, self.p)
+        quick = self.training and not self.inplace and input.device.type == "cpu"
+        return self.quick(input) if quick and 0.0 < self.p < 1.0 else super().forward(input)
+
+    def quick(self, values: Tensor) -> Tensor:
+        """Each value times 0 with probability p, else times 1 / (1 − p)."""
+        return values * kept_and_scaled(values, self.p)
 
 
-class RedrawnDropout(nn.Dropout):
+class RedrawnDropout(QuickDropout):
     """Likewise, keeping a seed for the backward pass instead of the factors.
 
     For inputs that nothing else keeps, such as an adapter's: there the factors are a tenth of all
     that a step holds.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        quick = self.training and not self.inplace and input.device.type == "cpu"
-        if not quick or not 0.0 < self.p < 1.0:
-            return super().forward(input)
-        result: Tensor = _Redrawn.apply(input, self.p)
+    def quick(self, values: Tensor) -> Tensor:
+        """As above."""
+        result: Tensor = _Redrawn.apply(values, self.p)
         return result
 
 

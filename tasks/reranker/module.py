@@ -35,7 +35,7 @@ from .encoding import split_template
 from .export import Form, export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import ranking_metrics
-from .scoring import ScoringMethod, choose_scoring_method, scores_of
+from .scoring import scores_of
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Unit = Literal["margin", "probability"]
@@ -123,7 +123,6 @@ class RerankerModule(PointwiseModule):
         if max_length > (most := most_tokens(self.model)):
             rank_zero_info(f"{model_name} has positions for {most} tokens: max_length is {most}.")
             self.max_length = int(most)
-        self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
 
     def forward(self, batch: Batch) -> Tensor:
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where none is."""
@@ -135,9 +134,7 @@ class RerankerModule(PointwiseModule):
         device = inputs["input_ids"].device
         if len(present) == 0:
             return torch.zeros(shape, device=device)
-        if self.scoring_method == "auto":
-            self.scoring_method = choose_scoring_method(self.model, inputs, lengths, present)
-        scores = scores_of(self.scoring_method, self.model, inputs, lengths, present)
+        scores = scores_of(self.model, inputs, lengths, present)
         positions = present.to(device, non_blocking=True)
         return scores.new_zeros(lengths.numel()).index_copy(0, positions, scores).view(shape)
 

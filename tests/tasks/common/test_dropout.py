@@ -9,7 +9,6 @@ from torch import nn
 from pl_pointwise.tasks.common.dropout import (
     QuickDropout,
     RedrawnDropout,
-    dropout,
     kept_and_scaled,
     use_quick_dropout,
 )
@@ -41,7 +40,7 @@ def test_neighbours_are_independent() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_gradient_is_the_factor(dtype: torch.dtype) -> None:
     values = torch.full((7, 5), 2.0, dtype=dtype, requires_grad=True)
-    dropped = dropout(values, 0.4)
+    dropped = QuickDropout(0.4)(values)
     dropped.sum().backward()
     assert dropped.dtype == dtype
     assert values.grad is not None
@@ -51,11 +50,11 @@ def test_the_gradient_is_the_factor(dtype: torch.dtype) -> None:
 
 def test_the_same_random_state_gives_the_same_dropout() -> None:
     """So that a replayed or resumed step sees what the first one saw."""
-    values = torch.ones(1001)
+    values, dropout = torch.ones(1001), QuickDropout(0.5)
     torch.manual_seed(3)
-    first, second = dropout(values, 0.5), dropout(values, 0.5)
+    first, second = dropout(values), dropout(values)
     torch.manual_seed(3)
-    assert torch.equal(dropout(values, 0.5), first)
+    assert torch.equal(dropout(values), first)
     assert not torch.equal(first, second)
 
 
