@@ -28,7 +28,6 @@ from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule,
 from pl_pointwise.errors import one_of
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source, most_tokens
 
 from .encoding import split_template
@@ -243,5 +242,4 @@ def load_cross_encoder(
             trust_remote_code=False,
             use_safetensors=True,
         )
-    use_quick_dropout(model)
     return model.train()  # loaded in evaluation mode, and Lightning keeps the mode it finds
