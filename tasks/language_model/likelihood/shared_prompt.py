@@ -43,6 +43,9 @@ from pl_pointwise.errors import UnsupportedError
 IMPLEMENTATION = "shared_prompt_sdpa"
 """The name in transformers' registries, which checks by substring that a model supports "sdpa"."""
 
+ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+"""The kinds of layers, in a model's settings, that mix tokens by attention alone."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -122,7 +125,10 @@ def layout_in_use(layout: Layout) -> Iterator[None]:
 
 def install(model: PreTrainedModel) -> None:
     """Switch the model over; UnsupportedError: it attends by other means than "sdpa"."""
-    current = model.config._attn_implementation
+    current, config = model.config._attn_implementation, model.config.get_text_config()
+    kinds = {*(getattr(config, "layer_types", None) or ())} - ATTENDING
+    if kinds:
+        raise UnsupportedError(f"its layers {sorted(kinds)} pass on more than attention does")
     if current not in ("sdpa", IMPLEMENTATION):
         raise UnsupportedError(f'attention implementation "{current}" is not "sdpa"')
     model.set_attn_implementation(IMPLEMENTATION)
