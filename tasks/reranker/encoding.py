@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import string
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,6 +16,7 @@ from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.models import check_known
 from pl_pointwise.tasks.common.records import CHUNK, report_skipped, shown
 
 from .records import Record
@@ -78,6 +80,7 @@ class RerankerDataset:
     Args:
         records: in the order of the data set.
         tokenizer, max_length, template: see ``encode``.
+        rows: of the model's embeddings, one a token.
         name: of the data set, for messages; "predict": no passage is the positive.
         skip_invalid: leave out records of which a passage has no token in the input, and say how
             many, instead of stopping there.
@@ -93,6 +96,7 @@ class RerankerDataset:
         *,
         max_length: int,
         template: str | None = None,
+        rows: float = math.inf,
         name: str = "data",
         skip_invalid: bool = False,
     ) -> None:
@@ -100,8 +104,6 @@ class RerankerDataset:
         self._rows: list[dict[str, Any]] = []
         self._settings = (max_length, template, name == "predict")
         skipped, cut = list[str](), 0
-        if len(records) > 20 * CHUNK:
-            rank_zero_info(f"{name}: tokenising the passages of {len(records):,} queries.")
         for start in range(0, len(records), CHUNK):
             part = records[start : start + CHUNK]
             passages = [passage for record in part for passage in record.passages]
@@ -117,6 +119,7 @@ class RerankerDataset:
                         raise DataError(problem)
                     skipped.append(problem)
                     continue
+                check_known(max(max(pair.ids) for pair in pairs), rows, record.where)
                 cut += sum(bool(pair.overflowing) for pair in pairs)
                 row: dict[str, Any] = {
                     "input_ids": [np.asarray(pair.ids, np.int32) for pair in pairs],

@@ -282,8 +282,8 @@ def test_lengths_on_the_hub_are_measured_once(hub: Make, monkeypatch: pytest.Mon
     data_module = hub(rows[:5], rows[5:])
     data_module.prepare_data()
     calls = []
-    measure = data._variances
-    monkeypatch.setattr(data, "_variances", lambda *a: calls.append(1) or measure(*a))
+    measure = data._variance
+    monkeypatch.setattr(data, "_variance", lambda *a: calls.append(1) or measure(*a))
     data_module.setup(None)
     hub(rows[:5], rows[5:]).setup(None)
     assert not calls

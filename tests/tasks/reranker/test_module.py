@@ -312,6 +312,16 @@ def test_data_of_another_input_format_are_refused(
         quiet_trainer(tmp_path, max_steps=1).fit(module, other)
 
 
+def test_a_token_that_the_model_has_no_row_for_is_refused(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    """In the first batch there would be torch's IndexError."""
+    module = module_of(tiny_cross_encoder_dir)
+    module.model.resize_token_embeddings(9)
+    with pytest.raises(DataError, match=r"line 1: the tokenizer writes token .* model knows 9\."):
+        quiet_trainer(tmp_path, max_steps=1).fit(module, data)
+
+
 def test_predictions_order_the_candidates_given_and_skip_rows_that_fill_the_batch(
     tiny_cross_encoder_dir: Path,
 ) -> None:
