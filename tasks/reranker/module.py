@@ -31,7 +31,7 @@ from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.common.models import loading, model_source, most_tokens
 
 from .encoding import split_template
-from .export import Form, export_cross_encoder
+from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import ranking_metrics
 from .scoring import scores_of
@@ -192,8 +192,8 @@ class RerankerModule(PointwiseModule):
 
     def export(self, path: str | Path) -> Path:
         """Save a folder that `sentence_transformers.CrossEncoder` loads, see `export.py`."""
-        form = Form(self.template, self.max_length)
-        return export_cross_encoder(self, self.model, self.model_name, form, Path(path))
+        form = self.model_name, self.max_length, self.template
+        return export_cross_encoder(self, self.model, *form, Path(path))
 
 
 def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:

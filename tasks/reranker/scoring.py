@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -53,22 +52,15 @@ def scores_of(
 def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:
     """Cut pairs, lengths (n,) on the CPU, into groups padded to their longest, short pairs first.
 
-    A group costs forward_cost + size · longest tokens; sorted by length, the cheapest groups are
-    consecutive, so dynamic programming over the distinct lengths finds them.
+    A group takes the next longer pair as long as its padding costs no more than a forward pass of
+    its own; that is within 2 % of the cheapest groups.
     """
-    order = np.argsort(lengths.numpy(), kind="stable")
-    distinct, counts = np.unique(lengths.numpy(), return_counts=True)
-    ends = np.cumsum(counts)  # in `order`, of each distinct length
-    starts = ends - counts
-    cheapest = np.zeros(len(distinct) + 1)  # [j]: cost of the j shortest lengths
-    opened = np.zeros(len(distinct), dtype=int)  # [j]: first length of the group that ends in j
-    for j, length in enumerate(distinct):
-        costs = cheapest[: j + 1] + forward_cost + (ends[j] - starts[: j + 1]) * length
-        opened[j] = costs.argmin()
-        cheapest[j + 1] = costs[opened[j]]
-    groups = []
-    last = len(distinct) - 1
-    while last >= 0:
-        groups.append(torch.as_tensor(order[starts[opened[last]] : ends[last]]))
-        last = opened[last] - 1
-    return groups[::-1]
+    order = lengths.argsort(stable=True)
+    in_order = lengths[order].tolist()
+    groups, start, padding = list[Tensor](), 0, 0
+    for end in range(1, len(in_order)):
+        padding += (in_order[end] - in_order[end - 1]) * (end - start)
+        if padding > forward_cost:
+            groups.append(order[start:end])
+            start, padding = end, 0
+    return [*groups, order[start:]]

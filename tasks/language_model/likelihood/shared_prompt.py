@@ -83,28 +83,23 @@ class Layout:
     ) -> Layout:
         """For prompts (B, P) and responses (B, R, T), padded on the right; length 0 is absent."""
         responses_from = len(prompt_lengths) * prompt_width
-        source: list[Tensor] = []
-        positions: list[Tensor] = []
-        predicting: list[Tensor] = []
+        source, positions, predicting = list[int](), list[int](), list[int]()
         samples: list[Sample] = []
-        end = 0
         for row, (prompt, lengths) in enumerate(zip(prompt_lengths, response_lengths, strict=True)):
             present = [(column, length) for column, length in enumerate(lengths) if length]
             if not present:
                 continue
-            source.append(torch.arange(row * prompt_width, row * prompt_width + prompt))
-            positions.append(torch.arange(prompt))
-            end += prompt
-            first = torch.tensor([end - 1])  # predicts the first token of each response
+            source += range(row * prompt_width, row * prompt_width + prompt)
+            positions += range(prompt)
+            last = len(source) - 1  # predicts the first token of each response
             for column, length in present:
                 start = responses_from + (row * len(lengths) + column) * response_width
-                source.append(torch.arange(start, start + length - 1))
-                positions.append(torch.arange(prompt, prompt + length - 1))
-                predicting += [first, torch.arange(end, end + length - 1)]
-                end += length - 1
+                predicting += [last, *range(len(source), len(source) + length - 1)]
+                source += range(start, start + length - 1)
+                positions += range(prompt, prompt + length - 1)
             samples.append(Sample(prompt, tuple(length - 1 for _, length in present)))
         rows, places, predict = (
-            torch.cat(each).to(device, non_blocking=True)
+            torch.tensor(each, dtype=torch.long).to(device, non_blocking=True)
             for each in (source, positions, predicting)
         )
         return cls(rows, places, predict, tuple(samples))
