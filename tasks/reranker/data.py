@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
@@ -141,10 +140,10 @@ class RerankerDataModule(PointwiseDataModule):
                 f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
             )
         self.limits = {"train": max_queries, "val": val_queries, "test": test_queries}
-        numbers = {"max_queries": max_queries, "val_queries": val_queries}
-        for option, count in (numbers | {"test_queries": test_queries}).items():
+        for split, count in self.limits.items():
             if count is not None and count < 1:
-                raise DataError(f"{option}={count}: give at least 1, or null for all.")
+                option = "max" if split == "train" else split
+                raise DataError(f"{option}_queries={count}: give at least 1, or null for all.")
         if template is not None:
             split_template(template)
         self.source = source
@@ -327,8 +326,7 @@ class RerankerDataModule(PointwiseDataModule):
         """A record for each answer of each row."""
         parse = partial(parse_positives, **self._counts)
         records = [*chain(*records_of(rows_of(path), path, parse, self.skip_invalid))]
-        rows = Counter(record.unit for record in records)
-        check_together(record for record in records if rows[record.unit] > 1)
+        check_together(records)
         return records
 
 
