@@ -106,8 +106,9 @@ class ResponseScorer:
     def choose_method(self, batch: Batch) -> ScoringMethod:
         """The fastest way that agrees with the plain one; what is refused, and why, is logged.
 
-        On the longest pair of the batch, without autocast: twice in one sample and once more in
-        another, so that a response which sees its neighbour shows.
+        On the longest pair of the batch: twice in one sample and once more in another, so that a
+        response which sees its neighbour shows. In float32 where the weights are, as half precision
+        would hide a shift by one position.
         """
         pairs, base = Pairs.of(batch), base_of(self.model)
         row, column = max(pairs.places, key=lambda p: pairs.prompt_lengths[p[0]] + pairs.length(*p))
@@ -119,14 +120,19 @@ class ResponseScorer:
         own = reference_problem(self.model) is None
         chosen: ScoringMethod = "plain"
         methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
-        exact = torch.autocast(pairs.prompt_ids.device.type, enabled=False)
-        with evaluation_mode(self.model), torch.no_grad(), exact:
+        device = pairs.prompt_ids.device.type
+        exact = torch.get_float32_matmul_precision() == "highest"
+        exact = exact and all(weight.dtype.itemsize >= 4 for weight in self.model.parameters())
+        # How far two right ways may differ, relative to 1 + |value|.
+        bound = (1e-4 if device == "cpu" else 1e-3) if exact else 0.1
+        mixed = torch.autocast(device, enabled=torch.is_autocast_enabled(device) and not exact)
+        with evaluation_mode(self.model), torch.no_grad(), mixed:
             plain = _summed(once, once if own else None, self._plain(once, once if own else None))
             for method in methods:
                 try:
                     trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
                     fast = trial._statistics(pairs, pairs if own else None)
-                    problem = value_problem(fast, plain, rounding(self.model))
+                    problem = value_problem(fast, plain, bound)
                 except Exception as error:  # whatever a model may raise that was not built for this
                     problem = f"{type(error).__name__}: {error}"
                 if problem is None:
@@ -230,14 +236,6 @@ class ResponseScorer:
         return torch.cat([p.to(device, non_blocking=True) for p in pieces if p is not None])
 
 
-def rounding(model: nn.Module) -> float:
-    """How far two right ways may differ, relative to 1 + |value|, in the weights' precision."""
-    weights = list(model.parameters())
-    if any(each.dtype.itemsize < 4 for each in weights):
-        return 0.1
-    return 1e-4 if weights[0].device.type == "cpu" else 1e-3
-
-
 def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: float) -> str | None:
     """Which statistic of a pair, the first of ``plain``, some copy of it in ``fast`` has not."""
     compared = {
@@ -247,13 +245,9 @@ def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: fl
     }
     for field, name in compared.items():
         if (right := getattr(plain, field)) is not None:
-            error = (getattr(fast, field)[fast.present] - right[0, 0]).abs()
-            error = error / (1 + right[0, 0].abs())
-            if not (error <= bound).all():  # So that NaN does not pass.
-                return (
-                    f"its {name} differs from the plain method's by {error.max():.1e}, relative to "
-                    f"1 + |value|; rounding explains {bound:.0e}"
-                )
+            found, expected = getattr(fast, field)[fast.present], right[0, 0]
+            if not found.isclose(expected, rtol=bound, atol=bound).all():  # NaN is not close.
+                return f"its {name} differs from the plain method's: {found.tolist()}, {expected}"
     return None
 
 
