@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
 
 from .adapters import (
@@ -74,7 +73,6 @@ def load_language_model(
         if own.merge_on_export or base:
             check_merging(adapted, names, lora)
         return adapted
-    use_quick_dropout(model)
     return model
 
 
