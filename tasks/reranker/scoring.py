@@ -52,8 +52,7 @@ def scores_of(
 def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:
     """Cut pairs, lengths (n,) on the CPU, into groups padded to their longest, short pairs first.
 
-    A group takes the next longer pair as long as its padding costs no more than a forward pass of
-    its own; that is within 2 % of the cheapest groups.
+    A group takes the next longer pair as long as the padding in it costs less than another pass.
     """
     order = lengths.argsort(stable=True)
     in_order = lengths[order].tolist()
