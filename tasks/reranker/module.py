@@ -125,17 +125,10 @@ class RerankerModule(PointwiseModule):
 
     def forward(self, batch: Batch) -> Tensor:
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where none is."""
-        shape = batch["lengths"].shape
-        lengths: Tensor = batch["lengths"].flatten().cpu()
         names = [name for name in ("input_ids", "token_type_ids") if name in batch]
         inputs: dict[str, Tensor] = {name: batch[name].flatten(0, 1) for name in names}
-        present = lengths.nonzero()[:, 0]
-        device = inputs["input_ids"].device
-        if len(present) == 0:
-            return torch.zeros(shape, device=device)
-        scores = scores_of(self.model, inputs, lengths, present)
-        positions = present.to(device, non_blocking=True)
-        return scores.new_zeros(lengths.numel()).index_copy(0, positions, scores).view(shape)
+        scores = scores_of(self.model, inputs, batch["lengths"].flatten().cpu())
+        return scores.view(batch["lengths"].shape)
 
     def objective(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Λ of each query, or the mean over its pairs of the binary cross-entropy, (B,)."""

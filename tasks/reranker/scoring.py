@@ -24,20 +24,19 @@ def score(logits: Tensor) -> Tensor:
     return logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
 
 
-def scores_of(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], lengths: Tensor, present: Tensor
-) -> Tensor:
-    """The scores (m,) of the pairs that are present, float32 or wider.
+def scores_of(model: PreTrainedModel, inputs: Mapping[str, Tensor], lengths: Tensor) -> Tensor:
+    """The scores (n,) of pairs, float32 or wider; 0, without a gradient, where there is none.
 
     Args:
-        inputs: of n pairs, {name: (n, T)}, padded on the right.
-        lengths: theirs, (n,), on the CPU.
-        present: positions (m,) of those that are to be scored, on the CPU.
+        inputs: {name: (n, T)}, padded on the right.
+        lengths: tokens of each pair, (n,), on the CPU; 0 where there is none.
     """
     device = inputs["input_ids"].device
-    groups = like_length_groups(lengths[present], FORWARD_COST.get(device.type, 512))
-    scores = []
-    for group in groups:
+    present = lengths.nonzero()[:, 0]
+    if len(present) == 0:
+        return torch.zeros(len(lengths), device=device)
+    found, scores = [], []
+    for group in like_length_groups(lengths[present], FORWARD_COST.get(device.type, 512)):
         rows = present[group]
         longest = int(lengths[rows].max())
         mask = torch.arange(longest) < lengths[rows, None]
@@ -45,15 +44,15 @@ def scores_of(
         arguments = {key: value[positions, :longest] for key, value in inputs.items()}
         arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
         scores.append(score(model(**arguments).logits))
-    positions = torch.cat(groups).argsort().to(device, non_blocking=True)
-    return torch.cat(scores)[positions]
+        found.append(positions)
+    values = torch.cat(scores)
+    return values.new_zeros(len(lengths)).index_copy(0, torch.cat(found), values)
 
 
 def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:
     """Cut pairs, lengths (n,) on the CPU, into groups padded to their longest, short pairs first.
 
-    A group takes the next longer pair as long as its padding costs no more than a forward pass of
-    its own; that is within 2 % of the cheapest groups.
+    A group takes the next longer pair as long as the padding in it costs less than another pass.
     """
     order = lengths.argsort(stable=True)
     in_order = lengths[order].tolist()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning.pytorch import seed_everything
 from sklearn.metrics import log_loss
 from torch import Tensor
@@ -27,6 +30,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.module import RerankerModule
+from pl_pointwise.tasks.reranker.scoring import like_length_groups
 from tests.tasks.conftest import before_and_after, quiet_trainer
 from tests.tasks.reranker.conftest import OWN, SIZES, ms_marco_rows, save_tiny_cross_encoder
 
@@ -91,6 +95,19 @@ def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
     assert sum(float(gradient.abs().sum()) for gradient, _ in pairs) > 0
     for gradient, reference in pairs:
         torch.testing.assert_close(gradient, reference, atol=1e-9, rtol=1e-9)
+
+
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=30), st.sampled_from([0, 20, 500]))
+def test_groups_hold_every_pair_once_and_pad_less_than_a_pass_costs(
+    sizes: list[int], cost: int
+) -> None:
+    lengths = torch.tensor(sizes)
+    groups = like_length_groups(lengths, cost)
+    assert sorted(torch.cat(groups).tolist()) == list(range(len(sizes)))
+    for group in groups:
+        assert int((lengths[group].max() - lengths[group]).sum()) <= cost
+    for shorter, longer in pairwise(groups):  # The first of the next would have been too much.
+        assert int((lengths[longer].min() - lengths[shorter]).sum()) > cost
 
 
 def test_a_batch_without_any_pair_gives_zeros(model: str) -> None:
