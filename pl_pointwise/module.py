@@ -71,7 +71,7 @@ class PointwiseModule(Task):
     A batch of the training DataLoader is one optimisation step. In this order: ``membership``; per
     micro-batch ``forward`` once, ``objective``, ``constraint_values`` and the backward pass; the
     step of the weights; that of the batch's multipliers. In some steps of an adaptive α one more
-    backward pass per term measures its unit, and with micro-batches or ranks a forward pass.
+    pass per term measures its unit.
 
     A batch is a mapping with ``index``, (B,), each sample's position in the training set, or a list
     of such micro-batches.
