@@ -21,7 +21,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
 from .lagrangian.terms import PADDING
-from .training.random_state import random_state
 from .training.sampler import Drawing
 from .training.sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
 
@@ -135,8 +134,6 @@ class ResumableDataLoader(DataLoader[Any]):
         )
         sampler.draws_by_sample = num_workers > 0
         self.position = 0  # Batches handed out in the current epoch.
-        # The generators' states while a batch is fetched: a resume may have to fetch it again.
-        self.before_fetch: dict[str, Any] | None = None
         self.limit: float = len(self)  # Batches of an epoch, as the trainer limits them.
         self._resume_at: Mapping[str, int] | None = None
 
@@ -158,16 +155,7 @@ class ResumableDataLoader(DataLoader[Any]):
                 )
             self.sampler.set_epoch(resumed["epoch"])
         self.sampler.skip = self.position * (self.batch_size or 1)
-        batches = super().__iter__()
-        while True:
-            if not self.num_workers:  # Its rows draw from this process's generators.
-                self.before_fetch = random_state()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                self.before_fetch = None
-                return
-            self.before_fetch = None
+        for batch in super().__iter__():
             self.position += 1
             yield batch
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from .constraint import Constraint
-from .errors import DataError, TrainingError
+from .errors import TrainingError
 from .formulations import Formulation
 from .optimizers import Training, number_of_steps
 
@@ -177,11 +177,6 @@ def _take(value: Any, rows: Tensor, size: int) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
         if not value.ndim or len(value) != size:
             return value
-        if isinstance(value, Tensor) and value.is_nested:
-            raise DataError(
-                "A nested tensor gives no rows, which micro_batch_size and a sample that is left "
-                "out need: pad it in collate."
-            )
         return value[rows.to(value.device)] if isinstance(value, Tensor) else value[rows.numpy()]
     if not isinstance(value, (list, tuple)):
         return value

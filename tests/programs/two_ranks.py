@@ -191,12 +191,7 @@ def foreign(world: World, count: int) -> Any:
 
 
 @scenario
-def foreign_sampler_that_divides(world: World) -> Any:
-    return foreign(world, 12)
-
-
-@scenario
-def foreign_sampler_that_repeats(world: World) -> Any:
+def foreign_sampler(world: World) -> Any:
     try:
         return foreign(world, UNEVEN)
     except TrainingError as error:
