@@ -1,8 +1,4 @@
-"""Samples with an index, and loading that resumes.
-
-A multiplier belongs to a sample, so every row has ``index``, its position in the data set. A row
-that only fills up a rank's last batch has −1 and counts nowhere.
-"""
+"""Samples with ``index``, their position in the data set, and loading that resumes."""
 
 from __future__ import annotations
 
@@ -183,9 +179,8 @@ class PointwiseDataModule(LightningDataModule):
     """Indexed, resumable, rank-aware loaders around a task's data sets.
 
     A subclass fills ``self.datasets`` in ``setup`` with map-style data sets of dict rows under
-    "train", "val", "test" and "predict", and :meth:`collate` where batches are more than stacked
-    rows. ``test`` is run on "test" and "train"; where "val" and "test" are one object, there is no
-    certification split of its own.
+    "train", "val", "test" and "predict", and overrides :meth:`collate` where batches are more than
+    stacked rows. ``test`` is run on "test" and "train".
 
     What a data set may say of its N samples, by attributes; none is required:
 
@@ -201,7 +196,6 @@ class PointwiseDataModule(LightningDataModule):
         seed: of the order of training samples, together with ``seed_everything``'s.
 
     Raises:
-        ValueError: a batch size below 1.
         DataError: of a loader: its data set is empty or was not filled.
 
     >>> data = PointwiseDataModule(batch_size=2)

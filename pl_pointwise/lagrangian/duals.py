@@ -34,15 +34,11 @@ class Duals:
     """λ of every constraint, of ``samples`` samples (0: a stream), and when and how it moves.
 
     Attributes:
-        multipliers: λ by constraint, float32 in training-set order.
-        thresholds: t by constraint of a CVaR, () or (2,).
         units: Λ and r of the formulations that find their own α.
         in_force: the formulations with α a number, of the last step.
         dual_first: whether the step of the weights uses λ after this step's dual update.
         groups: (N,), the group of each sample where λ is a group's; None where it is a sample's.
         scopes: by constraint what ψ acts on; on_batch: those of a batch's statistic.
-        fingerprint: of the training set that the multipliers belong to.
-        warn: how it warns.
     """
 
     warn: Callable[[str], None] = staticmethod(log.warning)
@@ -78,10 +74,7 @@ class Duals:
     # In a step ----------------------------------------------------------------------------------
 
     def put_in_force(self, steps_an_epoch: float = math.inf) -> None:
-        """The formulations of this step: those with numbers of their own, and α by what is known.
-
-        steps_an_epoch: steps from one visit of a sample to the next.
-        """
+        """The formulations of this step; steps from one visit of a sample to the next."""
         between = max(steps_an_epoch, self.primal_steps)
         self.in_force = self.units.in_force(self.formulations, self.constraints, between)
 
@@ -136,9 +129,8 @@ class Duals:
     def start(self, samples: int, fingerprint: str | None, resumed: bool, first: bool) -> None:
         """Keeps the multipliers if they belong to this training set, or starts them again.
 
-        samples, fingerprint: of the training set; 0 and None of a stream.
-        resumed: whether they are a checkpoint's. first: whether steps are counted from 0 by a
-            fit that is not resumed.
+        samples, fingerprint: of the training set; 0 and None of a stream. resumed: whether they are
+        a checkpoint's. first: whether steps are counted from 0 by a fit that is not resumed.
         """
         if not resumed and fingerprint != self.fingerprint:
             if self.fingerprint is not None and samples:

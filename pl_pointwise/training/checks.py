@@ -245,19 +245,17 @@ def training_set(task: Task) -> Any:
     loader: Any = task.trainer.train_dataloader
     dataset = dataset_of(loader)
     if has_multipliers_per_sample(task):
-        if isinstance(loader, (list, tuple, Mapping)):
-            raise TrainingError(
-                f"A {type(loader).__name__} of training DataLoaders: multipliers per sample need "
-                "one, over IndexedDataset(ConcatDataset([…]))."
-            )
         if dataset is None:
             stated = [f for f in task.formulations.values() if f.scope == "sample"]
-            kind = type(getattr(loader, "dataset", None)).__name__
-            if not all(formulation.adaptive for formulation in stated):
+            kind, several = (
+                type(getattr(loader, "dataset", loader)).__name__,
+                (list, tuple, Mapping),
+            )
+            if isinstance(loader, several) or not all(f.adaptive for f in stated):
                 raise TrainingError(
-                    "Multipliers per sample need a training DataLoader over one map-style data set "
-                    f"with a length, got {kind}. Load the data into one, or state no alpha: then "
-                    "a stream is trained without multipliers."
+                    "Multipliers per sample need one training DataLoader over one map-style data "
+                    f"set with a length, as IndexedDataset(ConcatDataset([…])), got {kind}. "
+                    "Without a stated alpha one stream is trained without multipliers."
                 )
             warn(
                 task,

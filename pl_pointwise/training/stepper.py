@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import DataError, explain_gradient_errors
 from ..lagrangian.batch_statistic import Slope
-from ..lagrangian.ranks import over_ranks
 from ..lagrangian.terms import (
     OBJECTIVE,
     PADDING,
@@ -28,6 +27,7 @@ from ..lagrangian.terms import (
     masks_from,
     non_finite_values,
     one_per_sample,
+    over_ranks,
     strict_values_from,
     widest,
 )
@@ -50,7 +50,7 @@ class Stepper:
         self.taken_now = self.skipped_now = 0  # In this epoch.
         self.first_steps = FirstSteps()
         self.last_words = LastWords(task)
-        self.buffers = Buffers()
+        self.buffers: dict[str, Tensor] = {}  # As they were before the step.
         self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
 
     def take(self, batch: Any) -> Measured:
@@ -60,11 +60,9 @@ class Stepper:
         # How many samples each term applies to, over all ranks, before any forward pass.
         counts = loss.counts([micro.masks for micro in micro_batches])
         self._call_before_zero_grad()
-        self.buffers.keep(task)
+        self.buffers = {name: b.detach().clone() for name, b in task.named_buffers()}
         self.due = loss.duals.units.due(task.formulations, task.global_step)
         measured = self._measure(micro_batches, counts)
-        if self.buffers.changing is None:
-            self.buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
             measured = self._without_non_finite(measured, micro_batches, counts)
         loss.measured, loss.dual_steps = measured, {}
@@ -74,7 +72,7 @@ class Stepper:
             self.taken_now += 1
             loss.take(measured, trainer.num_training_batches)
         else:
-            self.buffers.restore(task)
+            self._restore_buffers()
         return measured
 
     def log(self) -> None:
@@ -111,10 +109,15 @@ class Stepper:
             task.log_dict({f"running/{key}": value for key, value in shown.items()})
 
     def start_epoch(self) -> None:
-        """Counts from 0, and looks for changing buffers again."""
         self.taken_now = self.skipped_now = 0
-        self.buffers = Buffers()
         self.last_words.start_epoch()
+
+    def _restore_buffers(self) -> None:
+        """A step that is computed twice, or not taken, must not count twice in a BatchNorm."""
+        with torch.no_grad():
+            for name, buffer in self.task.named_buffers():
+                if name in self.buffers:
+                    buffer.copy_(self.buffers[name])
 
     def _call_before_zero_grad(self) -> None:
         """Lightning calls this hook under automatic optimization only. Most have none."""
@@ -168,7 +171,7 @@ class Stepper:
         strict = self.strict and duals.dual_first
         with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
             found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
-        self.buffers.restore(task)
+        self._restore_buffers()
         return duals.slopes(found, counts, task.device, over_ranks)
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
@@ -244,7 +247,7 @@ class Stepper:
             bad |= measured.index == PADDING  # A copy spoils the gradient as its sample does.
         if not bad.any():
             return measured
-        self.buffers.restore(task)
+        self._restore_buffers()
         if (~bad).view(task.trainer.world_size, -1).any(1).all():
             kept = without_samples(task, micro_batches, measured.index[bad])
             found = self._measure(kept, counts)
@@ -290,40 +293,11 @@ class Stepper:
         scaler = getattr(task.trainer.precision_plugin, "scaler", None)
         norm /= 1.0 if scaler is None else float(scaler.get_scale())
         task.optimizers().zero_grad()  # type: ignore[union-attr]
-        self.buffers.restore(task)
+        self._restore_buffers()
         number, total, left_out = over_ranks(beside, "sum").tolist()
         if not math.isfinite(norm) and not left_out and self._lower_scale():
             return self._gradient_of(name, micro_batches, counts)
         return norm, number, total
-
-
-class Buffers:
-    """Buffers that forward passes change, such as a BatchNorm's, as they were before a step."""
-
-    def __init__(self) -> None:
-        self.changing: set[str] | None = None  # Their names, known after an epoch's first step.
-        self._kept: dict[str, Tensor] = {}
-
-    def keep(self, module: nn.Module) -> None:
-        """Before the first forward pass of a step."""
-        if self.changing != set():
-            self._kept = {
-                name: buffer.detach().clone()
-                for name, buffer in module.named_buffers()
-                if self.changing is None or name in self.changing
-            }
-
-    def settle(self, module: nn.Module) -> None:
-        """After it: from now on only those that it changed."""
-        now = dict(module.named_buffers())
-        self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
-        self.changing = {*self._kept}
-
-    def restore(self, module: nn.Module) -> None:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers() if self._kept else ():
-                if name in self._kept:
-                    buffer.copy_(self._kept[name])
 
 
 def connected_zero(module: nn.Module) -> Tensor:

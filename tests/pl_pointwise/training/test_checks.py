@@ -255,7 +255,7 @@ def test_what_cannot_be_per_sample_is_told(caplog: pytest.LogCaptureFixture) -> 
     module.membership = lambda batch: {"fit": [True] * 4}  # type: ignore
     with pytest.raises(DataError, match=r"must be bool .* got no tensor of shape list"):
         fit(module)
-    with pytest.raises(TrainingError, match="A list of training DataLoaders"):
+    with pytest.raises(TrainingError, match=r"need one training DataLoader .* got list"):
         fit(Line(), [loader(), loader()])
     module.membership = lambda batch: {}  # type: ignore
     module.constraint_values = lambda outputs, batch: {"fit": outputs - batch["y"][:, None]}  # type: ignore
