@@ -247,11 +247,9 @@ def training_set(task: Task) -> Any:
     if has_multipliers_per_sample(task):
         if dataset is None:
             stated = [f for f in task.formulations.values() if f.scope == "sample"]
-            kind, several = (
-                type(getattr(loader, "dataset", loader)).__name__,
-                (list, tuple, Mapping),
-            )
-            if isinstance(loader, several) or not all(f.adaptive for f in stated):
+            kind = type(getattr(loader, "dataset", loader)).__name__
+            several = isinstance(loader, (list, tuple, Mapping))
+            if several or not all(formulation.adaptive for formulation in stated):
                 raise TrainingError(
                     "Multipliers per sample need one training DataLoader over one map-style data "
                     f"set with a length, as IndexedDataset(ConcatDataset([…])), got {kind}. "

@@ -438,10 +438,9 @@ class Run:
 def correct_loaded_progress(fit: dict[str, Any], entry: Mapping[str, Any]) -> str:
     """Changes the counters of a checkpoint's fit loop to where the run stood; returns what is next.
 
-    That is a "batch", an "epoch's end" or an "epoch". An evaluation that was due before it and had
-    not ended is made again whole. Lightning counts an epoch that ``max_steps`` or ``should_stop``
-    cut short as done, and leaves out what stands between an epoch's last batch and the next.
-    ``entry``: the module's own.
+    That is a "batch", an "epoch's end" or an "epoch"; an evaluation that had not ended is repeated
+    whole. Lightning counts an epoch that was cut short as done, and leaves out what stands between
+    an epoch's last batch and the next. ``entry``: the module's own.
     """
     epochs, batches = fit["epoch_progress"], fit["epoch_loop.batch_progress"]
     of_epoch, of_run = batches["current"], batches["total"]
