@@ -55,7 +55,8 @@ def _with_parts(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
 
         def call(after: bool) -> None:
             for owner in (self._run, self):
-                for part, method in parts_of(type(owner)):
+                kind: Any = type(owner)
+                for part, method in parts_of(kind):
                     if part == (name, after):
                         getattr(owner, method)(*args, **named)
 
