@@ -57,7 +57,7 @@ def main(args: Sequence[str]) -> None:
         if known.dry_run:
             _print_runs(comparison, [word for word in args if word != "--dry-run"])
             return
-        failed = compare(comparison, old, known.pareto, known.pdf)
+        failed = compare(comparison, old)
     except OSError as error:
         where = error.filename or known.output
         parser.error(f"{where}: {error.strerror}" if error.strerror else str(error))
@@ -146,14 +146,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--output", type=Path, required=True, help="folder for runs and results")
     parser.add_argument(
-        "--pareto",
-        nargs=2,
-        metavar=("X", "Y"),
-        help="metrics of pareto.png as the CSV names them; METRIC:max where higher is better and "
-        "the metric does not say so itself",
-    )
-    parser.add_argument("--pdf", action="store_true", help="write the plots as PDF too")
-    parser.add_argument(
         "--require",
         metavar="REQUIREMENT",
         help="what the chosen model has to meet on new inputs: 'relevance: violated <= 0.05', "
@@ -180,15 +172,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(
-    comparison: Comparison, old: Predecessor, axes: Sequence[str] | None, pdf: bool
-) -> list[str]:
+def compare(comparison: Comparison, old: Predecessor) -> list[str]:
     """Runs what is left, then writes tables and plots; returns what failed."""
     quieten()
     with alone_in(comparison.output):
         outcomes = _run(comparison.runs)
         if on_first_rank():
-            write_results(outcomes, comparison, axes, pdf)
+            write_results(outcomes, comparison.output)
         if comparison.requirements:
             answer_requirements(comparison, *old)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
@@ -208,17 +198,15 @@ def _run(runs: Sequence[Run]) -> list[Outcome]:
     return outcomes
 
 
-def write_results(
-    outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] | None, pdf: bool
-) -> None:
+def write_results(outcomes: Sequence[Outcome], output: Path) -> None:
     """Writes the tables and the plots into the comparison's folder."""
-    output, found = comparison.output, tables(outcomes)
+    found = tables(outcomes)
     write_csv(outcomes, output / "comparison.csv")
     text = "\n".join(table.markdown() for table in found)
     (output / "comparison.md").write_text(text, encoding="utf-8")
     print(f"\n{found[0].markdown()}", flush=True)
     done = [outcome for outcome in outcomes if "error" not in outcome[1]]
     if done:
-        draw_plots(done, output, axes, pdf)
+        draw_plots(done, output)
     drawn = [name for name in PLOTS if (output / name).is_file()]
     print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")

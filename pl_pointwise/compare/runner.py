@@ -190,11 +190,6 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     return {
         "data": contents,
         "metrics": {name: value for name, value in logged.items() if shown(name)},
-        "higher_is_better": {
-            name: metric.higher_is_better
-            for name, metric in module.evaluation_metrics().items()
-            if metric.higher_is_better is not None
-        },
         "bounds": bounds_of(module),
         "shared_objective": module.shared_objective,
     }

@@ -127,15 +127,6 @@ def test_a_failed_run_is_a_line_that_says_why(files, tmp_path, unpainted) -> Non
     assert "failed: RuntimeError: asked to fail" in (tmp_path / "out/comparison.md").read_text()
 
 
-def test_a_metric_that_does_not_exist_costs_only_the_pareto_plot(files, tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        run(files, tmp_path / "out", "--pareto", "test/objective", "test/mrr")
-    assert "choose two of test/objective" in capsys.readouterr().err
-    assert (tmp_path / "out/comparison.md").is_file()
-    assert (tmp_path / "out/cdf.png").is_file()
-    assert not (tmp_path / "out/pareto.png").exists()
-
-
 MANY = f"""
 fine: null
 named wrongly: [reranker/pointwize]
