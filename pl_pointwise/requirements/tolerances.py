@@ -17,21 +17,17 @@ import pandas as pd
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.command_line.cli_errors import CommandParser, fraction
+from pl_pointwise.command_line.cli_errors import CommandParser
 from pl_pointwise.command_line.configs import overview
 from pl_pointwise.constraint import Constraint
 from pl_pointwise.data import SPLITS, PointwiseDataModule, title_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.printing import Table, quieten
 
-from .p_values import fewest_samples, samples_needed
 from .samples import Source
 
 SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
 """Shares of the samples that are to meet an ε."""
-
-RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""Shares of new inputs that a requirement lets violate."""
 
 EQUAL = 1e-6
 """What lies closer together differs by rounding."""
@@ -53,7 +49,6 @@ def main(args: Sequence[str]) -> None:
     constraints = cli.model.evaluation_constraints
     shares = met_shares(samples, constraints)
     tables = [tolerance_table(name, bounds, shares) for name, bounds in constraints.items()]
-    tables.append(sample_table(known.confidence))
     text = "\n".join([*(table.markdown() for table in tables if len(table.cells)), *notes])
     print(f"\n{text}")
     known.output.mkdir(parents=True, exist_ok=True)
@@ -65,15 +60,14 @@ def main(args: Sequence[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "tolerances",
-        "Which ε which share of the samples meets, and how many samples certify a "
-        "requirement,\nbefore any training. Further options are those of pl-pointwise test.",
+        "Which ε which share of the samples meets, before any training.\nFurther options are "
+        "those of pl-pointwise test.",
         overview(),
     )
     which, default = "base, then what changes it; name or path", "default: %(default)s"
     parser.add_argument("-c", "--config", action="append", default=[], help=which)
     parser.add_argument("--ckpt_path", help="of a model that is trained already")
     parser.add_argument("--output", type=Path, default="results/tolerances", help=default)
-    parser.add_argument("--confidence", type=fraction, default=0.95, help=default)
     return parser
 
 
@@ -199,26 +193,3 @@ def tolerance_table(name: str, constraint: Constraint, shares: DataFrame) -> Tab
     elif len(found) and not found["met"].any():
         note += " No sample meets the bound yet: an ε that some meet is surely within reach."
     return Table(bound, note, cells)
-
-
-def sample_table(confidence: float) -> Table:
-    """Returns how many certification samples a requirement takes, a line per rate."""
-
-    def needed(rate: float, share: float) -> str:
-        number = samples_needed(rate, share * rate, confidence)
-        return "over a million" if number is None else f"{number:,}"
-
-    lines = [
-        {
-            "violated by at most": f"{100 * rate:g} %",
-            "none of them violates": f"{fewest_samples(rate, confidence):,}",
-            "the model violates half the rate": needed(rate, 0.5),
-            "three quarters of it": needed(rate, 0.75),
-        }
-        for rate in RATES
-    ]
-    note = (
-        f"To certify one requirement at {100 * confidence:g} %; where some violate, with a "
-        "probability of 80 %."
-    )
-    return Table("Certification samples that a requirement takes", note, DataFrame(lines))
