@@ -17,13 +17,7 @@ from typing import Any
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.command_line.cli_errors import (
-    CommandParser,
-    debugging,
-    fraction,
-    place_in_own_code,
-    sentence,
-)
+from pl_pointwise.command_line.cli_errors import CommandParser, fraction
 from pl_pointwise.command_line.configs import overview
 from pl_pointwise.printing import quieten
 from pl_pointwise.requirements.exported import START
@@ -33,7 +27,7 @@ from .certification import Predecessor, answer_requirements, check_requirements
 from .plots import PLOTS
 from .plots import draw as draw_plots
 from .runner import alone_in, execute, on_first_rank
-from .runs import Comparison, MethodsError, Outcome, Run
+from .runs import Comparison, Outcome, Run, errors_of
 from .tables import tables, write_csv
 
 
@@ -67,31 +61,21 @@ def main(args: Sequence[str]) -> None:
 
 
 def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor:
-    """Builds every method that has a run to come; refuses all that is wrong, method by method.
+    """Builds every method that has a run to come, and refuses the first that cannot run.
 
     Returns what requirements compare with, if any does; ``measure`` it.
     """
     quieten()
-    runs, problems, names = comparison.planned
-    problems, cli, built = dict(problems), None, None
+    runs, cli, built = comparison.runs, None, None
     results = {run.title: run.result() or {} for run in runs}
     bounds = {title: found["bounds"] for title, found in results.items() if "bounds" in found}
     for run in {run.method: run for run in reversed(runs) if not run.finished}.values():
         cli = None
         gc.collect()  # The next model is loaded.
-        try:
+        with errors_of(run.method):
             cli = PointwiseCLI(run.arguments, run=False)
             _check_data(cli)
-        except argparse.ArgumentError as error:
-            problems[run.method] = str(error)
-        except Exception as error:
-            if debugging():
-                raise
-            problems[run.method] = f"{sentence(error)}{place_in_own_code(error)}"
-        else:
             bounds[run.title], built = bounds_of(cli.model), run
-    if problems:
-        raise MethodsError(problems, names)
     if not comparison.requirements:
         return Predecessor()
     require_same_bounds(bounds)

@@ -10,7 +10,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import yaml
 from lightning_utilities.core.apply_func import apply_to_collection
 
+from pl_pointwise.command_line.cli_errors import debugging, place_in_own_code, sentence
 from pl_pointwise.command_line.configs import (
     comparison_path,
     config_parts,
@@ -125,28 +127,18 @@ class Comparison:
         """The requirements; what is wrong with one is a RequirementError."""
         return [Requirement.parse(text) for text in self.requirements]
 
-    @property
-    def runs(self) -> list[Run]:
-        """Every run, in the methods file's order; what is wrong with methods is a MethodsError."""
-        runs, problems, names = self.planned
-        if problems:
-            raise MethodsError(problems, names)
-        return runs
-
     @cached_property
-    def planned(self) -> tuple[list[Run], dict[str, str], list[str]]:
-        """The runs of methods that can be planned, what is wrong with the others, all names."""
+    def runs(self) -> list[Run]:
+        """Every run, in the methods file's order; a method that is wrong is a DataError."""
         require_order(self.configs)
         base = [part for config in self.configs for part in config_parts(config)]
         swept = product_of(self.settings)
-        runs, names = list[Run](), list[str]()
-        problems, taken = dict[str, str](), dict[Path, str]()
+        runs, taken = list[Run](), dict[Path, str]()
         for method, overlay in self._overlays().items():
             for label, options in swept:
                 name = f"{method}, {label}" if label else method
-                names.append(name)
                 below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
-                try:
+                with errors_of(name):
                     if below.parent.name != "runs" or not below.name.strip("."):
                         raise DataError("gives its folder no name. Put a letter or digit in it.")
                     if taken.setdefault(below, name) != name:
@@ -156,9 +148,7 @@ class Comparison:
                     for seed in self.seeds:
                         folder = below / f"seed-{seed}"
                         runs.append(self._run(name, seed, folder, [*base, *parts], words))
-                except (ValueError, FileNotFoundError) as error:
-                    problems[name] = str(error)
-        return runs, problems, names
+        return runs
 
     def _overlays(self) -> dict[str, Any]:
         if self.methods is None:
@@ -205,18 +195,16 @@ def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
     return configs, untrained
 
 
-class MethodsError(DataError):
-    """What is wrong, by method, so that nothing was run; names: of all methods, in their order."""
-
-    def __init__(self, problems: Mapping[str, str], names: Sequence[str]) -> None:
-        alike: dict[str, list[str]] = {}
-        for method in filter(problems.__contains__, names):
-            alike.setdefault(problems[method], []).append(method)
-        lines = [f"nothing was run; {len(problems)} of {len(names)} methods cannot run:"]
-        lines += [f"  {', '.join(whose)}: {problem}" for problem, whose in alike.items()]
-        if len(alike) == 1 and len(problems) == len(names):
-            lines = [f"{problem} Nothing was run." for problem in alike]
-        super().__init__("\n".join(lines))
+@contextmanager
+def errors_of(method: str) -> Iterator[None]:
+    """What is wrong within the block becomes a DataError that names the method."""
+    try:
+        yield
+    except Exception as error:
+        if debugging():
+            raise
+        what = f"{sentence(error)}{place_in_own_code(error)}"
+        raise DataError(f"nothing was run; {method}: {what}") from error
 
 
 def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
