@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import CommandParser, fraction
 from pl_pointwise.command_line.configs import overview
 from pl_pointwise.printing import quieten
-from pl_pointwise.requirements.exported import START
 from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 
-from .certification import Predecessor, answer_requirements, check_requirements
+from .certification import answer_requirements, check_requirements
 from .plots import PLOTS
 from .plots import draw as draw_plots
 from .runner import alone_in, execute, on_first_rank
@@ -37,7 +37,7 @@ def main(args: Sequence[str]) -> None:
     known, overrides = parser.parse_known_args(list(args))
     seeds = [*dict.fromkeys(known.seeds)]  # Each once: a run that is counted twice shows no spread.
     what = known.config, known.output, known.methods, seeds, known.set, overrides
-    comparison = Comparison(*what, known.require, known.confidence, known.against)
+    comparison = Comparison(*what, known.require, known.confidence)
     if known.only is not None:
         if not 1 <= known.only <= len(comparison.runs):
             parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")
@@ -47,11 +47,11 @@ def main(args: Sequence[str]) -> None:
             raise SystemExit(f"{run.title} failed: {result['error']}")
         return
     try:
-        old = check_methods(comparison, not known.dry_run)
+        before = check_methods(comparison, not known.dry_run)
         if known.dry_run:
             _print_runs(comparison, [word for word in args if word != "--dry-run"])
             return
-        failed = compare(comparison, old)
+        failed = compare(comparison, before)
     except OSError as error:
         where = error.filename or known.output
         parser.error(f"{where}: {error.strerror}" if error.strerror else str(error))
@@ -60,10 +60,10 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
 
-def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor:
+def check_methods(comparison: Comparison, measure: bool = True) -> DataFrame | None:
     """Builds every method that has a run to come, and refuses the first that cannot run.
 
-    Returns what requirements compare with, if any does; ``measure`` it.
+    Returns what the predecessor measures, where a requirement compares with it; ``measure`` it.
     """
     quieten()
     runs, cli, built = comparison.runs, None, None
@@ -77,7 +77,7 @@ def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor:
             _check_data(cli)
             bounds[run.title], built = bounds_of(cli.model), run
     if not comparison.requirements:
-        return Predecessor()
+        return None
     require_same_bounds(bounds)
     if built is not runs[0]:
         cli = None
@@ -138,13 +138,6 @@ def _parser() -> argparse.ArgumentParser:
         **several,
     )
     parser.add_argument(
-        "--against",
-        default=START,
-        metavar="OLD",
-        help=f"what lost(…), gained(…) and predecessor are about: {START}, the first run's model "
-        "before training, or a folder, exported or of a run",
-    )
-    parser.add_argument(
         "--confidence", type=fraction, default=0.95, help="of the certificate, the choice included"
     )
     parser.add_argument(
@@ -156,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(comparison: Comparison, old: Predecessor) -> list[str]:
+def compare(comparison: Comparison, before: DataFrame | None) -> list[str]:
     """Runs what is left, then writes tables and plots; returns what failed."""
     quieten()
     with alone_in(comparison.output):
@@ -164,7 +157,7 @@ def compare(comparison: Comparison, old: Predecessor) -> list[str]:
         if on_first_rank():
             write_results(outcomes, comparison.output)
         if comparison.requirements:
-            answer_requirements(comparison, *old)
+            answer_requirements(comparison, before)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 

@@ -32,7 +32,7 @@ from pl_pointwise.command_line.configs import (
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now
 from pl_pointwise.requirements import Requirement
-from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES, START
+from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
 
 VIOLATIONS = "violations.npz"
 """Written before ``result.json``: all violations."""
@@ -120,7 +120,6 @@ class Comparison:
     overrides: Sequence[str] = ()
     requirements: Sequence[str] = ()
     confidence: float = 0.95
-    against: str = START
 
     @cached_property
     def required(self) -> list[Requirement]:
