@@ -24,7 +24,7 @@ TOGETHER = 8  # Prompts that are answered in one batch.
 class AnswerSamples(Callback):
     """Lets a module with ``answers_to(prompts)``, such as a language task's, answer a few prompts.
 
-    Before the first step and on the way. ``answer-samples/answers.jsonl`` below the run's folder
+    Before the first step and after epochs. ``answer-samples/answers.jsonl`` below the run's folder
     has a line an answer; TensorBoard gets prompts and answers too. Every rank answers, rank 0
     writes, and the run's random numbers stay.
 
@@ -35,7 +35,6 @@ class AnswerSamples(Callback):
         data: a data set of the data module's, "train" or "val". Without a "val",
             ``per_category`` takes "train".
         every_n_epochs: answer at the end of so many epochs; None does not.
-        every_n_steps: and after so many steps of the weights; None does not.
     """
 
     def __init__(
@@ -45,14 +44,13 @@ class AnswerSamples(Callback):
         per_category: int = 0,
         data: str = "val",
         every_n_epochs: int | None = 1,
-        every_n_steps: int | None = None,
     ) -> None:
         if not prompts and not indexes and per_category < 1:
             raise ValueError("AnswerSamples: which prompts? Give prompts, indexes or per_category.")
         self.prompts = [_conversation(prompt) for prompt in prompts or []]
         self.indexes, self.per_category, self.data = list(indexes or []), per_category, data
-        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
-        self.folder, self._answered_at = RunFolder("answer-samples"), -1
+        self.every_n_epochs, self.folder = every_n_epochs, RunFolder("answer-samples")
+        self._answered_at = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
@@ -67,10 +65,6 @@ class AnswerSamples(Callback):
             kept = [line for line in lines if json.loads(line)["step"] <= self._answered_at]
             path.write_text("".join(kept), encoding="utf-8")
         if trainer.global_step == 0:
-            self._answer(trainer, pl_module)
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
             self._answer(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -111,10 +105,7 @@ class AnswerSamples(Callback):
         ]
 
     def _answer(self, trainer: Trainer, module: Any) -> None:
-        step = trainer.global_step
-        if self._answered_at == step:  # An epoch's end at such a step.
-            return
-        self._answered_at = step
+        self._answered_at = step = trainer.global_step
         context, state = trainer.precision_plugin.forward_context(), random_state(module.device)
         rows = []
         with evaluation_mode(module), torch.no_grad(), context:

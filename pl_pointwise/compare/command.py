@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,14 +87,11 @@ def check_methods(comparison: Comparison, measure: bool = True) -> DataFrame | N
 
 def _check_data(cli: PointwiseCLI) -> None:
     """That files are there, of the data module's options ``…_file``, and test data."""
-    data = cli.config.get("data")
-    arguments = data.get("init_args") if data is not None else None
-    for name, value in (vars(arguments) if arguments is not None else {}).items():
-        if name.endswith(("_file", "_files")):
-            for path in value if isinstance(value, (list, tuple)) else [value]:
-                local = isinstance(path, (str, os.PathLike)) and "://" not in str(path)
-                if local and not os.path.exists(os.path.expanduser(path)):
-                    raise FileNotFoundError(f"data.{name}: there is no file {path}.")
+    arguments = (cli.config_dump.get("data") or {}).get("init_args") or {}
+    for name, path in arguments.items():
+        local = name.endswith("_file") and isinstance(path, str) and "://" not in path
+        if local and not Path(path).expanduser().exists():
+            raise FileNotFoundError(f"data.{name}: there is no file {path}.")
     source: Any = cli.datamodule or cli.model
     if not is_overridden("test_dataloader", source):
         raise ValueError(

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 import yaml
 from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
@@ -202,19 +201,6 @@ def _checkpoint(run: Run) -> Path | None:
         write_whole(marker, json.dumps({"digest": run.digest}))
         return None
     times = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*.ckpt")}
-    for path in sorted(times, key=lambda path: -times[path]):
-        if times[path] >= marker.stat().st_mtime_ns and _resumable(path):
-            return path
-    return None
-
-
-def _resumable(checkpoint: Path) -> bool:
-    """Whether training can continue from it: it is complete, with more than the weights."""
-    if checkpoint.is_dir():  # Of shards.
-        return True
-    try:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:
-        log.warning("%s cannot be read, and is left out.", checkpoint, exc_info=True)
-        return False
-    return "optimizer_states" in state
+    times.pop(run.folder / CHECKPOINT, None)  # It holds the weights alone.
+    newest = max(times, key=lambda path: times[path], default=None)
+    return None if newest is None or times[newest] < marker.stat().st_mtime_ns else newest

@@ -26,38 +26,25 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Tested:
-    """A candidate after the test."""
-
-    candidate: Candidate
-    """The one that was tested."""
-    p: float
-    """On the certification split, the largest over the requirements."""
-    place: int | None
-    """In the sequence, from 0; None for one that another beats in p-value and objective."""
-    certified: bool
-    """Whether its place in the sequence was reached, and its p-value small enough."""
-
-
-@dataclass(frozen=True)
 class Selection:
     """What came of a selection.
 
     Attributes:
-        tested: in the order of the candidates.
-        order: positions among them, of those that stand in the sequence.
+        p: of each candidate, on the certification split, the largest over the requirements.
+        order: their positions in the sequence, without those that another beats.
+        certified: how many of the sequence are, from its start.
         zero_one: of each requirement whether its losses are taken as 0 and 1.
     """
 
-    tested: list[Tested]
+    p: list[float]
     order: list[int]
+    certified: int
     zero_one: list[bool]
 
     @property
     def position(self) -> int | None:
         """The chosen one, the last of the sequence that is certified; None: there is none."""
-        certified = [position for position in self.order if self.tested[position].certified]
-        return certified[-1] if certified else None
+        return self.order[self.certified - 1] if self.certified else None
 
 
 def select(
@@ -74,15 +61,9 @@ def select(
     before = [largest(each.selection) for each in candidates]
     after = [largest(each.certification) for each in candidates]
     order = pareto_order(before, [each.objective for each in candidates])
-    in_order = [after[position] for position in order]
-    # A fixed sequence: rejected are those before the first that is above δ.
-    passed = [max(in_order[: place + 1]) <= 1 - confidence for place in range(len(in_order))]
-    tested = []
-    for position, candidate in enumerate(candidates):
-        place = order.index(position) if position in order else None
-        certified = place is not None and passed[place]
-        tested.append(Tested(candidate, after[position], place, certified))
-    return Selection(tested, order, kinds)
+    # A fixed sequence: certified are those before the first that is above δ.
+    passed = [after[position] <= 1 - confidence for position in order]
+    return Selection(after, order, [*passed, False].index(False), kinds)
 
 
 def pareto_order(p_values: Sequence[float], objectives: Sequence[float]) -> list[int]:

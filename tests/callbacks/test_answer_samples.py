@@ -52,7 +52,7 @@ def written(root: Path) -> list[dict[str, Any]]:
 
 
 def test_the_run_is_the_same_to_the_last_bit(language_model_folder, file, tmp_path) -> None:
-    samples = AnswerSamples(PROMPTS, [1], per_category=1, data="train", every_n_steps=1)
+    samples = AnswerSamples(PROMPTS, [1], per_category=1, data="train")
     found = run(language_model_folder, file, tmp_path / "with", [samples])
     expected = run(language_model_folder, file, tmp_path / "without", [])
     assert torch.equal(weights_of(found), weights_of(expected))
@@ -62,7 +62,7 @@ def test_the_run_is_the_same_to_the_last_bit(language_model_folder, file, tmp_pa
     # Three prompts of one's own, sample 1 and the first of each of the other three categories.
     rows = written(tmp_path / "with")
     steps = [row["step"] for row in rows]
-    assert steps == [step for step in range(7) for _ in range(7)]
+    assert steps == [step for step in (0, 2, 4, 6) for _ in range(7)]
     assert [row.get("index") for row in rows[:7]] == [None, None, None, 1, 0, 2, 3]
     assert rows[3]["category"] == "never"
     assert rows[0]["prompt"] == "Who are you?"

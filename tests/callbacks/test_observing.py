@@ -63,11 +63,6 @@ def test_training_is_the_same_with_and_without_callbacks(name: str, tmp_path: Pa
     assert_identical_run(*modules)
 
 
-def test_a_callback_that_is_gone_says_what_takes_its_place() -> None:
-    with pytest.raises(ImportError, match="compare"):
-        from pl_pointwise.callbacks import ViolationCurves  # noqa: F401
-
-
 def test_short_names_on_the_command_line(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     main(
