@@ -15,7 +15,7 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.task import evaluation_mode
 from pl_pointwise.training.random_state import random_state, restore_random_state
 
-from .outputs import RunFolder, log_text
+from .outputs import RunFolder
 
 FILE = "answers.jsonl"
 TOGETHER = 8  # Prompts that are answered in one batch.
@@ -25,7 +25,7 @@ class AnswerSamples(Callback):
     """Lets a module with ``answers_to(prompts)``, such as a language task's, answer a few prompts.
 
     Before the first step and after epochs. ``answer-samples/answers.jsonl`` below the run's folder
-    has a line an answer; TensorBoard gets prompts and answers too. Every rank answers, rank 0
+    has a line an answer. Every rank answers, rank 0
     writes, and the run's random numbers stay.
 
     Args:
@@ -119,8 +119,6 @@ class AnswerSamples(Callback):
         if trainer.is_global_zero:
             with (self.folder.path / FILE).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            texts = [f"**{row['prompt']}**\n\n> {row['answer']}" for row in rows]
-            log_text(trainer, "answers", "\n\n".join(texts))
 
 
 def _conversation(prompt: Any) -> dict[str, Any]:

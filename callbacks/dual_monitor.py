@@ -11,8 +11,7 @@ the entries (sample and column) that stepped:
     relaxed             share with u* ≠ 0; only where the formulation relaxes
 
 A constraint with one multiplier is met by a statistic of the batch, such as its mean, which varies
-from batch to batch; so r is averaged over the epoch's steps before it is measured. TensorBoard and
-W&B get ``multipliers`` too, the histogram of λ.
+from batch to batch; so r is averaged over the epoch's steps before it is measured.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from pl_pointwise.formulations import Formulation
 from pl_pointwise.lagrangian.terms import DualStep
 from pl_pointwise.metrics import quantiles
 from pl_pointwise.task import log_of_all_ranks
-
-from .outputs import log_histogram
 
 QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "max": 1.0}
 
@@ -66,8 +63,6 @@ class DualMonitor(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         for name, sums in self._sums.items():
             multipliers = pl_module.multipliers[name][self._visited[name]]
-            if trainer.is_global_zero and len(multipliers):
-                log_histogram(trainer, f"dual/{name}/multipliers", multipliers)
             values = quantiles(multipliers, [*QUANTILES.values()]).tolist()
             found = _distances(sums, pl_module.formulations[name])
             found |= {f"multiplier_{key}": v for key, v in zip(QUANTILES, values, strict=True)}

@@ -29,7 +29,6 @@ from .exported import (
     CHECKPOINT,
     REFUSED,
     START,
-    known_units,
     measure_new_records,
     model_files,
     read_certificate,
@@ -79,7 +78,8 @@ def check_models(
     certificate, _ = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
     old = folder if against == START else against
-    new, left_out = records_not_known(new, known_units(folder) | known_units(old))
+    known = {unit for each in (folder, old) for unit in read_certificate(each)[1]["unit"]}
+    new, left_out = records_not_known(new, known)
     if new.empty:
         raise RequirementError(
             f"All {left_out:,} records trained, selected or certified one of the models, so they "

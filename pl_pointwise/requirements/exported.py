@@ -63,18 +63,9 @@ def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -
 
 def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
     """Returns the certificate, and the table of samples.py that it was made by."""
-    inside = model_files(folder)
-    return certificate_in(Path(folder)), _samples_in(inside / SAMPLES)
-
-
-def known_units(folder: str | Path) -> set[str]:
-    """The units that trained, selected or certified the model of an export."""
-    return set(_samples_in(model_files(folder) / SAMPLES)["unit"])
-
-
-def _samples_in(path: Path) -> DataFrame:
+    path, certificate = model_files(folder) / SAMPLES, certificate_in(Path(folder))
     try:
-        return pd.read_parquet(path, columns=list(COLUMNS))
+        return certificate, pd.read_parquet(path, columns=list(COLUMNS))
     except (OSError, ValueError) as error:  # pyarrow's are of both.
         raise RequirementError(f"{path}: {printable(error)}. Export the model again.") from None
 

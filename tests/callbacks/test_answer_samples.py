@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 
 from pl_pointwise import Pointwise
 from pl_pointwise.callbacks import AnswerSamples
@@ -80,18 +79,13 @@ def test_a_resumed_run_goes_on_in_its_file(language_model_folder, file, tmp_path
     assert [row["step"] for row in written(root)] == [0, 2, 4, 6]
 
 
-def test_it_writes_beside_the_logger_and_tells_tensorboard(
-    language_model_folder, file, tmp_path
-) -> None:
-    logger, board = CSVLogger(tmp_path), Mock(TensorBoardLogger)
+def test_it_writes_beside_the_logger(language_model_folder, file, tmp_path) -> None:
+    logger = CSVLogger(tmp_path)
     samples = AnswerSamples(["Hi"], every_n_epochs=2)
-    run(language_model_folder, file, tmp_path, [samples], logger=[logger, board])
+    run(language_model_folder, file, tmp_path, [samples], logger=logger)
     (path,) = Path(logger.log_dir).rglob("answers.jsonl")
     assert path.parent.name == "answer-samples"
-    rows = written(tmp_path)
-    assert [row["step"] for row in rows] == [0, 4]
-    shown = [call.args for call in board.experiment.add_text.call_args_list]
-    assert shown == [("answers", f"**Hi**\n\n> {row['answer']}", row["step"]) for row in rows]
+    assert [row["step"] for row in written(tmp_path)] == [0, 4]
 
 
 @pytest.mark.parametrize("index", [99, -1])
