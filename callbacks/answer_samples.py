@@ -25,7 +25,8 @@ class AnswerSamples(Callback):
     """Lets a module with ``answers_to(prompts)``, such as a language task's, answer a few prompts.
 
     Before the first step and after epochs. ``answer-samples/answers.jsonl`` below the run's folder
-    has a line an answer. Every rank answers, rank 0
+    has a line an answer; a resumed
+    run goes on in it, so the steps after its checkpoint are there twice. Every rank answers, rank 0
     writes, and the run's random numbers stay.
 
     Args:
@@ -50,20 +51,11 @@ class AnswerSamples(Callback):
         self.prompts = [_conversation(prompt) for prompt in prompts or []]
         self.indexes, self.per_category, self.data = list(indexes or []), per_category, data
         self.every_n_epochs, self.folder = every_n_epochs, RunFolder("answer-samples")
-        self._answered_at = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
-        if self.folder.restored is None:
-            self._answered_at = -1
         self.folder.claim(trainer)
-        path = self.folder.path / FILE
-        rank_zero_info(f"Answers are written to {path}")
-        if trainer.is_global_zero:
-            # What an interrupted run wrote after its checkpoint is removed.
-            lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= self._answered_at]
-            path.write_text("".join(kept), encoding="utf-8")
+        rank_zero_info(f"Answers are written to {self.folder.path / FILE}")
         if trainer.global_step == 0:
             self._answer(trainer, pl_module)
 
@@ -72,11 +64,10 @@ class AnswerSamples(Callback):
             self._answer(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"folder": self.folder.name, "answered_at": self._answered_at}
+        return {"folder": self.folder.name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.folder.restored = state_dict["folder"]
-        self._answered_at = state_dict["answered_at"]
 
     def _of_data(self, datamodule: Any) -> list[dict[str, Any]]:
         """The conversations of the data set that were asked for."""
@@ -105,7 +96,6 @@ class AnswerSamples(Callback):
         ]
 
     def _answer(self, trainer: Trainer, module: Any) -> None:
-        self._answered_at = step = trainer.global_step
         context, state = trainer.precision_plugin.forward_context(), random_state(module.device)
         rows = []
         with evaluation_mode(module), torch.no_grad(), context:
@@ -113,7 +103,7 @@ class AnswerSamples(Callback):
                 asked = self._asked[start : start + TOGETHER]
                 for each, found in zip(asked, module.answers_to(asked), strict=True):
                     about = {key: each[key] for key in ("index", "category") if key in each}
-                    row = {"step": step, "epoch": trainer.current_epoch}
+                    row = {"step": trainer.global_step, "epoch": trainer.current_epoch}
                     rows.append({**row, "prompt": shown(each["messages"]), **about, **found})
         restore_random_state(state, module.device)
         if trainer.is_global_zero:

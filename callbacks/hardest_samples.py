@@ -47,15 +47,13 @@ class HardestSamples(Callback):
         self.count, self.folder = count, RunFolder("hardest")
         self._tables = Violations()
         self._epoch = 0
-        self._store: Any = None  # The multipliers of the samples that the tables are of.
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.folder.restored is None:
+            self._tables = Violations()  # Those there were are of an earlier fit.
         self.folder.claim(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        if self._store is not None and self._store is not pl_module.multipliers:
-            self._tables = Violations()  # Those there were are of an earlier fit.
-        self._store = pl_module.multipliers
         self._tables.add(pl_module)
         self._epoch = trainer.current_epoch
 
@@ -107,7 +105,7 @@ class HardestSamples(Callback):
         return {**vars(self._tables), "epoch": self._epoch, "folder": self.folder.name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._tables, self._epoch, self._store = Violations(), state_dict["epoch"], None
+        self._tables, self._epoch = Violations(), state_dict["epoch"]
         for name in vars(self._tables):
             setattr(self._tables, name, state_dict[name])
         self.folder.restored = state_dict["folder"]
@@ -142,9 +140,8 @@ def plain_fields(row: Any) -> dict[str, str]:
     if hasattr(row, "_asdict"):
         row = row._asdict()
     if not isinstance(row, Mapping):
-        row = dict(enumerate(row)) if isinstance(row, (list, tuple)) else {0: row}
-    texts = {str(name): text_of(value) for name, value in row.items()}
-    return {name: text for name, text in texts.items() if text is not None}
+        row = dict(enumerate(row if isinstance(row, (list, tuple)) else [row]))
+    return {str(n): text for n, value in row.items() if (text := text_of(value)) is not None}
 
 
 def text_of(value: Any) -> str | None:

@@ -160,8 +160,6 @@ def violation_cdfs(violations: Curves, styles: Styles) -> Figure:
             panel.set_ylim(0, 1.01)
             panel.grid(alpha=0.3)
         _compress(of_row, beside)
-        if (worst := max((v[np.isfinite(v)].max(initial=0) for v in of_row), default=0)) > 0:
-            beside[0].set_xlim(left=max(-worst, beside[0].get_xlim()[0]))  # Nothing fails there.
         beside[0].set_ylabel("share of values")
     note = "All seeds of a method together. Left of the line: satisfied."
     return with_legend(figure, list(styles), 3 if len(stages) > 1 else 2, note)

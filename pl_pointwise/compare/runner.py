@@ -1,7 +1,7 @@
 """One run in this process: training, then one full pass over held-out and training data. Its folder
 then holds
 
-    result.json     metrics, time, versions, digests of files; or the error
+    result.json     metrics, time, digests of files; or the error
     config.yaml     the whole configuration, every default included, for ``fit --config``
     violations.npz  all violations by stage and constraint
 
@@ -15,12 +15,10 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import platform
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +48,6 @@ from .runs import VIOLATIONS, Run, files_read
 log = logging.getLogger(__name__)
 
 RESULT, STARTED = "result.json", "started.json"
-PACKAGES = ("pl-pointwise", "torch", "lightning", "transformers")
-"""That the metrics depend on."""
 
 
 class BusyError(DataError):
@@ -82,8 +78,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def execute(run: Run) -> dict[str, Any]:
     """Fits and tests one run, on from its newest checkpoint if any; an error becomes the result."""
-    versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
-    result: dict[str, Any] = {"digest": run.digest, "versions": versions}
+    result: dict[str, Any] = {"digest": run.digest}
     try:
         with alone_in(run.folder):
             try:
