@@ -163,7 +163,7 @@ def by_selection(draw: Draw) -> dict[str, Choice]:
         "select": whole.position,
         "select, selection n/2": half.position,
     }
-    p = whole.p
+    p = [tested.p for tested in whole.tested]
     found["Holm"] = draw.best(np.flatnonzero(holm(p, DELTA)).tolist())
     found["Bonferroni"] = draw.best(np.flatnonzero(np.array(p) <= DELTA / len(p)).tolist())
     return found

@@ -226,10 +226,7 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
             swept[path] = []
         if not swept[path]:
             raise DataError(f"--set {setting}: a value is missing, or no YAML.")
-    last = [path.rpartition(".")[2] for path in swept]
-    names = [
-        short if last.count(short) == 1 else path for path, short in zip(swept, last, strict=True)
-    ]
+    names = [path.rpartition(".")[2] for path in swept]
     return [
         (
             ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),

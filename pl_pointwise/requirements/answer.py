@@ -166,7 +166,7 @@ class Answer:
     def nearest(self) -> int:
         """The position of the smallest p-value, of equal ones the smaller mean loss over rate."""
         worst = [max(f.share / f.requirement.at_most for f in of) for of in self.findings]
-        return min(range(len(worst)), key=lambda each: (self.selection.p[each], worst[each]))
+        return min(range(len(worst)), key=lambda each: (self.selection.tested[each].p, worst[each]))
 
     def _advice(self, position: int) -> list[str]:
         """What may help a model that is not certified, by its largest p-value."""
@@ -211,20 +211,19 @@ class Answer:
 
     def table(self) -> DataFrame:
         """Returns a line per model, those of the sequence first, in its order."""
-        found, lines = self.selection, []
-        rest = (each for each in range(len(self.models)) if each not in found.order)
-        for place, position in enumerate([*found.order, *rest], start=1):
-            model, tested = self.models[position], place <= len(found.order)
+        placed, lines = self.selection.order, []
+        for position in [*placed, *(n for n in range(len(self.models)) if n not in placed)]:
+            model, tested = self.models[position], self.selection.tested[position]
             line = {
-                "order": str(place) if tested else "–",
+                "order": "–" if tested.place is None else str(tested.place + 1),
                 "model": model.name + (" (chosen)" if position == self.chosen else ""),
                 "objective, selection": f"{model.objective[SELECTION]:.4g}",
             }
             for each in self.findings[position]:
                 line[each.requirement.text] = each.shown(each.share)
                 line[f"{each.requirement.text}: bound"] = each.shown(each.bound)
-            certified = "yes" if place <= found.certified else "–"
-            lines.append({**line, "p": f"{found.p[position]:.2g}", "certified": certified})
+            certified = "yes" if tested.certified else "–"
+            lines.append({**line, "p": f"{tested.p:.2g}", "certified": certified})
         return DataFrame(lines)
 
     def as_dict(self) -> dict[str, Any]:

@@ -26,25 +26,34 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Tested:
+    """A candidate after the test."""
+
+    candidate: Candidate  #: the one that was tested
+    p: float  #: on the certification split, the largest over the requirements
+    place: int | None  #: in the sequence, from 0; None for one that another beats
+    certified: bool  #: whether its place was reached, with a p-value that is small enough
+
+
+@dataclass(frozen=True)
 class Selection:
     """What came of a selection.
 
     Attributes:
-        p: of each candidate, on the certification split, the largest over the requirements.
-        order: their positions in the sequence, without those that another beats.
-        certified: how many of the sequence are, from its start.
+        tested: in the order of the candidates.
+        order: positions among them, of those that stand in the sequence.
         zero_one: of each requirement whether its losses are taken as 0 and 1.
     """
 
-    p: list[float]
+    tested: list[Tested]
     order: list[int]
-    certified: int
     zero_one: list[bool]
 
     @property
     def position(self) -> int | None:
         """The chosen one, the last of the sequence that is certified; None: there is none."""
-        return self.order[self.certified - 1] if self.certified else None
+        certified = [position for position in self.order if self.tested[position].certified]
+        return certified[-1] if certified else None
 
 
 def select(
@@ -61,9 +70,15 @@ def select(
     before = [largest(each.selection) for each in candidates]
     after = [largest(each.certification) for each in candidates]
     order = pareto_order(before, [each.objective for each in candidates])
-    # A fixed sequence: certified are those before the first that is above δ.
-    passed = [after[position] <= 1 - confidence for position in order]
-    return Selection(after, order, [*passed, False].index(False), kinds)
+    in_order = [after[position] for position in order]
+    # A fixed sequence: rejected are those before the first that is above δ.
+    passed = [max(in_order[: place + 1]) <= 1 - confidence for place in range(len(in_order))]
+    tested = []
+    for position, candidate in enumerate(candidates):
+        place = order.index(position) if position in order else None
+        certified = place is not None and passed[place]
+        tested.append(Tested(candidate, after[position], place, certified))
+    return Selection(tested, order, kinds)
 
 
 def pareto_order(p_values: Sequence[float], objectives: Sequence[float]) -> list[int]:

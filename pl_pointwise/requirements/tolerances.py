@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
     module.evaluation_metrics = dict
     module.update_evaluation_metrics = module.finish_evaluation_metrics = lambda *_: None
     given, notes = data.test_dataloader, list[str]()
-    vars(data)["test_dataloader"] = lambda: _without_certification_split(data, given(), notes)
+    vars(data)["test_dataloader"] = lambda: _without_certification_split(data, given())
     trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
     parts = []
     for dataset, by_constraint in module.evaluated.items():
@@ -107,14 +108,12 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
     return pd.concat(parts, ignore_index=True), notes
 
 
-def _without_certification_split(data: PointwiseDataModule, loaders: Any, notes: list[str]) -> Any:
-    """A test's data sets, selection for certification split; ``notes`` says if there is none."""
+def _without_certification_split(data: PointwiseDataModule, loaders: Any) -> Any:
+    """A test's data sets, with the selection split in place of the certification split."""
     if not isinstance(loaders, Mapping) or "test" not in loaders:
         return loaders
-    try:
+    with suppress(DataError):  # There need not be one.
         data.setup("validate")
-    except DataError as error:
-        notes.append(f"selection: {error}\n")
     if not data.certification_is_separate:
         return loaders
     others = {name: loader for name, loader in loaders.items() if name != "test"}

@@ -48,14 +48,25 @@ def candidate(name: str, objective: float, first: int, second: int) -> Candidate
 
 def test_the_last_before_the_first_that_is_not_certified_is_chosen() -> None:
     """At 10 %, up to four violated of 100 are certified at the full 5 %."""
-    names = ["beaten", "second", "first", "fourth", "third"]
-    numbers = [(9.0, 1, 0), (3.0, 2, 4), (5.0, 1, 4), (1.0, 6, 0), (2.0, 5, 5)]
-    found = select([candidate(name, *of) for name, of in zip(names, numbers, strict=True)], [0.1])
-    order = [names[position] for position in found.order]
-    assert order == ["first", "second", "third", "fourth"]
-    assert found.certified == 2
-    assert found.position == names.index("second")
-    assert found.p[1] == pytest.approx(binomial(4, 100, 0.1))
+    found = select(
+        [
+            candidate("beaten", 9.0, 1, 0),
+            candidate("second", 3.0, 2, 4),
+            candidate("first", 5.0, 1, 4),
+            candidate("fourth", 1.0, 6, 0),
+            candidate("third", 2.0, 5, 5),
+        ],
+        [0.1],
+    )
+    names = [found.tested[position].candidate.name for position in found.order]
+    assert names == ["first", "second", "third", "fourth"]
+    assert found.position is not None
+    assert found.tested[found.position].candidate.name == "second"
+    by_name = {each.candidate.name: each for each in found.tested}
+    assert list(by_name) == ["beaten", "second", "first", "fourth", "third"]
+    assert by_name["beaten"].place is None
+    assert [name for name in by_name if by_name[name].certified] == ["second", "first"]
+    assert by_name["second"].p == pytest.approx(binomial(4, 100, 0.1))
 
 
 def test_none_is_chosen_where_the_first_is_not_certified() -> None:
@@ -70,8 +81,8 @@ def test_a_candidate_has_to_meet_every_requirement() -> None:
     one = Candidate("one", 0.0, [losses(1), losses(1)], [losses(0), losses(12)])
     found = select([both, one], [0.1, 0.1])
     assert found.position == 0
-    assert found.p[0] == pytest.approx(binomial(3, 100, 0.1))
-    assert found.p[1] == pytest.approx(binomial(12, 100, 0.1))
+    assert found.tested[0].p == pytest.approx(binomial(3, 100, 0.1))
+    assert found.tested[1].p == pytest.approx(binomial(12, 100, 0.1))
     assert select([both], [0.1, 0.1], confidence=0.999).position is None
 
 
@@ -80,8 +91,8 @@ def test_the_kind_of_the_losses_knows_nothing_of_the_certification_split() -> No
     between = np.append(losses(3, 99), 0.5)
     seen_before = Candidate("a", 0.0, [between], [losses(3)])
     seen_after = Candidate("a", 0.0, [losses(3)], [between])
-    assert select([seen_before], [0.1]).p[0] == pytest.approx(betting(losses(3), 0.1))
-    assert select([seen_after], [0.1]).p[0] == pytest.approx(binomial(4, 100, 0.1))
+    assert select([seen_before], [0.1]).tested[0].p == pytest.approx(betting(losses(3), 0.1))
+    assert select([seen_after], [0.1]).tested[0].p == pytest.approx(binomial(4, 100, 0.1))
 
 
 @pytest.mark.parametrize("problem", certified_selection.problems(), ids=lambda each: each.name)

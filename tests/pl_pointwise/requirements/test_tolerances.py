@@ -113,11 +113,9 @@ def test_a_data_set_has_lines_of_the_constraints_that_it_carries(tmp_path) -> No
     assert "The model has seen more above" in text
 
 
-def test_why_there_is_no_selection_split_is_said(tmp_path) -> None:
+def test_without_a_selection_split_the_training_data_are_read(tmp_path) -> None:
     found = run(tmp_path, "--data.without", "[val]")
     assert set(found.index.get_level_values("data")) == {"train"}
-    text = (tmp_path / "tolerances.md").read_text()
-    assert text.endswith("selection: there is no selection file\n")
 
 
 def test_what_no_tolerance_can_be_read_off_is_said() -> None:
