@@ -44,7 +44,7 @@ from pl_pointwise.requirements.samples import (
 from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
 
-from .runner import alone_in, on_first_rank
+from .runner import on_first_rank
 from .runs import Comparison, Run
 
 TO_SET_UP_DATA: dict[str, Any] = {
@@ -58,14 +58,12 @@ TO_SET_UP_DATA: dict[str, Any] = {
 }
 
 
-def check_requirements(
-    comparison: Comparison, cli: PointwiseCLI, measure: bool
-) -> DataFrame | None:
+def check_requirements(comparison: Comparison, cli: PointwiseCLI) -> DataFrame | None:
     """Refuses what cannot come to a certificate, before training.
 
     Returns what the predecessor measures on both splits; None where nothing compares with it.
 
-    cli: built of the first run's arguments. measure: the predecessor.
+    cli: built of the first run's arguments.
     """
     _is_there(comparison.output / "model")
     first, trainer, data = comparison.runs[0], Trainer(**TO_SET_UP_DATA), cli.datamodule
@@ -81,12 +79,11 @@ def check_requirements(
             f"{' and '.join(changed)}: not what {first.title} was made with, though the options "
             "are the same. Put it back, or take another --output."
         )
-    if not measure or _predecessor(comparison) is None:
+    if _predecessor(comparison) is None:
         return None
-    with alone_in(comparison.output):
-        start = PointwiseCLI.of_data([], first.arguments)
-        notes_of(start.model).confidential = True
-        return samples_by(start, None, selection=True)
+    start = PointwiseCLI.of_data([], first.arguments)
+    notes_of(start.model).confidential = True
+    return samples_by(start, None, selection=True)
 
 
 def _predecessor(comparison: Comparison) -> str | None:

@@ -46,7 +46,7 @@ def main(args: Sequence[str]) -> None:
             raise SystemExit(f"{run.title} failed: {result['error']}")
         return
     try:
-        before = check_methods(comparison, not known.dry_run)
+        before = check_methods(comparison)
         if known.dry_run:
             _print_runs(comparison, [word for word in args if word != "--dry-run"])
             return
@@ -59,10 +59,10 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
 
-def check_methods(comparison: Comparison, measure: bool = True) -> DataFrame | None:
+def check_methods(comparison: Comparison) -> DataFrame | None:
     """Builds every method that has a run to come, and refuses the first that cannot run.
 
-    Returns what the predecessor measures, where a requirement compares with it; ``measure`` it.
+    Returns what the predecessor measures, where a requirement compares with it.
     """
     quieten()
     runs, cli, built = comparison.runs, None, None
@@ -82,7 +82,7 @@ def check_methods(comparison: Comparison, measure: bool = True) -> DataFrame | N
         cli = None
         gc.collect()
     cli = cli or PointwiseCLI(runs[0].arguments, run=False)
-    return check_requirements(comparison, cli, measure)
+    return check_requirements(comparison, cli)
 
 
 def _check_data(cli: PointwiseCLI) -> None:

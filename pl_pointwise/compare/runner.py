@@ -50,10 +50,6 @@ log = logging.getLogger(__name__)
 RESULT, STARTED = "result.json", "started.json"
 
 
-class BusyError(DataError):
-    """Another process is at work in a folder."""
-
-
 def on_first_rank() -> bool:
     """Whether this process is rank 0, also before there is a trainer."""
     return not getattr(rank_zero_only, "rank", 0)
@@ -70,7 +66,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             stack.enter_context(FileLock(folder / ".lock", timeout=0))
         except Timeout:
-            raise BusyError(
+            raise DataError(
                 f"{folder}: another comparison is at work there. Wait for it."
             ) from None
         yield
@@ -86,7 +82,7 @@ def execute(run: Run) -> dict[str, Any]:
             except Exception as error:
                 result["error"] = _reason(run, error)
                 write_whole(run.folder / RESULT, json.dumps(result, indent=1))
-    except (BusyError, OSError) as error:
+    except (DataError, OSError) as error:
         result.setdefault("error", _reason(run, error))
     finally:
         wandb = sys.modules.get("wandb")
@@ -126,7 +122,7 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
 
 def _reason(run: Run, error: Exception) -> str:
     """Returns what a run failed by, and logs it with the traceback."""
-    if isinstance(error, BusyError):
+    if isinstance(error, DataError):
         return str(error)
     log.exception(run.title)
     if isinstance(error, OSError) and error.errno:

@@ -133,9 +133,13 @@ class Comparison:
         base = [part for config in self.configs for part in config_parts(config)]
         swept = product_of(self.settings)
         runs, taken = list[Run](), dict[Path, str]()
-        for method, overlay in self._overlays().items():
+        last = self.configs[-1]
+        overlays: Mapping[str, Any] = {Path(last).stem if Path(last).suffix else last: None}
+        if self.methods is not None:
+            overlays = read_mapping(comparison_path(self.methods))
+        for method, overlay in overlays.items():
             for label, options in swept:
-                name = f"{method}, {label}" if label else method
+                name = f"{method}, {label}" if label else str(method)
                 below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
                 with errors_of(name):
                     if below.parent.name != "runs" or not below.name.strip("."):
@@ -148,13 +152,6 @@ class Comparison:
                         folder = below / f"seed-{seed}"
                         runs.append(self._run(name, seed, folder, [*base, *parts], words))
         return runs
-
-    def _overlays(self) -> dict[str, Any]:
-        if self.methods is None:
-            last = self.configs[-1]
-            return {Path(last).stem if Path(last).suffix else last: None}
-        overlays = read_mapping(comparison_path(self.methods))
-        return {str(method): overlay for method, overlay in overlays.items()}
 
     def _run(
         self, method: str, seed: int, folder: Path, configs: list[str], overrides: list[str]
@@ -220,12 +217,9 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
             raise DataError(f"--set {setting}: write a dotted path and its values, a.b=0.1,1,10")
         if path in swept:
             raise DataError(f"--set {path} is given twice: write all its values behind one.")
-        try:
-            swept[path] = split_values(values)
-        except yaml.YAMLError:
-            swept[path] = []
-        if not swept[path]:
-            raise DataError(f"--set {setting}: a value is missing, or no YAML.")
+        swept[path] = [value.strip() for value in values.split(",")]
+        if not all(swept[path]):
+            raise DataError(f"--set {setting}: a value is missing.")
     names = [path.rpartition(".")[2] for path in swept]
     return [
         (
@@ -234,13 +228,3 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
         )
         for values in itertools.product(*swept.values())
     ]
-
-
-def split_values(text: str) -> list[str]:
-    """Returns the values between commas, as they are written; YAML's brackets and quotes hold.
-
-    >>> split_values("0.1, [a, [b]], 'x,y'")
-    ['0.1', '[a, [b]]', "'x,y'"]
-    """
-    nodes = yaml.compose(f"[{text}]").value
-    return [text[node.start_mark.index - 1 : node.end_mark.index - 1] for node in nodes]

@@ -1,4 +1,4 @@
-"""A comparison's results as tables: metrics, the gap to training data."""
+"""A comparison's results as tables."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     done = runs[runs["error"] == ""]
     found = [
         results_table(runs, names, shared_objective(outcomes)),
-        gap_table(done, names),
         metrics_table(done, names),
     ]
     return [table for table in found if len(table.cells)]
@@ -111,19 +110,6 @@ def metrics_table(done: DataFrame, names: Sequence[str]) -> Table:
     """Returns a line per method, a column per metric."""
     note = f"{_seeds(done).capitalize()}. `objective` is what the method itself was trained by."
     return Table("All metrics", note, _by_method(done[[*names]], done))
-
-
-def gap_table(done: DataFrame, names: Sequence[str]) -> Table:
-    """Returns held-out minus train, of the objective and of every violation statistic."""
-    stage, gaps = deciding_stage(names), dict[str, Series]()
-    for name in names:
-        start, _, metric = name.partition("/")
-        of_both = start == stage != "train" and f"train/{metric}" in names
-        if of_both and (metric == OBJECTIVE or "/" in metric):
-            gaps[metric] = done[name] - done[f"train/{metric}"]
-    note = f"Held-out minus train, {_seeds(done)}. Far above 0, only the training data satisfy it."
-    title = "The gap between held-out and training data"
-    return Table(title, note, _by_method(DataFrame(gaps), done))
 
 
 def mean_and_std(values: Series) -> str:

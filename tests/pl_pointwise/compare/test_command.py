@@ -86,7 +86,7 @@ def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
     assert all(float(line["fit_seconds"]) > 0 for line in lines)
     table = (compared / "comparison.md").read_text()
     assert "±" in table
-    for title in ("Results", "The gap", "All metrics"):
+    for title in ("Results", "All metrics"):
         assert f"## {title}" in table
     assert {path.name for path in compared.glob("*.p*")} == set(PLOTS)
 

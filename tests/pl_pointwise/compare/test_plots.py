@@ -117,15 +117,6 @@ def test_infinite_violations_count_and_nan_do_not(tmp_path) -> None:
     assert panel.get_xlim()[1] < 1
 
 
-def test_the_gap_is_means_over_seeds() -> None:
-    names = ("test/fit/cvar95", "train/fit/cvar95")
-    done = [
-        outcome("a", seed, dict(zip(names, (4.0 + seed, 1.0 + seed), strict=True)))
-        for seed in (0, 1)
-    ]
-    assert lines(tables.gap_table(frame(*done), names)) == [["a", "3 ± 0"]]
-
-
 def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table(tmp_path) -> None:
     """It used to end the comparison: no table, after all its runs."""
     done = [outcome("a", 0, {"test/f1": math.nan}), outcome("a", 1, {"test/f1": 1.0})]
