@@ -17,9 +17,10 @@ from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import ArgsType, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities import rank_zero_warn
 
 from .command_line import cli_errors, next_steps
 from .command_line.cli_errors import ShortErrorParser, behind, short_errors
@@ -86,7 +87,6 @@ class PointwiseCLI(LightningCLI):
     def __init__(self, args: ArgsType = None, run: bool = True, build: bool = True) -> None:
         args = sys.argv[1:] if args is None else args
         self._build = build
-        self._words = args if isinstance(args, list) else []
         if isinstance(args, list):
             args = with_config_parts(args)
             if any(re.search(r"^-h$|help$", word) for word in args[1:]):
@@ -122,19 +122,6 @@ class PointwiseCLI(LightningCLI):
         quiet = ["--trainer.logger", "false", "--trainer.callbacks", "null"]
         return cls([*words, *options, *quiet], run=False)
 
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        parser = super().init_parser(**kwargs)
-        assert isinstance(parser, ShortErrorParser)
-        parser.words = self._words
-        return parser
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--accept_differences",
-            action="store_true",
-            help="go on where the checkpoint was trained with other settings of the model",
-        )
-
     def _parse_ckpt_path(self) -> None:
         """Lightning's lets a checkpoint win over the configuration; here the two have to agree."""
 
@@ -154,9 +141,9 @@ class PointwiseCLI(LightningCLI):
         path = config.get("ckpt_path")
         if path == "":
             raise TrainingError("--ckpt_path is empty: name a checkpoint, or leave the option out.")
-        if path and os.path.isfile(path) and not config.accept_differences:
+        if path and os.path.isfile(path):
             model = config.model.as_dict()
-            refuse_other_settings(path, resolve_name(model["class_path"]), model["init_args"])
+            compare_settings(path, resolve_name(model["class_path"]), model["init_args"])
         if config.weights_only is None:  # Lightning's own is False for http://….
             config.weights_only = True
         if "verbose" in config:
@@ -194,13 +181,7 @@ class PointwiseCLI(LightningCLI):
     before_validate = before_predict = before_test
 
     def after_fit(self) -> None:
-        next_steps.after_fit(self.trainer, self.model, self.datamodule)
-
-    def after_predict(self) -> None:
-        trainer: Any = self.trainer
-        writers = [each for each in trainer.callbacks if isinstance(each, BasePredictionWriter)]
-        if trainer.is_global_zero and not writers:
-            print("Nothing was written: give --trainer.callbacks+ PredictionWriter.")
+        next_steps.after_fit(self.trainer, self.model)
 
     def after_test(self) -> None:
         self.after_validate()
@@ -248,15 +229,15 @@ def main(args: Sequence[str] | None = None) -> None:
 # Checkpoints -------------------------------------------------------------------------------------
 
 
-def refuse_other_settings(path: str, kind: type, arguments: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint of another class than ``kind``, or of other arguments of it."""
+def compare_settings(path: str, kind: type, arguments: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint of another class than ``kind``, and warns of other arguments of it."""
     stored = hyperparameters(path)
     require_class(path, stored.pop("_class_path", ""), kind)
     if changed := differences(stored, arguments):
         shown = [f"--model.{name} {old!r}, now {new!r}" for name, (old, new) in changed.items()]
-        raise TrainingError(
-            f"--ckpt_path {path} was trained with {', '.join(shown)}. Give {config_option(path)}, "
-            "or --accept_differences to go on with the settings of now."
+        rank_zero_warn(
+            f"--ckpt_path {path} was trained with {', '.join(shown)}. The settings of now hold; "
+            f"for those of then give {config_option(path)}."
         )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ..files import run_root, write_whole
 from ..module import PointwiseModule
@@ -58,7 +57,7 @@ def config_option(checkpoint: str | Path) -> str:
     return f"--config {short_path(config) if config else 'CONFIG, the config.yaml that fit wrote'}"
 
 
-def after_fit(trainer: Any, module: LightningModule, data: Any) -> None:
+def after_fit(trainer: Any, module: LightningModule) -> None:
     """Prints how the constraints ended, where the run is, and the command that takes it up."""
     folder = run_root(trainer)  # Asks all ranks.
     if not trainer.is_global_zero or trainer.fast_dev_run:
@@ -75,12 +74,7 @@ def after_fit(trainer: Any, module: LightningModule, data: Any) -> None:
         return
     print(f"{written}: log, configuration and checkpoint. Next:\n")
     saved = (one.path for one in trainer.callbacks if isinstance(one, SaveConfig))
-    if any(is_overridden("test_dataloader", each) for each in (data, module) if each is not None):
-        print(f"  {_command('test', next(saved, config_of(paths[0])), paths[0])}")
-    elif exports(type(module)):
-        print(f"  {export_command(module, paths[0])}")
-    else:
-        print(f"  define test_dataloader() or export() to go on with {short_path(paths[0])}")
+    print(f"  {_command('test', next(saved, config_of(paths[0])), paths[0])}")
 
 
 def metrics_table(metrics: Mapping[str, Any]) -> str:

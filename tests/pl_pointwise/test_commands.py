@@ -131,7 +131,6 @@ def test_a_module_without_export(folder, capsys) -> None:
         status, text = run(words(command, "LineModule", "WithPrediction", *more), capsys)
         assert status == 0
         assert "export" not in text
-    assert "Nothing was written: give --trainer.callbacks+ PredictionWriter." in text
     status, text = run(export(path, "LineModule", folder), capsys)
     assert status == 2
     assert "LineModule has no export()" in text

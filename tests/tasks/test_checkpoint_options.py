@@ -51,9 +51,7 @@ def named(folder: Path) -> list[str]:
     return ["--model.init_args.policy.model_name", str(folder)]
 
 
-def test_safety_moves_to_another_folder_and_another_evaluation(
-    folder, tmp_path, made, capsys
-) -> None:
+def test_safety_moves_to_another_folder_and_another_evaluation(folder, tmp_path, made) -> None:
     base = ["--config", "safety", "--config", "safety/pointwise"]
     path = save(made("fit", *base, *named(folder)), tmp_path / "a.ckpt")
     trained = torch.load(path, weights_only=True)["state_dict"]
@@ -62,26 +60,25 @@ def test_safety_moves_to_another_folder_and_another_evaluation(
     evaluation = {"refuse_tolerance": "-0.1", "answer_in": "[test]"}
     asked = words({f"model.init_args.evaluation.{name}": v for name, v in evaluation.items()})
     asked += named(moved)
-    with pytest.raises(SystemExit):
-        made("test", *base, "--ckpt_path", str(path), *asked)
-    said = capsys.readouterr().err
-    for option in ("policy.model_name", "evaluation.refuse_tolerance -0.5, now -0.1"):
-        assert f"--model.{option}" in said
-    assert "lora" not in said
-
     for command in ("validate", "test", "predict"):
-        found = made(command, *base, "--ckpt_path", str(path), *asked, "--accept_differences")
+        with pytest.warns(UserWarning, match="was trained with") as warned:
+            found = made(command, *base, "--ckpt_path", str(path), *asked)
+        said = "".join(str(one.message) for one in warned)
+        for option in ("policy.model_name", "evaluation.refuse_tolerance -0.5, now -0.1"):
+            assert f"--model.{option}" in said
+        assert "lora" not in said
         assert found.model_name == str(moved)
         assert found.evaluation_constraints["refuse"].at_least == -0.1
         found.load_state_dict(trained)
 
 
 @pytest.mark.parametrize("task", ["when2call", "conversation"])
-def test_the_same_command_line_finds_no_difference(task, folder, tmp_path, made) -> None:
+def test_the_same_command_line_finds_no_difference(task, folder, tmp_path, made, recwarn) -> None:
     base = ["--config", task, "--config", f"{task}/relaxed", *named(folder)]
     base += ["--config", "conversation/example"] if task == "conversation" else []
     path = save(made("fit", *base), tmp_path / "a.ckpt")
     made("test", *base, "--ckpt_path", str(path))
+    assert not [one for one in recwarn if "was trained with" in str(one.message)]
 
 
 def test_the_reranker_moves_too(tmp_path, made) -> None:

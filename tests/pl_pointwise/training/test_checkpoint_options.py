@@ -1,4 +1,4 @@
-"""The configuration says what a module is; a checkpoint of other settings is refused."""
+"""The configuration says what a module is; a checkpoint of other settings is named."""
 
 from __future__ import annotations
 
@@ -69,28 +69,17 @@ def test_the_configuration_beside_the_checkpoint_goes_with_it(checkpoint, made) 
     assert torch.equal(module.weight, stored)
 
 
-@pytest.mark.parametrize("command", ["fit", "test"])
-def test_other_settings_are_refused_by_name_with_the_configuration(
-    command, checkpoint, made, capsys
-) -> None:
+def test_other_settings_hold_and_those_of_the_checkpoint_are_named(checkpoint, made) -> None:
     args = [*TASK, *SETTINGS, "--model.tolerance", "0.7", "--model.formulation.alpha", "3"]
-    with pytest.raises(SystemExit):
-        made(command, *args, "--ckpt_path", str(checkpoint))
-    said = capsys.readouterr().err.splitlines()[-1]
+    with pytest.warns(UserWarning, match="was trained with") as warned:
+        module = made("test", *args, "--ckpt_path", str(checkpoint))
+    assert module.constraints["fit"].at_most == 0.7
+    (said,) = [str(one.message) for one in warned if "was trained with" in str(one.message)]
     config = checkpoint.parents[1] / "config.yaml"
     for named in (checkpoint, "tolerance 0.3, now 0.7", "alpha 2.0, now 3.0", config):
         assert str(named) in said
     assert "dual_lr" not in said
-
-
-def test_other_settings_can_be_accepted(checkpoint, made) -> None:
-    args = [*TASK, "--model.tolerance", "0.7", "--ckpt_path", str(checkpoint)]
-    module = made("test", *args, "--accept_differences")
-    assert module.constraints["fit"].at_most == 0.7
-    assert torch.equal(
-        module.weight, torch.load(checkpoint, weights_only=True)["state_dict"]["weight"]
-    )
-    made("fit", *args, *SETTINGS[:4], "--accept_differences", "--trainer.max_epochs", "3")
+    made("fit", *args, "--ckpt_path", str(checkpoint), "--trainer.max_epochs", "3")
 
 
 def test_a_users_own_reader_is_told_to_run_no_code(checkpoint, made) -> None:
@@ -120,7 +109,7 @@ def test_a_checkpoint_of_another_class_is_refused(checkpoint, capsys) -> None:
 
 
 def test_arguments_that_only_one_of_the_two_has_are_no_difference(
-    checkpoint, made, tmp_path
+    checkpoint, made, tmp_path, recwarn
 ) -> None:
     """Those of an older or a newer version."""
     content = torch.load(checkpoint, weights_only=True)
@@ -129,6 +118,7 @@ def test_arguments_that_only_one_of_the_two_has_are_no_difference(
     older = tmp_path / "older.ckpt"
     torch.save(content, older)
     made("test", *TASK, *SETTINGS, "--ckpt_path", str(older))
+    assert not [one for one in recwarn if "was trained with" in str(one.message)]
 
 
 def test_classes_are_compared_by_name_and_values_by_dotted_name() -> None:

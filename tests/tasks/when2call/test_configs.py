@@ -98,7 +98,7 @@ def test_fit_then_test_then_predict_from_the_checkpoint(tiny, tmp_path, capsys) 
     asked = choice_rows(2)
     del asked[1]["answers"]
     questions = write_rows(tmp_path / "questions.jsonl", asked)
-    more = ["--model.init_args.policy.generation.max_new_tokens", "5", "--accept_differences"]
+    more = ["--model.init_args.policy.generation.max_new_tokens", "5"]
     chosen, generated = predictions(base, questions, checkpoint, *more)
     assert set(chosen["scores"]) == {"direct", "tool_call", "request_for_info", "cannot_answer"}
     assert chosen["scores"][chosen["behaviour"]] == max(chosen["scores"].values())
