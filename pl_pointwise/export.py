@@ -21,7 +21,7 @@ from .command_line.configs import config_parts, text_of
 from .command_line.foreign_names import PACKAGE, foreign_names, known_class
 from .command_line.next_steps import config_of, config_option, exports, short_path
 from .errors import TrainingError, printable
-from .files import check_export_folder, replaced_folder
+from .files import check_export_folder, new_folder
 from .module import PointwiseModule
 from .task import notes_of
 from .training.checkpoints import hyperparameters
@@ -50,7 +50,7 @@ def main(args: Sequence[str]) -> None:
         notes_of(module).facts = {
             name: getattr(known, name) for name in ("license", "language", "datasets")
         }
-        with replaced_folder(folder) as whole:
+        with new_folder(folder) as whole:
             module.export(whole)
     print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
 

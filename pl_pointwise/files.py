@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from .errors import TrainingError
 PART = ".export.part"
 MODEL_FILES = "model*.safetensors* adapter_model.safetensors chat_template.jinja"
 MODEL_FILES += " config.json adapter_config.json generation_config.json"
-"""What would make another model of an export if it stayed from an earlier one."""
+"""What makes the model of an export; one more makes another."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -86,24 +86,10 @@ def changed_files(folder: Path, digests: Mapping[str, str]) -> str:
     return f"the files are not those that were certified: {changed[0]} differs{more}"
 
 
-def check_export_folder(folder: Path, written: Collection[str] | None = None) -> None:
-    """Refuses a folder of something else than an earlier export, by its model card.
-
-    written: only if files of these names would be replaced; None is any file.
-    """
-    if (folder / "certificate").exists():
-        raise TrainingError(
-            f"{folder} is the certified model of a comparison. Name another folder, or move it."
-        )
-    card = folder / "README.md"
-    if card.is_file() and "\n- pl-pointwise\n" in card.read_text("utf-8", errors="replace"):
-        return
-    inside = {each.name for each in folder.iterdir()} - {PART} if folder.is_dir() else set()
-    if folder.is_file() or (inside if written is None else inside.intersection(written)):
-        raise TrainingError(
-            f"{folder} has files that are not of an earlier export. Name another folder, or move "
-            "them."
-        )
+def check_export_folder(folder: Path) -> None:
+    """Refuses a folder with files: those of an earlier export would make another model."""
+    if folder.is_file() or (folder.is_dir() and {each.name for each in folder.iterdir()} - {PART}):
+        raise TrainingError(f"{folder} has files in it. Name another folder, or remove it.")
 
 
 def _model_files(folder: Path) -> set[str]:
@@ -111,25 +97,17 @@ def _model_files(folder: Path) -> set[str]:
 
 
 @contextmanager
-def replaced_folder(folder: Path) -> Iterator[Path]:
-    """Where to export to: once complete, its files take the place of those in ``folder``.
-
-    Until then an earlier export is as it was; what is no export's stays.
-    """
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Where to export to: its files stand in ``folder`` once all are complete."""
+    check_export_folder(folder)
     part = folder / PART  # Beside it there may be another disk, or no leave to write.
     shutil.rmtree(part, ignore_errors=True)  # Of an export that was killed.
     part.mkdir(parents=True)
     try:
         new = part / folder.name
         yield new
-        names = {each.name for each in new.iterdir()}
-        check_export_folder(folder, names)
-        for old in _model_files(folder) - names:
-            (folder / old).unlink()
-        for name in names:
-            if (folder / name).is_dir():
-                shutil.rmtree(folder / name)
-            (new / name).replace(folder / name)
+        for each in new.iterdir():
+            each.replace(folder / each.name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
         with suppress(OSError):  # Of an export that failed; else it is not empty.

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.evaluation import MeanBySample
-from pl_pointwise.files import replaced_folder
+from pl_pointwise.files import new_folder
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
 from pl_pointwise.own_hooks import part_of
@@ -487,7 +487,7 @@ class LanguageModelModule(PointwiseModule):
             )
         package = "transformers" if whole else "peft"
         kind = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
-        with replaced_folder(Path(path)) as folder:
+        with new_folder(Path(path)) as folder:
             if isinstance(model, PeftModel) and not whole:
                 model.active_peft_config.revision = self.revision  # of the base
                 model.save_pretrained(folder)

@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pl_pointwise.files import replaced_folder
+from pl_pointwise.files import new_folder
 from pl_pointwise.model_card import write_card
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.tasks.common.models import check_weights, model_source
@@ -80,7 +80,7 @@ def export_cross_encoder(
     config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
 
     card = {"library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
-    with replaced_folder(path) as folder:
+    with new_folder(path) as folder:
         model.save_pretrained(folder, state_dict=state)
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Set
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +12,7 @@ import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
@@ -65,9 +62,10 @@ class Lora:
 
     def __post_init__(self) -> None:
         # Adapters that wait for tokens in the prompt are not shown them by the scorer; those of
-        # inference_mode are not trained.
+        # inference_mode are not trained; tied ones are so until the model moves to its device.
         not_here = {*vars(self), "alora_invocation_tokens", "inference_mode", "task_type"}
         not_here |= {"peft_type", "base_model_name_or_path", "revision", "arrow_config"}
+        not_here |= {"ensure_weight_tying"}
         for name in self.peft:
             one_of("lora.peft", name, sorted({*vars(LoraConfig())} - not_here))
         for name, safe in (("init_lora_weights", ("gaussian", "orthogonal")), ("bias", ("none",))):
@@ -84,7 +82,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
         targets = _attention_targets(model, lora)
-    others, more = _other_linear_layers(model), lora.peft
+    others, more = _routers(model), lora.peft
     if targets == "all-linear" and others:
         own = more.get("exclude_modules") or []
         pattern = "|".join([f"({own})", *map(re.escape, others)]) if isinstance(own, str) else ""
@@ -96,15 +94,8 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         assert isinstance(adapted, PeftModel)
         _check_targets(adapted, lora, others)
     except (TypeError, ValueError) as error:
-        head = model.get_output_embeddings()
-        endings = {
-            path.removesuffix(".base_layer").rpartition(".")[2]
-            for path, part in model.named_modules()
-            if isinstance(part, _LINEAR) and part is not head and "lora_" not in path
-        }
         raise ValueError(
-            f'lora: {error} Set target_modules; the linear layers of this "{base}" model are '
-            f"{sorted(endings)}."
+            f'lora: {error} Set target_modules to linear layers that this "{base}" model has.'
         ) from error
     use_quick_dropout(adapted, RedrawnDropout)
     return adapted
@@ -121,27 +112,12 @@ def _check_targets(adapted: PeftModel, lora: Lora, others: list[str]) -> None:
             raise ValueError(f"no {lost}, or none that the other options leave.")
     if wrong := sorted(set(taken).intersection(others)):
         raise ValueError(f"{wrong} do not return what a linear layer does, so none can adapt them.")
-    if any(getattr(part, "kwargs", {}).get("tied_adapter") for part in adapted.modules()):
-        raise ValueError(
-            "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
-            "moves to its device. Name embed_tokens in modules_to_save instead."
-        )
 
 
-def _other_linear_layers(model: nn.Module) -> list[str]:
-    """Paths of linear layers by class alone: routers that return scores and indices, groups."""
-    found = []
-    for path, part in model.named_modules():
-        if isinstance(part, _LINEAR) and type(part).__module__.startswith("transformers.models."):
-            weights = {name: weight.to("meta") for name, weight in part.state_dict().items()}
-            with suppress(Exception):  # Its forward is anything.
-                result = functional_call(
-                    part, weights, weights["weight"].new_empty(2, part.weight.shape[1])
-                )
-                if isinstance(result, Tensor) and result.shape == (2, part.weight.shape[0]):
-                    continue
-            found.append(path)
-    return found
+def _routers(model: nn.Module) -> list[str]:
+    """Paths of linear layers by class alone, which return scores and indices."""
+    parts = [(p, part) for p, part in model.named_modules() if isinstance(part, _LINEAR)]
+    return [path for path, part in parts if type(part).__name__.endswith("Router")]
 
 
 def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
@@ -210,15 +186,14 @@ def with_saved_adapter(
     return merged.requires_grad_(True)
 
 
-def merged_model(model: PeftModel, device: str = "cpu") -> PreTrainedModel:
+def merged_model(model: PeftModel) -> PreTrainedModel:
     """The base with adapters merged into it, under its own names; ``model`` stays as it is.
 
-    What no adapter changes shares its memory with ``model`` where that is on ``device``. On "meta"
-    nothing is computed: it shows whether PEFT can merge, and into which names.
+    It is on the CPU; what no adapter changes shares its memory with a ``model`` that is there.
     """
-    memo: dict[int, Any] = {id(each): each.to(device) for each in model.buffers()}
+    memo: dict[int, Any] = {id(each): each.cpu() for each in model.buffers()}
     for weight in model.parameters():
-        memo[id(weight)] = nn.Parameter(weight.detach().to(device), requires_grad=False)
+        memo[id(weight)] = nn.Parameter(weight.detach().cpu(), requires_grad=False)
     copy = deepcopy(model, memo)
     for part in copy.modules():
         if isinstance(part, BaseTunerLayer):  # Merged in place, and tied weights one by one.
@@ -232,22 +207,8 @@ def merged_model(model: PeftModel, device: str = "cpu") -> PreTrainedModel:
     if getattr(model.get_base_model().config, "tie_word_embeddings", False):
         embeddings, head = merged.get_input_embeddings(), merged.get_output_embeddings()
         # Else some readers take one of the two for both.
-        tied = device == "meta" or torch.equal(embeddings.weight, head.weight)
+        tied = torch.equal(embeddings.weight, head.weight)
         if tied:
             head.weight = embeddings.weight
         merged.config.tie_word_embeddings = tied
     return merged
-
-
-def check_merging(model: PeftModel, names: Set[str], lora: Lora) -> None:
-    """Refuses adapters that PEFT cannot merge into weights of these names; computes nothing."""
-    try:
-        other = names ^ merged_model(model, "meta").state_dict().keys()
-        problem = f"they change which weights there are, as {min(other)}." if other else ""
-    except (RuntimeError, ValueError) as error:
-        problem = str(error)
-    if problem:
-        raise ValueError(
-            f"merge_on_export, or an adapter as model_name: adapters with lora.peft={lora.peft} "
-            f"cannot be merged: {problem} Leave such options out, or export the adapter alone."
-        )

@@ -69,13 +69,13 @@ def test_attention_by_name_is_all_of_it() -> None:
 
 def test_a_model_without_attention_asks_for_targets() -> None:
     for target in (None, "attention"):
-        with pytest.raises(ValueError, match=r'Set target_modules.*"mamba".*in_proj'):
+        with pytest.raises(ValueError, match=r'Set target_modules.*"mamba"'):
             add_lora(build_model("mamba", state_size=4), Lora(target_modules=target))
 
 
 def test_a_target_that_is_lost_among_others_is_named() -> None:
     """PEFT would adapt o_proj alone, a fourth of what was asked for, and say nothing."""
-    with pytest.raises(ValueError, match=r"no \['q_proj', 'v_proj'\].*\"phi3\".*qkv_proj"):
+    with pytest.raises(ValueError, match=r"no \['q_proj', 'v_proj'\].*\"phi3\""):
         add_lora(build_model("phi3"), Lora(target_modules=["q_proj", "v_proj", "o_proj"]))
     with pytest.raises(ValueError, match=r"no \['embeddings'\].*\"llama\""):
         add_lora(build_model("llama"), Lora(modules_to_save=["embeddings"]))
@@ -160,17 +160,12 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
         ({"use_dorra": True}, "lora.peft='use_dorra': choose one of .*use_dora"),
         ({"r": 4}, "lora.peft='r': choose one of"),
         ({"inference_mode": True}, "lora.peft='inference_mode': choose one of"),
+        ({"ensure_weight_tying": True}, "lora.peft='ensure_weight_tying': choose one of"),
     ],
 )
 def test_options_that_cannot_be_are_named(options, said) -> None:
     with pytest.raises(ValueError, match=said):
         Lora(peft=options)
-
-
-def test_adapters_that_are_tied_until_they_move_are_refused() -> None:
-    lora = Lora(target_modules=["embed_tokens"], peft={"ensure_weight_tying": True})
-    with pytest.raises(ValueError, match=r"ensure_weight_tying: adapters .* in modules_to_save"):
-        add_lora(build_model("llama", tie_word_embeddings=True), lora)
 
 
 # A second adapter on a first ----------------------------------------------------------------------
