@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pkgutil import resolve_name
@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_warn
@@ -139,8 +138,8 @@ class PointwiseCLI(LightningCLI):
             return
         config = self.config[self.subcommand]
         path = config.get("ckpt_path")
-        if path == "":
-            raise TrainingError("--ckpt_path is empty: name a checkpoint, or leave the option out.")
+        if path in ("", "last", "best"):  # Without such a file Lightning goes on with none.
+            raise TrainingError(f"--ckpt_path {path!r}: give a file, or leave the option out.")
         if path and os.path.isfile(path):
             model = config.model.as_dict()
             compare_settings(path, resolve_name(model["class_path"]), model["init_args"])
@@ -160,25 +159,6 @@ class PointwiseCLI(LightningCLI):
             except Exception as error:
                 _, found = behind(error)
                 raise found from found.__cause__
-
-    def before_fit(self) -> None:
-        """``--ckpt_path last`` may be a first start, but not where every run has a new folder."""
-        self._require_last(lambda saver: saver.dirpath and saver.save_last)
-
-    def before_test(self) -> None:
-        """Refuses ``last`` and ``best`` without such a file: the model would be untrained."""
-        self._require_last(lambda saver: saver._find_last_checkpoints(self.trainer))
-
-    def _require_last(self, has_last: Callable[[ModelCheckpoint], object]) -> None:
-        named = self.config[self.subcommand].get("ckpt_path")
-        savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        if named == "best" or (named == "last" and not any(map(has_last, savers))):
-            raise TrainingError(
-                f"--ckpt_path {named} finds no checkpoint. Give its path, or for last a "
-                "ModelCheckpoint with dirpath and save_last: true, in both runs."
-            )
-
-    before_validate = before_predict = before_test
 
     def after_fit(self) -> None:
         next_steps.after_fit(self.trainer, self.model)

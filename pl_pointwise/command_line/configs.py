@@ -68,8 +68,8 @@ def overview() -> str:
     found = by_kind()
     lines = ["packaged configurations", "", "  base (--config NAME):"]
     lines.append(f"    {', '.join(found['base'])}")
-    for kind in ("variants", "methods", "comparisons"):
-        option = "compare --methods" if kind == "comparisons" else "--config"
+    options = {"variants": "--config", "methods": "--config", "comparisons": "compare --methods"}
+    for kind, option in options.items():
         lines.append(f"  {kind} ({option} TASK/NAME):")
         for task, names in groupby(found[kind], lambda name: name.partition("/")[0]):
             short = ", ".join(name.partition("/")[2] for name in names)

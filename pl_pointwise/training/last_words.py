@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..certificates import worst_per_sample
 from ..lagrangian.duals import Duals
-from ..lagrangian.terms import OBJECTIVE, Measured
+from ..lagrangian.terms import Measured
 from ..task import Task, warn
 
 LARGE, STAYS, LEFT = 100.0, 0.05, 0.1
@@ -43,17 +43,6 @@ class LastWords:
             worst = worst_per_sample(constraint.reported(violation), mask)
             self._worst[name].append(worst)
             self._ever |= {name} if (worst > 0).any() else set()
-        if self._ever or self.task.global_step:
-            return
-        objective = measured.objective[measured.masks[OBJECTIVE]]
-        judged = any(measured.masks[name].any() for name in measured.judged)
-        if judged and len(objective) and objective.abs().max() <= 1e-6:  # Rounding makes it of 0.
-            warn(
-                self.task,
-                "The first batch has nothing to learn: no constraint is violated and the objective "
-                "is 0. Where that holds for all data, as when the model is its own reference, "
-                "training can only lead away from there.",
-            )
 
     def say(self, duals: Duals) -> None:
         """Logs what calls for an answer, and keeps the other lines."""

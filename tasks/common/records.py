@@ -187,20 +187,18 @@ def from_json(text: str | bytes) -> Any:
 
 def validate_values(row: Any) -> Any:
     """The row; ValueError of half a character, and of more nesting than everything can render."""
-    waiting: list[tuple[str, Any, int]] = [("", row, 0)]
-    while waiting:
-        name, value, depth = waiting.pop()
-        if depth > DEEPEST:
-            raise ValueError(f'field "{name[:40]}…" is nested more than {DEEPEST} deep')
-        if isinstance(value, dict):
-            waiting += [(f"{name}.{key}".strip("."), v, depth + 1) for key, v in value.items()]
-            value = "".join(map(str, value))
-        elif isinstance(value, list):
-            waiting += [(f"{name}[{place}]", v, depth + 1) for place, v in enumerate(value)]
-        text = value if isinstance(value, str) and not value.isascii() else ""
-        if half := re.search("[\ud800-\udfff]", text):
-            raise ValueError(f'field "{name}" holds half a character, {shown(half[0])}')
+    if _depth(row) > DEEPEST:
+        raise ValueError(f"lists and objects are nested more than {DEEPEST} deep")
+    try:
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it holds half a character, {error.object[error.start]!r}") from None
     return row
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, inner), default=0) if isinstance(value, (dict, list)) else 0
 
 
 def _decoded(raw: Any, where: str) -> Row:

@@ -17,11 +17,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
 
-from pl_pointwise.errors import UnsupportedError, one_of
+from pl_pointwise.errors import one_of
 from pl_pointwise.tasks.common.dropout import RedrawnDropout, use_quick_dropout
 from pl_pointwise.tasks.common.models import model_source
-
-from ..likelihood.vocabulary import decoder_of
 
 ATTENTION = "attention"
 _LINEAR = (nn.Linear, Conv1D)
@@ -121,27 +119,17 @@ def _routers(model: nn.Module) -> list[str]:
 
 
 def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """Paths of the linear layers inside the decoder's attention, known by the names of classes.
+    """Paths of the linear layers inside attention, as the models of transformers name it.
 
     Of layers_to_transform alone, which PEFT does not apply to whole paths.
     """
-    try:
-        decoder: nn.Module = decoder_of(model)
-    except UnsupportedError:
-        decoder = model
-    inside = {
-        id(part)
-        for attention in decoder.modules()
-        if "attention" in type(attention).__name__.lower()
-        for part in attention.modules()
-        if isinstance(part, _LINEAR)
-    }
     layers = lora.layers_to_transform
     chosen = {str(layer) for layer in (layers if isinstance(layers, list) else [layers])}
     return [
         path
         for path, part in model.named_modules()
-        if id(part) in inside and (layers is None or chosen.intersection(path.split(".")))
+        if isinstance(part, _LINEAR) and re.search(r"(^|\.)(self_)?att(n|ention)\.", path)
+        if layers is None or chosen.intersection(path.split("."))
     ]
 
 

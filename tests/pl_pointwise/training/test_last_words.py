@@ -121,22 +121,3 @@ def test_a_large_multiplier_that_helped_is_no_warning(left: float, warns: bool, 
         words._worst["fit"] = [torch.tensor([size, -1.0])]
     words.say(duals)
     assert ("times its unit" in caplog.text) == warns
-
-
-class Same(Toy):
-    """A model that is its own reference: the objective is 0, and everything holds."""
-
-    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
-        return (outputs - outputs.detach() * self.start) ** 2
-
-    start = 1.0
-
-
-@pytest.mark.parametrize(
-    ("start", "bound", "warns"), [(1, 9.0, True), (1, -9.0, False), (0, 9.0, False)]
-)
-def test_a_start_at_the_optimum_is_a_warning(start, bound, warns, caplog) -> None:
-    """``fit --config forget`` with one model in both places: training could only do harm."""
-    module = Same(Pointwise(), {"fit": Constraint(at_most=bound)})
-    module.start = start
-    assert ("The first batch has nothing to learn" in said(module, caplog)[1]) == warns
