@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +28,10 @@ class ModelExport(Callback):
     Args:
         folder: where; a relative one is below the trainer's ``default_root_dir``. One that has
             files is refused before training.
-        license: of the exported model, by the hub's name for it, such as "apache-2.0", on the card.
-        language: of the data, such as ["en"], on the card.
-        datasets: trained on, by their names on the hub, on the card.
     """
 
-    def __init__(
-        self,
-        folder: str = "export",
-        license: str | None = None,
-        language: Sequence[str] = (),
-        datasets: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, folder: str = "export") -> None:
         self.folder = Path(folder)
-        self.facts = {"license": license, "language": [*language], "datasets": [*datasets]}
         self._chosen = ""
         # What the last validation found, and that of the chosen weights.
         self._evaluated, self._of_chosen = dict[str, Any](), dict[str, Any]()
@@ -62,7 +51,6 @@ class ModelExport(Callback):
         if not trainer.is_global_zero:
             return
         module, folder = self._chosen_module(pl_module), Path(trainer.default_root_dir, self.folder)
-        notes_of(module).facts = self.facts
         with new_folder(folder) as whole:
             module.export(whole)
         path = notes_of(module).checkpoint

@@ -19,7 +19,7 @@ from .cli import require_class
 from .command_line.cli_errors import MISTAKES, CommandParser, short_errors
 from .command_line.configs import config_parts, text_of
 from .command_line.foreign_names import PACKAGE, foreign_names, known_class
-from .command_line.next_steps import config_of, config_option, exports, short_path
+from .command_line.next_steps import config_of, config_option, short_path
 from .errors import TrainingError, printable
 from .files import check_export_folder, new_folder
 from .module import PointwiseModule
@@ -37,9 +37,6 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument(
         "-c", "--config", action="append", default=[], help="names the class of a task of your own"
     )
-    parser.add_argument("--license", help="of the model, for its card: apache-2.0, …")
-    parser.add_argument("--language", nargs="+", default=[], help="of the data: en, …")
-    parser.add_argument("--datasets", nargs="+", default=[], help="trained on, names on the hub")
     known = parser.parse_args(list(args))
     with short_errors(parser.prog, MISTAKES):
         module = module_of(known.ckpt_path, known.config)
@@ -47,9 +44,6 @@ def main(args: Sequence[str]) -> None:
         run = Path(known.ckpt_path).parent if config is None else config.parent
         folder = known.output or run / "export"
         check_export_folder(folder)
-        notes_of(module).facts = {
-            name: getattr(known, name) for name in ("license", "language", "datasets")
-        }
         with new_folder(folder) as whole:
             module.export(whole)
     print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
@@ -60,10 +54,6 @@ def module_of(checkpoint: str, configs: Sequence[str] = ()) -> PointwiseModule:
     if not Path(checkpoint).is_file():
         raise FileNotFoundError(f"--ckpt_path {checkpoint}: there is no such file.")
     kind = class_of(checkpoint, configs)
-    if not exports(kind):
-        raise TypeError(
-            f"{kind.__name__} has no export(): define export(self, path) in it (docs/own_task.md)."
-        )
     module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
     notes_of(module).checkpoint = Path(checkpoint).name
     return module

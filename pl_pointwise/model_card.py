@@ -50,7 +50,6 @@ def write_card(
             pipeline_tag=pipeline_tag,
             tags=["pl-pointwise", "constrained-fine-tuning"],
             model_name=name,
-            **{name: fact for name, fact in notes_of(module).facts.items() if fact},
         ),
         template_path=str(TEMPLATE),
         name=name,

@@ -6,7 +6,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ class Notes:
     confidential: bool = False  # whether a task writes no files about this evaluation
     certificate: str | None = None  # what ``compare --require`` certified
     checkpoint: str = ""  # that the weights are of; "" for those of the last step
-    facts: dict[str, Any] = field(default_factory=dict)  # what only the user knows: model_card.py
 
 
 class Task(LightningModule):
