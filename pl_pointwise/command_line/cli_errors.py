@@ -11,26 +11,25 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
 from ..errors import DataError, TrainingError, printable
 from ..extras import MissingPackageError
-from .configs import missing_base
 
 DEBUG = "PL_POINTWISE_DEBUG"
 
 MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
 """What classes raise that are given other arguments than they take."""
 
-KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*')
+KEY = re.compile(r'(?:Parser key "|--)([\w.]+)(?:"(?: element \d+)?)?:\s*')
+"""What the parser, or an inner one of this kind, puts before its reason."""
 AROUND = re.compile(r"[\s-]*(Parser key|Problem with given|Does not validate|Expected a path but)")
 """How jsonargparse's errors begin that put something around another one."""
 NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')|(?<=import path string: )\w+|(?<=value: )\w+")
@@ -55,9 +54,6 @@ class Refusal(argparse.ArgumentError):
 class ShortErrorParser(LightningArgumentParser):
     """LightningCLI's parser, whose errors are sentences; those of classes within are of it too."""
 
-    words: Sequence[str] | None = None
-    """The command line, with the names of configurations; None of the parser of a class within."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A name cut short was taken for the option, silently; now it is answered by the whole one.
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -67,47 +63,36 @@ class ShortErrorParser(LightningArgumentParser):
             super().error(message, ex)
         if isinstance(ex, Refusal):
             raise ex
-        if self.words is None:
-            raise Refusal(None, message if KEY.match(message) else self._sentence(message)) from ex
         option, cause = behind(ex or ValueError(message))
-        reason, place = KEY.sub("", str(cause)), place_in_own_code(cause)
+        reason = printable(KEY.sub("", str(cause), 1))
         if not isinstance(cause, Refusal):
-            reason = f"{printable(reason)}{place}." if place else self._sentence(reason)
-        reason = f"--{option}: " * bool(option) + reason + missing_base(self.words)
+            place = place_in_own_code(cause)
+            reason = f"{reason.rstrip('.')}{place}." + (place == "") * self._hint(reason)
+        reason = f"--{option}: " * bool(option) + reason
         if not self.exit_on_error:
             raise Refusal(None, reason) from ex
         end(self.prog.replace(" [options]", ""), reason)
 
-    def _sentence(self, reason: str) -> str:
-        """Returns a reason on one line, with " Did you mean …?" for an option or a class."""
-        reason = f"{printable(reason).rstrip('.')}."
-        if re.search(r"(--|\.|')(lr|learning_rate)\b", reason):
-            return f"{reason}{RATE}"
-        hints = {plain(each.dest): getattr(each, "_typehint", None) for each in self._actions}
-        known = [name for option, hint in hints.items() for name in with_fields(option, hint)]
-        if "--" not in reason:
-            known += [name for package in WITH_CLASSES for name in import_module(package).__all__]
+    def _hint(self, reason: str) -> str:
+        """The remedy where it is known: " Did you mean …?" for an option or a class."""
+        if "are required: " in reason:
+            return " Give a configuration: --config TASK."
+        if re.search(r"\b(lr|l\w+_rate)\b", reason):
+            return RATE
+        modules = map(import_module, () if "--" in reason else WITH_CLASSES)
+        known = [name for module in modules for name in module.__all__]
+        known += [plain(action.dest) for action in self._actions]
         lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
         for name in NAME.findall(reason):
-            by_last = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
-            near = get_close_matches(plain(name), known, 1) or [lasts[each] for each in by_last]
+            near = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
             if near and name not in known:
-                return f"{reason} Did you mean {near[0]!r}?"
-        return reason
+                return f" Did you mean {lasts[near[0]]!r}?"
+        return ""
 
 
 def plain(option: str) -> str:
     """An option without the steps that a command line may leave out."""
     return ".".join(part for part in option.split(".") if part not in ("init_args", "dict_kwargs"))
-
-
-def with_fields(option: str, hint: Any) -> Iterator[str]:
-    """Yields an option and the dotted names of the fields of a dataclass that it takes."""
-    yield option
-    for kind in (hint, *get_args(hint)):
-        if isinstance(kind, type) and is_dataclass(kind):
-            for field, inner in get_type_hints(kind).items():
-                yield from with_fields(f"{option}.{field}", inner)
 
 
 def behind(error: BaseException) -> tuple[str, BaseException]:
@@ -174,15 +159,6 @@ class CommandParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuses what is nearly an option of its own, which Lightning would not know."""
-        known, rest = super().parse_known_args(args, namespace)
-        for word in rest:
-            near = get_close_matches(word.partition("=")[0], self._option_string_actions, 1, 0.75)
-            if near and word.startswith("--"):
-                self.error(f"unrecognized arguments: {word}. Did you mean {near[0]!r}?")
-        return known, rest
 
     def error(self, message: str) -> NoReturn:
         if debugging():

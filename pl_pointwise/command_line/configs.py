@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
@@ -68,8 +68,8 @@ def overview() -> str:
     found = by_kind()
     lines = ["packaged configurations", "", "  base (--config NAME):"]
     lines.append(f"    {', '.join(found['base'])}")
-    for kind in ("variants", "methods", "comparisons"):
-        option = "compare --methods" if kind == "comparisons" else "--config"
+    options = {"variants": "--config", "methods": "--config", "comparisons": "compare --methods"}
+    for kind, option in options.items():
         lines.append(f"  {kind} ({option} TASK/NAME):")
         for task, names in groupby(found[kind], lambda name: name.partition("/")[0]):
             short = ", ".join(name.partition("/")[2] for name in names)
@@ -130,45 +130,28 @@ def read_mapping(path: str | Path, loader: type[yaml.SafeLoader] = DistinctLoade
     return read
 
 
-def split_configs(args: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Yields the words of a command line; an option for a configuration with its value."""
-    words = iter(args)
-    for word in words:
-        option, equals, value = word.partition("=")
-        if option in OPTIONS:
-            yield option, value if equals else next(words, None)
-        else:
-            yield word, None
-
-
 def with_config_parts(args: Iterable[str]) -> list[str]:
     """Returns a command line with the parts instead of names."""
-    found, args = list[str](), list(args)
-    require_order([name for _, name in split_configs(args) if name is not None])
-    for word, name in split_configs(args):
-        parts = [word] if name is None else config_parts(name)
-        found += parts if name is None else [each for part in parts for each in (word, part)]
+    found, names, words = list[str](), list[str](), iter(args)
+    for word in words:
+        option, equals, name = word.partition("=")
+        name = name if equals else next(words, "") if option in OPTIONS else ""
+        if option not in OPTIONS or not name:
+            found.append(word)
+            continue
+        names.append(name)
+        found += [each for part in config_parts(name) for each in (option, part)]
+    require_order(names)
     return found
 
 
 def require_order(names: Sequence[str]) -> None:
-    """Refuses a variant or method in front of its base, which would undo it."""
+    """Refuses a variant or method without its base, or a file, in front of it."""
     for number, name in enumerate(names):
-        task = name.partition("/")[0]
-        if name != task and task in names[number:] and task not in names[:number]:
+        task, before, known = name.partition("/")[0], names[:number], packaged_configs()
+        over_none = task in names or known.keys() >= {*before}
+        if name in known and name != task and task not in before and over_none:
             raise DataError(f"{name} goes behind its base: --config {task} --config {name}.")
-
-
-def missing_base(args: Sequence[str]) -> str:
-    """Returns what to write where a command line has no configuration, or no base of one."""
-    given = [name for _, name in split_configs(args) if name is not None]
-    if not given and not any(word.startswith("--model") for word in args):
-        return " Give a configuration: --config TASK."
-    for name in given:
-        task = name.partition("/")[0]
-        if name != task and name in packaged_configs() and task not in given:
-            return f" {name} goes on top of its base: --config {task} --config {name}."
-    return ""
 
 
 def _not_found(name: str) -> Any:
