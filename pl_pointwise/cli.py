@@ -86,7 +86,6 @@ class PointwiseCLI(LightningCLI):
     def __init__(self, args: ArgsType = None, run: bool = True, build: bool = True) -> None:
         args = sys.argv[1:] if args is None else args
         self._build = build
-        self._words = args if isinstance(args, list) else []
         if isinstance(args, list):
             args = with_config_parts(args)
             if any(re.search(r"^-h$|help$", word) for word in args[1:]):
@@ -121,12 +120,6 @@ class PointwiseCLI(LightningCLI):
         words = [word for config in configs for word in ("--config", config)]
         quiet = ["--trainer.logger", "false", "--trainer.callbacks", "null"]
         return cls([*words, *options, *quiet], run=False)
-
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        parser = super().init_parser(**kwargs)
-        assert isinstance(parser, ShortErrorParser)
-        parser.words = self._words
-        return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
