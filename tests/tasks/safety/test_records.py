@@ -18,7 +18,6 @@ from pl_pointwise.tasks.safety.records import (
     SAFE,
     UNSAFE,
     Judgement,
-    parse_borderline,
     parse_instruction,
     parse_judgement,
     parse_labelled,
@@ -205,8 +204,6 @@ UNTRAINED = {"prompt": "a", "is_safe": False, "response": {"content": "b", "weig
         (parse_instruction, [], "record is a list"),
         (parse_labelled, {"prompt": "x", "response": "y"}, '"is_safe" is missing'),
         (parse_judgement, JUDGED | {"category": {PRIVACY: 2}}, r'"category.privacy_violation"'),
-        (parse_borderline, {"text": "p"}, '"prompt" is missing'),
-        (parse_borderline, {"prompt": "p", "refusal": 3}, '"refusal" is a number'),
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
         # What makes the record another:
         (parse_labelled, {"prompt": "a", "images": ["b.png"]}, '"images" is .* not read'),
@@ -214,7 +211,6 @@ UNTRAINED = {"prompt": "a", "is_safe": False, "response": {"content": "b", "weig
         (parse_labelled, {"prompt": "a", "label": "safe"}, '"label" is .* unsafe prompts'),
         (parse_instruction, ROW | {"tools": [{"name": "f"}]}, '"tools" is .* not read'),
         (parse_labelled, UNTRAINED, '"response.weight" is .* not read'),
-        (parse_borderline, {"prompt": "a", "context": "b"}, '"context" is .* not read'),
         (parse_prompt, {"prompt": "a", "tools": [{"name": "f"}]}, '"tools" is .* not read'),
     ],
 )
