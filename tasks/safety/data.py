@@ -154,7 +154,6 @@ class SafetyDataModule(ResponseDataModule):
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`.
         selection: the data sets on the hub, and how many records are taken of which kind.
         refusals: what the model is to say to an unsafe prompt.
-        own_refusals: whether a record's own refusal is taken in its place.
         unsafe_answers: "leave" the data's unsafe answers out, or "take" them along, which Safe-DPO
             and the constraint on them need.
         preparation: how records become samples: cutting, skipping, holding out. For the hub and
@@ -188,7 +187,6 @@ class SafetyDataModule(ResponseDataModule):
         predict_file: str | None = None,
         selection: Selection = DEFAULT_SELECTION,
         refusals: Sequence[str] = (REFUSAL_TEXT,),
-        own_refusals: bool = True,
         unsafe_answers: Literal["leave", "take"] = "leave",
         preparation: Preparation = DEFAULT_PREPARATION,
         **options: Any,
@@ -208,7 +206,7 @@ class SafetyDataModule(ResponseDataModule):
         self.other_files["pku"] = pku_file
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
         self.selection = from_plain(Selection, selection)
-        self.refusals, self.own_refusals = validate_refusals(refusals), own_refusals
+        self.refusals = validate_refusals(refusals)
         self.unsafe_answers = unsafe_answers
 
     def read_splits(self) -> dict[str, list[Record]]:
@@ -248,7 +246,7 @@ class SafetyDataModule(ResponseDataModule):
                 replace(each, responses=tuple(r for r in each.responses if r.role != UNSAFE))
                 for each in records
             ]
-        return with_refusals(records, self.refusals, self.own_refusals)
+        return with_refusals(records, self.refusals)
 
     # Sources --------------------------------------------------------------------------------------
 

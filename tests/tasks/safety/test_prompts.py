@@ -31,15 +31,11 @@ TURNS = [
 # Refusals and answers of their own ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_records_own_refusal_is_used_where_there_is_one(own, safety_files, data_in) -> None:
+def test_a_records_own_refusal_is_used_where_there_is_one(safety_files, data_in) -> None:
     rows = [*unsafe_rows(4), {"prompt": "Pick it.", "response": OWN, "is_safe": True}]
-    data = data_in(
-        safety_files | {"unsafe_file": rows}, own_refusals=own, unsafe_answers="take", stage="fit"
-    )
+    data = data_in(safety_files | {"unsafe_file": rows}, unsafe_answers="take", stage="fit")
     (unsafe,) = data.datasets["train"].records[14:]
-    expected = OWN if own else REFUSAL_TEXT
-    assert said(unsafe) == [(REFUSAL, expected)]
+    assert said(unsafe) == [(REFUSAL, OWN)]
     # A safe response that does not refuse is no refusal.
     assert said(data.datasets["train"].records[11]) == [(REFUSAL, REFUSAL_TEXT)]
 
