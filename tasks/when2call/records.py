@@ -64,7 +64,7 @@ def parse_choice(row: Any, where: str) -> Record:
     if missing := [name for name in CATEGORIES if texts.get(name) is None]:
         problem = f"lacks {', '.join(missing)}"
         raise bad_field(where, "answers", problem, "Give one answer of each behaviour")
-    responses = []
+    responses: list[Response] = []
     for name in sorted(CATEGORIES, key=lambda name: name != right):
         answer = parse_answer(texts[name], where, f"answers.{name}", bare_calls=True)
         if name == "tool_call" and not parts_of(answer).calls:
