@@ -2,12 +2,10 @@
 
 forget_quality  the p-value of Kolmogorov's and Smirnov's test between the s̄ of the answers to
                 forget, the mean log-likelihoods of their tokens, and what these are to be
-rouge           how much of the answers to keep greedy answers say: ROUGE-L's recall, unstemmed
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.functional.text import rouge_score
 from torchmetrics.utilities import dim_zero_cat
 
 from pl_pointwise.errors import DataError
@@ -105,13 +102,3 @@ class ForgetQuality(Metric):
         found = dim_zero_cat(self.pairs)
         values, targets = found.T.cpu().numpy()
         return torch.tensor(float(ks_2samp(values, targets).pvalue), device=found.device)
-
-
-def rouge_recall(answer: str, right: str) -> float:
-    """The part of the right answer's words in the longest subsequence that both have."""
-
-    def normalise(text: str) -> str:
-        return re.sub(r"\W+", " ", text.lower())
-
-    found = rouge_score(answer, right, normalizer=normalise, rouge_keys="rougeL")
-    return float(found["rougeL_recall"])

@@ -54,7 +54,7 @@ from pl_pointwise.tasks.language_model.text.messages import parts_of
 from pl_pointwise.tasks.language_model.text.records import Record
 from pl_pointwise.training.stepper import judged_values
 
-from .forgetting import ForgetQuality, rouge_recall
+from .forgetting import ForgetQuality
 from .records import ROLES
 
 Objective = Literal["kl", "cross_entropy", "dpo", "simpo"]
@@ -179,10 +179,8 @@ class ConversationModule(LanguageModelModule):
         "over_refusal": Rate("refused", kind="benign", higher_is_better=False),
         "exact_answers": Rate("exact"),
         "valid_calls": Rate("valid_call"),
-        "existing_tool": Rate("existing_tool"),
         "right_tool": Rate("right_tool"),
         "flipped": Rate("flipped", higher_is_better=False),
-        "rouge": Rate("rouge"),
     }
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
 
@@ -369,17 +367,15 @@ class ConversationModule(LanguageModelModule):
         """Answers with {exact}, whether word for word a response of role prefer, learn or refuse.
 
         Where a preferred response calls tools, with call_report(); where one is to be kept, with
-        {rouge, before, flipped}: the recall of it, the reference's answer (of adapters), and
-        whether that was another.
+        {before, flipped}: the reference's answer (of adapters), and whether that was another.
         """
         answers, kept = super().batch_answers(batch, samples, stage), []
         for answer, (row, _) in zip(answers, samples, strict=True):
             record, texts = batch["records"][row], {role: list[str]() for role in ROLES}
             for column, role in enumerate(record.roles):
                 texts[role].append(text_of_response(self.encoder, batch, row, column))
-            if right := texts["keep"]:
+            if texts["keep"]:
                 kept.append((row, answer))
-                answer["rouge"] = rouge_recall(answer["answer"], right[0])
             called = texts["prefer"] + texts["learn"]
             if wanted := [text.strip() for text in called + texts["refuse"]]:
                 answer["exact"] = answer["answer"].strip() in wanted

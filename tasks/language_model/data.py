@@ -35,9 +35,8 @@ class Preparation:
     """How records become samples, and which are held out.
 
     Args:
-        max_prompt_length: the most tokens of a prompt. Longer ones lose whole turns, oldest first;
-            tools, system turns and the last user's turn stay.
-        max_length: the most tokens of prompt and response; a response is never cut.
+        max_prompt_length: the most tokens of a prompt.
+        max_length: the most tokens of prompt and response; nothing is ever cut.
         invalid: what to do with a record that cannot be used, or does not fit: "error" or "skip".
             None is "skip" for the hub and "error" for files. Records to predict for are never
             skipped.

@@ -33,7 +33,6 @@ from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
 
 from .records import (
-    KINDS,
     ROLES,
     UNSAFE,
     parse_instruction,
@@ -115,13 +114,9 @@ class SafetyDataset(EncodedResponses):
     """Whose ``rank`` is by kind, its categories in turn."""
 
     @cached_property
-    def strata(self) -> list[int]:
-        """The position of each sample's kind in :data:`KINDS`."""
-        return [KINDS.index(record.kind) for record in self.records]
-
-    @cached_property
     def ranks(self) -> list[int]:
-        return stratified_ranks(self.strata, [record.category for record in self.records])
+        kinds = [record.kind for record in self.records]
+        return stratified_ranks(kinds, [record.category for record in self.records])
 
 
 class SafetyDataModule(ResponseDataModule):
@@ -154,13 +149,11 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_test_file: those that certify, read the same way.
         pku_file: records of schema "pku" whose unsafe prompts to test on.
         over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows
-            are the data set "contrast"; this and what follows with any source. ``comply`` applies
-            to them, as to benign ones.
+            are the data set "contrast"; this and what follows with any source.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json.
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`.
         selection: the data sets on the hub, and how many records are taken of which kind.
         refusals: what the model is to say to an unsafe prompt.
-        own_refusals: whether a record's own refusal is taken in its place.
         unsafe_answers: "leave" the data's unsafe answers out, or "take" them along, which Safe-DPO
             and the constraint on them need.
         preparation: how records become samples: cutting, skipping, holding out. For the hub and
@@ -194,7 +187,6 @@ class SafetyDataModule(ResponseDataModule):
         predict_file: str | None = None,
         selection: Selection = DEFAULT_SELECTION,
         refusals: Sequence[str] = (REFUSAL_TEXT,),
-        own_refusals: bool = True,
         unsafe_answers: Literal["leave", "take"] = "leave",
         preparation: Preparation = DEFAULT_PREPARATION,
         **options: Any,
@@ -214,7 +206,7 @@ class SafetyDataModule(ResponseDataModule):
         self.other_files["pku"] = pku_file
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
         self.selection = from_plain(Selection, selection)
-        self.refusals, self.own_refusals = validate_refusals(refusals), own_refusals
+        self.refusals = validate_refusals(refusals)
         self.unsafe_answers = unsafe_answers
 
     def read_splits(self) -> dict[str, list[Record]]:
@@ -224,8 +216,8 @@ class SafetyDataModule(ResponseDataModule):
         safe = {record.unit for record in splits["train"] if not record.unsafe}
         if both := sum(record.unit in safe for record in splits["train"] if record.unsafe):
             rank_zero_warn(
-                f"train: {both:,} unsafe records have a prompt that is a benign one too, so it is "
-                "to be answered and refused. Take it out of one."
+                f"train: {both:,} unsafe records have a prompt that is a benign one too, so it "
+                "is to be answered and refused. Take it out of one."
             )
         return {side: self._finished(records) for side, records in splits.items()}
 
@@ -254,7 +246,7 @@ class SafetyDataModule(ResponseDataModule):
                 replace(each, responses=tuple(r for r in each.responses if r.role != UNSAFE))
                 for each in records
             ]
-        return with_refusals(records, self.refusals, self.own_refusals)
+        return with_refusals(records, self.refusals)
 
     # Sources --------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ class SafetyEvaluation:
         answer_in: data sets of `test` whose prompts are answered, for the rates of refusal and
             harm: of "test", "train", "pku", "over_refusal", "contrast" and "alpaca_eval". With
             "test" the command `validate` answers "val" too; validation in training never does.
-        answers_at_most: so many prompts of each kind, benign or unsafe, and data set, of each
+        answers_at_most: so many benign and so many unsafe prompts of each data set, of each
             category in proportion; None for all.
         cost_model: a name on the hub or a folder, the judge of the answers to unsafe prompts.
     """
@@ -144,9 +144,9 @@ class SafetyModule(LanguageModelModule):
     ) -> None:
         one_of("constrain", constrain, ("refusal", "answer"))
         one_of("objective", objective, ("kl", "cross_entropy", "safe_dpo"))
-        own: dict[str, float | None] = {"avoid": avoid_tolerance}
-        if constrain == "refusal":
-            own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
+        own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
+        if constrain == "answer":
+            own = {"avoid": avoid_tolerance}
         evaluation = from_plain(SafetyEvaluation, evaluation)
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.safe_dpo_margin, self.safe_dpo_beta = safe_dpo_margin, safe_dpo_beta

@@ -27,9 +27,6 @@ HELPFUL, REFUSAL, UNSAFE, SAFE = ROLES = ("answer", "refusal", "unsafe answer", 
 """What a response is, in the order that a batch numbers them; a safe answer is that of two answers
 to an unsafe prompt."""
 
-KINDS = ("benign", "unsafe")
-"""The kinds of prompts."""
-
 PAPER_ANNOTATORS = 3
 """The fewest annotators of an answer that is taken: more than two."""
 
@@ -125,7 +122,7 @@ def _record(row: dict[str, Any], where: str, kind: str, *responses: Response) ->
 
 
 def _of_kind(read: Record, kind: str, *responses: Response) -> Record:
-    """A record of one of :data:`KINDS`, without tools and category, told apart by its texts."""
+    """A benign or unsafe record, without tools and category, told apart by its texts."""
     identity = (read.text,) if len(read.messages) == 1 else tuple(read.messages)
     return Record(read.messages, [], responses, read.where, given_kind=kind, identity=identity)
 

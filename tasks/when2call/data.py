@@ -57,7 +57,7 @@ class When2CallDataModule(ResponseDataModule):
         test_file: those that certify; without one preparation.test_fraction of the training
             prompts, without either "val".
         mcq_file: multiple-choice records.
-        predict_file: records of {question, tools, answers?} to predict for; with any source.
+        predict_file: records of {question, tools} to answer; with any source.
         group_rejected: make one sample of the records of one prompt and chosen response, with
             several rejected ones; otherwise each record is a sample with one.
         preparation: how records become samples: cutting, skipping, holding out.

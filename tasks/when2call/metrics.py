@@ -30,9 +30,7 @@ from .records import CATEGORIES
 Normalisation = Literal["sum", "characters", "tokens"]
 NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
 
-DIRECT, TOOL_CALL, CANNOT_ANSWER = (
-    CATEGORIES.index(name) for name in ("direct", "tool_call", "cannot_answer")
-)
+DIRECT = CATEGORIES.index("direct")
 
 
 def choice_scores(
@@ -82,7 +80,6 @@ def choice_metrics() -> dict[str, Metric]:
         "macro_f1": MacroF1(),
         **{f"f1_{name}": BinaryF1Score() for name in CATEGORIES},
         "hallucination": MeanBySample(False),
-        "tool_hallucination": MeanBySample(False),
     }
 
 
@@ -92,13 +89,11 @@ def update_choice_metrics(
     predicted: Mapping[Normalisation, Tensor],
     choose_by: Normalisation,
     gold: Tensor,
-    has_tools: Tensor,
 ) -> None:
-    """Adds a batch: index, predicted by normalisation, gold, and has_tools, bool, all (B,).
+    """Adds a batch: index, predicted by normalisation, and gold, all (B,).
 
     The accuracies choose by their own normalisation, all else by ``choose_by``: ``hallucination``
-    is the share of ``direct``; ``tool_hallucination`` the share for which a tool is called, of
-    questions without any tool that ``cannot_answer`` is right for.
+    is the share of ``direct``.
     """
     for normalisation, found in predicted.items():
         metrics[f"accuracy_{normalisation}"].update(index, (found == gold).float())
@@ -107,6 +102,3 @@ def update_choice_metrics(
     for category, name in enumerate(CATEGORIES):
         metrics[f"f1_{name}"].update((chosen == category).long(), (gold == category).long())
     metrics["hallucination"].update(index, (chosen == DIRECT).float())
-    unanswerable = ~has_tools & (gold == CANNOT_ANSWER)
-    called = (chosen == TOOL_CALL)[unanswerable].float()
-    metrics["tool_hallucination"].update(index[unanswerable], called)

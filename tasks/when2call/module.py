@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.policy import Policy
-from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
+from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
 from pl_pointwise.tasks.language_model.text.records import Record
 
@@ -49,7 +49,7 @@ from .metrics import (
     chosen_category,
     update_choice_metrics,
 )
-from .records import CATEGORIES, ROLES, choices_of
+from .records import ROLES, choices_of
 
 PAPER_LOSSES = PreferenceLosses()
 PAPER_TRAINING = Training(
@@ -64,8 +64,8 @@ class When2CallEvaluation:
     Args:
         chosen_tolerance, rejected_tolerance, ratio_tolerance, floor_tolerance: what violations are
             measured against; None takes that of training.
-        choose_by: by which score the behaviour is chosen, in `predict` and for F1 and
-            hallucination: the log-likelihood divided by "characters" or "tokens", or its "sum".
+        choose_by: by which score the behaviour is chosen for F1 and hallucination: the
+            log-likelihood divided by "characters" or "tokens", or its "sum".
     """
 
     chosen_tolerance: float | None = None
@@ -89,7 +89,7 @@ class When2CallModule(LanguageModelModule):
 
     Args:
         policy: the model. Its adapters are by default of rank 8 on PEFT's default layers; `predict`
-            answers questions that come without candidates, by default with the likeliest tokens.
+            answers questions, by default with the likeliest tokens.
         formulation: how the constraints are enforced; one for all, one for each by name, or None
             for plain training on the objective.
         chosen_tolerance: ε_win, the least mean log-likelihood of a chosen response.
@@ -171,32 +171,8 @@ class When2CallModule(LanguageModelModule):
                 for name in NORMALISATIONS
             }
             right = torch.tensor([choices_of(record)[0] for record in records])
-            tools = torch.tensor([bool(record.tools) for record in records])
-            index, right, tools = (e.to(real.device)[real] for e in (batch["index"], right, tools))
-            choose_by = self.evaluation.choose_by
-            update_choice_metrics(metrics, index, predicted, choose_by, right, tools)
-
-    def predict_step(
-        self, batch: Batch, batch_idx: int = 0, dataloader_idx: int = 0
-    ) -> list[dict[str, Any]]:
-        """One dict per question; samples that only fill the batch give none.
-
-        {index, behaviour, scores: {behaviour: score}} where there are candidates to choose from,
-        the scores by `choose_by`; else a generated answer, {index, answer, refused, cut}.
-        """
-        samples, found = real_samples(batch), dict[int, dict[str, Any]]()
-        chooses = (batch["response_lengths"] > 0).any(1).tolist()
-        if any(chooses):
-            table = self._scores(self.scorer(batch, False), batch, self.evaluation.choose_by)
-            chosen, scores = chosen_category(table).tolist(), table.tolist()
-            for row, index in samples:
-                choices = choices_of(batch["records"][row])
-                given = {CATEGORIES[choice]: scores[row][choice] for choice in choices}
-                about = {"behaviour": CATEGORIES[chosen[row]], "scores": given}
-                found[index] = {"index": index, **about}
-        if alone := [each for each in samples if not chooses[each[0]]]:
-            found |= {each["index"]: each for each in self.batch_answers(batch, alone, "predict")}
-        return [found[index] for _, index in samples]
+            index, right = (each.to(real.device)[real] for each in (batch["index"], right))
+            update_choice_metrics(metrics, index, predicted, self.evaluation.choose_by, right)
 
     def _scores(
         self, outputs: ResponseStatistics, batch: Batch, normalisation: Normalisation

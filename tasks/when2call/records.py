@@ -1,8 +1,7 @@
 """When2Call records: a conversation with tools, and answers to it of four behaviours.
 
-The right answer is of role "prefer", the others of role "avoid"; those of a question to predict for
-are of role "candidate". The schemas are those of language_model/text/records.py, with one form of
-calls.
+The right answer is of role "prefer", the others of role "avoid". The schemas are those of
+language_model/text/records.py, with one form of calls.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pl_pointwise.tasks.language_model.text.records import (
 CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 """The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""
 
-ROLES = ("prefer", "avoid", "candidate")
+ROLES = ("prefer", "avoid")
 """In the order that a batch numbers them."""
 
 
@@ -57,38 +56,31 @@ def _record(read: Record, category: str = "") -> Record:
 @reads_whole
 def parse_choice(row: Any, where: str) -> Record:
     """A row of the multiple-choice split: the right answer, then the others by category."""
-    record = parse_question(row, where)
-    if missing := set(CATEGORIES).difference(each.behaviour for each in record.responses):
-        problem = f"lacks {', '.join(sorted(missing, key=CATEGORIES.index))}"
-        raise bad_field(where, "answers", problem, "Give one answer of each behaviour")
     right = _behaviour(field(row, "correct_answer", where), "correct_answer", where)
-    ordered = sorted(record.responses, key=lambda each: each.behaviour != right)
-    responses = [replace(each, role="avoid") for each in ordered]
-    responses[0] = replace(ordered[0], role="prefer")
-    return replace(record, responses=tuple(responses), given_category=right, given_kind="choice")
+    given = field(row, "answers", where)
+    if not isinstance(given, dict):
+        raise bad_field(where, "answers", f"is {kind(given)}", "Give {behaviour: text}")
+    texts = {_behaviour(name, "answers", where): text for name, text in given.items()}
+    if missing := [name for name in CATEGORIES if texts.get(name) is None]:
+        problem = f"lacks {', '.join(missing)}"
+        raise bad_field(where, "answers", problem, "Give one answer of each behaviour")
+    responses: list[Response] = []
+    for name in sorted(CATEGORIES, key=lambda name: name != right):
+        answer = parse_answer(texts[name], where, f"answers.{name}", bare_calls=True)
+        if name == "tool_call" and not parts_of(answer).calls:
+            remedy = 'Give {"name": …, "arguments": {…}} as JSON'
+            raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)
+        responses.append(Response("avoid" if responses else "prefer", answer, behaviour=name))
+    asked = parse_question(row, where)
+    return replace(asked, responses=tuple(responses), given_category=right, given_kind="choice")
 
 
 @reads_whole
 def parse_question(row: Any, where: str) -> Record:
-    """A question to predict for: {"question", "tools"}, optionally "answers" to choose from."""
+    """A question to answer, {"question", "tools"}."""
     question = text_field(field(row, "question", where), "question", where)
-    given = row.get("answers") or {}
-    if not isinstance(given, dict):
-        raise bad_field(where, "answers", f"is {kind(given)}", "Give {behaviour: text}")
-    responses = []
-    for name in sorted(
-        given, key=lambda name: CATEGORIES.index(_behaviour(name, "answers", where))
-    ):
-        if given[name] is not None:
-            answer = parse_answer(given[name], where, f"answers.{name}", bare_calls=True)
-            if name == "tool_call" and not parts_of(answer).calls:
-                remedy = 'Give {"name": …, "arguments": {…}} as JSON'
-                raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)
-            responses.append(Response("candidate", answer, behaviour=name))
     tools = parse_tools(field(row, "tools", where), where)
-    return Record(
-        [{"role": "user", "content": question}], tools, tuple(responses), where, given_kind=""
-    )
+    return Record([{"role": "user", "content": question}], tools, (), where, given_kind="")
 
 
 def grouped(found: Iterable[Record]) -> list[Record]:

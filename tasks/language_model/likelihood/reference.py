@@ -2,7 +2,7 @@
 
 The reference never changes during training, so its last hidden states at the response positions
 need to be computed only once. :class:`ReferenceCache` keeps them, by the token ids of prompt and
-response, so that another record, another chat template or another truncation is another key.
+response, so that another record, or another chat template is another key.
 """
 
 from __future__ import annotations

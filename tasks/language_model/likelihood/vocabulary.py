@@ -10,10 +10,9 @@ chunk's logits are alive. With more than one chunk their gradient cannot wait fo
 where nothing from the hidden states on is trained it is computed at once, by token, as fused linear
 losses do; else each chunk is computed again in the backward pass.
 
-The logits are the model's own: its forward runs with the decoder's output put in place, so what it
-does to them (scaling in Granite and Cohere, soft-capping in Gemma) is neither lost nor repeated
-here. Only the matrix product is its own, because a model in bfloat16 rounds its logits to 8 bits
-before anybody can sum over them, which biases training.
+The logits are the model's own: its forward runs with the decoder's output put in place, so scaling
+(Granite, Cohere) and soft-capping (Gemma) stay. Only the matrix product is done here, because a
+model in bfloat16 rounds its logits to 8 bits before they are summed, which biases training.
 """
 
 from __future__ import annotations

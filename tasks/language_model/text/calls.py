@@ -40,44 +40,31 @@ def calls_in(answer: str) -> list[dict[str, Any]] | None:
     return found
 
 
-def names_of(answer: str) -> list[str]:
-    """The functions that an answer calls, in order; none where it is no call."""
-    return [call["name"] for call in calls_in(answer) or ()]
-
-
-def calls_existing(answer: str, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an answer consists of calls of these tools."""
-    called = names_of(answer)
-    return bool(called) and _required(tools).keys() >= set(called)
-
-
 def is_valid_call(answer: str, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether it consists of calls of these tools, each with all arguments its tool requires."""
-    required = _required(tools)
-    return calls_existing(answer, tools) and all(
-        required[call["name"]] <= set(call["arguments"]) for call in calls_in(answer) or ()
+    """Whether it consists of calls of these tools, each with all arguments its schema requires."""
+    required: dict[str, set[Any]] = {}
+    for tool in (each.get("function", each) for each in tools):
+        schema = tool.get("parameters")
+        names = schema.get("required") if isinstance(schema, Mapping) else None
+        listed = names if isinstance(names, list) else ()
+        required[tool["name"]] = {name for name in listed if isinstance(name, str)}
+    calls = calls_in(answer) or ()
+    return bool(calls) and all(
+        call["name"] in required and required[call["name"]] <= set(call["arguments"])
+        for call in calls
     )
 
 
 def call_report(answer: str, preferred: Sequence[str], record: Any) -> dict[str, bool]:
     """What holds of an answer where a preferred response calls tools; {} where none does."""
+
+    def names_of(text: str) -> list[str]:
+        return [call["name"] for call in calls_in(text) or ()]
+
     wanted = [names for text in preferred if (names := names_of(text))]
     if not wanted:
         return {}
     return {
         "valid_call": is_valid_call(answer, record.tools),
-        "existing_tool": calls_existing(answer, record.tools),
         "right_tool": names_of(answer) in wanted,
     }
-
-
-def _required(tools: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """By tool the arguments that its JSON schema requires."""
-    found = {}
-    for tool in tools:
-        tool = tool.get("function", tool)
-        schema = tool.get("parameters")
-        names = schema.get("required") if isinstance(schema, Mapping) else None
-        listed = names if isinstance(names, list) else ()
-        found[tool["name"]] = {name for name in listed if isinstance(name, str)}
-    return found

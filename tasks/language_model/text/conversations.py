@@ -133,7 +133,7 @@ class ConversationEncoder:
         if not read:
             log.warning(
                 "Tool calls in the form of the chat template of %s are not read back: answers have "
-                "no valid_call, existing_tool and right_tool.",
+                "no valid_call and right_tool.",
                 self.tokenizer.name_or_path,
             )
         return read

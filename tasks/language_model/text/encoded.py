@@ -1,4 +1,4 @@
-"""Records tokenised once: a prompt that is shortened to fit, responses that never are."""
+"""Records tokenised once; one that does not fit is refused, as nothing of it is cut."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.models import check_known
 from pl_pointwise.tasks.common.records import CHUNK, digest, refused, report_skipped
 
 from .conversations import ConversationEncoder
-from .messages import Message
 from .records import Record
-from .truncation import fit_prompt
 
 
 class EncodedResponses:
@@ -56,7 +53,7 @@ class EncodedResponses:
         self.records: list[Record] = []
         self._rows: list[dict[str, Any]] = []
         self._limits = min(max_prompt_length, max_length - 1), max_length, rows
-        self._skip_invalid, self._shortened = skip_invalid, 0
+        self._skip_invalid = skip_invalid
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
             chunk = records[start : start + CHUNK]
@@ -66,12 +63,6 @@ class EncodedResponses:
                 row["responses"] = [np.asarray(each, np.int32) for each in tokens]
                 self._rows.append(row | {"characters": [*map(encoder.characters, texts)]})
         report_skipped(name, skipped, len(self.records))
-        if self._shortened:  # A warning: `compare` hides all below.
-            rank_zero_warn(
-                f"{name}: {self._shortened:,} of {len(self.records):,} prompts are longer than "
-                f"max_prompt_length={max_prompt_length:,} tokens and lost their oldest turns. "
-                "Raise preparation.max_prompt_length to keep them whole."
-            )
         if not self.records:
             raise DataError(f"{name}: no usable record. Give at least one.")
         self.columns = max(len(record.responses) for record in self.records)
@@ -91,16 +82,11 @@ class EncodedResponses:
             prompt_limit, limit, rows = self._limits
             try:
                 check_known(max(map(max, filter(None, [ids, *tokens]))), rows, record.where)
-                if long := len(ids) > prompt_limit:
-                    messages = fit_prompt(encoder, record, prompt_limit)
-                    if messages is None:
-                        raise DataError(
-                            f"{record.where}: the prompt has {len(ids):,} tokens. Even without its "
-                            f"earlier turns it does not fit in max_prompt_length={prompt_limit:,}. "
-                            "Raise it, or take the record out."
-                        )
-                    prompt, responses = render(record, encoder, messages)
-                    ((ids, tokens),) = encoder.encode([prompt], [responses])
+                if len(ids) > prompt_limit:
+                    raise DataError(
+                        f"{record.where}: the prompt has {len(ids):,} tokens and does not fit in "
+                        f"max_prompt_length={prompt_limit:,}. Raise it, or shorten the record."
+                    )
                 longest = max(map(len, tokens), default=0)
                 if len(ids) + longest > limit:
                     raise DataError(
@@ -111,7 +97,6 @@ class EncodedResponses:
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
             else:
-                self._shortened += long
                 yield record, responses, ids, tokens
 
     def __len__(self) -> int:
@@ -179,12 +164,9 @@ class EncodedResponses:
         return digest(found.hexdigest(), asked)
 
 
-def render(
-    record: Record, encoder: ConversationEncoder, messages: Sequence[Message] | None = None
-) -> tuple[str, list[str]]:
-    """The prompt and each response as the model reads them; ``messages`` instead of its own."""
-    messages = record.messages if messages is None else messages
-    prompt, rendered = encoder.texts(messages, record.tools, record.where, record.answers)
+def render(record: Record, encoder: ConversationEncoder) -> tuple[str, list[str]]:
+    """The prompt and each response as the model reads them."""
+    prompt, rendered = encoder.texts(record.messages, record.tools, record.where, record.answers)
     unlikely = {text for text, opposed in zip(rendered, record.opposed, strict=True) if opposed}
     if unlikely.intersection(t for t, o in zip(rendered, record.opposed, strict=True) if not o):
         raise DataError(

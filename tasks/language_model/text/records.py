@@ -243,21 +243,13 @@ def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]
     raise bad_field(where, name, problem, "Let these begin with it, or take one of the two out")
 
 
-def with_refusals(
-    records: Iterable[Record], refusals: Sequence[str], own: bool = True
-) -> list[Record]:
-    """The records with one of ``refusals``, by their prompt, where a refusal has no text.
-
-    own: a record's own refusal stays.
-    """
+def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Record]:
+    """The records with one of ``refusals``, by their prompt, where a refusal has no text."""
 
     def with_text(record: Record) -> Record:
         text = refusals[int(record.prompt[:12], 16) % len(refusals)]
         responses = (
-            replace(each, answer=text)
-            if each.answer is None or (each.refusal and not own)
-            else each
-            for each in record.responses
+            replace(each, answer=text) if each.answer is None else each for each in record.responses
         )
         return replace(record, responses=tuple(responses))
 

@@ -10,8 +10,7 @@ import torch
 from scipy.stats import ks_2samp
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.conversation.forgetting import ForgetQuality, rouge_recall
-from pl_pointwise.tasks.conversation.module import ConversationEvaluation
+from pl_pointwise.tasks.conversation.forgetting import ForgetQuality
 from tests.tasks.conftest import quiet_trainer, response_by_hand, save_llama
 from tests.tasks.conversation.conftest import data_of, made, written
 from tests.tasks.conversation.test_keeping import TOLERANCES
@@ -30,18 +29,9 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_metrics_are_their_formulas_whatever_the_batch(
-    other, language_model_folder, tmp_path, monkeypatch
+    other, language_model_folder, tmp_path
 ) -> None:
-    evaluation = ConversationEvaluation(answer_in=["train"])
-    module = made(language_model_folder, evaluation=evaluation, **TOLERANCES)
-    generate = module.generate
-
-    def saying(*prompts: Any, **options: Any) -> Any:
-        answers = generate(*prompts, **options)
-        answers.texts[:] = ["One of two."] * len(answers.texts)
-        return answers
-
-    monkeypatch.setattr(module, "generate", saying)
+    module = made(language_model_folder, **TOLERANCES)
     results, data = [], None
     for size in (2, 5):
         data = data_of(written(tmp_path, ROWS), None, forget_like=str(other), eval_batch_size=size)
@@ -57,12 +47,6 @@ def test_metrics_are_their_formulas_whatever_the_batch(
     assert found["forget_quality"] == pytest.approx(ks_2samp(means[:3], targets[:3]).pvalue)
     kept = torch.tensor(means[3:])
     assert found["probability"] == pytest.approx(kept.exp().mean().item(), rel=1e-4)
-    assert found["rouge"] == pytest.approx((1 / 3 + 1) / 2)
-
-
-def test_rouge_is_the_part_of_the_words_in_the_longest_common_subsequence() -> None:
-    assert rouge_recall("The cat, now: was here", "the cat is here now") == pytest.approx(3 / 5)
-    assert rouge_recall("", "the cat") == 0
 
 
 def test_forget_quality_is_the_test_of_two_samples() -> None:

@@ -95,12 +95,8 @@ def test_fit_then_test_then_predict_from_the_checkpoint(tiny, tmp_path, capsys) 
     assert len(rows["rejected/max"]) == 3
     assert len(rows["macro_f1"]) == 1  # of multiple choice alone
 
-    asked = choice_rows(2)
-    del asked[1]["answers"]
+    asked = [{name: choice_rows(1)[0][name] for name in ("question", "tools")}]
     questions = write_rows(tmp_path / "questions.jsonl", asked)
     more = ["--model.init_args.policy.generation.max_new_tokens", "5", "--accept_differences"]
-    chosen, generated = predictions(base, questions, checkpoint, *more)
-    assert set(chosen["scores"]) == {"direct", "tool_call", "request_for_info", "cannot_answer"}
-    assert chosen["scores"][chosen["behaviour"]] == max(chosen["scores"].values())
+    (generated,) = predictions(base, questions, checkpoint, *more)
     assert isinstance(generated["answer"], str)
-    assert "behaviour" not in generated

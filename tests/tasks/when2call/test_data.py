@@ -22,7 +22,6 @@ from pl_pointwise.tasks.when2call.records import (
     parse_choice,
     parse_pair,
     parse_preference,
-    parse_question,
 )
 from tests.tasks.conftest import build_tokenizer, make_data, write_rows, written_files
 from tests.tasks.when2call.conftest import (
@@ -80,7 +79,7 @@ BAD_PREFERENCES = [
 BAD_CHOICES = [
     (QUESTION | {"correct_answer": "joke"}, "is 'joke'"),
     (QUESTION | {"system": "Be short."}, 'field "system" is .* not read'),
-    (without(QUESTION, "answers"), "lacks direct, tool_call"),
+    (without(QUESTION, "answers"), '"answers" is missing'),
     (QUESTION | {"answers": QUESTION["answers"] | {"tool_call": "add"}}, "is not a tool call"),
 ]
 
@@ -151,7 +150,8 @@ def test_missing_rejected_answers_are_absent_from_the_batch(module) -> None:
 
 
 def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(module) -> None:
-    data = module(mcq_file=choice_rows(4), predict_file=choice_rows(4), stage="test")
+    questions = [{"question": "1 + 1?", "tools": [TOOL]}]
+    data = module(mcq_file=choice_rows(4), predict_file=questions, stage="test")
     data.setup("predict")
     right = ["tool_call", "request_for_info", "cannot_answer", "cannot_answer"]
     assert categories_of(data.datasets["mcq"]) == right
@@ -193,27 +193,3 @@ def test_multiple_choice_alone_can_be_tested(module) -> None:
     assert list(data.datasets) == ["mcq"]
     with pytest.raises(DataError, match="Set train_file"):
         data.setup("fit")
-
-
-def test_questions_need_no_answers(module) -> None:
-    rows = [without(QUESTION, "answers"), QUESTION, QUESTION | {"answers": {"direct": "3"}}]
-    data = module(predict_file=rows, stage="predict")
-    found = data.datasets["predict"]
-    batch = data.collate([{**found[i], "index": i} for i in range(3)])
-    assert (batch["response_lengths"] > 0).sum(1).tolist() == [0, 4, 1]
-    assert parse_question(rows[0], "x").answers == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"schema": "x"}, "schema='x'"),
-        ({"source": "files"}, "needs train_file"),
-        ({"train_file": "t.jsonl"}, "takes no files"),
-        ({"preparation": {"val_fraction": 1.0}}, "val_fraction"),
-        ({"preparation": {"max_prompt_length": 2048}}, "max_prompt_length=2048"),
-    ],
-)
-def test_bad_option_is_refused_before_anything_is_read(options, message) -> None:
-    with pytest.raises(DataError, match=message):
-        When2CallDataModule("no-such-model", **options)

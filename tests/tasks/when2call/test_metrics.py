@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
 from pl_pointwise.tasks.when2call.metrics import (
-    CANNOT_ANSWER,
     DIRECT,
-    TOOL_CALL,
     choice_metrics,
     choice_scores,
     chosen_category,
@@ -31,8 +29,7 @@ def measured(gold: list[int], chosen: list[int], size: int = 30) -> dict[str, fl
     for rows in torch.arange(len(gold)).split(size):
         right, predicted = torch.tensor(gold)[rows], torch.tensor(chosen)[rows]
         by_name = dict.fromkeys(("sum", "characters", "tokens"), predicted)
-        has_tools = torch.ones_like(right).bool()
-        update_choice_metrics(metrics, rows, by_name, "sum", right, has_tools)
+        update_choice_metrics(metrics, rows, by_name, "sum", right)
     return {name: float(metric.compute()) for name, metric in metrics.items()}
 
 
@@ -63,27 +60,13 @@ def test_each_accuracy_chooses_by_its_own_normalisation() -> None:
     assert chosen == {"sum": "cannot_answer", "characters": "tool_call", "tokens": "direct"}
 
     metrics = choice_metrics()
-    gold, has_tools = torch.tensor([3]), torch.tensor([False])
-    update_choice_metrics(metrics, torch.tensor([0]), predicted, "characters", gold, has_tools)
+    gold = torch.tensor([3])
+    update_choice_metrics(metrics, torch.tensor([0]), predicted, "characters", gold)
     found = {name: float(metric.compute()) for name, metric in metrics.items()}
     assert (found["accuracy_sum"], found["accuracy_characters"]) == (1, 0)
     assert found["accuracy_tokens"] == found["hallucination"] == 0
-    assert found["tool_hallucination"] == 1
-    update_choice_metrics(metrics, torch.tensor([1]), predicted, "tokens", gold, has_tools)
+    update_choice_metrics(metrics, torch.tensor([1]), predicted, "tokens", gold)
     assert float(metrics["hallucination"].compute()) == 0.5
-
-
-def test_tool_hallucination_counts_unanswerable_questions_without_tools_only() -> None:
-    metrics = choice_metrics()
-    gold = torch.tensor([CANNOT_ANSWER, CANNOT_ANSWER, CANNOT_ANSWER, TOOL_CALL])
-    chosen = torch.tensor([TOOL_CALL, CANNOT_ANSWER, TOOL_CALL, TOOL_CALL])
-    has_tools = torch.tensor([False, False, True, False])
-    by_name = dict.fromkeys(("sum", "characters", "tokens"), chosen)
-    update_choice_metrics(metrics, torch.arange(4), by_name, "sum", gold, has_tools)
-    assert float(metrics["tool_hallucination"].compute()) == 0.5
-    none = choice_metrics()
-    update_choice_metrics(none, torch.arange(4), by_name, "sum", gold, torch.ones(4).bool())
-    assert math.isnan(float(none["tool_hallucination"].compute()))
 
 
 def test_absent_candidates_and_nan_are_never_chosen() -> None:
@@ -97,4 +80,4 @@ def test_absent_candidates_and_nan_are_never_chosen() -> None:
 
 
 def test_ties_take_the_first_category() -> None:
-    assert chosen_category(torch.tensor([[-1.0, -0.5, -0.5, -2.0]])).tolist() == [TOOL_CALL]
+    assert chosen_category(torch.tensor([[-1.0, -0.5, -0.5, -2.0]])).tolist() == [1]

@@ -25,9 +25,7 @@ from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import Generation
-from pl_pointwise.tasks.language_model.text.records import Record, Response
-from pl_pointwise.tasks.when2call.module import PAPER_TRAINING, When2CallEvaluation
-from pl_pointwise.tasks.when2call.records import CATEGORIES
+from pl_pointwise.tasks.when2call.module import PAPER_TRAINING
 from tests.tasks.conftest import (
     ADAPTERS,
     before_and_after,
@@ -267,28 +265,7 @@ def test_the_export_gives_the_same_log_likelihoods(language_model_folder, tmp_pa
 # Prediction ---------------------------------------------------------------------------------------
 
 
-def test_predicted_behaviour_is_the_candidate_the_model_likes_best(made) -> None:
-    module = made(evaluation=When2CallEvaluation(choose_by="tokens")).eval()
-    batch = batch_of()
-    choices = [[1, 0, 2], [3, 1], [2, 0, 3]]
-    batch["records"] = [
-        Record([], [], tuple(Response("", "", behaviour=CATEGORIES[c]) for c in given), "")
-        for given in choices
-    ]
-    batch["characters"] = batch["response_lengths"].clone()
-    batch["index"] = torch.tensor([4, -1, 5])  # the second row only fills the batch
-    with torch.no_grad():
-        means = module(batch).mean_log_likelihood
-        found = module.predict_step(batch)
-    assert [entry["index"] for entry in found] == [4, 5]
-    for entry, row in zip(found, (0, 2), strict=True):
-        behaviours = [CATEGORIES[choice] for choice in choices[row]]
-        scores = dict(zip(behaviours, means[row].tolist(), strict=True))
-        assert entry["scores"] == pytest.approx(scores)
-        assert entry["behaviour"] == max(scores, key=scores.__getitem__)
-
-
-def test_a_question_without_candidates_is_answered_and_the_length_limit_told(made) -> None:
+def test_a_question_is_answered_and_the_length_limit_told(made) -> None:
     module = made(generation=Generation(max_new_tokens=6)).eval()
     batch = batch_of()
     batch["response_lengths"] = torch.zeros(3, 0, dtype=torch.long)

@@ -8,7 +8,6 @@ import pytest
 
 from pl_pointwise.tasks.language_model.text.calls import (
     call_report,
-    calls_existing,
     calls_in,
     is_valid_call,
 )
@@ -66,20 +65,18 @@ def test_several_calls_are_all_read_and_all_judged() -> None:
 def test_anything_else_is_no_call(answer: str) -> None:
     assert calls_in(answer) is None
     assert not is_valid_call(answer, TOOLS)
-    assert not calls_existing(answer, TOOLS)
 
 
 def test_a_call_needs_a_tool_that_exists_and_all_it_requires() -> None:
     missing = '{"name": "add", "arguments": {"b": 1}}'
     invented = '{"name": "subtract", "arguments": {"a": 1}}'
-    judged = [(calls_existing(a, TOOLS), is_valid_call(a, TOOLS)) for a in (missing, invented)]
-    assert judged == [(True, False), (False, False)]
+    assert not any(is_valid_call(answer, TOOLS) for answer in (missing, invented))
 
 
 def test_report_compares_with_the_preferred_calls() -> None:
     record = SimpleNamespace(tools=TOOLS)
     weather = '{"name": "weather", "arguments": {}}'
     found = call_report(weather, [CALL], record)
-    assert found == {"valid_call": True, "existing_tool": True, "right_tool": False}
+    assert found == {"valid_call": True, "right_tool": False}
     assert call_report(CALL, [CALL], record)["right_tool"]
     assert call_report(CALL, ["No tool is needed."], record) == {}
