@@ -345,6 +345,11 @@ class PointwiseLoss:
         rows = tables[0] if len(tables) == 1 else torch.cat(list(tables))
         return unpack(rows_of_all_ranks(rows), self._layout, gradient_norm)
 
+    def empty_rows(self, rows: int, device: torch.device) -> Tensor:
+        """Of a rank of which no sample is left."""
+        width = sum(self._layout.values())
+        return torch.zeros(rows, width, dtype=widest(device), device=device)
+
     def take(self, measured: Measured, steps_an_epoch: float) -> dict[str, DualStep]:
         """Learns from a step that the weights have taken; the dual step, where one is due."""
         self.duals.note(measured, steps_an_epoch)

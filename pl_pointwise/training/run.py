@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -30,6 +31,7 @@ from .checks import (
     check_settings,
     frozen_weights,
     refuse_own_step,
+    sampler_of,
     training_set,
     warn_of_checkpoints,
 )
@@ -235,10 +237,7 @@ class Run:
     def end_training(self) -> None:
         """A window of steps that is open stays open: a longer fit closes it."""
         loaders = self.task.trainer.fit_loop._combined_loader
-        self._at_end = {
-            "random_state": random_state(self.task.device),
-            "loaders": loaders._state_dicts(),
-        }
+        self._at_end = {"random_state": self._random_state(), "loaders": loaders._state_dicts()}
 
     @part_of("on_fit_end")
     def end_fit(self) -> None:
@@ -265,7 +264,7 @@ class Run:
         if self._restored is not None:  # Resumed at its end: no step was taken.
             self._restore_random_state(self._restored["random_states"])
             loaders = self._restored["loaders"]
-            self._at_end = {"random_state": random_state(self.task.device), "loaders": loaders}
+            self._at_end = {"random_state": self._random_state(), "loaders": loaders}
         self._restored = None
 
     # An evaluation, which within a fit draws no random number of the fit ------------------------
@@ -273,7 +272,7 @@ class Run:
     @part_of("on_validation_model_zero_grad")
     def note_random_state(self) -> None:
         """Before an evaluation that may come, whose loaders draw before it starts."""
-        self._before_evaluation = random_state(self.task.device)
+        self._before_evaluation = self._random_state()
 
     @part_of("on_validation_end")
     def put_random_state_back(self) -> None:
@@ -329,7 +328,13 @@ class Run:
         """The one after the last step: later draws belong to an evaluation, a fetch or nothing."""
         if known := self._at_end.get("random_state") or self._before_evaluation:
             return known
-        return random_state(self.task.device)
+        return self._random_state()
+
+    def _random_state(self) -> dict[str, Any]:
+        """Of this process, and of the training loader's own generators."""
+        generators = generators_of(self.task.trainer.train_dataloader)
+        state = random_state(self.task.device)
+        return state | {"loader": [generator.get_state() for generator in generators]}
 
     @part_of("on_load_checkpoint")
     def load(self, checkpoint: dict[str, Any]) -> None:
@@ -374,6 +379,10 @@ class Run:
         except TrainingError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if "meta tensor" in str(error):
+                raise TrainingError(
+                    'map_location="meta" leaves multipliers without values: load with "cpu".'
+                ) from error
             raise damaged(str(error)) from error
 
     # Going on -----------------------------------------------------------------------------------
@@ -406,6 +415,9 @@ class Run:
         state = states[task.global_rank]
         try:
             restore_random_state(state, task.device)
+            generators = generators_of(task.trainer.train_dataloader)
+            for generator, own in zip(generators, state.get("loader", []), strict=False):
+                generator.set_state(own)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise damaged(f"the random state of rank {task.global_rank}") from error
 
@@ -433,6 +445,14 @@ class Run:
                 "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
         check_frozen(self.task, restored.get("frozen"), restored["frozen_at_start"])
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The random generators of a loader's own, and its sampler's; none of one with a state."""
+    if hasattr(loader, "load_state_dict"):
+        return []
+    found = [getattr(part, "generator", None) for part in (loader, sampler_of(loader))]
+    return [each for each in found if isinstance(each, torch.Generator)]
 
 
 def correct_loaded_progress(fit: dict[str, Any], entry: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
@@ -50,8 +51,9 @@ class Stepper:
         self.taken_now = self.skipped_now = 0  # In this epoch.
         self.first_steps = FirstSteps()
         self.last_words = LastWords(task)
-        self.buffers: dict[str, Tensor] = {}  # As they were before the step.
+        self.buffers = Buffers()
         self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
+        self.shares_graph = True  # Until a graph could not be differentiated more than once.
 
     def take(self, batch: Any) -> Measured:
         """One step of the weights and one of the batch's multipliers."""
@@ -60,9 +62,11 @@ class Stepper:
         # How many samples each term applies to, over all ranks, before any forward pass.
         counts = loss.counts([micro.masks for micro in micro_batches])
         self._call_before_zero_grad()
-        self.buffers = {name: b.detach().clone() for name, b in task.named_buffers()}
+        self.buffers.keep(task)
         self.due = loss.duals.units.due(task.formulations, task.global_step)
         measured = self._measure(micro_batches, counts)
+        if self.buffers.changing is None:
+            self.buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
             measured = self._without_non_finite(measured, micro_batches, counts)
         loss.measured, loss.dual_steps = measured, {}
@@ -72,7 +76,7 @@ class Stepper:
             self.taken_now += 1
             loss.take(measured, trainer.num_training_batches)
         else:
-            self._restore_buffers()
+            self.buffers.restore(task)
         return measured
 
     def log(self) -> None:
@@ -109,15 +113,10 @@ class Stepper:
             task.log_dict({f"running/{key}": value for key, value in shown.items()})
 
     def start_epoch(self) -> None:
+        """Counts from 0, and looks for changing buffers again."""
         self.taken_now = self.skipped_now = 0
+        self.buffers = Buffers()
         self.last_words.start_epoch()
-
-    def _restore_buffers(self) -> None:
-        """A step that is computed twice, or not taken, must not count twice in a BatchNorm."""
-        with torch.no_grad():
-            for name, buffer in self.task.named_buffers():
-                if name in self.buffers:
-                    buffer.copy_(self.buffers[name])
 
     def _call_before_zero_grad(self) -> None:
         """Lightning calls this hook under automatic optimization only. Most have none."""
@@ -130,38 +129,52 @@ class Stepper:
 
     # Forward and backward -----------------------------------------------------------------------
 
-    def _measure(self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]) -> Measured:
-        """Accumulates the step's gradient, clipped."""
+    def _measure(
+        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], rows: int = 0
+    ) -> Measured:
+        """Accumulates the step's gradient, clipped; ``rows``: of a rank without any left."""
         task, loss, ranks = self.task, self.loss, self.task.trainer.world_size
-        slopes = self._slopes(micro_batches, counts)
+        parallel = isinstance(task.trainer.strategy, ParallelStrategy)
+        shared = self.shares_graph and len(micro_batches) == 1 and not parallel
+        slopes = None if shared else self._slopes(micro_batches, counts)
         task.optimizers().zero_grad()  # type: ignore[union-attr]
         tables = []
         for micro in self._each_with_its_backward_pass(micro_batches):
             terms = terms_of(task, micro, task(micro.batch), self.strict)
             if self.first_steps.unproven:
                 self.first_steps.require_gradients(task, terms)
+            if shared:
+                if not self._measure_units(micro_batches, counts, terms):
+                    del terms  # And with them the graph.
+                    self.buffers.restore(task)
+                    return self._measure(micro_batches, counts, rows)
+                slopes = loss.duals.known_slopes()
             if slopes is None:
                 slopes = loss.duals.slopes([terms], counts, task.device)
             share, table = loss.share(terms, micro.index, counts, slopes, self.strict)
             tables.append(table)
             # The ranks' gradients are averaged, and the counts are those of all ranks.
             task.manual_backward(share * ranks if ranks > 1 else share)
+        tables = tables or [loss.empty_rows(rows, task.device)]
         return loss.gather(tables, self._gradient_norm(task.training_settings.gradient_clip_val))
 
     def _each_with_its_backward_pass(self, micro_batches: list[MicroBatch]) -> Iterator[MicroBatch]:
-        """The ranks add up their gradients in the last backward pass."""
+        """The ranks add up their gradients in the last backward pass, and each rank has one."""
         block = getattr(self.task.trainer.strategy, "block_backward_sync", nullcontext)
         for position, micro in enumerate(micro_batches):
             with nullcontext() if position == len(micro_batches) - 1 else block():
                 yield micro
+        if not micro_batches:  # All samples of this rank were left out; the others wait for it.
+            self.task.manual_backward(connected_zero(self.task))
 
     def _slopes(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
     ) -> dict[str, Slope] | None:
         """∂ψ/∂mean of every statistic of the batch; None: the one forward pass that follows tells.
 
-        Measures units first, which α is in. With micro-batches or ranks a pass without gradients
-        finds the mean; both passes see the same dropout.
+        Measures units first, which α is in.
+
+        Else a pass without gradients finds the mean, and both passes see the same dropout.
         """
         self._measure_units(micro_batches, counts)
         task, duals = self.task, self.loss.duals
@@ -171,7 +184,7 @@ class Stepper:
         strict = self.strict and duals.dual_first
         with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
             found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
-        self._restore_buffers()
+        self.buffers.restore(task)
         return duals.slopes(found, counts, task.device, over_ranks)
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
@@ -233,7 +246,7 @@ class Stepper:
         Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. If that does not
         help, the gradient's norm is not finite. The whole batch's ``counts`` stay denominators.
         """
-        task = self.task
+        task, ranks = self.task, self.task.trainer.world_size
         bad = ~finite_samples(measured.objective, measured.followed, measured.judged)
         bad |= torch.isin(measured.index, measured.index[bad])  # A sample the batch has twice.
         self.left_out += int(bad.sum())
@@ -247,13 +260,14 @@ class Stepper:
             bad |= measured.index == PADDING  # A copy spoils the gradient as its sample does.
         if not bad.any():
             return measured
-        self._restore_buffers()
-        if (~bad).view(task.trainer.world_size, -1).any(1).all():
-            kept = without_samples(task, micro_batches, measured.index[bad])
-            found = self._measure(kept, counts)
-        else:  # Ranks step together: in backward passes, or, of sharded weights, in forward ones.
-            warn(task, "A rank has no sample left, so no rank takes this step.")
+        self.buffers.restore(task)
+        some_left = (~bad).view(ranks, -1).any(1)
+        if not some_left.all() and forwards_together(task):
+            warn(task, "A rank has no sample left, and its forward pass needs one on every rank.")
             found = replace(measured, gradient_norm=math.nan)
+        else:
+            kept = without_samples(task, micro_batches, measured.index[bad])
+            found = self._measure(kept, counts, rows=len(measured.index) // ranks)
         left = found.keep(~bad)
         if not finite_samples(left.objective, left.followed, left.judged).all():
             left.gradient_norm = math.nan
@@ -264,15 +278,35 @@ class Stepper:
 
     # The unit of the multipliers (gradient_units.py) --------------------------------------------
 
-    def _measure_units(self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]) -> None:
-        """Λ of the constraints that are due; those of which a norm is not finite stay so."""
-        self.due = self.loss.measure_units(
-            self.due, counts, lambda name: self._gradient_of(name, micro_batches, counts)
-        )
-        self.loss.duals.put_in_force(self.task.trainer.num_training_batches)
+    def _measure_units(
+        self,
+        micro_batches: list[MicroBatch],
+        counts: dict[str, Tensor],
+        terms: Terms | None = None,
+    ) -> bool:
+        """Λ of the constraints that are due; those of which a norm is not finite stay so.
+
+        terms: of the one micro-batch, in whose graph it is then done; False where that cannot be.
+        """
+        loss = self.loss
+        try:
+            self.due = loss.measure_units(
+                self.due, counts, lambda name: self._gradient_of(name, micro_batches, counts, terms)
+            )
+        except (RuntimeError, TypeError):  # A compiled graph, too little memory, backward(loss).
+            if terms is None:
+                raise
+            self.shares_graph = False
+            return False
+        loss.duals.put_in_force(self.task.trainer.num_training_batches)
+        return True
 
     def _gradient_of(
-        self, name: str, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
+        self,
+        name: str,
+        micro_batches: list[MicroBatch],
+        counts: dict[str, Tensor],
+        known: Terms | None,
     ) -> tuple[float, float, float]:
         """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖, how many values are above 0, and their sum."""
         task, device = self.task, self.task.device
@@ -280,7 +314,7 @@ class Stepper:
         with replayed_random_state(device):
             task.optimizers().zero_grad()  # type: ignore[union-attr]
             for micro in self._each_with_its_backward_pass(micro_batches):
-                terms = terms_of(task, micro, task(micro.batch), strict=False)
+                terms = known or terms_of(task, micro, task(micro.batch), strict=False)
                 finite = finite_samples(terms.objective, terms.followed)
                 values = self.loss.pushed(name, terms)
                 values = torch.where(finite if values.dim() == 1 else finite[:, None], values, 0)
@@ -288,21 +322,62 @@ class Stepper:
                 beside += torch.stack([(found > 0).sum(), found.sum(), (~finite).sum()])
                 # The ranks' gradients are averaged.
                 mean = values.sum() * (task.trainer.world_size / counts[name])
-                task.manual_backward(mean + connected_zero(task))
+                if known is None:
+                    task.manual_backward(mean + connected_zero(task))
+                elif mean.requires_grad and (name == OBJECTIVE or beside[0]):
+                    task.manual_backward(mean, retain_graph=True)
         norm = norm_of(p.grad for p in task.parameters() if p.grad is not None)
         scaler = getattr(task.trainer.precision_plugin, "scaler", None)
         norm /= 1.0 if scaler is None else float(scaler.get_scale())
         task.optimizers().zero_grad()  # type: ignore[union-attr]
-        self._restore_buffers()
+        if known is None:
+            self.buffers.restore(task)
         number, total, left_out = over_ranks(beside, "sum").tolist()
         if not math.isfinite(norm) and not left_out and self._lower_scale():
-            return self._gradient_of(name, micro_batches, counts)
+            return self._gradient_of(name, micro_batches, counts, known)
         return norm, number, total
+
+
+class Buffers:
+    """Buffers that forward passes change, such as a BatchNorm's, as they were before a step."""
+
+    def __init__(self) -> None:
+        self.changing: set[str] | None = None  # Their names, known after an epoch's first step.
+        self._kept: dict[str, Tensor] = {}
+
+    def keep(self, module: nn.Module) -> None:
+        """Before the first forward pass of a step."""
+        if self.changing != set():
+            self._kept = {
+                name: buffer.detach().clone()
+                for name, buffer in module.named_buffers()
+                if self.changing is None or name in self.changing
+            }
+
+    def settle(self, module: nn.Module) -> None:
+        """After it: from now on only those that it changed."""
+        now = dict(module.named_buffers())
+        self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
+        self.changing = {*self._kept}
+
+    def restore(self, module: nn.Module) -> None:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers() if self._kept else ():
+                if name in self._kept:
+                    buffer.copy_(self._kept[name])
 
 
 def connected_zero(module: nn.Module) -> Tensor:
     """Zero, with a zero gradient for every trainable parameter."""
     return sum(((p * 0).sum() for p in module.parameters() if p.requires_grad), torch.zeros(()))
+
+
+def forwards_together(task: Task) -> bool:
+    """Sharded weights are put together in every forward pass, and SyncBatchNorm sums over ranks."""
+    if isinstance(task.trainer.strategy, ModelParallelStrategy):
+        return True
+    synced = any(isinstance(part, nn.SyncBatchNorm) for part in task.modules())
+    return synced and task.trainer.world_size > 1
 
 
 # Micro-batches, and their terms as the task gives them -------------------------------------------
