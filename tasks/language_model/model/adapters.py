@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Set
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +12,7 @@ import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
@@ -28,6 +25,7 @@ from ..likelihood.vocabulary import decoder_of
 
 ATTENTION = "attention"
 _LINEAR = (nn.Linear, Conv1D)
+_OTHERS = re.compile("Router|GroupedLinear")
 
 
 @dataclass
@@ -68,6 +66,8 @@ class Lora:
         # inference_mode are not trained.
         not_here = {*vars(self), "alora_invocation_tokens", "inference_mode", "task_type"}
         not_here |= {"peft_type", "base_model_name_or_path", "revision", "arrow_config"}
+        # These cannot be merged, or are tied only until the model moves to its device.
+        not_here |= {"lora_bias", "layer_replication", "ensure_weight_tying"}
         for name in self.peft:
             one_of("lora.peft", name, sorted({*vars(LoraConfig())} - not_here))
         for name, safe in (("init_lora_weights", ("gaussian", "orthogonal")), ("bias", ("none",))):
@@ -84,17 +84,17 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
         targets = _attention_targets(model, lora)
-    others, more = _other_linear_layers(model), lora.peft
-    if targets == "all-linear" and others:
-        own = more.get("exclude_modules") or []
-        pattern = "|".join([f"({own})", *map(re.escape, others)]) if isinstance(own, str) else ""
-        more = {**more, "exclude_modules": pattern or [*own, *others]}
+    more, own = lora.peft, lora.peft.get("exclude_modules") or []
+    if targets == "all-linear" and isinstance(own, list):
+        # Linear by class alone: they return scores and indices, or take groups.
+        others = [p for p, m in model.named_modules() if _OTHERS.search(type(m).__name__)]
+        more = {**more, "exclude_modules": [*own, *others] or None}
     try:
         options = {**vars(lora), "target_modules": targets, "task_type": "CAUSAL_LM"}
         del options["peft"]
         adapted = get_peft_model(model, LoraConfig(**options, **more))
         assert isinstance(adapted, PeftModel)
-        _check_targets(adapted, lora, others)
+        _check_targets(adapted, lora)
     except (TypeError, ValueError) as error:
         head = model.get_output_embeddings()
         endings = {
@@ -110,38 +110,14 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     return adapted
 
 
-def _check_targets(adapted: PeftModel, lora: Lora, others: list[str]) -> None:
-    """Refuses what PEFT takes without a word, and what an adapter then does not do."""
+def _check_targets(adapted: PeftModel, lora: Lora) -> None:
+    """Refuses names that nothing has, which PEFT leaves out where there are others."""
     taken = adapted.base_model.targeted_module_names
-    # Of several names it leaves out those that nothing has.
     paths = [path for path, _ in adapted.get_base_model().named_modules()]
     listed = lora.target_modules if isinstance(lora.target_modules, list) else []
     for names, there in ((listed, taken), (lora.modules_to_save or [], paths)):
         if lost := [n for n in names if not any(f".{p}".endswith(f".{n}") for p in there)]:
             raise ValueError(f"no {lost}, or none that the other options leave.")
-    if wrong := sorted(set(taken).intersection(others)):
-        raise ValueError(f"{wrong} do not return what a linear layer does, so none can adapt them.")
-    if any(getattr(part, "kwargs", {}).get("tied_adapter") for part in adapted.modules()):
-        raise ValueError(
-            "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
-            "moves to its device. Name embed_tokens in modules_to_save instead."
-        )
-
-
-def _other_linear_layers(model: nn.Module) -> list[str]:
-    """Paths of linear layers by class alone: routers that return scores and indices, groups."""
-    found = []
-    for path, part in model.named_modules():
-        if isinstance(part, _LINEAR) and type(part).__module__.startswith("transformers.models."):
-            weights = {name: weight.to("meta") for name, weight in part.state_dict().items()}
-            with suppress(Exception):  # Its forward is anything.
-                result = functional_call(
-                    part, weights, weights["weight"].new_empty(2, part.weight.shape[1])
-                )
-                if isinstance(result, Tensor) and result.shape == (2, part.weight.shape[0]):
-                    continue
-            found.append(path)
-    return found
 
 
 def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
@@ -210,15 +186,14 @@ def with_saved_adapter(
     return merged.requires_grad_(True)
 
 
-def merged_model(model: PeftModel, device: str = "cpu") -> PreTrainedModel:
+def merged_model(model: PeftModel) -> PreTrainedModel:
     """The base with adapters merged into it, under its own names; ``model`` stays as it is.
 
-    What no adapter changes shares its memory with ``model`` where that is on ``device``. On "meta"
-    nothing is computed: it shows whether PEFT can merge, and into which names.
+    On the CPU; what no adapter changes shares its memory with ``model`` where that is there too.
     """
-    memo: dict[int, Any] = {id(each): each.to(device) for each in model.buffers()}
+    memo: dict[int, Any] = {id(each): each.cpu() for each in model.buffers()}
     for weight in model.parameters():
-        memo[id(weight)] = nn.Parameter(weight.detach().to(device), requires_grad=False)
+        memo[id(weight)] = nn.Parameter(weight.detach().cpu(), requires_grad=False)
     copy = deepcopy(model, memo)
     for part in copy.modules():
         if isinstance(part, BaseTunerLayer):  # Merged in place, and tied weights one by one.
@@ -232,22 +207,8 @@ def merged_model(model: PeftModel, device: str = "cpu") -> PreTrainedModel:
     if getattr(model.get_base_model().config, "tie_word_embeddings", False):
         embeddings, head = merged.get_input_embeddings(), merged.get_output_embeddings()
         # Else some readers take one of the two for both.
-        tied = device == "meta" or torch.equal(embeddings.weight, head.weight)
+        tied = torch.equal(embeddings.weight, head.weight)
         if tied:
             head.weight = embeddings.weight
         merged.config.tie_word_embeddings = tied
     return merged
-
-
-def check_merging(model: PeftModel, names: Set[str], lora: Lora) -> None:
-    """Refuses adapters that PEFT cannot merge into weights of these names; computes nothing."""
-    try:
-        other = names ^ merged_model(model, "meta").state_dict().keys()
-        problem = f"they change which weights there are, as {min(other)}." if other else ""
-    except (RuntimeError, ValueError) as error:
-        problem = str(error)
-    if problem:
-        raise ValueError(
-            f"merge_on_export, or an adapter as model_name: adapters with lora.peft={lora.peft} "
-            f"cannot be merged: {problem} Leave such options out, or export the adapter alone."
-        )

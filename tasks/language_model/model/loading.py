@@ -27,7 +27,6 @@ from .adapters import (
     Lora,
     add_lora,
     base_of_adapter,
-    check_merging,
     repository_file,
     with_saved_adapter,
 )
@@ -40,8 +39,7 @@ def load_language_model(
     """The model of a policy or name, with fresh adapters if given; then only they are trainable.
 
     A PEFT adapter of this name is merged into its base. Fresh adapters are in float32 even on a
-    base in half precision; with ``merge_on_export``, and on an adapter, those that cannot be merged
-    are refused.
+    base in half precision.
     """
     own = Policy(policy) if isinstance(policy, str) else policy
     name, revision, dtype = own.model_name, own.revision, own.dtype
@@ -69,11 +67,7 @@ def load_language_model(
     if own.gradient_checkpointing:
         checkpoint_gradients(model)
     if lora is not None:
-        names = set(model.state_dict())
-        adapted = add_lora(model, lora)
-        if own.merge_on_export or base:
-            check_merging(adapted, names, lora)
-        return adapted
+        return add_lora(model, lora)
     use_quick_dropout(model)
     return model
 

@@ -117,7 +117,6 @@ def test_a_subclass_cannot_lose_that_the_frozen_base_is_left_out(
 
 
 TOKENS: dict[str, Any] = {"trainable_token_indices": [5, 6]}
-TIED: dict[str, Any] = {"ensure_weight_tying": True}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,6 @@ TIED: dict[str, Any] = {"ensure_weight_tying": True}
     [
         ({"peft": TOKENS}, False, False),
         ({"peft": TOKENS}, True, True),
-        ({"peft": TIED, "modules_to_save": ["embed_tokens"]}, True, True),
         ({"modules_to_save": ["norm"], "peft": {"use_dora": True}}, True, True),
         ({"modules_to_save": ["embed_tokens"]}, True, False),
         ({"target_modules": ["q_proj", "lm_head"]}, True, False),
@@ -153,22 +151,6 @@ def test_a_merged_export_is_the_trained_model(
     assert exported.config.tie_word_embeddings == stays_tied
     names = set(load_file(tmp_path / "model/model.safetensors"))
     assert ("lm_head.weight" in names) == (not stays_tied)  # A reader that ties takes one for both.
-
-
-@pytest.mark.parametrize(
-    ("peft", "said"),
-    [
-        ({"lora_bias": True}, "cannot be merged: .*base layer has no bias"),
-        ({"layer_replication": [[0, 2], [1, 3]]}, "they change which weights there are"),
-    ],
-)
-def test_what_cannot_be_merged_is_refused_before_training(
-    peft, said, language_model_folder
-) -> None:
-    lora = Lora(r=2, target_modules=["q_proj"], peft=peft)
-    When2CallModule(Policy(str(language_model_folder), lora=lora))
-    with pytest.raises(ValueError, match=said):
-        When2CallModule(Policy(str(language_model_folder), lora=lora, merge_on_export=True))
 
 
 def test_an_export_that_fails_leaves_the_earlier_one(
