@@ -86,7 +86,6 @@ class PointwiseCLI(LightningCLI):
     def __init__(self, args: ArgsType = None, run: bool = True, build: bool = True) -> None:
         args = sys.argv[1:] if args is None else args
         self._build = build
-        self._words = args if isinstance(args, list) else []
         if isinstance(args, list):
             args = with_config_parts(args)
             if any(re.search(r"^-h$|help$", word) for word in args[1:]):
@@ -125,7 +124,7 @@ class PointwiseCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         parser = super().init_parser(**kwargs)
         assert isinstance(parser, ShortErrorParser)
-        parser.words = self._words
+        parser.outermost = True
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

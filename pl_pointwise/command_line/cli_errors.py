@@ -11,19 +11,17 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
 from ..errors import DataError, TrainingError, printable
 from ..extras import MissingPackageError
-from .configs import missing_base
 
 DEBUG = "PL_POINTWISE_DEBUG"
 
@@ -55,8 +53,7 @@ class Refusal(argparse.ArgumentError):
 class ShortErrorParser(LightningArgumentParser):
     """LightningCLI's parser, whose errors are sentences; those of classes within are of it too."""
 
-    words: Sequence[str] | None = None
-    """The command line, with the names of configurations; None of the parser of a class within."""
+    outermost = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A name cut short was taken for the option, silently; now it is answered by the whole one.
@@ -67,13 +64,13 @@ class ShortErrorParser(LightningArgumentParser):
             super().error(message, ex)
         if isinstance(ex, Refusal):
             raise ex
-        if self.words is None:
+        if not self.outermost:
             raise Refusal(None, message if KEY.match(message) else self._sentence(message)) from ex
         option, cause = behind(ex or ValueError(message))
         reason, place = KEY.sub("", str(cause)), place_in_own_code(cause)
         if not isinstance(cause, Refusal):
             reason = f"{printable(reason)}{place}." if place else self._sentence(reason)
-        reason = f"--{option}: " * bool(option) + reason + missing_base(self.words)
+        reason = f"--{option}: " * bool(option) + reason
         if not self.exit_on_error:
             raise Refusal(None, reason) from ex
         end(self.prog.replace(" [options]", ""), reason)
@@ -83,14 +80,13 @@ class ShortErrorParser(LightningArgumentParser):
         reason = f"{printable(reason).rstrip('.')}."
         if re.search(r"(--|\.|')(lr|learning_rate)\b", reason):
             return f"{reason}{RATE}"
-        hints = {plain(each.dest): getattr(each, "_typehint", None) for each in self._actions}
-        known = [name for option, hint in hints.items() for name in with_fields(option, hint)]
+        if re.search(r"required.*\bmodel\b", reason):
+            return f"{reason} Give a configuration: --config TASK."
+        known = [plain(each.dest) for each in self._actions]
         if "--" not in reason:
             known += [name for package in WITH_CLASSES for name in import_module(package).__all__]
-        lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
         for name in NAME.findall(reason):
-            by_last = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
-            near = get_close_matches(plain(name), known, 1) or [lasts[each] for each in by_last]
+            near = get_close_matches(plain(name), known, 1)
             if near and name not in known:
                 return f"{reason} Did you mean {near[0]!r}?"
         return reason
@@ -99,15 +95,6 @@ class ShortErrorParser(LightningArgumentParser):
 def plain(option: str) -> str:
     """An option without the steps that a command line may leave out."""
     return ".".join(part for part in option.split(".") if part not in ("init_args", "dict_kwargs"))
-
-
-def with_fields(option: str, hint: Any) -> Iterator[str]:
-    """Yields an option and the dotted names of the fields of a dataclass that it takes."""
-    yield option
-    for kind in (hint, *get_args(hint)):
-        if isinstance(kind, type) and is_dataclass(kind):
-            for field, inner in get_type_hints(kind).items():
-                yield from with_fields(f"{option}.{field}", inner)
 
 
 def behind(error: BaseException) -> tuple[str, BaseException]:

@@ -152,23 +152,17 @@ def with_config_parts(args: Iterable[str]) -> list[str]:
 
 
 def require_order(names: Sequence[str]) -> None:
-    """Refuses a variant or method in front of its base, which would undo it."""
+    """Refuses a variant or method in front of its base, which would undo it, or without one."""
     for number, name in enumerate(names):
-        task = name.partition("/")[0]
-        if name != task and task in names[number:] and task not in names[:number]:
+        task, before = name.partition("/")[0], names[:number]
+        own = any(not is_packaged(each) for each in before)  # May be a base.
+        if name != task and is_packaged(name) and task not in before and not own:
             raise DataError(f"{name} goes behind its base: --config {task} --config {name}.")
 
 
-def missing_base(args: Sequence[str]) -> str:
-    """Returns what to write where a command line has no configuration, or no base of one."""
-    given = [name for _, name in split_configs(args) if name is not None]
-    if not given and not any(word.startswith("--model") for word in args):
-        return " Give a configuration: --config TASK."
-    for name in given:
-        task = name.partition("/")[0]
-        if name != task and name in packaged_configs() and task not in given:
-            return f" {name} goes on top of its base: --config {task} --config {name}."
-    return ""
+def is_packaged(name: str) -> bool:
+    """Whether a configuration is a packaged one; files come first."""
+    return name in packaged_configs() and not os.path.isfile(name)
 
 
 def _not_found(name: str) -> Any:

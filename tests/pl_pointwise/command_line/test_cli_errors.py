@@ -45,7 +45,7 @@ CASES = {
     f"fit {LINE} {POINTWISE} --model.formulation.alpha -1": ["error: Pointwise(alpha=-1.0): alpha"],
     f"fit {LINE} --trainer.max_epoks 1": ["--trainer.max_epoks", "'trainer.max_epochs'"],
     f"fit {LINE} --model.tolerance wide": ["error: --model.tolerance: ", "'float'", "wide"],
-    "fit --config reranker --model.lern_rate 1": ["'lern_rate'", "optimization.learning_rate'"],
+    "fit --config reranker --model.lern_rate 1": ["--model: ", "'lern_rate'"],
     f"fit {LINE} {POINTWISE} --model.formulation.alhpa 1": [
         "error: --model.formulation: ",
         "'alhpa'",
