@@ -91,17 +91,10 @@ def split_by_group(
     for part, name in enumerate(names, start=1):
         if part in parts:
             continue
-        if name == "val" and len(set(groups)) > 1:
-            rank_zero_warn(
-                f"{records[0].where}: no kind of record has two of different {group_name}, so none "
-                "is held out for val."
-            )
-        else:
-            raise DataError(
-                f"{records[0].where}: the records are of {len(set(groups))} groups ({group_name}), "
-                f"so there is none to hold out for {name}. Set a file of held-out records, or "
-                f"{name}_fraction to 0."
-            )
+        rank_zero_warn(
+            f"{records[0].where}: no kind of record has two of different {group_name}, so none is "
+            f"held out for {name}."
+        )
     return {
         name: [record for record, own in zip(records, parts, strict=True) if own == part]
         for part, name in enumerate(["train", *names])

@@ -7,7 +7,6 @@ that comes with it.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -45,11 +44,6 @@ def load_language_model(
     name, revision, dtype = own.model_name, own.revision, own.dtype
     with loading(name):
         base = base_of_adapter(name, revision)
-        if base and own.quantize_4bit:
-            raise ValueError(
-                f"{name} is an adapter, which cannot be merged into weights of 4 bits without "
-                "loss. Export it merged (merge_on_export), or set quantize_4bit to false."
-            )
         source, of_base = base or (name, revision)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model_source(source),
@@ -103,11 +97,6 @@ def load_tokenizer(
 
 
 def _four_bits() -> BitsAndBytesConfig:
-    if find_spec("bitsandbytes") is None:
-        raise ImportError(
-            "A base in 4 bits needs bitsandbytes: pip install 'pl-pointwise[qlora]', or set "
-            "quantize_4bit to false."
-        )
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

@@ -107,10 +107,11 @@ def test_records_are_split_by_name_and_keep_their_order() -> None:
     ]
 
 
-def test_too_few_groups_for_the_parts_are_refused_by_the_part() -> None:
+def test_parts_that_too_few_groups_leave_empty_are_named() -> None:
     records = [record("a"), record("b")]
-    with pytest.raises(DataError, match=r"a: .*2 groups \(query\).* for test.*test_fraction to 0"):
-        split_by_group(records, ["a", "b"], {"val": 0.2, "test": 0.2}, 0, "query")
+    with pytest.warns(UserWarning, match=r"a: .*two of different query.* held out for test\."):
+        found = split_by_group(records, ["a", "b"], {"val": 0.2, "test": 0.2}, 0, "query")
+    assert [*found] == ["train", "val"]
 
 
 @pytest.mark.parametrize(("val", "test"), [(1.0, 0.0), (0.1, -0.1), (0.5, 0.5)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -50,12 +49,6 @@ def test_gradient_checkpointing_keeps_the_gradient(language_model_folder: Path) 
     assert max(gradient.abs().max() for gradient in grads[0].values()) > 1e-5
     for name, gradient in grads[0].items():
         torch.testing.assert_close(grads[1][name], gradient)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="it is there")
-def test_four_bits_without_the_package_say_what_to_install(language_model_folder: Path) -> None:
-    with pytest.raises(ImportError, match=r"pl-pointwise\[qlora\]"):
-        load_language_model(Policy(str(language_model_folder), quantize_4bit=True))
 
 
 def test_a_tokenizer_without_an_end_token_or_a_chat_template_is_refused() -> None:
