@@ -199,7 +199,7 @@ class PointwiseCLI(LightningCLI):
         self.after_validate()
         checkpoint = self.config[self.subcommand].get("ckpt_path")
         if self.trainer.is_global_zero and checkpoint and exports(type(self.model)):
-            print(f"\nNext:\n\n  {export_command(self.model, checkpoint)}")
+            print(f"\nNext:\n\n  {export_command(checkpoint)}")
 
     def after_validate(self) -> None:
         if not self.trainer.is_global_zero:

@@ -104,21 +104,7 @@ def text_of(part: str) -> str:
     return part if is_text(part) else Path(part).read_text(encoding="utf-8")
 
 
-class DistinctLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, of which YAML's takes the last in silence."""
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        seen = set[str]()
-        for key, _ in node.value:
-            if str(key.value) in seen and key.tag != "tag:yaml.org,2002:merge":
-                line = key.start_mark.line + 1
-                raise yaml.YAMLError(f"line {line}: {key.value!r} stands twice in a mapping.")
-            seen.add(str(key.value))
-        return node
-
-
-def read_mapping(path: str | Path, loader: type[yaml.SafeLoader] = DistinctLoader) -> Any:
+def read_mapping(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Returns what a YAML file maps names to."""
     try:
         read = yaml.load(Path(path).read_bytes(), loader)

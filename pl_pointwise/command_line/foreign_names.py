@@ -19,13 +19,13 @@ from lightning.pytorch import LightningDataModule, LightningModule
 
 from ..errors import DataError
 from ..formulations import Formulation
-from .configs import DistinctLoader, read_mapping
+from .configs import read_mapping
 
 PACKAGE = __name__.partition(".")[0]
 LONGEST = 100_000  # Bytes; configurations of runs have some thousands.
 
 
-class _PlainLoader(DistinctLoader):
+class _PlainLoader(yaml.SafeLoader):
     def compose_node(self, *where: Any) -> Any:
         """Refuses aliases: a few lines of them may stand for billions of values."""
         if self.check_event(yaml.AliasEvent) and self.peek_event().anchor in self.anchors:

@@ -66,7 +66,7 @@ def after_fit(trainer: Any, module: LightningModule, data: Any) -> None:
     if any(is_overridden("test_dataloader", each) for each in (data, module) if each is not None):
         print(f"  {_command('test', config_in(folder), paths[0])}")
     elif exports(type(module)):
-        print(f"  {export_command(module, paths[0])}")
+        print(f"  {export_command(paths[0])}")
     else:
         print(f"  define test_dataloader() or export() to go on with {short_path(paths[0])}")
 
@@ -90,10 +90,9 @@ def exports(kind: type) -> bool:
     return getattr(kind, "export", PointwiseModule.export) is not PointwiseModule.export
 
 
-def export_command(module: LightningModule, checkpoint: str) -> str:
-    """The command that exports a checkpoint; it names the configuration if the class is own."""
-    ships = type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return _command("export", None if ships else config_of(checkpoint), checkpoint)
+def export_command(checkpoint: str) -> str:
+    """The command that exports a checkpoint."""
+    return _command("export", config_of(checkpoint), checkpoint)
 
 
 def _command(name: str, config: Path | None, checkpoint: str) -> str:

@@ -34,7 +34,6 @@ model:
         lerning_rate: 0.1
 data: {NAME}.LineData
 """,
-    "twice.yaml": "trainer: {max_epochs: 1}\nseed_everything: 1\ntrainer: {accelerator: cpu}\n",
     "base.yaml": f"model: {NAME}.LineModule\ndata: {NAME}.LineData\n",
 }
 CASES = {
@@ -90,7 +89,6 @@ CASES = {
     "compare --config base.yaml --output out --seed 1": ["--seed. Did you mean '--seeds'?"],
     "compare --config base.yaml --output out --modle 1": ["--modle 1", "Nothing was run."],
     "monitor folder --stat x": ["--stat. Did you mean '--state'?"],
-    f"fit {LINE} --config twice.yaml": ["twice.yaml", "line 3: 'trainer' stands twice"],
     "compare --config base.yaml --output out --methods no.yaml": ["error: No configuration 'no.y"],
     "compare --config digits/average --config digits --output out": ["--config digits --config d"],
     "compare --config base.yaml --output out --set model.toleranc=1": ["'toleranc'", "'tolerance'"],
