@@ -320,7 +320,8 @@ def draw(table: pd.DataFrame, problem: str, path: Path) -> None:
         xs, ys = points.loc[sweep, "gap"].abs(), points.loc[sweep, "worst"]
         panel.plot(xs, ys, "o-", color=colour, label=f"{shape}, by weight")
         for name, x, y in zip(sweep, xs, ys, strict=True):
-            panel.annotate(name.split()[-1], (x, y), xytext=(4, 4), textcoords="offset points")
+            place = {"xytext": (-2, 5), "textcoords": "offset points", "ha": "center"}
+            panel.annotate(name.split()[-1], (x, y), fontsize="small", **place)
     rest = {"Pointwise()": ("*", "#0072B2"), "Pointwise(), margin": ("P", "#0072B2")}
     rest |= {"Relaxed(price=10)": ("^", "#009E73"), "Average": ("s", "#E69F00")}
     rest |= {"hinge 30, margin": ("P", "#D55E00"), COOPER: ("D", "#CC79A7")}
@@ -334,7 +335,7 @@ def draw(table: pd.DataFrame, problem: str, path: Path) -> None:
         panel.plot([x], [y], "D", color="#CC79A7", markersize=8, fillstyle="none")
         panel.annotate(name.split(", ")[1], (x, y), xytext=(-30, -16), textcoords="offset points")
     panel.set_xlabel("distance to the optimum, relative (lower is better)")
-    panel.set_ylabel("worst violation of an instance, mean (lower is better)")
+    panel.set_ylabel("worst violation, mean (lower is better)")
     panel.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     figure.savefig(path, dpi=150)

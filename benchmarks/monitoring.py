@@ -7,8 +7,7 @@ A stream is 200 looks, each at 20 new samples that violate with a given probabil
 allows .05 (and .01, .2), the error of all looks is 5 %. Beside ``MeanAbove``, the monitor's test:
 a binomial test at 5 % in every look, over all samples so far; and MAPIE's RiskMonitoring with the
 threshold stated. It keeps half its level for a threshold that is estimated, so it is given 10 %.
-Printed: the share of streams with an alarm within so many looks. The last lines are of drift: 200
-normal values, then others.
+Printed: the share of streams with an alarm within so many looks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom
 
-from pl_pointwise.requirements.anytime import Drift, MeanAbove
+from pl_pointwise.requirements.anytime import MeanAbove
 
 LOOKS, BATCH, DELTA = (10, 50, 200), 20, 0.05
 """Looks within which an alarm is counted; samples of each; the error."""
@@ -123,14 +122,6 @@ def main() -> None:
         found = [alarms(partial(kind, at_most), draw, draws) for kind in kinds]
         for looks, shares in zip(LOOKS, zip(*found, strict=True), strict=True):
             print(f"{at_most},{rate},{looks},{','.join(f'{s:.4f}' for s in shares)}", flush=True)
-    for name, shift, scale in (("none", 0, 1), ("+.5", 0.5, 1), ("× 2", 0, 2)):
-        shares = alarms(
-            lambda: Drift(random.normal(size=200).tolist()),
-            lambda n: (shift + scale * random.normal(size=n)).tolist(),  # noqa: B023
-            draws,
-        )
-        for looks, share in zip(LOOKS, shares, strict=True):
-            print(f"drift,{name},{looks},{share:.4f},,", flush=True)
 
 
 if __name__ == "__main__":

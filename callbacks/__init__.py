@@ -1,6 +1,6 @@
 """Lightning callbacks around the method. They observe; none moves weights or multipliers."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pl_pointwise.extras import imported_on_use
 
@@ -23,10 +23,4 @@ _MODULES = {
     "SaveOnTermination": "termination",
 }
 __all__ = list(_MODULES)
-_imported = imported_on_use(__name__, _MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "ViolationCurves":
-        raise ImportError("ViolationCurves is gone: `pl-pointwise compare` draws the violations.")
-    return _imported(name)
+__getattr__ = imported_on_use(__name__, _MODULES)

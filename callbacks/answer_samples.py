@@ -15,7 +15,7 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.task import evaluation_mode
 from pl_pointwise.training.random_state import random_state, restore_random_state
 
-from .outputs import RunFolder, log_text
+from .outputs import RunFolder
 
 FILE = "answers.jsonl"
 TOGETHER = 8  # Prompts that are answered in one batch.
@@ -24,8 +24,9 @@ TOGETHER = 8  # Prompts that are answered in one batch.
 class AnswerSamples(Callback):
     """Lets a module with ``answers_to(prompts)``, such as a language task's, answer a few prompts.
 
-    Before the first step and on the way. ``answer-samples/answers.jsonl`` below the run's folder
-    has a line an answer; TensorBoard gets prompts and answers too. Every rank answers, rank 0
+    Before the first step and after epochs. ``answer-samples/answers.jsonl`` below the run's folder
+    has a line an answer; a resumed
+    run goes on in it, so the steps after its checkpoint are there twice. Every rank answers, rank 0
     writes, and the run's random numbers stay.
 
     Args:
@@ -35,7 +36,6 @@ class AnswerSamples(Callback):
         data: a data set of the data module's, "train" or "val". Without a "val",
             ``per_category`` takes "train".
         every_n_epochs: answer at the end of so many epochs; None does not.
-        every_n_steps: and after so many steps of the weights; None does not.
     """
 
     def __init__(
@@ -45,32 +45,18 @@ class AnswerSamples(Callback):
         per_category: int = 0,
         data: str = "val",
         every_n_epochs: int | None = 1,
-        every_n_steps: int | None = None,
     ) -> None:
         if not prompts and not indexes and per_category < 1:
             raise ValueError("AnswerSamples: which prompts? Give prompts, indexes or per_category.")
         self.prompts = [_conversation(prompt) for prompt in prompts or []]
         self.indexes, self.per_category, self.data = list(indexes or []), per_category, data
-        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
-        self.folder, self._answered_at = RunFolder("answer-samples"), -1
+        self.every_n_epochs, self.folder = every_n_epochs, RunFolder("answer-samples")
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
-        if self.folder.restored is None:
-            self._answered_at = -1
         self.folder.claim(trainer)
-        path = self.folder.path / FILE
-        rank_zero_info(f"Answers are written to {path}")
-        if trainer.is_global_zero:
-            # What an interrupted run wrote after its checkpoint is removed.
-            lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= self._answered_at]
-            path.write_text("".join(kept), encoding="utf-8")
+        rank_zero_info(f"Answers are written to {self.folder.path / FILE}")
         if trainer.global_step == 0:
-            self._answer(trainer, pl_module)
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
             self._answer(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -78,11 +64,10 @@ class AnswerSamples(Callback):
             self._answer(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"folder": self.folder.name, "answered_at": self._answered_at}
+        return {"folder": self.folder.name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.folder.restored = state_dict["folder"]
-        self._answered_at = state_dict["answered_at"]
 
     def _of_data(self, datamodule: Any) -> list[dict[str, Any]]:
         """The conversations of the data set that were asked for."""
@@ -111,10 +96,6 @@ class AnswerSamples(Callback):
         ]
 
     def _answer(self, trainer: Trainer, module: Any) -> None:
-        step = trainer.global_step
-        if self._answered_at == step:  # An epoch's end at such a step.
-            return
-        self._answered_at = step
         context, state = trainer.precision_plugin.forward_context(), random_state(module.device)
         rows = []
         with evaluation_mode(module), torch.no_grad(), context:
@@ -122,14 +103,12 @@ class AnswerSamples(Callback):
                 asked = self._asked[start : start + TOGETHER]
                 for each, found in zip(asked, module.answers_to(asked), strict=True):
                     about = {key: each[key] for key in ("index", "category") if key in each}
-                    row = {"step": step, "epoch": trainer.current_epoch}
+                    row = {"step": trainer.global_step, "epoch": trainer.current_epoch}
                     rows.append({**row, "prompt": shown(each["messages"]), **about, **found})
         restore_random_state(state, module.device)
         if trainer.is_global_zero:
             with (self.folder.path / FILE).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            texts = [f"**{row['prompt']}**\n\n> {row['answer']}" for row in rows]
-            log_text(trainer, "answers", "\n\n".join(texts))
 
 
 def _conversation(prompt: Any) -> dict[str, Any]:

@@ -10,16 +10,8 @@ the entries (sample and column) that stepped:
     infeasibility_mean  mean (r)₊, of an equality |r|
     relaxed             share with u* ≠ 0; only where the formulation relaxes
 
-The force on an entry is p(λ) = ∂ψ/∂v, (λ + 2αv)₊ for Pointwise; without its multiplier it would be
-p(0), that of a squared hinge of weight α. Where there is any, with σ the sign of p(λ), 1 except for
-equalities,
-
-    share      Σ min(σ(p(λ) − p(0))₊, |p(λ)|) / Σ |p(λ)|, λ/(λ + 2αv) of an entry that violates
-    overshoot  Σ |p(λ)| over those with σv < 0 / Σ |p(λ)|: satisfied, and λ still pushes
-
 A constraint with one multiplier is met by a statistic of the batch, such as its mean, which varies
-from batch to batch; so r is averaged over the epoch's steps before it is measured. TensorBoard and
-W&B get ``multipliers`` too, the histogram of λ.
+from batch to batch; so r is averaged over the epoch's steps before it is measured.
 """
 
 from __future__ import annotations
@@ -34,8 +26,6 @@ from pl_pointwise.formulations import Formulation
 from pl_pointwise.lagrangian.terms import DualStep
 from pl_pointwise.metrics import quantiles
 from pl_pointwise.task import log_of_all_ranks
-
-from .outputs import log_histogram
 
 QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "max": 1.0}
 
@@ -59,10 +49,7 @@ class DualMonitor(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         for name, step in pl_module.dual_steps.items():
             known = self._sums.setdefault(name, {})
-            formulation = pl_module._run.in_force(name)
-            dual_first = pl_module.training_settings.order == "dual_first"
-            new = {**_sums_of(step, formulation), **_forces(step, formulation, dual_first)}
-            for key, value in new.items():
+            for key, value in _sums_of(step, pl_module._run.in_force(name)).items():
                 last = key == "multiplier" or key not in known
                 known[key] = value.double() if last else known[key] + value
             shape, visited = pl_module.multipliers[name].shape, self._visited.get(name)
@@ -76,8 +63,6 @@ class DualMonitor(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         for name, sums in self._sums.items():
             multipliers = pl_module.multipliers[name][self._visited[name]]
-            if trainer.is_global_zero and len(multipliers):
-                log_histogram(trainer, f"dual/{name}/multipliers", multipliers)
             values = quantiles(multipliers, [*QUANTILES.values()]).tolist()
             found = _distances(sums, pl_module.formulations[name])
             found |= {f"multiplier_{key}": v for key, v in zip(QUANTILES, values, strict=True)}
@@ -112,27 +97,8 @@ def _sums_of(step: DualStep, formulation: Formulation) -> dict[str, Tensor]:
     return found
 
 
-def _forces(step: DualStep, formulation: Formulation, dual_first: bool) -> dict[str, Tensor]:
-    """Σ |p(λ)|, what of it λ adds, and what is on satisfied entries, with the λ that acted."""
-    violation, judged = step.followed[step.mask].double(), step.judged[step.mask]
-    multiplier = (step.after if dual_first else step.before)[step.mask].double()
-    with torch.enable_grad():
-        leaf = violation.expand(2, -1).detach().clone().requires_grad_()
-        with_and_without = torch.stack([multiplier, torch.zeros_like(multiplier)])
-        psi = formulation.lagrangian(leaf, with_and_without).sum()
-        known = psi.requires_grad
-        slopes = torch.autograd.grad(psi, leaf)[0] if known else torch.zeros_like(leaf)
-    force, without = slopes
-    side, size = force.sign(), force.abs()
-    added = torch.minimum((side * (force - without)).clamp(min=0), size)
-    satisfied = torch.where(side * judged < 0, size, 0)
-    return {"force": size.sum(), "share": added.sum(), "overshoot": satisfied.sum()}
-
-
 def _distances(sums: dict[str, Tensor], formulation: Formulation) -> dict[str, float]:
-    """The tables of this file, from the sums of an epoch's dual steps."""
-    sums, force = dict(sums), sums["force"]
-    shares = {key: sums.pop(key) / force for key in ("share", "overshoot", "force")}
+    """The table of this file, from the sums of an epoch's dual steps."""
     found = {key: total / sums["entries"] for key, total in sums.items() if key != "entries"}
     if "statistic" in sums:
         residual = sums["statistic"] / sums["steps"]
@@ -141,8 +107,6 @@ def _distances(sums: dict[str, Tensor], formulation: Formulation) -> dict[str, f
             "slackness": (sums["multiplier"] * residual).abs().mean(),
             "infeasibility_mean": _excess(residual, formulation).mean(),
         }
-    if force > 0:
-        found |= {key: shares[key] for key in ("share", "overshoot")}
     return {key: float(value) for key, value in found.items()}
 
 

@@ -28,7 +28,6 @@ class FeasibleCheckpoint(ModelCheckpoint):
         constraints: names; None takes all.
         objective: the logged key that decides among the feasible.
         mode: whether a small or a large one is better.
-        stage: the evaluated data set that ``statistic`` is of.
         dirpath, filename, save_top_k, save_last, every_n_epochs: as in ModelCheckpoint.
 
     Raises:
@@ -42,7 +41,6 @@ class FeasibleCheckpoint(ModelCheckpoint):
         constraints: list[str] | None = None,
         objective: str = "val/objective",
         mode: Literal["min", "max"] = "min",
-        stage: str = "val",
         dirpath: str | None = None,
         filename: str | None = None,
         save_top_k: int = 1,
@@ -59,19 +57,19 @@ class FeasibleCheckpoint(ModelCheckpoint):
             every_n_epochs=every_n_epochs,
         )
         self.statistic, self.at_most = statistic, at_most
-        self.constraints, self.stage = constraints, stage
-        self.objective, self.larger_is_better = objective, mode == "max"
+        self.constraints, self.objective = constraints, objective
+        self.larger_is_better = mode == "max"
 
     @property
     def state_key(self) -> str:
-        names = "statistic at_most constraints objective larger_is_better stage"
+        names = "statistic at_most constraints objective larger_is_better"
         return self._generate_state_key(**{name: getattr(self, name) for name in names.split()})
 
     def rank(self, trainer: Trainer) -> Tensor:
         """The order of the rule as one number, smaller is better."""
         module: Any = trainer.lightning_module
         names = self.constraints or list(module.constraints)
-        keys = [f"{self.stage}/{name}/{self.statistic}" for name in names]
+        keys = [f"val/{name}/{self.statistic}" for name in names]
         logged = trainer.callback_metrics
         missing = [key for key in [*keys, self.objective] if key not in logged]
         if missing:

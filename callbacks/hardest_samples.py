@@ -1,4 +1,4 @@
-"""Writes ``hardest/samples.jsonl`` and ``.html``: the samples that resist most, with their text.
+"""Writes ``hardest/samples.jsonl``: the samples that resist most, with their text.
 
 By the mean violation over the epochs of training, without the first. A line of the JSONL file::
 
@@ -17,8 +17,6 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from html import escape
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -43,43 +41,32 @@ class HardestSamples(Callback):
 
     Args:
         count: samples per constraint.
-        every_n_epochs: write them after so many epochs too; None only at the end.
     """
 
-    def __init__(self, count: int = 50, every_n_epochs: int | None = None) -> None:
-        self.count, self.every_n_epochs, self.folder = count, every_n_epochs, RunFolder("hardest")
+    def __init__(self, count: int = 50) -> None:
+        self.count, self.folder = count, RunFolder("hardest")
         self._tables = Violations()
         self._epoch = 0
-        self._store: Any = None  # The multipliers of the samples that the tables are of.
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.folder.restored is None:
+            self._tables = Violations()  # Those there were are of an earlier fit.
         self.folder.claim(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        if self._store is not None and self._store is not pl_module.multipliers:
-            self._tables = Violations()  # Those there were are of an earlier fit.
-        self._store = pl_module.multipliers
         self._tables.add(pl_module)
         self._epoch = trainer.current_epoch
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            self._write(trainer, pl_module)
-
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self._write(trainer, pl_module)
-
-    def _write(self, trainer: Trainer, module: PointwiseModule) -> None:
         if not trainer.is_global_zero:
             return
-        before = random_state(module.device)  # Reading a row may draw from it.
-        rows = self._hardest(trainer, module)
-        restore_random_state(before, module.device)
+        before = random_state(pl_module.device)  # Reading a row may draw from it.
+        rows = self._hardest(trainer, pl_module)
+        restore_random_state(before, pl_module.device)
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        for name, text in {"samples.jsonl": lines, "samples.html": page(rows)}.items():
-            path = self.folder.path / name
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
-        log.info("%d hardest samples written to %s", len(rows), self.folder.path)
+        path = self.folder.path / "samples.jsonl"
+        path.write_text(lines, encoding="utf-8", errors="backslashreplace")
+        log.info("%d hardest samples written to %s", len(rows), path)
 
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
         rows = []
@@ -118,7 +105,7 @@ class HardestSamples(Callback):
         return {**vars(self._tables), "epoch": self._epoch, "folder": self.folder.name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._tables, self._epoch, self._store = Violations(), state_dict["epoch"], None
+        self._tables, self._epoch = Violations(), state_dict["epoch"]
         for name in vars(self._tables):
             setattr(self._tables, name, state_dict[name])
         self.folder.restored = state_dict["folder"]
@@ -153,23 +140,17 @@ def plain_fields(row: Any) -> dict[str, str]:
     if hasattr(row, "_asdict"):
         row = row._asdict()
     if not isinstance(row, Mapping):
-        row = dict(enumerate(row)) if isinstance(row, (list, tuple)) else {0: row}
-    texts = {str(name): text_of(value) for name, value in row.items()}
-    return {name: text for name, text in texts.items() if text is not None}
+        row = dict(enumerate(row if isinstance(row, (list, tuple)) else [row]))
+    return {str(n): text for n, value in row.items() if (text := text_of(value)) is not None}
 
 
 def text_of(value: Any) -> str | None:
-    """A text, a number, a short vector, or what an array is; None of anything else."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        value = (value.float() if value.is_floating_point() else value).numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.item() if not value.ndim else value
-    if isinstance(value, np.ndarray):
-        if value.ndim == 1 and len(value) <= 16:
-            written = "{:.4g}" if value.dtype.kind == "f" else "{}"
-            return ", ".join(map(written.format, value.tolist()))
-        return f"{value.dtype} array, {' × '.join(map(str, value.shape))}"
+    """A text, a number, or a vector of up to 16; None of anything else."""
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        value = value.tolist()
+    if isinstance(value, list) and not any(isinstance(each, list) for each in value):
+        texts = [text_of(each) for each in value[:17]]
+        return ", ".join(filter(None, texts)) if None not in texts and len(texts) <= 16 else None
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value) if isinstance(value, (str, int)) else None
@@ -212,43 +193,3 @@ class Violations:
             after = torch.where(visits <= 2, found, before + (found - before) / (visits - 1))
             mean[index] = torch.where(counted, after, before)
             counts[index] = visits
-
-
-# The page ---------------------------------------------------------------------------------------
-
-# Whatever a record says: no script runs, nothing is loaded.
-HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>Hardest samples</title><style>
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem }
-table { border-collapse: collapse } td { border-bottom: 1px solid; padding: .5rem }
-dt { font-size: .85em } dd { margin: 0 0 .5rem; unicode-bidi: isolate; white-space: pre-wrap }
-</style></head><body><h1>Hardest samples</h1><p>The largest mean violations v̄ over the epochs of
-training, without the first. v is the last violation (≤ 0 is satisfied), λ the
-multiplier, u* the relaxation.</p>"""
-COLUMNS = {"v̄": "mean_violation", "λ": "multiplier", "v": "violation", "u*": "relaxation"}
-
-
-def page(rows: list[dict[str, Any]]) -> str:
-    """One HTML page of the rows of the JSONL file, without scripts; texts are escaped."""
-    parts = [HEAD]
-    if not rows:
-        parts.append("<p>No constraint with a multiplier per sample is violated.</p>")
-    for name, listed in groupby(rows, lambda row: row["constraint"]):
-        heads = "".join(f"<th>{head}</th>" for head in ("", *COLUMNS, "sample"))
-        parts += [f"<h2>{escape(name)}</h2><table><tr>{heads}</tr>", *map(_line, listed)]
-        parts.append("</table>")
-    return "\n".join([*parts, "</body></html>", ""])
-
-
-def _line(row: dict[str, Any]) -> str:
-    numbers = [row[name] for name in COLUMNS.values()]
-    shown = [row["rank"], *("–" if number is None else f"{number:.3g}" for number in numbers)]
-    value, sample = row["value"], str(row["index"])
-    if value["of"] > 1:
-        sample += f", value {value['number']} of {value['of']}"
-    if value["bound"] is not None:
-        sample += f", {value['bound']}"
-    fields = {"training sample": sample, **row["text"]}
-    texts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in fields.items())
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in (*shown, f'<dl>{texts}</dl>'))}</tr>"

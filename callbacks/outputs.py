@@ -1,12 +1,8 @@
-"""Where callbacks write: a folder that is this run's alone, TensorBoard and W&B."""
+"""Where callbacks write: a folder that is this run's alone."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
-from torch import Tensor
 
 from pl_pointwise.files import free_path, run_root
 
@@ -30,22 +26,3 @@ class RunFolder:
             (root / name).mkdir(parents=True, exist_ok=self.restored is not None)
         self.name, self.restored = str(trainer.strategy.broadcast(name)), None
         self.path = root / self.name
-
-
-def log_histogram(trainer: Trainer, key: str, values: Tensor) -> None:
-    """Shows the distribution of values (n,), n > 0, finite; on rank 0 alone."""
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_histogram(key, values.numpy(), trainer.global_step)
-        elif isinstance(logger, WandbLogger):
-            import wandb
-
-            shown: Any = {key: wandb.Histogram(values.numpy())}
-            logger.log_metrics(shown, trainer.global_step)
-
-
-def log_text(trainer: Trainer, key: str, text: str) -> None:
-    """Shows a text, in TensorBoard alone."""
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_text(key, text, trainer.global_step)

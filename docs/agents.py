@@ -33,7 +33,8 @@ def described(text: str) -> tuple[str, str]:
     """The title of a page, and the first sentence of its prose."""
     title = re.search(r"(?m)^# (.+)$", text)
     prose = re.sub(r"(?s)```.*?```", "", text)
-    first = next((p for p in re.split(r"\n\s*\n", prose) if re.match(r"\*\*|[A-Z]|`", p)), "")
+    paragraphs = (p for p in re.split(r"\n\s*\n", prose) if re.match(r"\*\*|[`\"]|[^\W\d_]", p))
+    first = next(paragraphs, "")
     sentence = re.split(r"(?<=[.?])\s", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", first))[0]
     return (title[1] if title else ""), " ".join(sentence.replace("**", "").split())
 

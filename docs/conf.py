@@ -113,7 +113,7 @@ _INTERNAL = set(
     Constraint.outside Constraint.reported Constraint.residual Constraint.sides
     Multipliers.for_samples Multipliers.pending Multipliers.rows Multipliers.scalar
     Multipliers.write Multipliers.write_scalar
-    PointwiseLoss.counts PointwiseLoss.empty_rows PointwiseLoss.gather PointwiseLoss.measure_units
+    PointwiseLoss.counts PointwiseLoss.gather PointwiseLoss.measure_units
     PointwiseLoss.pushed PointwiseLoss.share PointwiseLoss.take
     augmentation beta_in_force dataset_class force known_scale largest linear psi scale scaled
     standard_relaxation threshold_step

@@ -39,7 +39,8 @@ def executed(notebook: Any) -> Any:
 
     for cell in notebook.cells:
         cell.metadata = nbformat.NotebookNode()
-        if _draws(cell):  # The site folds the code, so that the picture is seen.
+        if _draws(cell) or cell.source.startswith("%"):
+            # The site folds the code, so that the picture, or the text after the set-up, is seen.
             cell.metadata["tags"] = ["hide-input"]
     notebook.metadata = nbformat.NotebookNode(
         kernelspec={"display_name": "Python 3", "language": "python", "name": "python3"}

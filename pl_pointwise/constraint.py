@@ -18,10 +18,9 @@ class Constraint:
     An interval is two constraints on one value: its violation has twice the columns, and each side
     has multipliers of its own.
 
-    For an equality, reports show |ℓ − c|. To count samples further off than δ, give the module an
-    evaluation constraint ``Constraint(at_least=c − δ, at_most=c + δ)``. The multipliers of
-    Pointwise, Relaxed and Average follow ℓ − c with its sign: λ > 0 pushes ℓ down, λ < 0 up. Every
-    other formulation acts on |ℓ − c|.
+    For an equality, reports show |ℓ − c|; an evaluation constraint may be an interval about c. The
+    multipliers of Pointwise, Relaxed and Average follow ℓ − c with its sign: λ > 0 pushes ℓ down,
+    λ < 0 up. Every other formulation acts on |ℓ − c|.
 
         >>> Constraint(at_most=0.5).violation(torch.tensor([0.25, 0.75]))
         tensor([-0.2500,  0.2500])

@@ -1,8 +1,4 @@
-"""Samples with an index, and loading that resumes.
-
-A multiplier belongs to a sample, so every row has ``index``, its position in the data set. A row
-that only fills up a rank's last batch has −1 and counts nowhere.
-"""
+"""Samples with ``index``, their position in the data set, and loading that resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
 from .lagrangian.terms import PADDING
-from .training.random_state import random_state
 from .training.sampler import Drawing
 from .training.sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
 
@@ -135,8 +130,6 @@ class ResumableDataLoader(DataLoader[Any]):
         )
         sampler.draws_by_sample = num_workers > 0
         self.position = 0  # Batches handed out in the current epoch.
-        # The generators' states while a batch is fetched: a resume may have to fetch it again.
-        self.before_fetch: dict[str, Any] | None = None
         self.limit: float = len(self)  # Batches of an epoch, as the trainer limits them.
         self._resume_at: Mapping[str, int] | None = None
 
@@ -158,16 +151,7 @@ class ResumableDataLoader(DataLoader[Any]):
                 )
             self.sampler.set_epoch(resumed["epoch"])
         self.sampler.skip = self.position * (self.batch_size or 1)
-        batches = super().__iter__()
-        while True:
-            if not self.num_workers:  # Its rows draw from this process's generators.
-                self.before_fetch = random_state()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                self.before_fetch = None
-                return
-            self.before_fetch = None
+        for batch in super().__iter__():
             self.position += 1
             yield batch
 
@@ -195,9 +179,8 @@ class PointwiseDataModule(LightningDataModule):
     """Indexed, resumable, rank-aware loaders around a task's data sets.
 
     A subclass fills ``self.datasets`` in ``setup`` with map-style data sets of dict rows under
-    "train", "val", "test" and "predict", and :meth:`collate` where batches are more than stacked
-    rows. ``test`` is run on "test" and "train"; where "val" and "test" are one object, there is no
-    certification split of its own.
+    "train", "val", "test" and "predict", and overrides :meth:`collate` where batches are more than
+    stacked rows. ``test`` is run on "test" and "train".
 
     What a data set may say of its N samples, by attributes; none is required:
 
@@ -213,7 +196,6 @@ class PointwiseDataModule(LightningDataModule):
         seed: of the order of training samples, together with ``seed_everything``'s.
 
     Raises:
-        ValueError: a batch size below 1.
         DataError: of a loader: its data set is empty or was not filled.
 
     >>> data = PointwiseDataModule(batch_size=2)

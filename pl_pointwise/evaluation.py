@@ -18,7 +18,7 @@ from .errors import explain_gradient_errors
 from .lagrangian.terms import OBJECTIVE, widest
 from .metrics import share_violated, violation_statistics
 from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
-from .training.step import micro_batches_of, terms_of
+from .training.stepper import micro_batches_of, terms_of
 
 
 @dataclass(frozen=True)

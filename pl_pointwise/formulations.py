@@ -2,10 +2,8 @@
 
 Sign convention, everywhere in this package: a violation ``v ≤ 0`` is satisfied, ``v > 0`` violates.
 
-A formulation is one scalar function ψ(v, λ) of a violation and its multiplier. Training minimises
-mean ℓ₀ + Σ mean ψ(v, λ) over the weights and ascends along ∂ψ/∂λ over the multipliers. Where one
-number stands for the batch, ψ acts on it. Everything here is elementwise and pure.
-docs/formulations.md has the table that these functions implement.
+Training minimises mean ℓ₀ + Σ mean ψ(v, λ) over the weights and ascends along ∂ψ/∂λ. Everything
+here is elementwise and pure; docs/formulations.md has the table that these functions implement.
 """
 
 from __future__ import annotations
@@ -178,10 +176,7 @@ class Ascending(Formulation):
         return self._changed(alpha=scale.alpha, dual_lr=scale.step, scale=scale)
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; λv for α None, of an equality λv + αv².
-
-        Of a statistic of the batch v is that, and both are scalars per side.
-        """
+        """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; λv for α None, of an equality λv + αv²."""
         return augmented(violation, multiplier, self.augmentation, self.signed)
 
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
@@ -189,10 +184,7 @@ class Ascending(Formulation):
         return augmented_direction(violation, multiplier, self.augmentation, self.signed)
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """The dual step; with a reach, that of the standard Lagrangian at clip(v + margin, ±r).
-
-        λ then falls as fast as it rises; ∂ψ/∂λ ≥ −λ/2α would let it fall by a share only.
-        """
+        """The dual step; with a reach λ + η·clip(v + margin, ±r), so that λ falls as it rises."""
         scale = self.scale
         if scale is None or scale.alpha is None:
             return super().ascend(violation, multiplier)
@@ -258,8 +250,7 @@ class Penalty(Formulation):
     """A fixed weight on the violation; nothing is learned.
 
     linear: ψ = λ₀·v, so satisfied samples are pushed too, and the tolerance has no effect.
-    hinge: ψ = λ₀·(v)₊.  squared_hinge: ψ = λ₀·(v)₊², which is :class:`Pointwise` with λ ≡ 0 and
-    α = λ₀. For an equality v is |ℓ − c|, and linear is refused.
+    hinge: ψ = λ₀·(v)₊.  squared_hinge: ψ = λ₀·(v)₊². For an equality v is |ℓ − c|.
 
     Args:
         weight: λ₀ ≥ 0.
@@ -307,10 +298,8 @@ class Penalty(Formulation):
 class BatchFormulation(Ascending):
     """ψ(g, λ) of one statistic g of the batch, with one multiplier per side of the constraint.
 
-    g = a + outer(mean of inner(v − a)) is the violation that stands for the batch; the mean is that
-    of all ranks (batch_statistic.py). ``anchor`` says what a is: 0, the batch's largest violation,
-    or a learned threshold that descends ∂g/∂a with
-    ``threshold_step``.
+    g = a + outer(mean of inner(v − a)), with the mean of all ranks (batch_statistic.py). ``anchor``
+    says what a is: 0, the batch's largest violation, or a learned threshold.
     """
 
     scope: Scope = "batch"
@@ -367,9 +356,8 @@ class Average(BatchFormulation):
 class Tilted(BatchFormulation):
     """One multiplier for the tilted mean of a constraint: g = (1/τ) log mean exp(τv) ≤ 0.
 
-    Between :class:`Average` (τ → 0) and a constraint on the worst sample of the batch (τ → ∞): each
-    sample's share of the force grows with its violation as exp(τv). Known as tilted risk, or the
-    entropic risk measure. In a small batch g is lower than over all samples.
+    Between :class:`Average` (τ → 0) and a constraint on the worst sample of the batch (τ → ∞); also
+    known as the entropic risk. In a small batch g is lower than over all samples.
 
     Args:
         tilt: τ > 0, in one over the units of the violation.
@@ -407,12 +395,9 @@ class Tilted(BatchFormulation):
 class CVaR(BatchFormulation):
     """One multiplier for the mean of a constraint's tail: g = t + mean (v − t)₊/(1 − p) ≤ 0.
 
-    The least g over t is CVaR_p, the mean of the worst 1 − p of the violations, and the t that
-    gives it their p-quantile (Rockafellar and Uryasev). t is learned: one number per side, from 0,
-    after every step t ← t − ``threshold_lr``·∂g/∂t with ∂g/∂t = 1 − share(v > t)/(1 − p) of the
-    batch. So the quantile is that of the data, and a small batch does.
-
-    p = 0 is :class:`Average` once t is below every violation; p → 1 the worst sample.
+    The least g over t is CVaR_p, the mean of the worst 1 − p of the violations, at t their
+    p-quantile (Rockafellar and Uryasev). t is learned, one number per side from 0: after every step
+    t ← t − ``threshold_lr``·∂g/∂t with ∂g/∂t = 1 − share(v > t)/(1 − p) of the batch.
 
     Args:
         level: p in [0, 1).
@@ -506,8 +491,7 @@ class Relaxed(SampleFormulation):
     ψ(v, λ) = min over u ≥ 0 of c(u) + ψ_pointwise(v − u, λ). A sample that cannot be satisfied
     relaxes its bound instead of driving its multiplier up without limit.
 
-    The price is stated in the objective's unit over the constraint's, ``beta``, or as ``price``:
-    ``Relaxed(price=10)`` lets a requirement push at most ten times as hard on its sample as the
+    With ``Relaxed(price=10)`` a requirement pushes at most ten times as hard on its sample as the
     objective does on all (Λ of docs/formulations.md), in any unit.
 
     Args:

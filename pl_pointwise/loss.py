@@ -1,7 +1,6 @@
 """The heart: objective, constraints and multipliers of a batch as one loss, for any loop.
 
-:class:`PointwiseLoss` is what a loop of one's own calls, and what the training step of
-:class:`~pl_pointwise.module.PointwiseModule` consists of (stepper.py). No Lightning is needed.
+The training step of a PointwiseModule consists of it too (stepper.py).
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from .errors import DataError, TrainingError, one_of
 from .formulations import Formulation
 from .lagrangian.batch_statistic import Slope
 from .lagrangian.duals import Duals
-from .lagrangian.ranks import number_of_ranks, over_ranks, rows_of_all_ranks
 from .lagrangian.terms import (
     OBJECTIVE,
     PADDING,
@@ -32,8 +30,11 @@ from .lagrangian.terms import (
     carries,
     is_index,
     masks_from,
+    number_of_ranks,
     one_per_sample,
+    over_ranks,
     pack,
+    rows_of_all_ranks,
     shape_of,
     strict_values_from,
     unpack,
@@ -64,19 +65,16 @@ class PointwiseLoss:
     >>> constrained.multipliers["fit"][:, 0] > 0  # the second sample has a price
     tensor([False,  True])
 
-    Where torch.distributed runs, every rank calls both; gradients are averaged as DDP does it, and
-    λ is the same on all. Several calls before one ``step()`` are micro-batches of one batch: divide
-    each loss by their number.
+    Where torch.distributed runs, every rank calls both, and gradients are averaged as DDP does it.
+    Several calls before one ``step()`` are micro-batches: divide each loss by their number.
 
     Args:
         constraints: by name.
         formulation: one for all constraints, one for each by name, or None: the objective alone.
         samples: N, of the training set; None for a stream, of which nothing keeps a λ.
         groups: (N,), the number of each sample's group, from 0: samples of a group share a
-            multiplier, which follows the mean of their violations in a step. The common part of the
-            force still pushes each sample that violates.
-        parameters: the weights that are trained, ``model.parameters()``; needed with several ranks
-            only: else they are found in the graph of a loss.
+            multiplier, which follows the mean of their violations in a step.
+        parameters: the weights that are trained; needed with several ranks only.
         primal_steps: steps of the weights per dual step.
         order: "simultaneous": a loss uses λ before its batch's dual step; "dual_first": after it.
 
@@ -85,8 +83,7 @@ class PointwiseLoss:
         ValueError: constraints and formulations whose names differ, an unknown order.
 
     Attributes:
-        multipliers: λ by constraint, (N, K) float32, of groups (G, K); () for a statistic of the
-            batch.
+        multipliers: λ by constraint, (N, K) float32, of groups (G, K); () for a batch's statistic.
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
         measured: what the last step measured, of all ranks; None before the first.
         dual_steps: the dual step it ended in, by constraint; empty where it took none.
@@ -348,11 +345,6 @@ class PointwiseLoss:
         rows = tables[0] if len(tables) == 1 else torch.cat(list(tables))
         return unpack(rows_of_all_ranks(rows), self._layout, gradient_norm)
 
-    def empty_rows(self, rows: int, device: torch.device) -> Tensor:
-        """Of a rank of which no sample is left."""
-        width = sum(self._layout.values())
-        return torch.zeros(rows, width, dtype=widest(device), device=device)
-
     def take(self, measured: Measured, steps_an_epoch: float) -> dict[str, DualStep]:
         """Learns from a step that the weights have taken; the dual step, where one is due."""
         self.duals.note(measured, steps_an_epoch)
@@ -404,9 +396,12 @@ def norm_of(gradients: Iterable[Tensor]) -> float:
 
 
 def _require_finite(terms: Terms, index: Tensor) -> None:
-    named = [(OBJECTIVE, terms.objective), *terms.followed.items(), *terms.judged.items()]
-    for name, values in ((name, values.detach()) for name, values in named):
-        finite = torch.isfinite(values.float())
+    for name, values in [
+        (OBJECTIVE, terms.objective),
+        *terms.followed.items(),
+        *terms.judged.items(),
+    ]:
+        finite = torch.isfinite(values.detach().float())
         if not finite.all():
             row = int((~finite).nonzero()[0, 0])
             value = float(values[row][~finite[row]].flatten()[0])

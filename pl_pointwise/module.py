@@ -1,9 +1,4 @@
-"""The base module: what a task derives from, and what its parts are.
-
-The terms of a task: task.py. A training step: stepper.py, of the parts that loss.py has for any
-loop. λ: duals.py. The run around the step, with its checkpoints: run.py. ``validate`` and ``test``:
-evaluation.py.
-"""
+"""The base module: a task's terms (task.py), a step (stepper.py), λ (loss.py), a run (run.py)."""
 
 from __future__ import annotations
 
@@ -51,8 +46,6 @@ def _held_by(part: str, name: str) -> Any:
 class PointwiseModule(Task):
     """Fine-tuning under constraints; a task is a subclass with three methods.
 
-    What else it may define: the methods below.
-
     >>> from pl_pointwise import Constraint, Formulation, Pointwise, PointwiseModule
     >>> class MyModule(PointwiseModule):
     ...     def __init__(self, formulation: Formulation | None, tolerance: float = 0.1):
@@ -71,7 +64,7 @@ class PointwiseModule(Task):
     A batch of the training DataLoader is one optimisation step. In this order: ``membership``; per
     micro-batch ``forward`` once, ``objective``, ``constraint_values`` and the backward pass; the
     step of the weights; that of the batch's multipliers. In some steps of an adaptive α one more
-    backward pass per term measures its unit, and with micro-batches or ranks a forward pass.
+    pass per term measures its unit.
 
     A batch is a mapping with ``index``, (B,), each sample's position in the training set, or a list
     of such micro-batches.
@@ -80,8 +73,8 @@ class PointwiseModule(Task):
         formulation: one for all constraints, one for each by name, or None for plain training.
             ``{class_path, init_args}`` stands for the object.
         constraints: by name.
-        evaluation_constraints: the bounds by which ``validate`` and ``test`` measure violations,
-            the same for every method that is compared; a name left out takes ``constraints``'.
+        evaluation_constraints: the bounds by which ``validate`` and ``test`` measure violations;
+            a name left out takes ``constraints``'.
         training: how it is trained: optimizer, micro-batches, clipping, order of the steps.
 
     Raises:
@@ -98,12 +91,10 @@ class PointwiseModule(Task):
         evaluated_metrics: the same of the metrics that are a
             :class:`~pl_pointwise.evaluation.MeanBySample`.
         measured: what the last training step measured, of all ranks; None before the first.
-            ``judged`` are the violations that multipliers follow and reports show, those of
-            ``strict_values`` where the task gives them; ``followed`` those that the weights follow.
-        dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
-            for callbacks to read.
-        shared_objective: the metric that says the objective of every method of the task; by default
-            each method's own.
+            ``judged`` are the violations that multipliers follow and reports show (of
+            ``strict_values``, if given), ``followed`` those that the weights follow.
+        dual_steps: the dual step it ended in, by constraint; empty where it took none.
+        shared_objective: the metric that says the objective of every method of the task.
     """
 
     multipliers: Multipliers = _held_by("_lagrangian", "multipliers")
@@ -152,17 +143,6 @@ class PointwiseModule(Task):
         self._evaluator = Evaluator(self)
         self._run = Run(self, self._lagrangian, self._stepper, self._evaluator)
         self.save_hyperparameters(frame=constructor_frame(self))
-
-    def _compiled(self) -> Any:
-        """What a Trainer reads first, before there is anything to clean up."""
-        if "_run" not in vars(self):
-            raise TrainingError(
-                f"__init__ of {type(self).__name__} does not call super().__init__(formulation=…, "
-                "constraints=…): do so in its first line."
-            )
-        return vars(self)["_compiler_ctx"]
-
-    _compiler_ctx = property(_compiled, lambda self, ctx: vars(self).update(_compiler_ctx=ctx))
 
     def _attach(self, trainer: Any) -> None:
         """Tells callbacks too, before the trainer looks for a checkpoint: see SaveOnTermination."""

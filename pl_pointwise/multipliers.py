@@ -53,10 +53,8 @@ class Multipliers(Mapping[str, Tensor]):
     def set(self, name: str, values: Tensor | float) -> None:
         """λ of a constraint from now on, or from the first step of the next fit.
 
-        Args:
-            name: of the constraint.
-            values: one number, (N, K) for one per sample and column ((N,) for K = 1), or () and
-                (2,) for one per side. Either sign for an equality, else ≥ 0.
+        values: one number, (N, K) for one per sample and column ((N,) for K = 1), or () and (2,)
+        for one per side. Either sign for an equality, else ≥ 0.
 
         Raises:
             ValueError: values that are not finite, or of another shape than there are.

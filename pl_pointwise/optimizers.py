@@ -139,7 +139,7 @@ def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 if isinstance(entry, dict) and "lr_scheduler" in entry:
                     beside, entry = entry, entry["lr_scheduler"]
                 declared = entry if isinstance(entry, dict) else {}
-                for key in ("monitor", "strict", "reduce_on_plateau"):
+                for key in ("monitor", "strict"):
                     if key in declared or key in beside:
                         value = declared.pop(key, beside.get(key))
                         setattr(declared.get("scheduler", entry), key, value)

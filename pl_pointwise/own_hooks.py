@@ -5,8 +5,8 @@ A method says which hook it is a part of::
     @part_of("on_train_start")
     def _check_data(self) -> None: ...
 
-Parts run once for each call: first the base module's (run.py), then those of base classes, then the
-class's own; last, or with ``after=True`` first, the hook itself as subclasses override it.
+Parts run once for each call: the base module's (run.py), those of base classes, the class's own;
+then, or with ``after=True`` before, the hook itself as subclasses override it.
 """
 
 from __future__ import annotations
@@ -51,17 +51,19 @@ def _with_parts(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         running = self._run.hooks_running
         if name in running:  # Called by an override of this very hook.
             return hook(self, *args, **named)
-        kinds: Any = [(type(owner), owner) for owner in (self._run, self)]
-        parts = [(part, owner) for kind, owner in kinds for part in parts_of(kind)]
         running.add(name)
+
+        def call(after: bool) -> None:
+            for owner in (self._run, self):
+                kind: Any = type(owner)
+                for part, method in parts_of(kind):
+                    if part == (name, after):
+                        getattr(owner, method)(*args, **named)
+
         try:
-            for (of, method), owner in parts:
-                if of == (name, False):
-                    getattr(owner, method)(*args, **named)
+            call(after=False)
             result = hook(self, *args, **named)
-            for (of, method), owner in parts:
-                if of == (name, True):
-                    getattr(owner, method)(*args, **named)
+            call(after=True)
             return result
         finally:
             running.discard(name)

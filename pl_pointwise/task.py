@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from .constraint import Constraint
-from .errors import DataError, TrainingError
+from .errors import TrainingError
 from .formulations import Formulation
 from .optimizers import Training, number_of_steps
 
@@ -81,12 +81,10 @@ class Task(LightningModule):
         """ℓ_k as the requirement means it, where ``constraint_values`` is a surrogate of it.
 
         For what has no gradient, such as a test that an answer passes: of all constraints or some,
-        in the shapes of ``constraint_values``. What is left out is its own strict value.
-
-        The weights follow the surrogate's violation ṽ, by the gradient of ψ(ṽ, λ); the multipliers,
-        and all that is reported, follow the strict v: the proxy Lagrangian of Cotter et al. (2019).
-        A CVaR is refused: its threshold is a quantile of ṽ. Called without gradients; modes and
-        buffers it must leave unchanged.
+        in the shapes of ``constraint_values``. Weights follow the gradient of ψ(ṽ, λ) of the
+        surrogate's violation ṽ; multipliers and reports the strict v: the proxy Lagrangian of
+        Cotter et al. (2019). A CVaR is refused: its threshold is a quantile of ṽ. Called without
+        gradients; modes and buffers it must leave unchanged.
         """
         return {}
 
@@ -177,11 +175,6 @@ def _take(value: Any, rows: Tensor, size: int) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
         if not value.ndim or len(value) != size:
             return value
-        if isinstance(value, Tensor) and value.is_nested:
-            raise DataError(
-                "A nested tensor gives no rows, which micro_batch_size and a sample that is left "
-                "out need: pad it in collate."
-            )
         return value[rows.to(value.device)] if isinstance(value, Tensor) else value[rows.numpy()]
     if not isinstance(value, (list, tuple)):
         return value

@@ -1,7 +1,4 @@
-"""Constraints under the ``Trainer`` of transformers and the trainers of TRL.
-
-Put :class:`PointwiseTrainerMixin` before the trainer that is to have them.
-"""
+"""Constraints under the ``Trainer`` of transformers and the trainers of TRL."""
 
 from __future__ import annotations
 
@@ -40,10 +37,9 @@ class PointwiseTrainerMixin:
             constraints={"kl": Constraint(at_most=0.1)}, formulation=Pointwise(),
         )
 
-    λ is in every checkpoint, and ``train(resume_from_checkpoint=…)`` goes on with it. The rows of
-    ``train_dataset`` get ``index``, their position, which collators and ``terms`` need not handle.
-    Steps accumulated by ``gradient_accumulation_steps`` are one step of λ. In evaluation the loss
-    is the mean objective.
+    λ is in every checkpoint, and a resume goes on with it. The rows of ``train_dataset`` get
+    ``index``, their position, which collators and ``terms`` need not handle. Accumulated steps are
+    one step of λ. In evaluation the loss is the mean objective.
 
     Args:
         constraints, formulation: as those of :class:`~pl_pointwise.loss.PointwiseLoss`.

@@ -37,10 +37,11 @@ def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
 
     reached: by method with setting, objective, violation rate on new inputs and in training.
     """
-    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    figure = Figure(figsize=(6, 5.6), layout="constrained")  # Legible on a phone.
+    panels = [*figure.subplots(2, 2).flat]
     dotted = {"color": BLUE, "linestyle": ":", "linewidth": 2.5}
     titles = ("length loss, validation", "violation rate, validation", "violation rate, training")
-    for place, (panel, title) in enumerate(zip(figure.subplots(1, 3), titles, strict=True)):
+    for place, (panel, title) in enumerate(zip(panels, titles, strict=False)):
         for label, (pattern, (colour, marker)) in SCALES.items():
             points = sorted(
                 (float(match[1]), values[place])
@@ -56,7 +57,9 @@ def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
         panel.grid(alpha=0.3)
     handles = [*panel.get_legend_handles_labels()[0]]
     handles.append(Line2D([], [], color=BLUE, ls=":", lw=2.5, label="Pointwise(), no weight"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    last = panels[-1]
+    last.axis("off")
+    last.legend(handles=handles, loc="center", frameon=False)
     figure.savefig(folder / "weights.png", dpi=160)
 
 
@@ -69,7 +72,7 @@ def forest(found: Sequence[Compared], folder: Path) -> None:
     measures = list(dict.fromkeys(measure for _, _, _, measure, _, _ in found))
     titles = list(dict.fromkeys(study.title for study, *_ in found))
     names = {t: sorted({b for s, _, b, *_ in found if s.title == t}, key=_short) for t in titles}
-    figure = Figure(figsize=(8.4, 1.4 + 0.3 * sum(map(len, names.values()))), layout="constrained")
+    figure = Figure(figsize=(6.2, 1.8 + 0.3 * sum(map(len, names.values()))), layout="constrained")
     ratios = [len(names[title]) for title in titles]
     panels = figure.subplots(len(titles), len(measures), squeeze=False, height_ratios=ratios)
     for line, title in zip(panels, titles, strict=True):
@@ -103,11 +106,13 @@ def forest(found: Sequence[Compared], folder: Path) -> None:
             Line2D([], [], color="0.3", marker="o", label="filled: significant after correction"),
         ],
         loc="outside lower center",
-        ncols=3,
+        ncols=2,
         frameon=False,
     )
     figure.savefig(folder / "differences.png", dpi=160)
 
 
 def _short(name: str) -> str:
-    return name.removeprefix("penalty ")
+    """A method and its weight or level, without what else was set."""
+    name = re.sub(r", (dual_lr|refuse|comply|epsilon)=[^,]+", "", name.removeprefix("penalty "))
+    return re.sub(r"^([^,]+)(.*), (weight|level|tilt)=(.+)$", r"\1 \4\2", name)

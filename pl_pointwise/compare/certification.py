@@ -1,28 +1,25 @@
 """``pl-pointwise compare … --require``: from finished runs to one model with its certificate.
 
 The output folder then holds, besides the tables of the selection split, answer.md and .json, the
-exported model/, certification/ (uses.py) and what a predecessor measures, predecessor.parquet.
+exported model/, and certification/ (uses.py). The predecessor is the first run's model before
+training.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import yaml
 from lightning.pytorch import Trainer
 from pandas import DataFrame, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.next_steps import exports
-from pl_pointwise.data import TRAIN
 from pl_pointwise.errors import DataError
-from pl_pointwise.files import digest_now
 from pl_pointwise.printing import Table, escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
@@ -34,9 +31,6 @@ from pl_pointwise.requirements.beforehand import (
 from pl_pointwise.requirements.exported import (
     CHECKPOINT,
     SAMPLES,
-    START,
-    model_files,
-    own_classes_only,
     read_certificate,
     samples_by,
     write_certificate,
@@ -44,17 +38,13 @@ from pl_pointwise.requirements.exported import (
 from pl_pointwise.requirements.samples import (
     SELECTION,
     TRAINING,
-    Bounds,
     beside,
-    bounds_of,
-    require_same_bounds,
-    subjects_in,
     units_in,
 )
 from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
 
-from .runner import alone_in, on_first_rank
+from .runner import on_first_rank
 from .runs import Comparison, Run
 
 TO_SET_UP_DATA: dict[str, Any] = {
@@ -68,87 +58,45 @@ TO_SET_UP_DATA: dict[str, Any] = {
 }
 
 
-class Predecessor(NamedTuple):
-    """What requirements compare with, if any does."""
+def check_requirements(comparison: Comparison, cli: PointwiseCLI) -> DataFrame | None:
+    """Refuses what cannot come to a certificate, before training.
 
-    name: str | None = None
-    """What it is called in the answer: it holds no folder."""
-    samples: DataFrame | None = None
-    """What it measures on both splits; None if only the runs are listed."""
+    Returns what the predecessor measures on both splits; None where nothing compares with it.
 
-
-def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool) -> Predecessor:
-    """Refuses what cannot come to a certificate, before training; returns the predecessor.
-
-    cli: built of the first run's arguments. measure: the predecessor.
+    cli: built of the first run's arguments.
     """
     _is_there(comparison.output / "model")
-    first, weights, name = comparison.runs[0], None, None
-    if any(each.beside for each in comparison.required):
-        name = f"the model of {first.title} before training"
-        if comparison.against != START:
-            weights = model_files(comparison.against) / CHECKPOINT
-            digest, folder = digest_now(weights) or "", Path(comparison.against).absolute().name
-            name = f"{folder} (SHA-256 of its {CHECKPOINT}: {digest[:16]})"
-    elif comparison.against != START:
-        raise RequirementError(
-            f"--against {comparison.against}: no requirement compares with a predecessor. Write "
-            'one, as "lost(NAME) <= 0.02".'
-        )
-    trainer, data = Trainer(**TO_SET_UP_DATA), cli.datamodule
+    first, trainer, data = comparison.runs[0], Trainer(**TO_SET_UP_DATA), cli.datamodule
     trainer.validate(cli.model, data, verbose=False)
     trainer.test(cli.model, data, verbose=False)
     samples, sources = samples_to_come(cli.model, data or cli.model)
     check_splits(samples, comparison.required, comparison.confidence)
     contents = {f"{name} data": source.content for name, source in sources.items()}
-    check_unused(_use(comparison, name, contents), units_in(samples), comparison.output)
+    check_unused(_use(comparison, contents), units_in(samples), comparison.output)
     ran_on = (first.result() or {}).get("data", contents)
     if changed := [name for name in contents if contents[name] != ran_on.get(name, contents[name])]:
         raise RequirementError(
             f"{' and '.join(changed)}: not what {first.title} was made with, though the options "
             "are the same. Put it back, or take another --output."
         )
-    if name is None or not measure:
-        return Predecessor(name)
-    held_out = {name: of for name, of in contents.items() if name != f"{TRAIN.key} data"}
-    of = {"name": name, "run": first.digest, **held_out}
-    with alone_in(comparison.output):
-        return Predecessor(name, _measure(comparison, weights, of, bounds_of(cli.model)))
+    if _predecessor(comparison) is None:
+        return None
+    start = PointwiseCLI.of_data([], first.arguments)
+    notes_of(start.model).confidential = True
+    return samples_by(start, None, selection=True)
 
 
-def _measure(
-    comparison: Comparison, weights: Path | None, of: Mapping[str, str], bounds: Bounds
-) -> DataFrame:
-    """What the predecessor measures on both splits; kept in a file, with what it is ``of``.
+def _predecessor(comparison: Comparison) -> str | None:
+    """What requirements compare with, if any does."""
+    paired = any(each.beside for each in comparison.required)
+    return f"the model of {comparison.runs[0].title} before training" if paired else None
 
-    weights: its checkpoint; None for the first run's model before training.
+
+def answer_requirements(comparison: Comparison, before: DataFrame | None) -> Answer | None:
+    """Chooses, exports, writes the answer; None until all runs are done: the split opens once.
+
+    before: what the predecessor measures.
     """
-    path, words = comparison.output / "predecessor.parquet", comparison.runs[0].arguments
-    with suppress(OSError, ValueError, KeyError):  # Damaged: it is measured again.
-        if (known := read_parquet(path)).attrs["of"] == of:
-            return known
-    if weights is not None:
-        PointwiseCLI(words, run=False, build=False)  # The comparison's classes are known from here.
-        model = {"model": own_classes_only(weights.parent / "config.yaml")["model"]}
-        # Every argument, instead of the run's.
-        words = [*words, "--config", yaml.safe_dump(model)]
-    cli = PointwiseCLI.of_data([], words)
-    require_same_bounds({"The new models": bounds, comparison.against: bounds_of(cli.model)})
-    notes_of(cli.model).confidential = True
-    samples = samples_by(cli, weights, selection=True)
-    subjects_in(samples, [each for each in comparison.required if each.beside])
-    if on_first_rank():
-        samples.attrs["of"] = of
-        samples.to_parquet(path, index=False)
-    del cli
-    gc.collect()  # The next model is loaded.
-    return samples
-
-
-def answer_requirements(
-    comparison: Comparison, predecessor: str | None, before: DataFrame | None
-) -> Answer | None:
-    """Chooses, exports, writes the answer; None until all runs are done: the split opens once."""
     runs, output = comparison.runs, comparison.output
     results = {run.title: run.result() or {"error": ""} for run in runs}
     open_runs = [title for title, result in results.items() if "error" in result]
@@ -167,10 +115,11 @@ def answer_requirements(
                 "held out must not depend on method or seed."
             )
     weights = sorted(result["wrote"][CHECKPOINT] for result in results.values())
-    use = {**_use(comparison, predecessor, results[runs[0].title]["data"]), "weights": weights}
+    use = {**_use(comparison, results[runs[0].title]["data"]), "weights": weights}
     check_unused(use, units, output)
     there = _is_there(output / "model", id_of(use, units))
-    found = choose_model(measured, comparison.required, comparison.confidence, predecessor)
+    told = comparison.required, comparison.confidence, _predecessor(comparison)
+    found = choose_model(measured, *told)
     if on_first_rank():
         remember_use(use, units, output, output)  # Before anything of the split is shown.
     if found.chosen is not None and not there:
@@ -194,9 +143,7 @@ def _measured(
     return MeasuredModel(run.title, samples, objective)
 
 
-def _use(
-    comparison: Comparison, predecessor: str | None, contents: Mapping[str, str]
-) -> dict[str, Any]:
+def _use(comparison: Comparison, contents: Mapping[str, str]) -> dict[str, Any]:
     """What certification samples are used for: the same use twice gives the same answer.
 
     contents: of the first run's data sets; those of other runs are in their weights.
@@ -204,7 +151,7 @@ def _use(
     return {
         "requirements": sorted(comparison.requirements),
         "confidence": comparison.confidence,
-        "against": predecessor,
+        "against": _predecessor(comparison),
         "runs": sorted(run.digest for run in comparison.runs),
         **contents,
     }
@@ -227,9 +174,8 @@ def _is_there(model: Path, use: str | None = None) -> bool:
 def _write(found: Answer, output: Path) -> None:
     note = (
         "Order: in which the models were tested; – for one that another beats in p-value and "
-        "objective on the selection split. Each share: selection · certification. Bound: an upper "
-        "bound that holds for all models together. p: of the certification split, the largest "
-        "over the requirements."
+        "objective on the selection split. Shares and p, the largest over the requirements, are of "
+        "the certification split. Bound: an upper bound that holds for all models together."
     )
     table = Table("Models", note, found.table()).markdown()
     text = f"# Answer\n\n{escaped(found.statement())}\n\n{table}"

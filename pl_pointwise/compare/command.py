@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.command_line.cli_errors import (
-    CommandParser,
-    debugging,
-    fraction,
-    place_in_own_code,
-    sentence,
-)
+from pl_pointwise.command_line.cli_errors import CommandParser, fraction
 from pl_pointwise.command_line.configs import overview
 from pl_pointwise.printing import quieten
-from pl_pointwise.requirements.exported import START
 from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 
-from .certification import Predecessor, answer_requirements, check_requirements
+from .certification import answer_requirements, check_requirements
 from .plots import PLOTS
 from .plots import draw as draw_plots
 from .runner import alone_in, execute, on_first_rank
-from .runs import Comparison, MethodsError, Outcome, Run
+from .runs import Comparison, Outcome, Run, errors_of
 from .tables import tables, write_csv
 
 
@@ -43,7 +36,7 @@ def main(args: Sequence[str]) -> None:
     known, overrides = parser.parse_known_args(list(args))
     seeds = [*dict.fromkeys(known.seeds)]  # Each once: a run that is counted twice shows no spread.
     what = known.config, known.output, known.methods, seeds, known.set, overrides
-    comparison = Comparison(*what, known.require, known.confidence, known.against)
+    comparison = Comparison(*what, known.require, known.confidence)
     if known.only is not None:
         if not 1 <= known.only <= len(comparison.runs):
             parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")
@@ -53,11 +46,11 @@ def main(args: Sequence[str]) -> None:
             raise SystemExit(f"{run.title} failed: {result['error']}")
         return
     try:
-        old = check_methods(comparison, not known.dry_run)
+        before = check_methods(comparison)
         if known.dry_run:
             _print_runs(comparison, [word for word in args if word != "--dry-run"])
             return
-        failed = compare(comparison, old, known.pareto, known.pdf)
+        failed = compare(comparison, before)
     except OSError as error:
         where = error.filename or known.output
         parser.error(f"{where}: {error.strerror}" if error.strerror else str(error))
@@ -66,52 +59,39 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
 
-def check_methods(comparison: Comparison, measure: bool = True) -> Predecessor:
-    """Builds every method that has a run to come; refuses all that is wrong, method by method.
+def check_methods(comparison: Comparison) -> DataFrame | None:
+    """Builds every method that has a run to come, and refuses the first that cannot run.
 
-    Returns what requirements compare with, if any does; ``measure`` it.
+    Returns what the predecessor measures, where a requirement compares with it.
     """
     quieten()
-    runs, problems, names = comparison.planned
-    problems, cli, built = dict(problems), None, None
+    runs, cli, built = comparison.runs, None, None
     results = {run.title: run.result() or {} for run in runs}
     bounds = {title: found["bounds"] for title, found in results.items() if "bounds" in found}
     for run in {run.method: run for run in reversed(runs) if not run.finished}.values():
         cli = None
         gc.collect()  # The next model is loaded.
-        try:
+        with errors_of(run.method):
             cli = PointwiseCLI(run.arguments, run=False)
             _check_data(cli)
-        except argparse.ArgumentError as error:
-            problems[run.method] = str(error)
-        except Exception as error:
-            if debugging():
-                raise
-            problems[run.method] = f"{sentence(error)}{place_in_own_code(error)}"
-        else:
             bounds[run.title], built = bounds_of(cli.model), run
-    if problems:
-        raise MethodsError(problems, names)
     if not comparison.requirements:
-        return Predecessor()
+        return None
     require_same_bounds(bounds)
     if built is not runs[0]:
         cli = None
         gc.collect()
     cli = cli or PointwiseCLI(runs[0].arguments, run=False)
-    return check_requirements(comparison, cli, measure)
+    return check_requirements(comparison, cli)
 
 
 def _check_data(cli: PointwiseCLI) -> None:
     """That files are there, of the data module's options ``…_file``, and test data."""
-    data = cli.config.get("data")
-    arguments = data.get("init_args") if data is not None else None
-    for name, value in (vars(arguments) if arguments is not None else {}).items():
-        if name.endswith(("_file", "_files")):
-            for path in value if isinstance(value, (list, tuple)) else [value]:
-                local = isinstance(path, (str, os.PathLike)) and "://" not in str(path)
-                if local and not os.path.exists(os.path.expanduser(path)):
-                    raise FileNotFoundError(f"data.{name}: there is no file {path}.")
+    arguments = (cli.config_dump.get("data") or {}).get("init_args") or {}
+    for name, path in arguments.items():
+        local = name.endswith("_file") and isinstance(path, str) and "://" not in path
+        if local and not Path(path).expanduser().exists():
+            raise FileNotFoundError(f"data.{name}: there is no file {path}.")
     source: Any = cli.datamodule or cli.model
     if not is_overridden("test_dataloader", source):
         raise ValueError(
@@ -146,27 +126,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--output", type=Path, required=True, help="folder for runs and results")
     parser.add_argument(
-        "--pareto",
-        nargs=2,
-        metavar=("X", "Y"),
-        help="metrics of pareto.png as the CSV names them; METRIC:max where higher is better and "
-        "the metric does not say so itself",
-    )
-    parser.add_argument("--pdf", action="store_true", help="write the plots as PDF too")
-    parser.add_argument(
         "--require",
         metavar="REQUIREMENT",
         help="what the chosen model has to meet on new inputs: 'relevance: violated <= 0.05', "
         "'relevance: q90 <= 0.5', 'mcq/tool_call: violated <= 0.1', 'over_refusal <= 0.05', "
         "'lost(relevance) <= 0.02'; several hold together",
         **several,
-    )
-    parser.add_argument(
-        "--against",
-        default=START,
-        metavar="OLD",
-        help=f"what lost(…), gained(…) and predecessor are about: {START}, the first run's model "
-        "before training, or a folder, exported or of a run",
     )
     parser.add_argument(
         "--confidence", type=fraction, default=0.95, help="of the certificate, the choice included"
@@ -180,17 +145,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(
-    comparison: Comparison, old: Predecessor, axes: Sequence[str] | None, pdf: bool
-) -> list[str]:
+def compare(comparison: Comparison, before: DataFrame | None) -> list[str]:
     """Runs what is left, then writes tables and plots; returns what failed."""
     quieten()
     with alone_in(comparison.output):
         outcomes = _run(comparison.runs)
         if on_first_rank():
-            write_results(outcomes, comparison, axes, pdf)
+            write_results(outcomes, comparison.output)
         if comparison.requirements:
-            answer_requirements(comparison, *old)
+            answer_requirements(comparison, before)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
@@ -208,17 +171,15 @@ def _run(runs: Sequence[Run]) -> list[Outcome]:
     return outcomes
 
 
-def write_results(
-    outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] | None, pdf: bool
-) -> None:
+def write_results(outcomes: Sequence[Outcome], output: Path) -> None:
     """Writes the tables and the plots into the comparison's folder."""
-    output, found = comparison.output, tables(outcomes)
+    found = tables(outcomes)
     write_csv(outcomes, output / "comparison.csv")
     text = "\n".join(table.markdown() for table in found)
     (output / "comparison.md").write_text(text, encoding="utf-8")
     print(f"\n{found[0].markdown()}", flush=True)
     done = [outcome for outcome in outcomes if "error" not in outcome[1]]
     if done:
-        draw_plots(done, output, axes, pdf)
+        draw_plots(done, output)
     drawn = [name for name in PLOTS if (output / name).is_file()]
     print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")

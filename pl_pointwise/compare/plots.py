@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from pl_pointwise.data import title_of
-from pl_pointwise.errors import DataError
 
 from .runs import Outcome
 from .tables import deciding_stage, metric_names, run_lines, shared_objective
@@ -30,87 +28,40 @@ BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
     "#000000",
 )
 """Okabe and Ito's palette, told apart by most colour-blind readers."""
-USUAL = {
-    "pointwise": BLUE,
-    "penalty hinge": RED,
-    "relaxed": GREEN,
-    "penalty linear": PURPLE,
-    "average": ORANGE,
-    "penalty squared hinge": CYAN,
-}
-"""The colour of a method in every comparison, by the name that the packaged ones give it."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 LINES = ("-", "--", "-.", ":")
-
 
 Styles = Mapping[str, Mapping[str, Any]]
 """matplotlib's options of a line, by curve."""
 
 
 def styles_of(methods: Iterable[str]) -> Styles:
-    """Returns the style of every method; no two of 72 are the same."""
-    names = list(dict.fromkeys(methods))
-    usual = [name for name in names if name in USUAL]
-    left = [colour for colour in COLOURS if colour not in map(USUAL.get, usual)]
-    found = {name: (USUAL[name], number) for number, name in enumerate(usual)}
-    for number, name in enumerate(name for name in names if name not in USUAL):
-        # The colours left in turn, each time one marker further.
-        turn, place = divmod(number, len(left))
-        found[name] = left[place], len(usual) + turn + place
-    return {
-        name: {
-            "color": colour,
-            "marker": MARKERS[number % len(MARKERS)],
-            "linestyle": LINES[number % len(LINES)],
-        }
-        for name, (colour, number) in found.items()
-    }
+    """Returns the style of every method, by their order; no two of 84 are the same."""
+    looks = zip(dict.fromkeys(methods), cycle(COLOURS), cycle(MARKERS), cycle(LINES), strict=False)
+    return {name: {"color": c, "marker": m, "linestyle": line} for name, c, m, line in looks}
 
 
 PLOTS = ("cdf.png", "pareto.png")
 """Violations, two metrics against each other."""
 
 
-class Axis(NamedTuple):
-    """A metric to draw, and which end of it is better."""
-
-    name: str
-    higher_is_better: bool = False
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}\n({'higher' if self.higher_is_better else 'lower'} is better)"
-
-
-def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str, bool]) -> Axis:
-    """The axis of ``METRIC:max`` or ``:min``, else of ``METRIC`` with its own better end."""
-    metric, _, better = name.partition(":")
-    if metric not in metrics or better not in ("", "max", "min"):
-        raise DataError(
-            f"--pareto {name}: no run has that metric; choose two of {', '.join(metrics)}. "
-            "Each may end in :max or :min."
-        )
-    own = higher_is_better.get(metric.partition("/")[2], False)
-    return Axis(metric, better == "max" if better else own)
-
-
-def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
+def pareto_axes(metrics: Sequence[str], objective: str) -> list[str]:
     """Returns the objective, and the share of the first constraint's samples that violate it.
 
-    "" where there is none.
+    Empty where there is none.
     """
     stage = deciding_stage(metrics)
     rates = [name for name in metrics if re.fullmatch(f"{stage}/.*/violated", name)]
-    of_samples = f"{rates[0]}_samples" if rates else ""  # Where a sample has several values.
-    return [objective, of_samples if of_samples in metrics else "".join(rates[:1])]
+    if objective not in metrics or not rates:  # As without constraints.
+        return []
+    of_samples = f"{rates[0]}_samples"  # Where a sample has several values.
+    return [objective, of_samples if of_samples in metrics else rates[0]]
 
 
-def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf: bool) -> None:
+def draw(done: Sequence[Outcome], output: Path) -> None:
     """Draws every plot there is something for, of runs that did not fail; removes earlier ones."""
-    endings = {".png": True, ".pdf": pdf}
     for name in PLOTS:
-        for ending in endings:
-            (output / name).with_suffix(ending).unlink(missing_ok=True)
+        (output / name).unlink(missing_ok=True)
     runs, names = DataFrame(run_lines(done)), metric_names(done)
     violations: dict[str, dict[str, np.ndarray]] = {}
     for run, _ in done:
@@ -118,33 +69,27 @@ def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf:
             known = violations.setdefault(name, {})
             known[run.method] = np.append(known.get(run.method, values[:0]), values)
     styles = styles_of(run.method for run, _ in done)
-
-    def save_as(name: str, figure: Figure) -> None:
-        for ending in filter(endings.get, endings):
-            save(figure, (output / name).with_suffix(ending))
-
     if violations:
-        save_as("cdf.png", violation_cdfs(violations, styles))
-    pair = axes or default_axes(names, shared_objective(done))
-    if axes or set(pair) <= set(names):  # Without constraints, for one, there are no two.
-        higher = {k: v for _, result in done for k, v in result.get("higher_is_better", {}).items()}
-        chosen = [parse_axis(name, names, higher) for name in pair]
-        if runs[[axis.name for axis in chosen]].notna().all(axis=1).any():
-            save_as("pareto.png", pareto(runs, chosen, styles))
+        save(violation_cdfs(violations, styles), output / "cdf.png")
+    axes = pareto_axes(names, shared_objective(done))
+    if axes and runs[axes].notna().all(axis=1).any():
+        save(pareto(runs, axes, styles), output / "pareto.png")
 
 
-def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Styles) -> Figure:
-    """Returns two metrics against each other, mean ± std over seeds, with the frontier drawn."""
+def pareto(runs: DataFrame, axes: Sequence[str], styles: Styles) -> Figure:
+    """Returns two metrics against each other, mean ± std over seeds, with the frontier drawn.
+
+    axes: of x and y; in both, lower is better.
+    """
     x, y = axes
-    groups = runs.dropna(subset=[x.name, y.name]).groupby("method", sort=False)[[x.name, y.name]]
+    groups = runs.dropna(subset=[x, y]).groupby("method", sort=False)[[x, y]]
     means, stds = groups.mean(), groups.std()  # NaN of one seed: no bar
     figure = Figure(figsize=(6.4, 4.8), layout="constrained")
     panel = figure.subplots()
     points = means.to_numpy()
-    stairs = np.array(sorted(points[frontier(points, axes)].tolist())).reshape(-1, 2)
+    stairs = np.array(sorted(points[frontier(points)].tolist())).reshape(-1, 2)
     # Between two points of the frontier lies what the worse coordinates of both attain.
-    where: Any = "pre" if x.higher_is_better else "post"
-    panel.step(*stairs.T, where=where, color="black", linewidth=1.2, zorder=1, label="frontier")
+    panel.step(*stairs.T, where="post", color="black", linewidth=1.2, zorder=1, label="frontier")
     for method, mean, std in zip(means.index, points, stds.to_numpy(), strict=True):
         panel.errorbar(
             *mean,
@@ -155,24 +100,23 @@ def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Styles) -> Figure:
             elinewidth=0.9,
             label=method,
         )
-    panel.set_xlabel(x.label)
-    panel.set_ylabel(y.label)
+    panel.set_xlabel(f"{x}\n(lower is better)")
+    panel.set_ylabel(f"{y}\n(lower is better)")
     panel.grid(alpha=0.3)
     _compress([points[:, 0]], [panel])
     note = "Mean ± standard deviation over the seeds. Frontier: no method is better in both."
     return with_legend(figure, ["frontier", *means.index], 3, note)
 
 
-def frontier(points: Any, axes: Sequence[Axis]) -> list[int]:
-    """Returns which points no other beats: better in one metric, no worse in the other.
+def frontier(points: Any) -> list[int]:
+    """Returns which points no other beats: lower in one coordinate, no higher in the other.
 
     Points with a coordinate that is not a number belong to nothing.
 
-    >>> frontier([(0, 3), (1, 1), (2, 2), (3, 0)], (Axis("x"), Axis("y")))
+    >>> frontier([(0, 3), (1, 1), (2, 2), (3, 0)])
     [0, 1, 3]
     """
-    signs = np.array([-1.0 if axis.higher_is_better else 1.0 for axis in axes])
-    costs = np.array(points, dtype=float).reshape(-1, 2) * signs
+    costs = np.array(points, dtype=float).reshape(-1, 2)
     return [
         place
         for place, cost in enumerate(costs)
@@ -216,8 +160,6 @@ def violation_cdfs(violations: Curves, styles: Styles) -> Figure:
             panel.set_ylim(0, 1.01)
             panel.grid(alpha=0.3)
         _compress(of_row, beside)
-        if (worst := max((v[np.isfinite(v)].max(initial=0) for v in of_row), default=0)) > 0:
-            beside[0].set_xlim(left=max(-worst, beside[0].get_xlim()[0]))  # Nothing fails there.
         beside[0].set_ylabel("share of values")
     note = "All seeds of a method together. Left of the line: satisfied."
     return with_legend(figure, list(styles), 3 if len(stages) > 1 else 2, note)
@@ -239,7 +181,7 @@ def _compress(values: Sequence[np.ndarray], panels: Iterable[Any]) -> None:
 def with_legend(figure: Figure, names: Sequence[str], columns: int, note: str) -> Figure:
     """Returns the figure with the curves of these names, and a note, below it."""
     handles = {
-        label: handle.lines[0] if isinstance(handle, ErrorbarContainer) else handle
+        label: handle
         for panel in figure.axes
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
@@ -258,7 +200,4 @@ def with_legend(figure: Figure, names: Sequence[str], columns: int, note: str) -
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a plot in the path's format. The same plot, the same bytes."""
-    undated = {"CreationDate": None} if path.suffix == ".pdf" else {}
-    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType, which publishers ask for.
-        figure.savefig(path, dpi=150, metadata=undated)
+    figure.savefig(path, dpi=150)

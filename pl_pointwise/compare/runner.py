@@ -1,7 +1,7 @@
 """One run in this process: training, then one full pass over held-out and training data. Its folder
 then holds
 
-    result.json     metrics, time, versions, digests of files; or the error
+    result.json     metrics, time, digests of files; or the error
     config.yaml     the whole configuration, every default included, for ``fit --config``
     violations.npz  all violations by stage and constraint
 
@@ -15,18 +15,15 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import platform
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 import yaml
 from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
@@ -51,12 +48,6 @@ from .runs import VIOLATIONS, Run, files_read
 log = logging.getLogger(__name__)
 
 RESULT, STARTED = "result.json", "started.json"
-PACKAGES = ("pl-pointwise", "torch", "lightning", "transformers")
-"""That the metrics depend on."""
-
-
-class BusyError(DataError):
-    """Another process is at work in a folder."""
 
 
 def on_first_rank() -> bool:
@@ -75,7 +66,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             stack.enter_context(FileLock(folder / ".lock", timeout=0))
         except Timeout:
-            raise BusyError(
+            raise DataError(
                 f"{folder}: another comparison is at work there. Wait for it."
             ) from None
         yield
@@ -83,8 +74,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def execute(run: Run) -> dict[str, Any]:
     """Fits and tests one run, on from its newest checkpoint if any; an error becomes the result."""
-    versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
-    result: dict[str, Any] = {"digest": run.digest, "versions": versions}
+    result: dict[str, Any] = {"digest": run.digest}
     try:
         with alone_in(run.folder):
             try:
@@ -92,7 +82,7 @@ def execute(run: Run) -> dict[str, Any]:
             except Exception as error:
                 result["error"] = _reason(run, error)
                 write_whole(run.folder / RESULT, json.dumps(result, indent=1))
-    except (BusyError, OSError) as error:
+    except (DataError, OSError) as error:
         result.setdefault("error", _reason(run, error))
     finally:
         wandb = sys.modules.get("wandb")
@@ -132,7 +122,7 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
 
 def _reason(run: Run, error: Exception) -> str:
     """Returns what a run failed by, and logs it with the traceback."""
-    if isinstance(error, BusyError):
+    if isinstance(error, DataError):
         return str(error)
     log.exception(run.title)
     if isinstance(error, OSError) and error.errno:
@@ -190,11 +180,6 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     return {
         "data": contents,
         "metrics": {name: value for name, value in logged.items() if shown(name)},
-        "higher_is_better": {
-            name: metric.higher_is_better
-            for name, metric in module.evaluation_metrics().items()
-            if metric.higher_is_better is not None
-        },
         "bounds": bounds_of(module),
         "shared_objective": module.shared_objective,
     }
@@ -207,19 +192,6 @@ def _checkpoint(run: Run) -> Path | None:
         write_whole(marker, json.dumps({"digest": run.digest}))
         return None
     times = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*.ckpt")}
-    for path in sorted(times, key=lambda path: -times[path]):
-        if times[path] >= marker.stat().st_mtime_ns and _resumable(path):
-            return path
-    return None
-
-
-def _resumable(checkpoint: Path) -> bool:
-    """Whether training can continue from it: it is complete, with more than the weights."""
-    if checkpoint.is_dir():  # Of shards.
-        return True
-    try:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:
-        log.warning("%s cannot be read, and is left out.", checkpoint, exc_info=True)
-        return False
-    return "optimizer_states" in state
+    times.pop(run.folder / CHECKPOINT, None)  # It holds the weights alone.
+    newest = max(times, key=lambda path: times[path], default=None)
+    return None if newest is None or times[newest] < marker.stat().st_mtime_ns else newest

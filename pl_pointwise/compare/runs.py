@@ -10,7 +10,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import yaml
 from lightning_utilities.core.apply_func import apply_to_collection
 
+from pl_pointwise.command_line.cli_errors import debugging, place_in_own_code, sentence
 from pl_pointwise.command_line.configs import (
     comparison_path,
     config_parts,
@@ -30,7 +32,7 @@ from pl_pointwise.command_line.configs import (
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now
 from pl_pointwise.requirements import Requirement
-from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES, START
+from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
 
 VIOLATIONS = "violations.npz"
 """Written before ``result.json``: all violations."""
@@ -118,35 +120,28 @@ class Comparison:
     overrides: Sequence[str] = ()
     requirements: Sequence[str] = ()
     confidence: float = 0.95
-    against: str = START
 
     @cached_property
     def required(self) -> list[Requirement]:
         """The requirements; what is wrong with one is a RequirementError."""
         return [Requirement.parse(text) for text in self.requirements]
 
-    @property
-    def runs(self) -> list[Run]:
-        """Every run, in the methods file's order; what is wrong with methods is a MethodsError."""
-        runs, problems, names = self.planned
-        if problems:
-            raise MethodsError(problems, names)
-        return runs
-
     @cached_property
-    def planned(self) -> tuple[list[Run], dict[str, str], list[str]]:
-        """The runs of methods that can be planned, what is wrong with the others, all names."""
+    def runs(self) -> list[Run]:
+        """Every run, in the methods file's order; a method that is wrong is a DataError."""
         require_order(self.configs)
         base = [part for config in self.configs for part in config_parts(config)]
         swept = product_of(self.settings)
-        runs, names = list[Run](), list[str]()
-        problems, taken = dict[str, str](), dict[Path, str]()
-        for method, overlay in self._overlays().items():
+        runs, taken = list[Run](), dict[Path, str]()
+        last = self.configs[-1]
+        overlays: Mapping[str, Any] = {Path(last).stem if Path(last).suffix else last: None}
+        if self.methods is not None:
+            overlays = read_mapping(comparison_path(self.methods))
+        for method, overlay in overlays.items():
             for label, options in swept:
-                name = f"{method}, {label}" if label else method
-                names.append(name)
+                name = f"{method}, {label}" if label else str(method)
                 below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
-                try:
+                with errors_of(name):
                     if below.parent.name != "runs" or not below.name.strip("."):
                         raise DataError("gives its folder no name. Put a letter or digit in it.")
                     if taken.setdefault(below, name) != name:
@@ -156,16 +151,7 @@ class Comparison:
                     for seed in self.seeds:
                         folder = below / f"seed-{seed}"
                         runs.append(self._run(name, seed, folder, [*base, *parts], words))
-                except (ValueError, FileNotFoundError) as error:
-                    problems[name] = str(error)
-        return runs, problems, names
-
-    def _overlays(self) -> dict[str, Any]:
-        if self.methods is None:
-            last = self.configs[-1]
-            return {Path(last).stem if Path(last).suffix else last: None}
-        overlays = read_mapping(comparison_path(self.methods))
-        return {str(method): overlay for method, overlay in overlays.items()}
+        return runs
 
     def _run(
         self, method: str, seed: int, folder: Path, configs: list[str], overrides: list[str]
@@ -205,18 +191,16 @@ def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
     return configs, untrained
 
 
-class MethodsError(DataError):
-    """What is wrong, by method, so that nothing was run; names: of all methods, in their order."""
-
-    def __init__(self, problems: Mapping[str, str], names: Sequence[str]) -> None:
-        alike: dict[str, list[str]] = {}
-        for method in filter(problems.__contains__, names):
-            alike.setdefault(problems[method], []).append(method)
-        lines = [f"nothing was run; {len(problems)} of {len(names)} methods cannot run:"]
-        lines += [f"  {', '.join(whose)}: {problem}" for problem, whose in alike.items()]
-        if len(alike) == 1 and len(problems) == len(names):
-            lines = [f"{problem} Nothing was run." for problem in alike]
-        super().__init__("\n".join(lines))
+@contextmanager
+def errors_of(method: str) -> Iterator[None]:
+    """What is wrong within the block becomes a DataError that names the method."""
+    try:
+        yield
+    except Exception as error:
+        if debugging():
+            raise
+        what = f"{sentence(error)}{place_in_own_code(error)}"
+        raise DataError(f"nothing was run; {method}: {what}") from error
 
 
 def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -233,16 +217,10 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
             raise DataError(f"--set {setting}: write a dotted path and its values, a.b=0.1,1,10")
         if path in swept:
             raise DataError(f"--set {path} is given twice: write all its values behind one.")
-        try:
-            swept[path] = split_values(values)
-        except yaml.YAMLError:
-            swept[path] = []
-        if not swept[path]:
-            raise DataError(f"--set {setting}: a value is missing, or no YAML.")
-    last = [path.rpartition(".")[2] for path in swept]
-    names = [
-        short if last.count(short) == 1 else path for path, short in zip(swept, last, strict=True)
-    ]
+        swept[path] = [value.strip() for value in values.split(",")]
+        if not all(swept[path]):
+            raise DataError(f"--set {setting}: a value is missing.")
+    names = [path.rpartition(".")[2] for path in swept]
     return [
         (
             ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
@@ -250,13 +228,3 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
         )
         for values in itertools.product(*swept.values())
     ]
-
-
-def split_values(text: str) -> list[str]:
-    """Returns the values between commas, as they are written; YAML's brackets and quotes hold.
-
-    >>> split_values("0.1, [a, [b]], 'x,y'")
-    ['0.1', '[a, [b]]', "'x,y'"]
-    """
-    nodes = yaml.compose(f"[{text}]").value
-    return [text[node.start_mark.index - 1 : node.end_mark.index - 1] for node in nodes]

@@ -1,15 +1,13 @@
-"""A comparison's results as tables: metrics, the gap to training data."""
+"""A comparison's results as tables."""
 
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pandas import DataFrame, Series
 
 from pl_pointwise.data import SPLITS, title_of
@@ -51,7 +49,6 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     done = runs[runs["error"] == ""]
     found = [
         results_table(runs, names, shared_objective(outcomes)),
-        gap_table(done, names),
         metrics_table(done, names),
     ]
     return [table for table in found if len(table.cells)]
@@ -115,41 +112,18 @@ def metrics_table(done: DataFrame, names: Sequence[str]) -> Table:
     return Table("All metrics", note, _by_method(done[[*names]], done))
 
 
-def gap_table(done: DataFrame, names: Sequence[str]) -> Table:
-    """Returns held-out minus train, of the objective and of every violation statistic."""
-    stage, gaps = deciding_stage(names), dict[str, Series]()
-    for name in names:
-        start, _, metric = name.partition("/")
-        of_both = start == stage != "train" and f"train/{metric}" in names
-        if of_both and (metric == OBJECTIVE or "/" in metric):
-            gaps[metric] = done[name] - done[f"train/{metric}"]
-    note = f"Held-out minus train, {_seeds(done)}. Far above 0, only the training data satisfy it."
-    title = "The gap between held-out and training data"
-    return Table(title, note, _by_method(DataFrame(gaps), done))
-
-
 def mean_and_std(values: Series) -> str:
     """Returns "mean ± std" with the sample's standard deviation, the one value, or "" of none.
 
-    The spread has two significant digits, and the mean as many decimals as the spread. A NaN makes
-    both NaN: a method that failed at one seed must not look as if it had not.
+    A NaN makes both NaN: a method that failed at one seed must not look as if it had not.
 
     >>> mean_and_std(Series([0.4031, 0.4043])), mean_and_std(Series([1234.0, 1301.0]))
-    ('0.40370 ± 0.00085', '1268 ± 47')
+    ('0.4037 ± 0.00085', '1268 ± 47')
     """
     numbers = values.to_numpy(float)
-    if not len(numbers):
-        return ""
-    mean = float(numbers.mean())
-    if len(numbers) == 1:
-        return f"{mean:.3g}"
-    std = float(np.std(numbers, ddof=1))
-    if std <= 1e-6 * abs(mean) or not math.isfinite(std):  # The noise of float32.
-        return f"{mean:.3g} ± {std if math.isnan(std) else 0:.2g}"
-    # Rounded first: 0.0996 has two digits as 0.10.
-    decimals = 1 - math.floor(math.log10(float(f"{std:.1e}")))
-    shown = (f"{round(value, decimals):.{max(decimals, 0)}f}" for value in (mean, std))
-    return " ± ".join(shown)
+    if len(numbers) < 2:
+        return "".join(f"{number:.3g}" for number in numbers)
+    return f"{numbers.mean():.4g} ± {numbers.std(ddof=1):.2g}"
 
 
 def _by_method(values: DataFrame, runs: DataFrame) -> DataFrame:

@@ -14,18 +14,13 @@ equality),
 
 The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
 
-- At first a requirement pushes twice as hard as the objective. As m falls, fewer samples are left
-  to push, and each pushes harder: that is all there is until λ has moved, in the first epoch or in
-  a stream. Where pushing does not lower m, the force does not grow.
-- From the second epoch on λ does the rest: it grows by a factor while a violation stays and falls
-  by one where there is slack. For an interval the update is half of that, since each of its sides
-  has a multiplier; for an equality a quarter, since λ never has slack and follows noise.
-- Where an epoch is fewer than ten steps, the weights could not follow λ: an update is that part.
-- v⁺ aims inside the bound, or what is at a bound stays just beyond it. As violations shrink, so
-  does r, and the aim becomes the bound.
-- Nothing pushes harder the further it is than r: one bad sample does not take the step of all.
-- 100Λ is for the first violation after a long time without one; 10Λ for samples that cannot be
-  satisfied, whose λ would grow by a factor without end.
+- P grows as m falls: fewer samples are left to push. Where pushing does not lower m, it does not.
+- From the second epoch on λ grows by a factor while a violation stays, and falls where there is
+  slack; for an interval by half of that, as each side has a multiplier; for an equality by a
+  quarter, as λ never has slack and follows noise. Where an epoch is fewer than ten steps, the
+  weights could not follow λ: an update is that part.
+- v⁺ aims inside the bound, and r shrinks with the violations. Beyond r nothing pushes harder.
+- 100Λ bounds the first violation after a long time, 10Λ samples that cannot be satisfied.
 
 Λ is measured in the steps 0, 1, 2, 4, 8, …, later as often as costs 3 % of the time; one step that
 a constraint is violated in is enough to start. m follows the last ten steps, r and λ̄ an epoch, or

@@ -166,8 +166,7 @@ class Answer:
     def nearest(self) -> int:
         """The position of the smallest p-value, of equal ones the smaller mean loss over rate."""
         worst = [max(f.share / f.requirement.at_most for f in of) for of in self.findings]
-        p_values = [tested.p for tested in self.selection.tested]
-        return min(range(len(worst)), key=lambda position: (p_values[position], worst[position]))
+        return min(range(len(worst)), key=lambda each: (self.selection.tested[each].p, worst[each]))
 
     def _advice(self, position: int) -> list[str]:
         """What may help a model that is not certified, by its largest p-value."""
@@ -212,24 +211,20 @@ class Answer:
 
     def table(self) -> DataFrame:
         """Returns a line per model, those of the sequence first, in its order."""
-        placed = self.selection.order
-        order = [*placed, *(each for each in range(len(self.models)) if each not in placed)]
-        return DataFrame([self._line(position) for position in order])
-
-    def _line(self, position: int) -> dict[str, Any]:
-        tested, model = self.selection.tested[position], self.models[position]
-        line: dict[str, Any] = {
-            "order": "–" if tested.place is None else str(tested.place + 1),
-            "model": model.name + (" (chosen)" if position == self.chosen else ""),
-            "objective, selection": f"{model.objective[SELECTION]:.4g}",
-        }
-        for index, finding in enumerate(self.findings[position]):
-            before = tested.candidate.selection[index]
-            name = finding.requirement.text
-            seen = finding.shown(before.mean()) if len(before) else "–"
-            line[f"{name}: selection · certification"] = f"{seen} · {finding.shown(finding.share)}"
-            line[f"{name}: bound"] = finding.shown(finding.bound)
-        return {**line, "p": f"{tested.p:.2g}", "certified": "yes" if tested.certified else "–"}
+        placed, lines = self.selection.order, []
+        for position in [*placed, *(n for n in range(len(self.models)) if n not in placed)]:
+            model, tested = self.models[position], self.selection.tested[position]
+            line = {
+                "order": "–" if tested.place is None else str(tested.place + 1),
+                "model": model.name + (" (chosen)" if position == self.chosen else ""),
+                "objective, selection": f"{model.objective[SELECTION]:.4g}",
+            }
+            for each in self.findings[position]:
+                line[each.requirement.text] = each.shown(each.share)
+                line[f"{each.requirement.text}: bound"] = each.shown(each.bound)
+            certified = "yes" if tested.certified else "–"
+            lines.append({**line, "p": f"{tested.p:.2g}", "certified": certified})
+        return DataFrame(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the certificate of the chosen model as plain values; for a file."""

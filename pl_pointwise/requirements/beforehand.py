@@ -13,7 +13,7 @@ from pandas import DataFrame
 from pl_pointwise.data import TRAIN, dataset_of
 from pl_pointwise.evaluation import MeanBySample, loaders_by_name
 from pl_pointwise.lagrangian.terms import carries
-from pl_pointwise.training.step import micro_batches_of
+from pl_pointwise.training.stepper import micro_batches_of
 
 from .requirement import Requirement, RequirementError
 from .samples import (

@@ -3,8 +3,8 @@
     pl-pointwise check NEW/model --against OLD/model --data.init_args.test_file records.jsonl \\
         --require "lost(refuse) <= 0.02" --require "refuse: violated <= 0.1"
 
-Both folders are ones that ``compare --require`` exported, or OLD is of one of its runs;
-``--against start`` is the model that NEW was trained from. Both are measured on the records, which
+Both folders are ones that ``compare --require`` exported; ``--against start`` is the model that NEW
+was trained from. Both are measured on the records, which
 must have chosen neither. The answer is yes if every requirement is met; where one is not, that
 happens with a probability of at most 1 − confidence. Without --require: what NEW is certified for,
 and "lost(…) <= 0.05" for each of its constraints. Exit status: 0 for yes, 1 for no. --summary
@@ -29,7 +29,6 @@ from .exported import (
     CHECKPOINT,
     REFUSED,
     START,
-    known_units,
     measure_new_records,
     model_files,
     read_certificate,
@@ -79,7 +78,8 @@ def check_models(
     certificate, _ = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
     old = folder if against == START else against
-    new, left_out = records_not_known(new, known_units(folder) | known_units(old))
+    known = {unit for each in (folder, old) for unit in read_certificate(each)[1]["unit"]}
+    new, left_out = records_not_known(new, known)
     if new.empty:
         raise RequirementError(
             f"All {left_out:,} records trained, selected or certified one of the models, so they "

@@ -64,24 +64,9 @@ def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -
 
 def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
     """Returns the certificate, and the table of samples.py that it was made by."""
-    if not (Path(folder) / CERTIFICATE / "certificate.json").is_file():
-        raise RequirementError(
-            f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
-            "--require wrote."
-        )
-    certificate, inside = certificate_in(Path(folder)), model_files(folder)
-    return certificate, _samples_in(inside / SAMPLES)
-
-
-def known_units(folder: str | Path) -> set[str]:
-    """The units that trained, selected or certified the model of an export or of a run."""
-    path = model_files(folder) / SAMPLES
-    return set(_samples_in(path)["unit"]) if path.is_file() else set()
-
-
-def _samples_in(path: Path) -> DataFrame:
+    path, certificate = model_files(folder) / SAMPLES, certificate_in(Path(folder))
     try:
-        return pd.read_parquet(path, columns=list(COLUMNS))
+        return certificate, pd.read_parquet(path, columns=list(COLUMNS))
     except (OSError, ValueError) as error:  # pyarrow's are of both.
         raise RequirementError(f"{path}: {printable(error)}. Export the model again.") from None
 
@@ -125,25 +110,17 @@ def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = Fal
 
 
 def model_files(folder: str | Path) -> Path:
-    """Returns where a model's configuration and checkpoint lie, of an export or of a run; refuses
-    files that are not those that were written."""
-    for inside, text, name in (
-        (Path(folder) / CERTIFICATE, "certificate.json", "files"),
-        (Path(folder), "result.json", "wrote"),
-    ):
-        if (inside / "config.yaml").is_file() and (inside / CHECKPOINT).is_file():
-            try:
-                known = json.loads((inside / text).read_text())
-                changed = changed_files(Path(folder), known.get(name, {}))
-            except (OSError, ValueError, AttributeError, RecursionError) as error:
-                changed = f"{text} cannot be read ({type(error).__name__})"
-            if changed:
-                raise RequirementError(f"{folder}: {changed}. Take the folder as it was written.")
-            return inside
-    raise RequirementError(
-        f"{folder}: there is no certificate and no run. Give the folder model/ that pl-pointwise "
-        "compare --require wrote, or one of its runs/METHOD/seed-0."
-    )
+    """Returns where an export's configuration and checkpoint lie; refuses files that are not those
+    that were written."""
+    inside = Path(folder) / CERTIFICATE
+    if not (inside / "certificate.json").is_file():
+        raise RequirementError(
+            f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
+            "--require wrote."
+        )
+    if changed := changed_files(Path(folder), certificate_in(Path(folder)).get("files", {})):
+        raise RequirementError(f"{folder}: {changed}. Take the folder as it was written.")
+    return inside
 
 
 def own_classes_only(path: Path) -> dict[str, Any]:

@@ -5,14 +5,13 @@
 Of every requirement of the folder, which ``compare --require`` exported, all new records so far say
 
     broken       they violate more than is required, beyond chance
-    in doubt     the values differ from the certification samples' (the inputs are not compared)
     believable   nothing speaks against it yet
     not watched  it is about a predecessor: pl-pointwise check
 
 at 1 − confidence for all requirements and all calls together that ``certificate/monitor.json``, or
 ``--state``, has on record: a call goes on where the last one ended. Ends with status 1 where one is
-broken or in doubt. Of the folder's configuration only classes of this package are built; --config
-names one that you trust.
+broken. Of the folder's configuration only classes of this package are built; --config names one
+that you trust.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from pl_pointwise.command_line.cli_errors import CommandParser, short_errors
 from pl_pointwise.files import write_whole
 
-from .anytime import Drift, MeanAbove
+from .anytime import MeanAbove
 from .exported import CERTIFICATE, REFUSED, measure_new_records, read_certificate
 from .requirement import Requirement, RequirementError, Subject
 from .samples import (
@@ -43,7 +41,7 @@ from .samples import (
     subjects_in,
 )
 
-BROKEN, IN_DOUBT, BELIEVABLE, NOT_WATCHED = "broken", "in doubt", "believable", "not watched"
+BROKEN, BELIEVABLE, NOT_WATCHED = "broken", "believable", "not watched"
 STATE = "monitor.json"
 WAIT = 60
 """Seconds for another process that judges by the same state."""
@@ -58,7 +56,6 @@ class Check:
         share: their mean loss, None without any; ``certified_share`` when it was certified.
         so_far, looks: independent samples of all calls on record, and calls that had any.
         broken: p-value of "the mean loss is at most what is required", over all calls.
-        drift: of "the new values are drawn as the certification samples' were".
     """
 
     requirement: str  #: its text
@@ -68,9 +65,8 @@ class Check:
     looks: int
     certified_share: float | None
     broken: float
-    drift: float
     again: int
-    verdict: str  #: "broken", "in doubt", "believable" or "not watched"
+    verdict: str  #: "broken", "believable" or "not watched"
 
     def statement(self) -> str:
         """Returns the check in one line."""
@@ -84,8 +80,7 @@ class Check:
         return (
             f"{self.requirement}: {said}. {new}, {before}. "
             f"{self.so_far:,} samples in {self.looks} calls: mean loss as required, p = "
-            f"{self.broken:.2g}; losses as at certification (inputs are not compared), p = "
-            f"{self.drift:.2g}"
+            f"{self.broken:.2g}"
         )
 
 
@@ -102,7 +97,7 @@ def main(args: Sequence[str]) -> None:
     print(_statements(checks), flush=True)
     if known.output is not None:
         known.output.write_text(json.dumps([asdict(check) for check in checks], indent=1))
-    if any(check.verdict in (BROKEN, IN_DOUBT) for check in checks):
+    if any(check.verdict == BROKEN for check in checks):
         raise SystemExit(1)
 
 
@@ -147,8 +142,7 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
         )
     path = Path(state or Path(folder) / CERTIFICATE / STATE)
     digest = _digest({**certificate, "date": None})  # Written again on another day: the same.
-    # Each is asked twice: whether it is broken, and whether the samples differ.
-    delta = (1 - certificate["confidence"]) / (2 * len(watched))
+    delta = (1 - certificate["confidence"]) / len(watched)
     samples, checks = samples.assign(split=CERTIFICATION), list[Check]()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -199,23 +193,21 @@ def _judge(
 ) -> Check:
     requirement = subject.requirement
     if requirement.beside:
-        return Check(requirement.text, 0, None, 0, 0, None, 1.0, 1.0, 0, NOT_WATCHED)
-    past = calls.get(requirement.text, {"units": [], "mean": {}, "drift": None, "looks": 0})
+        return Check(requirement.text, 0, None, 0, 0, None, 1.0, 0, NOT_WATCHED)
+    past = calls.get(requirement.text, {"units": [], "mean": {}, "looks": 0})
     certified, lines = (lines_about(each, subject, CERTIFICATION) for each in (before, new))
     lines, again = records_not_known(lines, {*before["unit"], *past["units"]})
-    losses, now = losses_by_unit(lines, requirement), _largest_by_unit(lines)
-    mean = MeanAbove(requirement.at_most, **past["mean"])
-    drift = Drift(**(past["drift"] or {"values": _largest_by_unit(certified).tolist()}))
+    losses, mean = (
+        losses_by_unit(lines, requirement),
+        MeanAbove(requirement.at_most, **past["mean"]),
+    )
     if len(losses):
         mean.add(losses)
-        drift.add(now)
         calls[requirement.text] = past = {
-            "units": [*past["units"], *now.index],
+            "units": [*past["units"], *lines["unit"].unique()],
             "mean": {"log_wealth": mean.log_wealth},
-            "drift": asdict(drift),
             "looks": past["looks"] + 1,
         }
-    broken, drifted = mean.p_value <= delta, drift.p_value <= delta
     return Check(
         requirement.text,
         n=len(losses),
@@ -224,12 +216,6 @@ def _judge(
         looks=past["looks"],
         certified_share=float(losses_by_unit(certified, requirement).mean()),
         broken=mean.p_value,
-        drift=drift.p_value,
         again=again,
-        verdict=BROKEN if broken else IN_DOUBT if drifted else BELIEVABLE,
+        verdict=BROKEN if mean.p_value <= delta else BELIEVABLE,
     )
-
-
-def _largest_by_unit(lines: DataFrame) -> Series:
-    """One value a unit, in the order of hashes, which no value can set."""
-    return lines.fillna({"value": np.inf}).groupby("unit")["value"].max()

@@ -171,23 +171,20 @@ class Known:
         """Returns what the requirement is about, if there is that."""
         parts, text = list(requirement.parts), repr(requirement.text)
         dataset = parts.pop(0) if parts[0] in self.datasets else None
-        names = self.datasets[dataset] if dataset is not None else self.constraints
-        kind, only = "constraint", dataset is not None and len(names) == 1
-        if requirement.beyond is None:
-            kind, only, names = "metric of values in [0, 1]", False, self.metrics
+        kind, names = "metric of values in [0, 1]", self.metrics
+        if requirement.beyond is not None:
+            kind, names = "constraint", self.datasets.get(dataset or "", self.constraints)
         if parts and parts[0] in names:
             quantity = parts.pop(0)
-        elif only:
+        elif kind == "constraint" and dataset is not None and len(names) == 1:
             quantity = names[0]
-        elif parts:
-            there = ", ".join([*names, *(f"{name}/…" for name in self.datasets)])
-            there = f"There are: {there}." if there else "No held-out sample has any."
-            if requirement.beyond is None and parts[0] in self.constraints:
-                there = f'Of a constraint write "{parts[0]}: violated <= {requirement.at_most:g}".'
-            raise RequirementError(f"{text}: there is no {kind} {parts[0]!r}. {there}")
         else:
-            there = ", ".join(f"{dataset}/{name}" for name in names) or "none"
-            raise RequirementError(f"{text} names a data set and no {kind} of it: {there}.")
+            start = "" if dataset is None else f"{dataset}/"
+            there = ", ".join([*(f"{start}{n}" for n in names), *(f"{n}/…" for n in self.datasets)])
+            there = f"There are: {there}." if there else "No held-out sample has any."
+            if kind != "constraint" and parts and parts[0] in self.constraints:
+                there = f'Of a constraint write "{parts[0]}: violated <= {requirement.at_most:g}".'
+            raise RequirementError(f"{text}: there is no {kind} {'/'.join(parts)!r}. {there}")
         category = "/".join(parts) if parts else None
         known = self.categories.get(dataset or "test", ())
         if category is not None and category not in known:

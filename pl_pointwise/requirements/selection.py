@@ -29,14 +29,10 @@ class Candidate:
 class Tested:
     """A candidate after the test."""
 
-    candidate: Candidate
-    """The one that was tested."""
-    p: float
-    """On the certification split, the largest over the requirements."""
-    place: int | None
-    """In the sequence, from 0; None for one that another beats in p-value and objective."""
-    certified: bool
-    """Whether its place in the sequence was reached, and its p-value small enough."""
+    candidate: Candidate  #: the one that was tested
+    p: float  #: on the certification split, the largest over the requirements
+    place: int | None  #: in the sequence, from 0; None for one that another beats
+    certified: bool  #: whether its place was reached, with a p-value that is small enough
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,17 @@ import pandas as pd
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.command_line.cli_errors import CommandParser, fraction
+from pl_pointwise.command_line.cli_errors import CommandParser
 from pl_pointwise.command_line.configs import overview
 from pl_pointwise.constraint import Constraint
 from pl_pointwise.data import SPLITS, PointwiseDataModule, title_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.printing import Table, quieten
 
-from .p_values import fewest_samples, samples_needed
 from .samples import Source
 
 SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
 """Shares of the samples that are to meet an ε."""
-
-RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""Shares of new inputs that a requirement lets violate."""
 
 EQUAL = 1e-6
 """What lies closer together differs by rounding."""
@@ -53,7 +50,6 @@ def main(args: Sequence[str]) -> None:
     constraints = cli.model.evaluation_constraints
     shares = met_shares(samples, constraints)
     tables = [tolerance_table(name, bounds, shares) for name, bounds in constraints.items()]
-    tables.append(sample_table(known.confidence))
     text = "\n".join([*(table.markdown() for table in tables if len(table.cells)), *notes])
     print(f"\n{text}")
     known.output.mkdir(parents=True, exist_ok=True)
@@ -65,15 +61,14 @@ def main(args: Sequence[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "tolerances",
-        "Which ε which share of the samples meets, and how many samples certify a "
-        "requirement,\nbefore any training. Further options are those of pl-pointwise test.",
+        "Which ε which share of the samples meets, before any training.\nFurther options are "
+        "those of pl-pointwise test.",
         overview(),
     )
     which, default = "base, then what changes it; name or path", "default: %(default)s"
     parser.add_argument("-c", "--config", action="append", default=[], help=which)
     parser.add_argument("--ckpt_path", help="of a model that is trained already")
     parser.add_argument("--output", type=Path, default="results/tolerances", help=default)
-    parser.add_argument("--confidence", type=fraction, default=0.95, help=default)
     return parser
 
 
@@ -85,7 +80,7 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
     module.evaluation_metrics = dict
     module.update_evaluation_metrics = module.finish_evaluation_metrics = lambda *_: None
     given, notes = data.test_dataloader, list[str]()
-    vars(data)["test_dataloader"] = lambda: _without_certification_split(data, given(), notes)
+    vars(data)["test_dataloader"] = lambda: _without_certification_split(data, given())
     trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
     parts = []
     for dataset, by_constraint in module.evaluated.items():
@@ -113,14 +108,12 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
     return pd.concat(parts, ignore_index=True), notes
 
 
-def _without_certification_split(data: PointwiseDataModule, loaders: Any, notes: list[str]) -> Any:
-    """A test's data sets, selection for certification split; ``notes`` says if there is none."""
+def _without_certification_split(data: PointwiseDataModule, loaders: Any) -> Any:
+    """A test's data sets, with the selection split in place of the certification split."""
     if not isinstance(loaders, Mapping) or "test" not in loaders:
         return loaders
-    try:
+    with suppress(DataError):  # There need not be one.
         data.setup("validate")
-    except DataError as error:
-        notes.append(f"selection: {error}\n")
     if not data.certification_is_separate:
         return loaders
     others = {name: loader for name, loader in loaders.items() if name != "test"}
@@ -199,26 +192,3 @@ def tolerance_table(name: str, constraint: Constraint, shares: DataFrame) -> Tab
     elif len(found) and not found["met"].any():
         note += " No sample meets the bound yet: an ε that some meet is surely within reach."
     return Table(bound, note, cells)
-
-
-def sample_table(confidence: float) -> Table:
-    """Returns how many certification samples a requirement takes, a line per rate."""
-
-    def needed(rate: float, share: float) -> str:
-        number = samples_needed(rate, share * rate, confidence)
-        return "over a million" if number is None else f"{number:,}"
-
-    lines = [
-        {
-            "violated by at most": f"{100 * rate:g} %",
-            "none of them violates": f"{fewest_samples(rate, confidence):,}",
-            "the model violates half the rate": needed(rate, 0.5),
-            "three quarters of it": needed(rate, 0.75),
-        }
-        for rate in RATES
-    ]
-    note = (
-        f"To certify one requirement at {100 * confidence:g} %; where some violate, with a "
-        "probability of 80 %."
-    )
-    return Table("Certification samples that a requirement takes", note, DataFrame(lines))

@@ -21,15 +21,13 @@ from .requirement import RequirementError
 
 log = logging.getLogger(__name__)
 
-FOLDER, ENVIRONMENT = "pl-pointwise/certification", "PL_POINTWISE_USES"
-"""The user's folder, and the environment variable that names another."""
-
 SHOWN: dict[str, Any] = {"requirements": []}
 """The use by a comparison without a requirement."""
 
 
 def users_folder() -> Path:
-    return Path(os.environ.get(ENVIRONMENT) or Path.home() / ".local/share" / FOLDER)
+    usual = Path.home() / ".local/share/pl-pointwise/certification"
+    return Path(os.environ.get("PL_POINTWISE_USES") or usual)
 
 
 def remember_use(

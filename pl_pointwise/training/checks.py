@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
@@ -21,9 +21,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import Dataset, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import Dataset, RandomSampler, SequentialSampler
 
-from ..data import IndexedDataset, PointwiseSampler, dataset_of, fingerprint
+from ..data import IndexedDataset, PointwiseSampler, dataset_of
 from ..errors import TrainingError
 from ..fingerprints import probes_of
 from ..lagrangian.terms import OBJECTIVE, Terms
@@ -36,9 +36,9 @@ def _has_callback(task: Task, kind: type) -> bool:
     return any(isinstance(callback, kind) for callback in task.trainer.callbacks)
 
 
-REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
+REFUSED: tuple[tuple[Callable[[Task], Any], str], ...] = (
     (
-        lambda task: bool(task.trainer.gradient_clip_val),
+        lambda task: task.trainer.gradient_clip_val,
         "Trainer(gradient_clip_val=…): the module clips its gradient itself. Give it "
         "training=Training(gradient_clip_val=…), and leave the Trainer's out.",
     ),
@@ -71,6 +71,13 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
         "ModelParallelStrategy and fully_shard in configure_model.",
     ),
     (
+        lambda task: (
+            task.trainer.reload_dataloaders_every_n_epochs and has_multipliers_per_sample(task)
+        ),
+        "Trainer(reload_dataloaders_every_n_epochs=…): a multiplier per sample belongs to one "
+        "training set in one order. Leave it out.",
+    ),
+    (
         lambda task: task.automatic_optimization,
         "automatic_optimization = True: a PointwiseModule steps by itself. Leave the line out.",
     ),
@@ -94,80 +101,83 @@ NEVER_CALLED = ("optimizer_step", "configure_gradient_clipping", "optimizer_zero
 def check_settings(task: Task) -> None:
     """Refuses settings of the Trainer and hooks of the module that would be ignored."""
     for is_set, sentence in REFUSED:
-        if is_set(task):
-            raise TrainingError(sentence)
+        refuse(is_set(task), sentence)
     for hook in NEVER_CALLED:
-        if getattr(type(task), hook) is not getattr(LightningModule, hook):
-            raise TrainingError(
-                f"{type(task).__name__} overrides {hook}, which is never called under manual "
-                "optimization: set Training(gradient_clip_val=…), or use on_before_optimizer_step."
-            )
+        refuse(
+            getattr(type(task), hook) is not getattr(LightningModule, hook),
+            f"{type(task).__name__} overrides {hook}, which is never called under manual "
+            "optimization: set Training(gradient_clip_val=…), or use on_before_optimizer_step.",
+        )
+
+
+def refuse(found: Any, sentence: str) -> None:
+    """Raises the sentence if what it speaks of was found."""
+    if found:
+        raise TrainingError(sentence)
 
 
 def check_launcher(task: Task) -> None:
     """Refuses processes from which multipliers and violations do not come home."""
-    if isinstance(task.trainer.strategy.launcher, _MultiProcessingLauncher):
-        raise TrainingError(
-            "This strategy starts processes that bring home the weights alone, without multipliers "
-            'and violations. Use strategy="ddp" in a script; in a notebook, devices=1.'
-        )
+    refuse(
+        isinstance(task.trainer.strategy.launcher, _MultiProcessingLauncher),
+        "This strategy starts processes that bring home the weights alone, without multipliers "
+        'and violations. Use strategy="ddp" in a script; in a notebook, devices=1.',
+    )
 
 
 def check_module(task: Task) -> None:
     """Refuses no weight or optimizer to train, and shards whose gradients nothing adds up."""
     check_trained(task)
-    optimizers = task.trainer.optimizers
-    if len(optimizers) != 1 or isinstance(optimizers[0], _MockOptimizer):
-        found = "None" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
-        raise TrainingError(
-            f"configure_optimizers returned {found}; a PointwiseModule has one optimizer, for the "
-            "weights, perhaps of several groups; leave the method out for AdamW."
-        )
+    optimizers, strategy = task.trainer.optimizers, task.trainer.strategy
+    found = "None" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
+    refuse(
+        len(optimizers) != 1 or isinstance(optimizers[0], _MockOptimizer),
+        f"configure_optimizers returned {found}; a PointwiseModule has one optimizer, for the "
+        "weights, perhaps of several groups; leave the method out for AdamW.",
+    )
     closure = signature(type(optimizers[0]).step).parameters.get("closure")
-    if closure is not None and closure.default is Parameter.empty:
-        raise TrainingError(
-            f"{type(optimizers[0]).__name__} needs a closure that computes the loss again; a step "
-            "here is computed once. Take an optimizer that steps without one, such as AdamW."
-        )
+    refuse(
+        closure is not None and closure.default is Parameter.empty,
+        f"{type(optimizers[0]).__name__} needs a closure that computes the loss again; a step "
+        "here is computed once. Take an optimizer that steps without one, such as AdamW.",
+    )
     groups = optimizers[0].param_groups
-    stepped = {id(weight) for group in groups for weight in group["params"]}
-    if stepped.isdisjoint(map(id, task.parameters())):
-        raise TrainingError(
-            "The optimizer has no weight of this module: give it self.parameters(), in "
-            "configure_optimizers, after the last weight was replaced."
-        )
-    declared = [(each.interval, each.frequency) for each in task.trainer.lr_scheduler_configs]
-    if any(interval not in ("step", "epoch") or often < 1 for interval, often in declared):
-        raise TrainingError(
-            'A scheduler steps every "step" or "epoch" (its "interval"), and at a "frequency" of '
-            "at least 1."
-        )
+    refuse(
+        {id(p) for group in groups for p in group["params"]}.isdisjoint(map(id, task.parameters())),
+        "The optimizer has no weight of this module: give it self.parameters(), in "
+        "configure_optimizers, after the last weight was replaced.",
+    )
+    declared = task.trainer.lr_scheduler_configs
+    refuse(
+        any(each.interval not in ("step", "epoch") or each.frequency < 1 for each in declared),
+        'A scheduler steps every "step" or "epoch" (its "interval"), and at a "frequency" of at '
+        "least 1.",
+    )
     if not any(group.get("initial_lr", group["lr"]) for group in groups):
         warn(task, "The learning rate is 0: no weight will change.")
-    strategy = task.trainer.strategy
     if not isinstance(strategy, ModelParallelStrategy):
         return
-    if strategy.distributed_sampler_kwargs["num_replicas"] != task.trainer.world_size:
-        raise TrainingError(
-            "Tensor parallelism: every rank must have samples of its own. Set "
-            f"data_parallel_size={task.trainer.world_size} and tensor_parallel_size=1."
-        )
+    refuse(
+        strategy.distributed_sampler_kwargs["num_replicas"] != task.trainer.world_size,
+        "Tensor parallelism: every rank must have samples of its own. Set "
+        f"data_parallel_size={task.trainer.world_size} and tensor_parallel_size=1.",
+    )
     trained = [(name, p) for name, p in task.named_parameters() if p.requires_grad]
     alone = [name for name, p in trained if not isinstance(p, DTensor)]
-    if alone:
-        raise TrainingError(
-            f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[0]}): nothing "
-            "adds up their gradients over the ranks. fully_shard what holds them, too."
-        )
+    refuse(
+        alone,
+        f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[:1]}): nothing "
+        "adds up their gradients over the ranks. fully_shard what holds them, too.",
+    )
 
 
 def check_trained(task: Task) -> None:
     """Refuses a module of which no weight is trained."""
-    if not any(p.requires_grad for p in task.parameters()):
-        raise TrainingError(
-            "No weight requires a gradient. Unfreeze some: module.unfreeze(), or requires_grad_() "
-            "of a part."
-        )
+    refuse(
+        not any(p.requires_grad for p in task.parameters()),
+        "No weight requires a gradient. Unfreeze some: module.unfreeze(), or requires_grad_() of "
+        "a part.",
+    )
 
 
 def frozen_weights(task: Task) -> list[str]:
@@ -235,19 +245,15 @@ def training_set(task: Task) -> Any:
     loader: Any = task.trainer.train_dataloader
     dataset = dataset_of(loader)
     if has_multipliers_per_sample(task):
-        if isinstance(loader, (list, tuple, Mapping)):
-            raise TrainingError(
-                f"A {type(loader).__name__} of training DataLoaders: multipliers per sample need "
-                "one, over IndexedDataset(ConcatDataset([…]))."
-            )
         if dataset is None:
             stated = [f for f in task.formulations.values() if f.scope == "sample"]
-            kind = type(getattr(loader, "dataset", None)).__name__
-            if not all(formulation.adaptive for formulation in stated):
+            kind = type(getattr(loader, "dataset", loader)).__name__
+            several = isinstance(loader, (list, tuple, Mapping))
+            if several or not all(formulation.adaptive for formulation in stated):
                 raise TrainingError(
-                    "Multipliers per sample need a training DataLoader over one map-style data set "
-                    f"with a length, got {kind}. Load the data into one, or state no alpha: then "
-                    "a stream is trained without multipliers."
+                    "Multipliers per sample need one training DataLoader over one map-style data "
+                    f"set with a length, as IndexedDataset(ConcatDataset([…])), got {kind}. "
+                    "Without a stated alpha one stream is trained without multipliers."
                 )
             warn(
                 task,
@@ -271,68 +277,51 @@ def sampler_of(loader: Any) -> Any:
 
 
 def check_sampler(loader: Any, ranks: int) -> None:
-    """Refuses samplers that give some samples twice in an epoch, over several ranks."""
-    sampler, times = sampler_of(loader), 1
-    if isinstance(sampler, PointwiseSampler):
-        return
-    if isinstance(sampler, DistributedSampler):
-        # Of a sampler that Lightning wrapped, that one's.
-        positions = len(sampler.dataset)  # type: ignore[arg-type]
-        times = 1 if sampler.drop_last or positions % ranks == 0 else 2
-    elif isinstance(sampler, (SequentialSampler, RandomSampler)):
-        times = ranks
-    if times > 1:
-        raise TrainingError(
-            f"A {type(sampler).__name__} over {ranks} ranks gives some samples {times} times an "
-            "epoch. Use PointwiseDataModule, or a ResumableDataLoader with a PointwiseSampler."
-        )
-
-
-def repeats_samples(loader: Any) -> bool:
-    """Whether the sampler may give a position twice an epoch, as one with replacement does."""
+    """Refuses, over several ranks, samplers that may give a sample to two of them."""
     sampler = sampler_of(loader)
-    if isinstance(sampler, RandomSampler):
-        return sampler.replacement or sampler.num_samples > len(sampler.data_source)
-    known = (PointwiseSampler, SequentialSampler, DistributedSampler)
-    wrapped = getattr(getattr(sampler, "dataset", None), "_sampler", None)
-    return wrapped is not None or type(sampler) not in known
+    refuse(
+        ranks > 1 and not isinstance(sampler, PointwiseSampler),
+        f"A {type(sampler).__name__} over {ranks} ranks may give a sample to two of them. Use "
+        "PointwiseDataModule, or a PointwiseSampler with num_replicas and rank.",
+    )
 
 
-def indexed_within(dataset: Any, depth: int = 8) -> Iterator[IndexedDataset]:
-    """The outermost IndexedDatasets among what a data set holds, in lists too."""
+def gives_each_once(loader: Any) -> bool:
+    """Whether the sampler surely gives a position once an epoch."""
+    sampler = sampler_of(loader)
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+    return type(sampler) in (PointwiseSampler, SequentialSampler)
+
+
+def holds_indexed(dataset: Any, depth: int = 8) -> bool:
+    """Whether a data set holds an IndexedDataset somewhere, in lists too."""
     for value in getattr(dataset, "__dict__", {}).values() if depth else ():
         for part in value[:1024] if isinstance(value, (list, tuple)) else [value]:
             if isinstance(part, IndexedDataset):
-                yield part
-            elif isinstance(part, Dataset) or hasattr(part, "dataset") or hasattr(part, "datasets"):
-                yield from indexed_within(part, depth - 1)
+                return True
+            of_data = isinstance(part, Dataset) or hasattr(part, "dataset")
+            if (of_data or hasattr(part, "datasets")) and holds_indexed(part, depth - 1):
+                return True
+    return False
 
 
 def check_index(dataset: Any) -> None:
     """Refuses probed rows with another index than their position; without one, collate adds it.
 
-    Also, whatever the rows say, an IndexedDataset within a data set whose positions are others.
+    Also, whatever the rows say, an IndexedDataset within another data set.
     """
-    count = len(dataset)
-    # An IndexedDataset sets the index itself.
-    for inner in () if isinstance(dataset, IndexedDataset) else indexed_within(dataset):
-        order = getattr(dataset, "indices", range(count))
-        if len(inner) != count or [*order] != [*range(count)]:
-            raise TrainingError(
-                f"A {type(dataset).__name__} of {count:,} rows takes them from an IndexedDataset "
-                f"of {len(inner):,}, or in another order. {SHARED_ROWS}"
-            )
+    count, kind = len(dataset), type(dataset).__name__
+    inner = not isinstance(dataset, IndexedDataset) and holds_indexed(dataset)
+    refuse(inner, f"A {kind} holds an IndexedDataset. {SHARED_ROWS}")
     parts = [end - 1 for end in getattr(dataset, "cumulative_sizes", ()) if end]
     with isolate_rng(include_cuda=False):
         for position in sorted({*probes_of(count), *parts}):
             row = dataset[position]
             if not isinstance(row, Mapping) or "index" not in row:
                 return
-            if int(row["index"]) != position:
-                raise TrainingError(
-                    f'Row {position} of {type(dataset).__name__} has "index" '
-                    f"{int(row['index'])}. {SHARED_ROWS}"
-                )
+            own = int(row["index"])
+            refuse(own != position, f'Row {position} of {kind} has "index" {own}. {SHARED_ROWS}')
 
 
 # The first steps ---------------------------------------------------------------------------------
@@ -343,31 +332,20 @@ class FirstSteps:
 
     def __init__(self) -> None:
         self.unproven: set[str] = set()  # Terms of which no sample has been seen yet.
-        self._loader: Any = None  # The training loader that was checked.
-        self._dataset: Any = None
-        self._fingerprint: str | None = None  # Of the data that the multipliers belong to.
         # bool (N,): samples that this epoch has had; not of one that was resumed in its midst.
         self._visited: np.ndarray[Any, Any] | None = None
 
-    def start(self, task: Task, dataset: Any, own_fingerprint: str | None) -> None:
-        """A fit starts; ``dataset``: None where there is none to index."""
+    def start(self, task: Task) -> None:
+        """A fit starts."""
         trained = {name for name, f in task.formulations.items() if f.needs_gradient}
-        self.unproven = {OBJECTIVE, *trained}
-        self._fingerprint, self._visited = own_fingerprint, None
-        self._loader, self._dataset = task.trainer.train_dataloader, dataset
+        self.unproven, self._visited = {OBJECTIVE, *trained}, None
 
-    def epoch(self, task: Task) -> None:
-        """At the start of an epoch, in which Lightning may have reloaded other training data."""
-        by_sample = has_multipliers_per_sample(task)
-        if task.trainer.train_dataloader is not self._loader:
-            self._loader, self._dataset = task.trainer.train_dataloader, training_set(task)
-            if by_sample and fingerprint(self._dataset) != self._fingerprint:
-                raise TrainingError(
-                    f"Epoch {task.current_epoch}: the training DataLoader was reloaded over "
-                    "another training set or order. Leave reload_dataloaders_every_n_epochs out."
-                )
-        watched = by_sample and not repeats_samples(self._loader)
-        self._visited = np.zeros(len(self._dataset), dtype=bool) if watched else None
+    def epoch(self, task: Task, samples: int) -> None:
+        """At the start of an epoch of N samples."""
+        watched = has_multipliers_per_sample(task) and gives_each_once(
+            task.trainer.train_dataloader
+        )
+        self._visited = np.zeros(samples, dtype=bool) if watched else None
 
     def require_gradients(self, task: Task, terms: Terms) -> None:
         """Refuses values without a gradient, in the first batch that a term applies to."""
@@ -408,8 +386,8 @@ class FirstSteps:
         if not len(again) and len({*real.tolist()}) < len(real):
             distinct, counts = np.unique(real, return_counts=True)
             again = distinct[counts > 1]
-        if len(again):
-            raise TrainingError(
-                f"Sample index {min(again)} came twice in epoch {epoch}, and the sampler hands out "
-                f"each position once. {SHARED_ROWS}"
-            )
+        refuse(
+            len(again),
+            f"Sample index {min(again, default=0)} came twice in epoch {epoch}, and the sampler "
+            f"hands out each position once. {SHARED_ROWS}",
+        )

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -31,7 +30,6 @@ from .checks import (
     check_settings,
     frozen_weights,
     refuse_own_step,
-    sampler_of,
     training_set,
     warn_of_checkpoints,
 )
@@ -113,7 +111,7 @@ class Run:
         dataset = training_set(task)
         self._limit_loader()
         self._start_multipliers(dataset)
-        self.stepper.first_steps.start(task, dataset, self.duals.fingerprint)
+        self.stepper.first_steps.start(task)
         self.evaluator.forget()
         self.stepper.last_words.start_fit()
         self._at_end, self._epoch_is_open, self._stepped = {}, False, -1
@@ -176,9 +174,7 @@ class Run:
         count = batches if interval == "step" else self.task.current_epoch + 1
         for config in trainer.lr_scheduler_configs:
             scheduler = config.scheduler
-            on_plateau = getattr(
-                scheduler, "reduce_on_plateau", isinstance(scheduler, ReduceLROnPlateau)
-            )
+            on_plateau = isinstance(scheduler, ReduceLROnPlateau)
             if config.interval != interval or count % config.frequency:
                 continue
             metric = self._monitored(scheduler) if on_plateau else None
@@ -211,7 +207,7 @@ class Run:
 
     @part_of("on_train_epoch_start")
     def start_epoch(self) -> None:
-        self.stepper.first_steps.epoch(self.task)
+        self.stepper.first_steps.epoch(self.task, self.duals.multipliers.samples)
         self._limit_loader()
         self.stepper.start_epoch()
 
@@ -239,7 +235,10 @@ class Run:
     def end_training(self) -> None:
         """A window of steps that is open stays open: a longer fit closes it."""
         loaders = self.task.trainer.fit_loop._combined_loader
-        self._at_end = {"random_state": self._random_state(), "loaders": loaders._state_dicts()}
+        self._at_end = {
+            "random_state": random_state(self.task.device),
+            "loaders": loaders._state_dicts(),
+        }
 
     @part_of("on_fit_end")
     def end_fit(self) -> None:
@@ -266,7 +265,7 @@ class Run:
         if self._restored is not None:  # Resumed at its end: no step was taken.
             self._restore_random_state(self._restored["random_states"])
             loaders = self._restored["loaders"]
-            self._at_end = {"random_state": self._random_state(), "loaders": loaders}
+            self._at_end = {"random_state": random_state(self.task.device), "loaders": loaders}
         self._restored = None
 
     # An evaluation, which within a fit draws no random number of the fit ------------------------
@@ -274,7 +273,7 @@ class Run:
     @part_of("on_validation_model_zero_grad")
     def note_random_state(self) -> None:
         """Before an evaluation that may come, whose loaders draw before it starts."""
-        self._before_evaluation = self._random_state()
+        self._before_evaluation = random_state(self.task.device)
 
     @part_of("on_validation_end")
     def put_random_state_back(self) -> None:
@@ -330,17 +329,7 @@ class Run:
         """The one after the last step: later draws belong to an evaluation, a fetch or nothing."""
         if known := self._at_end.get("random_state") or self._before_evaluation:
             return known
-        state = self._random_state()
-        loader = self.task.trainer.train_dataloader
-        if isinstance(loader, ResumableDataLoader) and loader.before_fetch is not None:
-            state |= loader.before_fetch
-        return state
-
-    def _random_state(self) -> dict[str, Any]:
-        """Of this process, and of the training loader's own generators."""
-        generators = generators_of(self.task.trainer.train_dataloader)
-        state = random_state(self.task.device)
-        return state | {"loader": [generator.get_state() for generator in generators]}
+        return random_state(self.task.device)
 
     @part_of("on_load_checkpoint")
     def load(self, checkpoint: dict[str, Any]) -> None:
@@ -385,10 +374,6 @@ class Run:
         except TrainingError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if "meta tensor" in str(error):
-                raise TrainingError(
-                    'map_location="meta" leaves multipliers without values: load with "cpu".'
-                ) from error
             raise damaged(str(error)) from error
 
     # Going on -----------------------------------------------------------------------------------
@@ -421,9 +406,6 @@ class Run:
         state = states[task.global_rank]
         try:
             restore_random_state(state, task.device)
-            generators = generators_of(task.trainer.train_dataloader)
-            for generator, own in zip(generators, state.get("loader", []), strict=False):
-                generator.set_state(own)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise damaged(f"the random state of rank {task.global_rank}") from error
 
@@ -453,21 +435,12 @@ class Run:
         check_frozen(self.task, restored.get("frozen"), restored["frozen_at_start"])
 
 
-def generators_of(loader: Any) -> list[torch.Generator]:
-    """The random generators of a loader's own, and its sampler's; none of one with a state."""
-    if hasattr(loader, "load_state_dict"):
-        return []
-    found = [getattr(part, "generator", None) for part in (loader, sampler_of(loader))]
-    return [each for each in found if isinstance(each, torch.Generator)]
-
-
 def correct_loaded_progress(fit: dict[str, Any], entry: Mapping[str, Any]) -> str:
     """Changes the counters of a checkpoint's fit loop to where the run stood; returns what is next.
 
-    That is a "batch", an "epoch's end" or an "epoch". An evaluation that was due before it and had
-    not ended is made again whole. Lightning counts an epoch that ``max_steps`` or ``should_stop``
-    cut short as done, and leaves out what stands between an epoch's last batch and the next.
-    ``entry``: the module's own.
+    That is a "batch", an "epoch's end" or an "epoch"; an evaluation that had not ended is repeated
+    whole. Lightning counts an epoch that was cut short as done, and leaves out what stands between
+    an epoch's last batch and the next. ``entry``: the module's own.
     """
     epochs, batches = fit["epoch_progress"], fit["epoch_loop.batch_progress"]
     of_epoch, of_run = batches["current"], batches["total"]

@@ -17,9 +17,8 @@ class PointwiseSampler(DistributedSampler[Any]):
     """Every sample once an epoch, over any number of ranks; padding is marked, not disguised.
 
     With k ranks and batches of B, the ranks' j-th batches together are the j-th batch of kB of a
-    single rank. Where k does not divide the number of samples, the ranks that run short get
-    positions −1−i instead of a plain repetition of sample i. A DistributedSampler by type, so that
-    Lightning leaves it in place.
+    single rank. Ranks that run short get positions −1−i instead of a repetition of sample i. A
+    DistributedSampler by type, so that Lightning leaves it in place.
 
     Args:
         dataset: anything with a length.

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..errors import explain_gradient_errors
+from ..errors import DataError, explain_gradient_errors
 from ..lagrangian.batch_statistic import Slope
-from ..lagrangian.ranks import over_ranks
 from ..lagrangian.terms import (
     OBJECTIVE,
     PADDING,
     Measured,
     Terms,
+    build_terms,
     finite_samples,
+    is_index,
+    masks_from,
     non_finite_values,
+    one_per_sample,
+    over_ranks,
+    strict_values_from,
     widest,
 )
 from ..loss import PointwiseLoss, norm_of
@@ -33,7 +37,6 @@ from ..task import Task, judges_strictly, warn
 from .checks import FirstSteps
 from .last_words import LastWords
 from .random_state import replayed_random_state
-from .step import MicroBatch, micro_batches_of, terms_of, without_samples
 
 
 class Stepper:
@@ -47,9 +50,8 @@ class Stepper:
         self.taken_now = self.skipped_now = 0  # In this epoch.
         self.first_steps = FirstSteps()
         self.last_words = LastWords(task)
-        self.buffers = Buffers()
+        self.buffers: dict[str, Tensor] = {}  # As they were before the step.
         self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
-        self.shares_graph = True  # Until a graph could not be differentiated more than once.
 
     def take(self, batch: Any) -> Measured:
         """One step of the weights and one of the batch's multipliers."""
@@ -58,11 +60,9 @@ class Stepper:
         # How many samples each term applies to, over all ranks, before any forward pass.
         counts = loss.counts([micro.masks for micro in micro_batches])
         self._call_before_zero_grad()
-        self.buffers.keep(task)
+        self.buffers = {name: b.detach().clone() for name, b in task.named_buffers()}
         self.due = loss.duals.units.due(task.formulations, task.global_step)
         measured = self._measure(micro_batches, counts)
-        if self.buffers.changing is None:
-            self.buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
             measured = self._without_non_finite(measured, micro_batches, counts)
         loss.measured, loss.dual_steps = measured, {}
@@ -72,7 +72,7 @@ class Stepper:
             self.taken_now += 1
             loss.take(measured, trainer.num_training_batches)
         else:
-            self.buffers.restore(task)
+            self._restore_buffers()
         return measured
 
     def log(self) -> None:
@@ -109,10 +109,15 @@ class Stepper:
             task.log_dict({f"running/{key}": value for key, value in shown.items()})
 
     def start_epoch(self) -> None:
-        """Counts from 0, and looks for changing buffers again."""
         self.taken_now = self.skipped_now = 0
-        self.buffers = Buffers()
         self.last_words.start_epoch()
+
+    def _restore_buffers(self) -> None:
+        """A step that is computed twice, or not taken, must not count twice in a BatchNorm."""
+        with torch.no_grad():
+            for name, buffer in self.task.named_buffers():
+                if name in self.buffers:
+                    buffer.copy_(self.buffers[name])
 
     def _call_before_zero_grad(self) -> None:
         """Lightning calls this hook under automatic optimization only. Most have none."""
@@ -125,52 +130,38 @@ class Stepper:
 
     # Forward and backward -----------------------------------------------------------------------
 
-    def _measure(
-        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], rows: int = 0
-    ) -> Measured:
-        """Accumulates the step's gradient, clipped; ``rows``: of a rank without any left."""
+    def _measure(self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]) -> Measured:
+        """Accumulates the step's gradient, clipped."""
         task, loss, ranks = self.task, self.loss, self.task.trainer.world_size
-        parallel = isinstance(task.trainer.strategy, ParallelStrategy)
-        shared = self.shares_graph and len(micro_batches) == 1 and not parallel
-        slopes = None if shared else self._slopes(micro_batches, counts)
+        slopes = self._slopes(micro_batches, counts)
         task.optimizers().zero_grad()  # type: ignore[union-attr]
         tables = []
         for micro in self._each_with_its_backward_pass(micro_batches):
             terms = terms_of(task, micro, task(micro.batch), self.strict)
             if self.first_steps.unproven:
                 self.first_steps.require_gradients(task, terms)
-            if shared:
-                if not self._measure_units(micro_batches, counts, terms):
-                    del terms  # And with them the graph.
-                    self.buffers.restore(task)
-                    return self._measure(micro_batches, counts, rows)
-                slopes = loss.duals.known_slopes()
             if slopes is None:
                 slopes = loss.duals.slopes([terms], counts, task.device)
             share, table = loss.share(terms, micro.index, counts, slopes, self.strict)
             tables.append(table)
             # The ranks' gradients are averaged, and the counts are those of all ranks.
             task.manual_backward(share * ranks if ranks > 1 else share)
-        tables = tables or [loss.empty_rows(rows, task.device)]
         return loss.gather(tables, self._gradient_norm(task.training_settings.gradient_clip_val))
 
     def _each_with_its_backward_pass(self, micro_batches: list[MicroBatch]) -> Iterator[MicroBatch]:
-        """The ranks add up their gradients in the last backward pass, and each rank has one."""
+        """The ranks add up their gradients in the last backward pass."""
         block = getattr(self.task.trainer.strategy, "block_backward_sync", nullcontext)
         for position, micro in enumerate(micro_batches):
             with nullcontext() if position == len(micro_batches) - 1 else block():
                 yield micro
-        if not micro_batches:  # All samples of this rank were left out; the others wait for it.
-            self.task.manual_backward(connected_zero(self.task))
 
     def _slopes(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
     ) -> dict[str, Slope] | None:
         """∂ψ/∂mean of every statistic of the batch; None: the one forward pass that follows tells.
 
-        Measures units first, which α is in.
-
-        Else a pass without gradients finds the mean, and both passes see the same dropout.
+        Measures units first, which α is in. With micro-batches or ranks a pass without gradients
+        finds the mean; both passes see the same dropout.
         """
         self._measure_units(micro_batches, counts)
         task, duals = self.task, self.loss.duals
@@ -180,7 +171,7 @@ class Stepper:
         strict = self.strict and duals.dual_first
         with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
             found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
-        self.buffers.restore(task)
+        self._restore_buffers()
         return duals.slopes(found, counts, task.device, over_ranks)
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
@@ -242,7 +233,7 @@ class Stepper:
         Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. If that does not
         help, the gradient's norm is not finite. The whole batch's ``counts`` stay denominators.
         """
-        task, ranks = self.task, self.task.trainer.world_size
+        task = self.task
         bad = ~finite_samples(measured.objective, measured.followed, measured.judged)
         bad |= torch.isin(measured.index, measured.index[bad])  # A sample the batch has twice.
         self.left_out += int(bad.sum())
@@ -256,14 +247,13 @@ class Stepper:
             bad |= measured.index == PADDING  # A copy spoils the gradient as its sample does.
         if not bad.any():
             return measured
-        self.buffers.restore(task)
-        some_left = (~bad).view(ranks, -1).any(1)
-        if not some_left.all() and forwards_together(task):
-            warn(task, "A rank has no sample left, and its forward pass needs one on every rank.")
-            found = replace(measured, gradient_norm=math.nan)
-        else:
+        self._restore_buffers()
+        if (~bad).view(task.trainer.world_size, -1).any(1).all():
             kept = without_samples(task, micro_batches, measured.index[bad])
-            found = self._measure(kept, counts, rows=len(measured.index) // ranks)
+            found = self._measure(kept, counts)
+        else:  # Ranks step together: in backward passes, or, of sharded weights, in forward ones.
+            warn(task, "A rank has no sample left, so no rank takes this step.")
+            found = replace(measured, gradient_norm=math.nan)
         left = found.keep(~bad)
         if not finite_samples(left.objective, left.followed, left.judged).all():
             left.gradient_norm = math.nan
@@ -274,35 +264,15 @@ class Stepper:
 
     # The unit of the multipliers (gradient_units.py) --------------------------------------------
 
-    def _measure_units(
-        self,
-        micro_batches: list[MicroBatch],
-        counts: dict[str, Tensor],
-        terms: Terms | None = None,
-    ) -> bool:
-        """Λ of the constraints that are due; those of which a norm is not finite stay so.
-
-        terms: of the one micro-batch, in whose graph it is then done; False where that cannot be.
-        """
-        loss = self.loss
-        try:
-            self.due = loss.measure_units(
-                self.due, counts, lambda name: self._gradient_of(name, micro_batches, counts, terms)
-            )
-        except (RuntimeError, TypeError):  # A compiled graph, too little memory, backward(loss).
-            if terms is None:
-                raise
-            self.shares_graph = False
-            return False
-        loss.duals.put_in_force(self.task.trainer.num_training_batches)
-        return True
+    def _measure_units(self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]) -> None:
+        """Λ of the constraints that are due; those of which a norm is not finite stay so."""
+        self.due = self.loss.measure_units(
+            self.due, counts, lambda name: self._gradient_of(name, micro_batches, counts)
+        )
+        self.loss.duals.put_in_force(self.task.trainer.num_training_batches)
 
     def _gradient_of(
-        self,
-        name: str,
-        micro_batches: list[MicroBatch],
-        counts: dict[str, Tensor],
-        known: Terms | None,
+        self, name: str, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
     ) -> tuple[float, float, float]:
         """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖, how many values are above 0, and their sum."""
         task, device = self.task, self.task.device
@@ -310,7 +280,7 @@ class Stepper:
         with replayed_random_state(device):
             task.optimizers().zero_grad()  # type: ignore[union-attr]
             for micro in self._each_with_its_backward_pass(micro_batches):
-                terms = known or terms_of(task, micro, task(micro.batch), strict=False)
+                terms = terms_of(task, micro, task(micro.batch), strict=False)
                 finite = finite_samples(terms.objective, terms.followed)
                 values = self.loss.pushed(name, terms)
                 values = torch.where(finite if values.dim() == 1 else finite[:, None], values, 0)
@@ -318,49 +288,16 @@ class Stepper:
                 beside += torch.stack([(found > 0).sum(), found.sum(), (~finite).sum()])
                 # The ranks' gradients are averaged.
                 mean = values.sum() * (task.trainer.world_size / counts[name])
-                if known is None:
-                    task.manual_backward(mean + connected_zero(task))
-                elif mean.requires_grad and (name == OBJECTIVE or beside[0]):
-                    task.manual_backward(mean, retain_graph=True)
+                task.manual_backward(mean + connected_zero(task))
         norm = norm_of(p.grad for p in task.parameters() if p.grad is not None)
         scaler = getattr(task.trainer.precision_plugin, "scaler", None)
         norm /= 1.0 if scaler is None else float(scaler.get_scale())
         task.optimizers().zero_grad()  # type: ignore[union-attr]
-        if known is None:
-            self.buffers.restore(task)
+        self._restore_buffers()
         number, total, left_out = over_ranks(beside, "sum").tolist()
         if not math.isfinite(norm) and not left_out and self._lower_scale():
-            return self._gradient_of(name, micro_batches, counts, known)
+            return self._gradient_of(name, micro_batches, counts)
         return norm, number, total
-
-
-class Buffers:
-    """Buffers that forward passes change, such as a BatchNorm's, as they were before a step."""
-
-    def __init__(self) -> None:
-        self.changing: set[str] | None = None  # Their names, known after an epoch's first step.
-        self._kept: dict[str, Tensor] = {}
-
-    def keep(self, module: nn.Module) -> None:
-        """Before the first forward pass of a step."""
-        if self.changing != set():
-            self._kept = {
-                name: buffer.detach().clone()
-                for name, buffer in module.named_buffers()
-                if self.changing is None or name in self.changing
-            }
-
-    def settle(self, module: nn.Module) -> None:
-        """After it: from now on only those that it changed."""
-        now = dict(module.named_buffers())
-        self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
-        self.changing = {*self._kept}
-
-    def restore(self, module: nn.Module) -> None:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers() if self._kept else ():
-                if name in self._kept:
-                    buffer.copy_(self._kept[name])
 
 
 def connected_zero(module: nn.Module) -> Tensor:
@@ -368,9 +305,92 @@ def connected_zero(module: nn.Module) -> Tensor:
     return sum(((p * 0).sum() for p in module.parameters() if p.requires_grad), torch.zeros(()))
 
 
-def forwards_together(task: Task) -> bool:
-    """Sharded weights are put together in every forward pass, and SyncBatchNorm sums over ranks."""
-    if isinstance(task.trainer.strategy, ModelParallelStrategy):
-        return True
-    synced = any(isinstance(part, nn.SyncBatchNorm) for part in task.modules())
-    return synced and task.trainer.world_size > 1
+# Micro-batches, and their terms as the task gives them -------------------------------------------
+
+
+@dataclass
+class MicroBatch:
+    """A piece of the step's batch: b samples, forwarded and differentiated together."""
+
+    batch: Any
+    index: Tensor  # (b,) on the CPU, −1 for padding
+    masks: dict[str, Tensor]  # bool (b,) or (b, K) per term, padding excluded
+
+
+def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[MicroBatch]:
+    """The batch, or the pieces that the collate function made of it, cut to ``size`` samples."""
+    micro_batches = []
+    for piece in batch if isinstance(batch, (list, tuple)) else [batch]:
+        whole = micro_batch_of(task, piece)
+        if not size or size >= len(whole.index):
+            micro_batches.append(whole)
+            continue
+        for rows in torch.arange(len(whole.index)).split(size):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            masks = {name: mask[part] for name, mask in whole.masks.items()}
+            micro = MicroBatch(task.select(piece, rows), whole.index[part], masks)
+            micro_batches.append(micro)
+    return micro_batches
+
+
+def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
+    """A piece with the masks of its terms; no term applies to a row of padding."""
+    index = batch.get("index") if isinstance(batch, Mapping) else None
+    if index is None or not is_index(index):
+        found = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise DataError(
+            f'A batch, here a {type(batch).__name__}, needs "index", the position of each sample, '
+            f"a tensor (B,) of whole numbers, got {found}: use PointwiseDataModule, or wrap the "
+            'data set in IndexedDataset(rows), of tuples in IndexedDataset(rows, fields=["x", '
+            '"y"]).'
+        )
+    index, names = index.long().cpu(), [OBJECTIVE, *task.constraints]
+    masks = masks_from(task.membership(batch), index, names, task.device)
+    return MicroBatch(batch, index, masks)
+
+
+def terms_of(
+    task: Task, micro: MicroBatch, outputs: Any, strict: bool, evaluating: bool = False
+) -> Terms:
+    """A micro-batch's terms, ``strict`` ones too; ``evaluating``: by its bounds, with |ℓ − c|."""
+    objective = task.objective(outputs, micro.batch)
+    given = task.constraint_values(outputs, micro.batch)
+    objective, values = one_per_sample(objective, given, task.constraints, len(micro.index))
+    judged = judged_values(task, outputs, micro.batch, values) if strict else None
+    if evaluating:
+        return build_terms(task.evaluation_constraints, {}, micro.masks, objective, values, judged)
+    return build_terms(task.constraints, task.formulations, micro.masks, objective, values, judged)
+
+
+def judged_values(
+    task: Task, outputs: Any, batch: Any, values: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """By constraint the values that multipliers and reports follow: strict, else ``values``."""
+    if not judges_strictly(task):
+        return values
+    with torch.no_grad(), replayed_random_state(task.device):
+        given = task.strict_values(outputs, batch)
+    return strict_values_from(given, values, task.formulations)
+
+
+# A step without some samples ---------------------------------------------------------------------
+
+
+def without_samples(
+    task: Task, micro_batches: list[MicroBatch], left_out: Tensor
+) -> list[MicroBatch]:
+    """The micro-batches with a kept sample, of which there is one, as padding for ``left_out``."""
+    keeps = [~torch.isin(micro.index, left_out) for micro in micro_batches]
+    spare = next(position for position, keep in enumerate(keeps) if keep.any())
+    found = []
+    for position, (micro, keep) in enumerate(zip(micro_batches, keeps, strict=True)):
+        if keep.all():
+            found.append(micro)
+            continue
+        source = position if keep.any() else spare
+        rows = torch.where(keep, torch.arange(len(keep)), int(keeps[source].nonzero()[0]))
+        kept = keep.to(micro.masks[OBJECTIVE].device)
+        masks = {n: m & (kept if m.dim() == 1 else kept[:, None]) for n, m in micro.masks.items()}
+        index = micro.index.masked_fill(~keep, PADDING)
+        found.append(MicroBatch(task.select(micro_batches[source].batch, rows), index, masks))
+    return found

@@ -9,8 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+from pl_pointwise.errors import DataError
 
 PREFIX = "package:"
 
@@ -42,6 +46,24 @@ def most_tokens(model: Any) -> float:
             rows = part.num_embeddings - (-1 if part.padding_idx is None else part.padding_idx) - 1
             most = min(most, rows, getattr(model.config, "max_position_embeddings", rows))
     return most
+
+
+def limits_of_model(trainer: Any) -> tuple[float, float]:
+    """The most tokens of an input and of the vocabulary; inf where a trainer has no such model."""
+    model = getattr(getattr(trainer, "lightning_module", None), "model", None)
+    if not isinstance(model, PreTrainedModel | PeftModel):
+        return math.inf, math.inf
+    # The weight's rows, also where adapters are on it.
+    return most_tokens(model), len(model.get_input_embeddings().weight)
+
+
+def check_known(highest: int, rows: float, where: str) -> None:
+    """Refuses a token for which the model's embeddings have no row: torch's IndexError."""
+    if highest >= rows:
+        raise DataError(
+            f"{where}: the tokenizer writes token {highest:,}, and the model knows {rows:,}. Take "
+            "its own tokenizer, or resize its embeddings."
+        )
 
 
 @contextmanager

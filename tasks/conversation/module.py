@@ -52,7 +52,7 @@ from pl_pointwise.tasks.language_model.roles import (
 from pl_pointwise.tasks.language_model.text.calls import call_report
 from pl_pointwise.tasks.language_model.text.messages import parts_of
 from pl_pointwise.tasks.language_model.text.records import Record
-from pl_pointwise.training.step import judged_values
+from pl_pointwise.training.stepper import judged_values
 
 from .forgetting import ForgetQuality, rouge_recall
 from .records import ROLES

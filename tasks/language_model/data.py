@@ -6,21 +6,17 @@ Where records come from and what a batch holds is the task's.
 from __future__ import annotations
 
 import json
-import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from peft import PeftModel
-from transformers import PreTrainedModel
-
 from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch
-from pl_pointwise.tasks.common.models import most_tokens
+from pl_pointwise.tasks.common.models import limits_of_model
 from pl_pointwise.tasks.common.records import hub_split, numbered, records_of, rows_of
 from pl_pointwise.tasks.common.splits import check_fractions, with_held_out
 
@@ -214,17 +210,13 @@ class ResponseDataModule(PointwiseDataModule):
 
     def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """The data set of records; where the model is known, of what it has rows for."""
-        most, rows = float(self.preparation.max_length), math.inf
-        model = getattr(getattr(self.trainer, "lightning_module", None), "model", None)
-        if isinstance(model, PreTrainedModel | PeftModel):
-            most = min(most, most_tokens(model))
-            rows = len(model.get_input_embeddings().weight)  # also where adapters are on it
+        most, rows = limits_of_model(self.trainer)
         return self.dataset_class(
             records,
             self._encoder,
             name=name,
             max_prompt_length=self.preparation.max_prompt_length,
-            max_length=int(most),
+            max_length=int(min(most, self.preparation.max_length)),
             rows=rows,
             skip_invalid=self._skips(name),
         )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Literal
@@ -12,14 +11,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.task import Batch
-from pl_pointwise.tasks.common.models import loading, model_source
+from pl_pointwise.tasks.common.models import limits_of_model, loading, model_source
 from pl_pointwise.tasks.common.records import (
-    CHUNK,
     check_source,
     digest,
     hub_split,
@@ -140,38 +140,47 @@ class RerankerDataModule(PointwiseDataModule):
                 f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
             )
         self.limits = {"train": max_queries, "val": val_queries, "test": test_queries}
-        numbers = {"max_queries": max_queries, "val_queries": val_queries}
-        for option, count in (numbers | {"test_queries": test_queries}).items():
+        for split, count in self.limits.items():
             if count is not None and count < 1:
-                raise DataError(f"{option}={count}: give at least 1, or null for all.")
+                option = "max" if split == "train" else split
+                raise DataError(f"{option}_queries={count}: give at least 1, or null for all.")
         if template is not None:
             split_template(template)
-        self._given = {"model_name": model_name, "max_length": max_length, "template": template}
-        self._format: dict[str, Any] = {}
         self.source = source
-        self.hub_path, self.hub_config = hub_path, hub_config
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
+        self._given = {"model_name": model_name, "max_length": max_length, "template": template}
+        self.hub_path, self.hub_config = hub_path, hub_config
         self.negatives = negatives
         self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": self.seed}
         self.val_fraction, self.test_fraction = _fractions(val_fraction, test_fraction, self.limits)
         if test_queries is None:
             self.limits["test"] = val_queries
+        self._format: dict[str, Any] = {}
         self._records: dict[str, list[Record]] = {}
 
     def prepare_data(self) -> None:
         """Fill the hub's caches, once a node."""
         self._agree_with_module()
-        stage = self.trainer.state.fn if self.trainer else None
-        for name in _NEEDS[stage or "fit"] if self.source == "hub" else ():
-            if name != "predict":
-                self._measured(name)
+        if self.source == "hub":
+            self._read("train")
 
     def setup(self, stage: str | None = None) -> None:
         """Read, select and tokenise what ``stage`` needs and is not there yet."""
         self._agree_with_module()
-        for needing in _NEEDS if stage is None else [stage]:
-            for name in _NEEDS[needing]:
-                self._add(name)
+        for name in chain(*_NEEDS.values()) if stage is None else _NEEDS[stage]:
+            origin = "val" if name == "test" and not self._read("test") else name
+            if origin not in self.datasets and (records := self._read(origin)):
+                self.datasets[origin] = RerankerDataset(
+                    records,
+                    self._tokenizer,
+                    max_length=self._format["max_length"],
+                    template=self._format["template"],
+                    rows=limits_of_model(self.trainer)[1],
+                    name=origin,
+                    skip_invalid=self.skip_invalid and name != "predict",
+                )
+            if origin in self.datasets:
+                self.datasets[name] = self.datasets[origin]
         if stage is not None and _NEEDS[stage][0] not in self.datasets:
             raise DataError(
                 f"There are no data for {_NEEDS[stage][0]} with source={self.source}. Set "
@@ -180,30 +189,31 @@ class RerankerDataModule(PointwiseDataModule):
 
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """The batch of the class docstring, of rows of a :class:`RerankerDataset` with an index."""
-        counts = [len(row["input_ids"]) for row in rows]
-        shape = len(rows), max(counts) if "query_id" in rows[0] else 1 + self.negatives
-        longest = max(len(ids) for row in rows for ids in row["input_ids"])
-        lengths, passage_lengths = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-        fillers = {"input_ids": self._tokenizer.pad_token_id, "token_type_ids": 0}
-        tokens = {
-            name: np.full((*shape, longest), filler, np.int64)
-            for name, filler in fillers.items()
-            if name in rows[0]
-        }
-        for i, row in enumerate(rows):
-            passage_lengths[i, : counts[i]] = row["passage_lengths"]
-            lengths[i, : counts[i]] = [len(pair) for pair in row["input_ids"]]
-            for name, padded in tokens.items():
-                for j, values in enumerate(row[name]):
-                    padded[i, j, : len(values)] = values
+        counts = torch.tensor([len(row["input_ids"]) for row in rows])
+        predicting = "query_id" in rows[0]
+        width = int(counts.max()) if predicting else 1 + self.negatives
+        candidates = torch.arange(width) < counts[:, None]
+
+        def scattered(values: Tensor, filler: float = 0) -> Tensor:
+            """(n, …) of the candidates in their order → (B, C, …)."""
+            found = values.new_full((*candidates.shape, *values.shape[1:]), filler)
+            found[candidates] = values
+            return found
+
+        pairs = [len(pair) for row in rows for pair in row["input_ids"]]
+        alone = np.concatenate([row["passage_lengths"] for row in rows])
         batch: Batch = {
             "index": torch.tensor([row["index"] for row in rows]),
-            **{name: torch.from_numpy(padded) for name, padded in tokens.items()},
-            "lengths": torch.from_numpy(lengths),
-            "candidates": torch.from_numpy(lengths > 0),
-            "passage_lengths": torch.from_numpy(passage_lengths),
+            "lengths": scattered(torch.tensor(pairs)),
+            "candidates": candidates,
+            "passage_lengths": scattered(torch.from_numpy(alone)),
         }
-        if "query_id" in rows[0]:
+        fillers = {"input_ids": self._tokenizer.pad_token_id, "token_type_ids": 0}
+        for name in fillers.keys() & rows[0].keys():
+            values = [torch.from_numpy(each) for row in rows for each in row[name]]
+            padded = pad_sequence(values, batch_first=True, padding_value=fillers[name]).long()
+            batch[name] = scattered(padded, fillers[name])
+        if predicting:
             batch["query_id"] = [row["query_id"] for row in rows]
         return batch
 
@@ -228,35 +238,19 @@ class RerankerDataModule(PointwiseDataModule):
             self._format = agreed
             self.datasets, self._records = {}, {}
 
-    def _add(self, name: str) -> None:
-        """Put the data set ``name`` into ``datasets``, if its source has it."""
-        if name in self.datasets:
-            return
-        records = self._read(name)
-        if records is not None:
-            options = {key: self._format[key] for key in ("max_length", "template")}
-            skip = self.skip_invalid and name != "predict"
-            self.datasets[name] = RerankerDataset(
-                records, self._tokenizer, **options, name=name, skip_invalid=skip
-            )
-        elif name == "test":
-            self._add("val")
-            if "val" in self.datasets:
-                self.datasets["test"] = self.datasets["val"]
-
-    def _read(self, name: str) -> list[Record] | None:
-        """The selected records of a data set, None where there is none."""
+    def _read(self, name: str) -> list[Record]:
+        """The selected records of a data set; none where its source has none."""
         if name == "predict":
             path = self.predict_file
-            return records_of(rows_of(path), path, parse_candidates) if path else None
-        if self.source == "hub":
-            return None if name == "test" and not self.test_fraction else self._from_hub(name)
-        if not self._records:
+            return records_of(rows_of(path), path, parse_candidates) if path else []
+        if not self._records and self.source == "hub":
+            self._records = self._from_hub("train") | self._from_hub("validation")
+        elif not self._records:
             for split, records in self._split().items():
-                variances = partial(_variances, self._tokenizer, records)
-                kept = self._kept(split, len(records), variances)
+                variances = (_variance(self._tokenizer, record) for record in records)
+                kept = self._kept(split, range(len(records)), variances)
                 self._records[split] = [records[position] for position in kept]
-        return self._records.get(name)
+        return self._records.get(name, [])
 
     def _split(self) -> dict[str, list[Record]]:
         """All records of files, or of the embedded corpus, by data set."""
@@ -273,81 +267,66 @@ class RerankerDataModule(PointwiseDataModule):
         modules = [record.category for record in records]
         return split_by_group(records, modules, shares, self.seed, "module")
 
-    def _kept(self, name: str, count: int, variances: Callable[[], list[float]]) -> list[int]:
-        """Which of ``count`` queries a data set keeps; variances: gives those of their lengths."""
+    def _kept(self, name: str, usable: Sequence[int], variances: Iterable[float]) -> Sequence[int]:
+        """Which usable queries a split keeps; of each the variance of its negatives' lengths."""
         limit = self.limits[name]
-        if limit is None or count <= limit:
-            return list(range(count))
+        if limit is None or len(usable) <= limit:
+            return usable
         if name != "train" and (self.test_fraction or self.files["test"]):
             rule = "drawn at random"
-            chosen = sorted(random.Random(digest(self.seed, name)).sample(range(count), limit))
+            chosen = random.Random(digest(self.seed, name)).sample(range(len(usable)), limit)
+            chosen.sort()
         else:
             rule = "those whose negatives' lengths vary most"
-            chosen = largest(variances(), limit)
-        rank_zero_info(f"{name}: kept {limit:,} of {count:,} queries, {rule}.")
-        return chosen
+            chosen = largest([*variances], limit)
+        rank_zero_info(f"{name}: kept {limit:,} of {len(usable):,} queries, {rule}.")
+        return [usable[position] for position in chosen]
 
-    def _measured(self, name: str) -> tuple[Any, Any]:
-        """The hub's rows; and of each what is wrong, length variance, unit and category."""
-        split = "train" if name == "train" else "validation"
+    def _from_hub(self, split: str) -> dict[str, list[Record]]:
+        """The records of "train", or of "val" and "test", which divide the hub's "validation"."""
         rows = hub_split(self.hub_path, self.hub_config, split, "files or embedded")
+        source = f"{self.hub_path}, {split}"
 
-        def measure(batch: dict[str, list[Any]], positions: list[int]) -> dict[str, list[Any]]:
-            records, problems = list[Record](), list[str]()
-            for position, *values in zip(positions, *batch.values(), strict=True):
-                try:
-                    record = self._hub_record(dict(zip(batch, values, strict=True)), name, position)
-                    problems.append("")
-                except DataError as error:
-                    record = Record("", (), None, "")
-                    problems.append(str(error))
-                records.append(record)
-            return {
-                "problem": problems,
-                "variance": _variances(self._tokenizer, records),
-                "unit": [record.unit for record in records],
-                "category": [record.category for record in records],
-            }
+        def parse(row: Any, position: int) -> Record:
+            return parse_labelled(row, f"{source}, record {position + 1}", **self._counts)
 
+        def measure(row: Any, position: int) -> dict[str, Any]:
+            try:
+                variance = _variance(self._tokenizer, parse(dict(row), position))
+            except DataError as error:
+                return {"problem": str(error), "variance": 0.0}
+            return {"problem": "", "variance": variance}
+
+        # The measurements of all rows are kept on disk, by what they depend on.
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()  # a state of its last use, as is padding
         backend.no_padding()
-        rules = [*self._counts.values(), "units"]  # Else what was kept under older rules counts.
-        key = digest(rows._fingerprint, self.hub_path, split, backend.to_str(), rules)
-        options: dict[str, Any] = {"batched": True, "batch_size": CHUNK, "with_indices": True}
-        options |= {"remove_columns": rows.column_names, "new_fingerprint": key[:32]}
-        return rows, rows.map(measure, **options)
-
-    def _from_hub(self, name: str) -> list[Record]:
-        rows, measured = self._measured(name)
-        problems = measured["problem"][:]
+        key = digest(rows._fingerprint, source, backend.to_str(), [*self._counts.values(), "row"])
+        options: dict[str, Any] = {"with_indices": True, "new_fingerprint": key[:32]}
+        measured = rows.map(measure, remove_columns=rows.column_names, **options)
+        problems, variances = measured["problem"][:], measured["variance"][:]
         usable = [i for i, problem in enumerate(problems) if not problem]
-        if wrong := [problem for problem in problems if problem]:
+        if wrong := [*filter(None, problems)]:
             refused(DataError(wrong[0]), self.skip_invalid)
-            report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
-        if name != "train":  # The hub's "validation" is divided into "val" and "test".
-            chosen, shares = measured.select(usable), (self.val_fraction, self.test_fraction)
-            sides = side_of_held_out(chosen["unit"][:], *shares, self.seed, chosen["category"][:])
-            usable = [i for i, side in zip(usable, sides, strict=True) if side == name]
-        variances = measured["variance"][:]
-        kept = self._kept(name, len(usable), lambda: [variances[i] for i in usable])
-        positions = [usable[i] for i in kept]
-        return [
-            self._hub_record(row, name, position)
-            for position, row in zip(positions, rows.select(positions), strict=True)
-        ]
-
-    def _hub_record(self, row: Any, name: str, position: int) -> Record:
-        split = "train" if name == "train" else "val"  # "test" is a part of it.
-        where = f"{self.hub_path}, {split}, record {position + 1}"
-        return parse_labelled(row, where, **self._counts)
+            report_skipped(source, wrong, len(usable))
+        sides = ["train"] * len(usable)
+        if split != "train":
+            records = [parse(rows[i], i) for i in usable]
+            units, shares = [each.unit for each in records], (self.val_fraction, self.test_fraction)
+            kinds = [each.category for each in records]
+            sides = side_of_held_out(units, *shares, self.seed, kinds)
+        found = {}
+        for name in dict.fromkeys(sides):
+            own = [i for i, side in zip(usable, sides, strict=True) if side == name]
+            kept = self._kept(name, own, (variances[i] for i in own))
+            found[name] = [parse(rows[i], i) for i in kept]
+        return found
 
     def _read_file(self, path: str) -> list[Record]:
         """A record for each answer of each row."""
         parse = partial(parse_positives, **self._counts)
         records = [*chain(*records_of(rows_of(path), path, parse, self.skip_invalid))]
-        rows = Counter(record.unit for record in records)
-        check_together(record for record in records if rows[record.unit] > 1)
+        check_together(records)
         return records
 
 
@@ -384,13 +363,6 @@ def _load_tokenizer(
     return tokenizer
 
 
-def _variances(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record]) -> list[float]:
-    """Variance of the lengths of each query's negatives in tokens; the positive is the first."""
-    variances = list[float]()
-    for start in range(0, len(records), CHUNK):
-        part = [record.passages[1:] for record in records[start : start + CHUNK]]
-        lengths = iter(token_lengths(tokenizer, [*chain.from_iterable(part)]))
-        for passages in part:
-            own = [next(lengths) for _ in passages]
-            variances.append(float(np.var(own)) if own else 0.0)
-    return variances
+def _variance(tokenizer: PreTrainedTokenizerBase, record: Record) -> float:
+    """Variance of the lengths of a query's negatives in tokens; the positive is the first."""
+    return float(np.var(token_lengths(tokenizer, record.passages[1:])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import string
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,8 @@ from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import CHUNK, report_skipped, shown
+from pl_pointwise.tasks.common.models import check_known
+from pl_pointwise.tasks.common.records import report_skipped, shown
 
 from .records import Record
 
@@ -23,22 +24,16 @@ from .records import Record
 def split_template(template: str) -> tuple[str, str]:
     """What stands before the query and between query and passage.
 
-    Long inputs are cut at their end, so {passage} ends a template. A brace that is text is doubled.
+    Long inputs are cut at their end, so {passage} ends a template.
     """
-    texts, fields = [""], []
-    try:
-        for text, *field in string.Formatter().parse(template):
-            texts[-1] += text
-            if field[0] is not None:
-                fields.append(field)
-                texts.append("")
-    except ValueError:
-        fields = []
-    if fields != [["query", "", None], ["passage", "", None]] or texts[2]:
+    before, _, rest = template.partition("{query}")
+    between = rest.removesuffix("{passage}")
+    if between == rest or set("{}").intersection(before + between):
         raise DataError(
-            f"template {template!r}: needs {{query}} once, then {{passage}} once and at its end."
+            f"template {template!r}: needs {{query}} once, then {{passage}} once and at its end, "
+            "and no other brace."
         )
-    return texts[0], texts[1]
+    return before, between
 
 
 def encode(
@@ -78,6 +73,7 @@ class RerankerDataset:
     Args:
         records: in the order of the data set.
         tokenizer, max_length, template: see ``encode``.
+        rows: of the model's embeddings, one a token.
         name: of the data set, for messages; "predict": no passage is the positive.
         skip_invalid: leave out records of which a passage has no token in the input, and say how
             many, instead of stopping there.
@@ -93,6 +89,7 @@ class RerankerDataset:
         *,
         max_length: int,
         template: str | None = None,
+        rows: float = math.inf,
         name: str = "data",
         skip_invalid: bool = False,
     ) -> None:
@@ -100,34 +97,27 @@ class RerankerDataset:
         self._rows: list[dict[str, Any]] = []
         self._settings = (max_length, template, name == "predict")
         skipped, cut = list[str](), 0
-        if len(records) > 20 * CHUNK:
-            rank_zero_info(f"{name}: tokenising the passages of {len(records):,} queries.")
-        for start in range(0, len(records), CHUNK):
-            part = records[start : start + CHUNK]
-            passages = [passage for record in part for passage in record.passages]
-            queries = [record.query for record in part for _ in record.passages]
-            encoding = encode(
-                tokenizer, queries, passages, max_length=max_length, template=template
-            )
-            encoded = zip(encoding.encodings, token_lengths(tokenizer, passages), strict=True)
-            for record in part:
-                pairs, lengths = zip(*[next(encoded) for _ in record.passages], strict=True)
-                if problem := self._problem(record, pairs, lengths):
-                    if not skip_invalid:
-                        raise DataError(problem)
-                    skipped.append(problem)
-                    continue
-                cut += sum(bool(pair.overflowing) for pair in pairs)
-                row: dict[str, Any] = {
-                    "input_ids": [np.asarray(pair.ids, np.int32) for pair in pairs],
-                    "passage_lengths": np.asarray(lengths, np.float32),
-                }
-                if "token_type_ids" in encoding:
-                    row["token_type_ids"] = [np.asarray(pair.type_ids, np.int8) for pair in pairs]
-                if name == "predict":
-                    row["query_id"] = record.query_id
-                self.records.append(record)
-                self._rows.append(row)
+        for record in records:
+            queries, passages = [record.query] * len(record.passages), record.passages
+            found = encode(tokenizer, queries, passages, max_length=max_length, template=template)
+            pairs, lengths = found.encodings or [], token_lengths(tokenizer, passages)
+            if problem := self._problem(record, pairs, lengths):
+                if not skip_invalid:
+                    raise DataError(problem)
+                skipped.append(problem)
+                continue
+            check_known(max(max(pair.ids) for pair in pairs), rows, record.where)
+            cut += sum(bool(pair.overflowing) for pair in pairs)
+            row: dict[str, Any] = {
+                "input_ids": [np.asarray(pair.ids, np.int32) for pair in pairs],
+                "passage_lengths": np.asarray(lengths, np.float32),
+            }
+            if "token_type_ids" in found:
+                row["token_type_ids"] = [np.asarray(pair.type_ids, np.int8) for pair in pairs]
+            if name == "predict":
+                row["query_id"] = record.query_id
+            self.records.append(record)
+            self._rows.append(row)
         report_skipped(name, skipped, len(self.records))
         if not self.records:
             raise DataError(f"{name}: no usable record. Give at least one.")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import (
@@ -32,14 +32,6 @@ from pl_pointwise.tasks.common.models import check_weights, model_source
 
 from .encoding import split_template
 
-
-class Form(NamedTuple):
-    """What the module reads: a text of this template, or a pair; tokens at most."""
-
-    template: str | None
-    max_length: int
-
-
 USAGE = """
 from sentence_transformers import CrossEncoder
 
@@ -54,21 +46,27 @@ PROBES = (
 
 
 def export_cross_encoder(
-    module: PointwiseModule, model: PreTrainedModel, name: str, form: Form, path: Path
+    module: PointwiseModule,
+    model: PreTrainedModel,
+    name: str,
+    max_length: int,
+    template: str | None,
+    path: Path,
 ) -> Path:
     """Save the model, its tokenizer, input format and model card as a CrossEncoder folder.
 
     Args:
         name: the name or folder that the model and its tokenizer came from.
+        max_length: the most tokens of an input.
+        template: what the module reads as one text; None: pairs.
     """
-    template, source = form.template, model_source(name)
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(model_source(name), trust_remote_code=False)
     # CrossEncoder would render pairs with whatever chat template it finds.
     tokenizer.chat_template = None
     if template is not None:
         tokenizer.chat_template = chat_template(template, tokenizer)
         _check_tokens(template, tokenizer)
-    tokenizer.model_max_length = form.max_length
+    tokenizer.model_max_length = max_length
 
     state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
     config = copy.deepcopy(model.config)

@@ -26,11 +26,10 @@ from .lambda_loss import CandidateSet, length_biased_lambda_loss
 def ranked_order(scores: Tensor, candidates: Tensor) -> Tensor:
     """Candidates from the highest score to the lowest, absent ones at the end, (B, C) long."""
     positions = torch.arange(scores.shape[1], device=scores.device).roll(-1)  # 1, 2, …, 0
-    numbers = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    order = positions[numbers[:, positions].argsort(dim=1, descending=True, stable=True)]
-    # A second stable sort, as an absent candidate must stay behind a real score of −∞ too.
-    absent = ~candidates.gather(1, order)
-    return order.gather(1, absent.long().argsort(dim=1, stable=True))
+    lowest = torch.finfo(scores.dtype).min  # Of a candidate that is there; an absent one has −∞.
+    numbers = scores.nan_to_num(nan=lowest, posinf=torch.inf, neginf=lowest)
+    numbers = numbers.masked_fill(~candidates, -torch.inf)
+    return positions[numbers[:, positions].argsort(dim=1, descending=True, stable=True)]
 
 
 def reciprocal_rank(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: int = 10) -> Tensor:

@@ -28,14 +28,13 @@ from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule,
 from pl_pointwise.errors import one_of
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source, most_tokens
 
 from .encoding import split_template
-from .export import Form, export_cross_encoder
+from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import ranking_metrics
-from .scoring import ScoringMethod, choose_scoring_method, scores_of
+from .scoring import scores_of
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Unit = Literal["margin", "probability"]
@@ -123,23 +122,13 @@ class RerankerModule(PointwiseModule):
         if max_length > (most := most_tokens(self.model)):
             rank_zero_info(f"{model_name} has positions for {most} tokens: max_length is {most}.")
             self.max_length = int(most)
-        self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
 
     def forward(self, batch: Batch) -> Tensor:
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where none is."""
-        shape = batch["lengths"].shape
-        lengths: Tensor = batch["lengths"].flatten().cpu()
         names = [name for name in ("input_ids", "token_type_ids") if name in batch]
         inputs: dict[str, Tensor] = {name: batch[name].flatten(0, 1) for name in names}
-        present = lengths.nonzero()[:, 0]
-        device = inputs["input_ids"].device
-        if len(present) == 0:
-            return torch.zeros(shape, device=device)
-        if self.scoring_method == "auto":
-            self.scoring_method = choose_scoring_method(self.model, inputs, lengths, present)
-        scores = scores_of(self.scoring_method, self.model, inputs, lengths, present)
-        positions = present.to(device, non_blocking=True)
-        return scores.new_zeros(lengths.numel()).index_copy(0, positions, scores).view(shape)
+        scores = scores_of(self.model, inputs, batch["lengths"].flatten().cpu())
+        return scores.view(batch["lengths"].shape)
 
     def objective(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Λ of each query, or the mean over its pairs of the binary cross-entropy, (B,)."""
@@ -196,8 +185,8 @@ class RerankerModule(PointwiseModule):
 
     def export(self, path: str | Path) -> Path:
         """Save a folder that `sentence_transformers.CrossEncoder` loads, see `export.py`."""
-        form = Form(self.template, self.max_length)
-        return export_cross_encoder(self, self.model, self.model_name, form, Path(path))
+        form = self.model_name, self.max_length, self.template
+        return export_cross_encoder(self, self.model, *form, Path(path))
 
 
 def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
@@ -246,5 +235,4 @@ def load_cross_encoder(
             trust_remote_code=False,
             use_safetensors=True,
         )
-    use_quick_dropout(model)
     return model.train()  # loaded in evaluation mode, and Lightning keeps the mode it finds

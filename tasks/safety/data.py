@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -36,7 +36,6 @@ from .records import (
     KINDS,
     ROLES,
     UNSAFE,
-    parse_borderline,
     parse_instruction,
     parse_judgement,
     parse_labelled,
@@ -130,14 +129,13 @@ class SafetyDataModule(ResponseDataModule):
 
     Benign records are {"instruction", "input", "output"}, unsafe ones as ``unsafe_schema`` says: of
     "beavertails", a row for each annotator; "labelled", {"prompt"} and perhaps {"response",
-    "is_safe"}; "pku", or "pku_pairs" for Safe-DPO. Borderline ones, safe though they look unsafe,
-    are {"prompt"} and perhaps {"answer", "refusal", "type"}. In place of "instruction" or "prompt",
+    "is_safe"}; "pku", or "pku_pairs" for Safe-DPO. In place of "instruction" or "prompt",
     "messages" give a conversation that ends with the user. A prompt's refusal is its own, or else
     one of ``refusals``, the same wherever the prompt stands.
 
     Batches are those of language_model/roles.py. Responses are [answer, refusal] of a benign
-    prompt, and of a borderline one that has an answer; [refusal] of an unsafe one, with
-    ``unsafe_answers`` [refusal, unsafe answer]; [preferred, other, refusal] of "pku_pairs".
+    prompt; [refusal] of an unsafe one, with ``unsafe_answers`` [refusal, unsafe answer];
+    [preferred, other, refusal] of "pku_pairs".
 
     ``test`` runs, as far as there are any: "test", held-out records; "train", one full pass over
     the training data; "pku", the unsafe prompts of PKU-SafeRLHF; "over_refusal", safe prompts;
@@ -155,10 +153,9 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_val_file: those held out, read the same way.
         unsafe_test_file: those that certify, read the same way.
         pku_file: records of schema "pku" whose unsafe prompts to test on.
-        borderline_file: borderline records, as XSTest's; this and what follows with any source.
-        borderline_val_file: those held out, read the same way.
         over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows
-            are the data set "contrast". ``comply`` applies to them, as to benign ones.
+            are the data set "contrast"; this and what follows with any source. ``comply`` applies
+            to them, as to benign ones.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json.
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`.
         selection: the data sets on the hub, and how many records are taken of which kind.
@@ -192,8 +189,6 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_val_file: str | None = None,
         unsafe_test_file: str | None = None,
         pku_file: str | None = None,
-        borderline_file: str | None = None,
-        borderline_val_file: str | None = None,
         over_refusal_file: str | None = None,
         alpaca_eval_file: str | None = None,
         predict_file: str | None = None,
@@ -211,10 +206,9 @@ class SafetyDataModule(ResponseDataModule):
             raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
         self.benign = {"train": benign_file, "val": benign_val_file, "test": benign_test_file}
         self.unsafe = {"train": unsafe_file, "val": unsafe_val_file, "test": unsafe_test_file}
-        self.borderline = {"train": borderline_file, "val": borderline_val_file}
         self.other_files = {"over_refusal": over_refusal_file, "contrast": over_refusal_file}
         self.other_files |= {"alpaca_eval": alpaca_eval_file, "predict": predict_file}
-        beside_hub = any((*self.borderline.values(), *self.other_files.values()))
+        beside_hub = any(self.other_files.values())
         labelled = any((*self.benign.values(), *self.unsafe.values(), pku_file))
         check_source(source, labelled, beside_hub, "benign_file and unsafe_file")
         self.other_files["pku"] = pku_file
@@ -224,16 +218,14 @@ class SafetyDataModule(ResponseDataModule):
         self.unsafe_answers = unsafe_answers
 
     def read_splits(self) -> dict[str, list[Record]]:
-        """For each split benign, then unsafe, then borderline records."""
-        safe_half = partial(_half, unsafe=False)
-        borderline = self._read_files(self.borderline, parse_borderline, safe_half)
-        kinds = self._benign(), self._unsafe(), borderline
+        """For each split benign, then unsafe records."""
+        kinds = self._benign(), self._unsafe()
         splits = {side: [r for kind in kinds for r in kind.get(side, [])] for side in SPLITS}
         safe = {record.unit for record in splits["train"] if not record.unsafe}
         if both := sum(record.unit in safe for record in splits["train"] if record.unsafe):
             rank_zero_warn(
-                f"train: {both:,} unsafe records have a prompt that is a benign or borderline one "
-                "too, so it is to be answered and refused. Take it out of one."
+                f"train: {both:,} unsafe records have a prompt that is a benign one too, so it is "
+                "to be answered and refused. Take it out of one."
             )
         return {side: self._finished(records) for side, records in splits.items()}
 

@@ -6,19 +6,17 @@ log-likelihood of a response's tokens under the policy π,
     minimise   KL(π ‖ π_ref) per token of the answer, over benign prompts  (or a loss of its own)
     subject to s̄(r) ≥ ε_U  for every unsafe prompt                       "refuse"
                s̄(r) ≤ ε_H  for every benign prompt                       "comply"
-               s̄(r) ≤ ε_B  for every borderline prompt                   "comply_borderline"
 
 or, with ``constrain="answer"``, to s̄(a) ≤ ε_A for the unsafe answer a of every unsafe prompt,
-"avoid". Borderline prompts are safe ones that look unsafe; without ε_B they get "comply". The
-reference π_ref is the same model without its adapters. A mean log-likelihood is never above 0: an
-ε_U of −0.16 asks for tokens of probability e^−0.16 = 0.85 each, in the geometric mean.
+"avoid". The reference π_ref is the same model without its adapters. A mean log-likelihood is never
+above 0: an ε_U of −0.16 asks for tokens of probability e^−0.16 = 0.85 each, in the geometric mean.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import not_
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -61,19 +59,18 @@ class SafetyEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
     Args:
-        refuse_tolerance, comply_tolerance, comply_borderline_tolerance, avoid_tolerance: what
-            violations are measured against; None takes that of training.
+        refuse_tolerance, comply_tolerance, avoid_tolerance: what violations are measured against;
+            None takes that of training.
         answer_in: data sets of `test` whose prompts are answered, for the rates of refusal and
             harm: of "test", "train", "pku", "over_refusal", "contrast" and "alpaca_eval". With
             "test" the command `validate` answers "val" too; validation in training never does.
-        answers_at_most: so many prompts of each kind, benign, unsafe or borderline, and data set,
-            of each category in proportion; None for all.
+        answers_at_most: so many prompts of each kind, benign or unsafe, and data set, of each
+            category in proportion; None for all.
         cost_model: a name on the hub or a folder, the judge of the answers to unsafe prompts.
     """
 
     refuse_tolerance: float | None = None
     comply_tolerance: float | None = None
-    comply_borderline_tolerance: float | None = None
     avoid_tolerance: float | None = None
     answer_in: list[str] = field(default_factory=list)
     answers_at_most: int | None = None
@@ -101,8 +98,6 @@ class SafetyModule(LanguageModelModule):
         refuse_tolerance: ε_U, the least mean log-likelihood of the refusal of an unsafe prompt, a
             negative number as all of these. The paper's is −0.08.
         comply_tolerance: ε_H, the largest of a benign prompt's.
-        comply_borderline_tolerance: ε_B, the largest of a borderline prompt's; None lets borderline
-            prompts get comply, as benign ones.
         avoid_tolerance: ε_A, the largest mean log-likelihood of an unsafe answer, with constrain
             "answer".
         constrain: "refusal" for the constraints refuse and comply, "answer" for the one, avoid.
@@ -118,8 +113,7 @@ class SafetyModule(LanguageModelModule):
 
     requirements: Mapping[str, Requirement] = {
         "refuse": Requirement(REFUSAL, "at_least", kinds=("unsafe",)),
-        "comply": Requirement(REFUSAL, "at_most", kinds=("benign", "borderline")),
-        "comply_borderline": Requirement(REFUSAL, "at_most", kinds=("borderline",)),
+        "comply": Requirement(REFUSAL, "at_most", kinds=("benign",)),
         "avoid": Requirement(UNSAFE, "at_most", kinds=("unsafe",)),
     }
     roles = ROLES
@@ -128,7 +122,6 @@ class SafetyModule(LanguageModelModule):
         "refusal_rate": Rate("refused", kind="unsafe"),
         "harmful": Rate("refused", not_, kind="unsafe", higher_is_better=False),
         "over_refusal": Rate("refused", kind="benign", higher_is_better=False),
-        "over_refusal_borderline": Rate("refused", kind="borderline", higher_is_better=False),
         "harmless": Rate("cost", lambda cost: cost <= 0),  # of the cost model
     }
     default_template = ALPACA_TEMPLATE
@@ -141,7 +134,6 @@ class SafetyModule(LanguageModelModule):
         formulation: Formulation | dict[str, Formulation] | None = None,
         refuse_tolerance: float = -0.5,
         comply_tolerance: float = -2.0,
-        comply_borderline_tolerance: float | None = None,
         avoid_tolerance: float = -4.0,
         constrain: Literal["refusal", "answer"] = "refusal",
         objective: Objective = "kl",
@@ -155,10 +147,6 @@ class SafetyModule(LanguageModelModule):
         own: dict[str, float | None] = {"avoid": avoid_tolerance}
         if constrain == "refusal":
             own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
-            own["comply_borderline"] = comply_borderline_tolerance
-        if own.get("comply_borderline") is not None:
-            comply = replace(self.requirements["comply"], kinds=("benign",))
-            self.requirements = {**self.requirements, "comply": comply}
         evaluation = from_plain(SafetyEvaluation, evaluation)
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.safe_dpo_margin, self.safe_dpo_beta = safe_dpo_margin, safe_dpo_beta

@@ -1,4 +1,4 @@
-"""Safety records: which prompts are unsafe or borderline, and what each response to them is."""
+"""Safety records: which prompts are unsafe, and what each response to them is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
+from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown
 from pl_pointwise.tasks.language_model.text.messages import answer_text
 from pl_pointwise.tasks.language_model.text.records import (
     ANSWERS,
@@ -27,8 +27,8 @@ HELPFUL, REFUSAL, UNSAFE, SAFE = ROLES = ("answer", "refusal", "unsafe answer", 
 """What a response is, in the order that a batch numbers them; a safe answer is that of two answers
 to an unsafe prompt."""
 
-KINDS = ("benign", "unsafe", "borderline")
-"""The kinds of prompts; borderline ones are safe and look unsafe."""
+KINDS = ("benign", "unsafe")
+"""The kinds of prompts."""
 
 PAPER_ANNOTATORS = 3
 """The fewest annotators of an answer that is taken: more than two."""
@@ -77,18 +77,6 @@ def parse_labelled(row: Any, where: str) -> Record:
         elif is_refusal(answer_text(answer.answer or "")):
             responses = [replace(REFUSES, answer=answer.answer)]
     return _record(row, where, "unsafe", *responses)
-
-
-@reads_whole
-def parse_borderline(row: Any, where: str) -> Record:
-    """A safe prompt that looks unsafe, as XSTest's: "answer" is to be said, "refusal" is not."""
-    record, responses = parse_prompt(row, where), [REFUSES]
-    if row.get(REFUSAL) is not None:
-        responses = [replace(REFUSES, answer=text_field(row[REFUSAL], REFUSAL, where))]
-    if row.get(HELPFUL) is not None:
-        responses.insert(0, Response(HELPFUL, text_field(row[HELPFUL], HELPFUL, where)))
-    kind = "unsafe" if record.unsafe else "borderline"
-    return replace(record, responses=tuple(responses), given_kind=kind)
 
 
 @reads_whole

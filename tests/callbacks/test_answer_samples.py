@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 
 from pl_pointwise import Pointwise
 from pl_pointwise.callbacks import AnswerSamples
@@ -52,7 +51,7 @@ def written(root: Path) -> list[dict[str, Any]]:
 
 
 def test_the_run_is_the_same_to_the_last_bit(language_model_folder, file, tmp_path) -> None:
-    samples = AnswerSamples(PROMPTS, [1], per_category=1, data="train", every_n_steps=1)
+    samples = AnswerSamples(PROMPTS, [1], per_category=1, data="train")
     found = run(language_model_folder, file, tmp_path / "with", [samples])
     expected = run(language_model_folder, file, tmp_path / "without", [])
     assert torch.equal(weights_of(found), weights_of(expected))
@@ -62,7 +61,7 @@ def test_the_run_is_the_same_to_the_last_bit(language_model_folder, file, tmp_pa
     # Three prompts of one's own, sample 1 and the first of each of the other three categories.
     rows = written(tmp_path / "with")
     steps = [row["step"] for row in rows]
-    assert steps == [step for step in range(7) for _ in range(7)]
+    assert steps == [step for step in (0, 2, 4, 6) for _ in range(7)]
     assert [row.get("index") for row in rows[:7]] == [None, None, None, 1, 0, 2, 3]
     assert rows[3]["category"] == "never"
     assert rows[0]["prompt"] == "Who are you?"
@@ -71,27 +70,22 @@ def test_the_run_is_the_same_to_the_last_bit(language_model_folder, file, tmp_pa
 
 
 def test_a_resumed_run_goes_on_in_its_file(language_model_folder, file, tmp_path) -> None:
-    """Lines written after the checkpoint are of steps that come again."""
+    """Steps after the checkpoint come again."""
     path, root = tmp_path / "run.ckpt", tmp_path / "run"
     save = At(2, lambda trainer: trainer.save_checkpoint(path))
     run(language_model_folder, file, root, [AnswerSamples(["Hi"]), save])
     assert [row["step"] for row in written(root)] == [0, 2, 4, 6]
     run(language_model_folder, file, root, [AnswerSamples(["Hi"])], path)
-    assert [row["step"] for row in written(root)] == [0, 2, 4, 6]
+    assert [row["step"] for row in written(root)] == [0, 2, 4, 6, 2, 4, 6]
 
 
-def test_it_writes_beside_the_logger_and_tells_tensorboard(
-    language_model_folder, file, tmp_path
-) -> None:
-    logger, board = CSVLogger(tmp_path), Mock(TensorBoardLogger)
+def test_it_writes_beside_the_logger(language_model_folder, file, tmp_path) -> None:
+    logger = CSVLogger(tmp_path)
     samples = AnswerSamples(["Hi"], every_n_epochs=2)
-    run(language_model_folder, file, tmp_path, [samples], logger=[logger, board])
+    run(language_model_folder, file, tmp_path, [samples], logger=logger)
     (path,) = Path(logger.log_dir).rglob("answers.jsonl")
     assert path.parent.name == "answer-samples"
-    rows = written(tmp_path)
-    assert [row["step"] for row in rows] == [0, 4]
-    shown = [call.args for call in board.experiment.add_text.call_args_list]
-    assert shown == [("answers", f"**Hi**\n\n> {row['answer']}", row["step"]) for row in rows]
+    assert [row["step"] for row in written(tmp_path)] == [0, 4]
 
 
 @pytest.mark.parametrize("index", [99, -1])

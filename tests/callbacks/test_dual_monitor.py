@@ -7,13 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
+from pl_pointwise import Average, Penalty, Pointwise, Relaxed
 from pl_pointwise.callbacks import DualMonitor
-from pl_pointwise.callbacks.dual_monitor import _distances, _forces
-from pl_pointwise.lagrangian.terms import DualStep
 from tests.callbacks.witness import Reported, Visit, Witness
 from tests.pl_pointwise.toy import CONSTRAINTS, INTERVALS, At, Toy, ToyData, ToyRows, fit, trainer
 
@@ -97,8 +93,6 @@ def test_figures_are_those_of_the_steps(formulation: Any, wide: bool) -> None:
         wanted = {}
         for name in BOUNDS:
             wanted |= expected(witness.of_epoch(epoch), until, name, formulation)
-            for key in ("share", "overshoot"):  # By hand below.
-                assert 0 <= found.pop(f"dual/{name}/{key}") <= 1
         assert found == pytest.approx(wanted, rel=1e-4, abs=1e-4)
     last = reported.epochs[-1]
     assert 0 < last["dual/pair/active"] <= 1
@@ -147,71 +141,3 @@ def test_a_second_fit_is_reported_as_if_it_were_the_first() -> None:
     used = DualMonitor()
     fit(Toy(Pointwise(), partial=True), ROWS, callbacks=[used])
     assert found(used) == found(DualMonitor())
-
-
-# The force --------------------------------------------------------------------------------------
-
-
-def figures(formulation: Formulation, violation: Any, multiplier: Any) -> dict[str, float]:
-    """``share`` and ``overshoot`` of one column of entries."""
-    v, m = torch.tensor(violation), torch.tensor(multiplier)
-    step = DualStep(None, v, torch.ones_like(v, dtype=torch.bool), m, m, v)
-    sums = {"entries": torch.tensor(len(v)), **_forces(step, formulation, dual_first=False)}
-    found = _distances(sums, formulation)
-    return {key: found[key] for key in ("share", "overshoot") if key in found}
-
-
-@pytest.mark.parametrize(
-    ("formulation", "violation", "multiplier", "share", "overshoot"),
-    [
-        # λ/(λ + 2αv) of one that violates.
-        (Pointwise(alpha=0.5), [2.0], [1.0], 1 / 3, 0),
-        # Satisfied: pulled by λ alone, with λ + 2αv; the third is not pulled at all.
-        (Pointwise(alpha=0.5), [2.0, -1.0, -9.0], [1.0, 3.0, 3.0], (1 + 2) / 5, 2 / 5),
-        (Pointwise(alpha=None), [2.0, -1.0], [1.0, 3.0], 1, 3 / 4),
-        (Average(alpha=0.5), [2.0], [1.0], 1 / 3, 0),
-        (Tilted(tilt=2.0, alpha=0.5), [2.0], [1.0], 1 / 3, 0),
-        (CVaR(alpha=0.5), [-1.0], [3.0], 1, 1),
-        # A relaxation scales the pull by β/(α+β), of all entries alike.
-        (Relaxed(alpha=0.5, beta=0.1), [2.0, -1.0], [1.0, 3.0], 3 / 5, 2 / 5),
-        # Or caps it: at β = 2.5 the first is pulled with 2.5, with 2 of it without λ.
-        (Relaxed(alpha=0.5, beta=2.5, cost="linear"), [2.0, -1.0], [1.0, 3.0], 2.5 / 4.5, 2 / 4.5),
-        # Of an equality either way: λ + 2αv is 3; −3 by λ alone; and λ 1 against a pull of −2.
-        (Pointwise(alpha=0.5).for_equality(), [2.0, 1.0, -3.0], [1.0, -4.0, 1.0], 4 / 8, 3 / 8),
-    ],
-)
-def test_share_and_overshoot_by_hand(
-    formulation: Formulation, violation: Any, multiplier: Any, share: float, overshoot: float
-) -> None:
-    found = figures(formulation, violation, multiplier)
-    assert found == pytest.approx({"share": share, "overshoot": overshoot})
-
-
-def test_without_any_pull_there_is_no_share() -> None:
-    assert figures(Pointwise(alpha=1.0), [-1.0, -2.0], [0.0, 1.0]) == {}
-
-
-def test_a_formulation_of_ones_own_is_measured_by_its_own_slope() -> None:
-    class Cubic(Pointwise):
-        def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-            return multiplier * violation + violation.relu() ** 3
-
-    assert figures(Cubic(), [2.0], [3.0])["share"] == pytest.approx(3 / (3 + 12))
-
-    class Constant(Pointwise):
-        def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-            return multiplier
-
-    assert figures(Constant(), [2.0], [3.0]) == {}
-
-
-@pytest.mark.parametrize(("order", "share"), [("dual_first", 0.5), ("simultaneous", 0.0)])
-def test_the_multiplier_that_pulled_is_the_new_one_where_the_dual_step_comes_first(
-    order: str, share: float
-) -> None:
-    """With η = 2α, λ after the first visit is the 2αv of that visit: half of the force then."""
-    reported = Reported()
-    module = Toy(Pointwise(alpha=0.5, dual_lr=1.0), {"fit": Constraint(at_most=-3.0)}, order=order)
-    callbacks = [DualMonitor(), reported]
-    fit(module, ToyRows(12), epochs=1, batch_size=12, callbacks=callbacks)
-    assert reported.epochs[0]["dual/fit/share"] == pytest.approx(share)

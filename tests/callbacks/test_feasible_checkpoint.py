@@ -29,13 +29,13 @@ class Scripted(LineModule):
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
         statistic, objective = self.script[self.current_epoch]
-        self.log("as/fit/violated", statistic)
-        self.log("as/score", objective)
+        self.log("val/fit/scripted", statistic)
+        self.log("val/score", objective)
 
 
 def best_epoch(script: list[tuple[float, float]], folder: Path, mode: Any = "min") -> int:
     callback = FeasibleCheckpoint(
-        "violated", at_most=0.05, objective="as/score", stage="as", mode=mode, dirpath=str(folder)
+        "scripted", at_most=0.05, objective="val/score", mode=mode, dirpath=str(folder)
     )
     runner = trainer(max_epochs=len(script), callbacks=[callback], enable_checkpointing=True)
     runner.fit(Scripted(script), LineData(batch_size=5))
@@ -87,7 +87,7 @@ def test_resume_keeps_the_best(tmp_path: Path) -> None:
 
     def run(epochs: int, path: Any = None) -> FeasibleCheckpoint:
         best = FeasibleCheckpoint(
-            "violated", 0.05, objective="as/score", stage="as", dirpath=str(tmp_path / "best")
+            "scripted", 0.05, objective="val/score", dirpath=str(tmp_path / "best")
         )
         last = ModelCheckpoint(dirpath=tmp_path, filename="last")
         runner = trainer(max_epochs=epochs, callbacks=[best, last], enable_checkpointing=True)

@@ -78,8 +78,7 @@ def test_alpha_and_eta_are_the_fits_except_in_the_papers_methods(task: str) -> N
 @pytest.mark.parametrize("name", packaged_comparisons())
 def test_every_method_of_a_packaged_comparison_can_be_planned(name: str, tmp_path: Path) -> None:
     """The longest comparisons run in the slow set alone."""
-    runs, problems, _ = Comparison([name.split("/")[0]], tmp_path, name).planned
-    assert not problems
+    runs = Comparison([name.split("/")[0]], tmp_path, name).runs
     assert runs
 
 

@@ -25,7 +25,7 @@ def fit(model: str, files: dict[str, Any], root: Path, ranks: int) -> dict[str, 
     """Multipliers, adapters and evaluation metrics after two epochs."""
     torch.set_num_threads(1)
     seed_everything(0)
-    generation = Generation(max_new_tokens=4, sample=True)
+    generation = Generation(max_new_tokens=4)
     module = SafetyModule(
         Policy(model, lora=Lora(lora_dropout=0.0), generation=generation),
         formulation=Pointwise(alpha=1.0, dual_lr=0.5),

@@ -18,21 +18,10 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from pl_pointwise.errors import one_of
 from pl_pointwise.task import Batch, evaluation_mode
-from pl_pointwise.tasks.common.agreement import (
-    WORDS,
-    Values,
-    clone_problem,
-    draw_weights,
-    drawn_ids,
-    rounding,
-    value_problem,
-)
 
 from .batch import Pairs, collate_responses
 from .reference import ADAPTED, ReferenceCache, adapters_off, base_of, reference_problem
@@ -43,7 +32,6 @@ from .vocabulary import (
     VocabularyHead,
     chunked_token_statistics,
     decoder_of,
-    joined,
     token_statistics,
 )
 
@@ -118,32 +106,33 @@ class ResponseScorer:
     def choose_method(self, batch: Batch) -> ScoringMethod:
         """The fastest way that agrees with the plain one; what is refused, and why, is logged.
 
-        On a clone in values and gradients (agreement.py), and in values for two responses of the
-        batch's longest sample, in evaluation mode and in the precision in use.
+        On the longest pair of the batch: twice in one sample and once more in another, so that a
+        response which sees its neighbour shows. In float32 where the weights are, as half precision
+        would hide a shift by one position.
         """
         pairs, base = Pairs.of(batch), base_of(self.model)
-        tokens = [
-            p + sum(r) for p, r in zip(pairs.prompt_lengths, pairs.response_lengths, strict=True)
-        ]
-        longest = max((row for row, _ in pairs.places), key=tokens.__getitem__)
-        # Two at most: the logits of more may be gigabytes.
-        pairs = pairs.only(set([place for place in pairs.places if place[0] == longest][:2]))
+        row, column = max(pairs.places, key=lambda p: pairs.prompt_lengths[p[0]] + pairs.length(*p))
+        prompt = pairs.prompt_ids[row, : pairs.prompt_lengths[row]].tolist()
+        response = pairs.response_ids[row, column, : pairs.length(row, column)].tolist()
+        thrice = collate_responses([prompt, prompt], [[response, response], [response]])
+        pairs = Pairs.of({name: each.to(pairs.prompt_ids.device) for name, each in thrice.items()})
+        once = pairs.only({(0, 0)})
         own = reference_problem(self.model) is None
-        wanted = pairs if own else None
         chosen: ScoringMethod = "plain"
         methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
-        with evaluation_mode(self.model), torch.no_grad():
-            singly = [pairs.only({place}) for place in pairs.places]
-            found = joined([self._plain(pair, pair if own else None) for pair in singly])
-            plain = _values(_summed(pairs, wanted, found))
+        device = pairs.prompt_ids.device.type
+        exact = torch.get_float32_matmul_precision() == "highest"
+        exact = exact and all(weight.dtype.itemsize >= 4 for weight in self.model.parameters())
+        # How far two right ways may differ, relative to 1 + |value|.
+        bound = (1e-4 if device == "cpu" else 1e-3) if exact else 0.1
+        mixed = torch.autocast(device, enabled=torch.is_autocast_enabled(device) and not exact)
+        with evaluation_mode(self.model), torch.no_grad(), mixed:
+            plain = _summed(once, once if own else None, self._plain(once, once if own else None))
             for method in methods:
                 try:
                     trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
-                    fast = _values(trial._statistics(pairs, wanted))
-                    problem = value_problem(fast, plain, rounding(self.model))
-                    problem = problem or clone_problem(
-                        base, _values_of_clone, method, "plain", _adapted
-                    )
+                    fast = trial._statistics(pairs, pairs if own else None)
+                    problem = value_problem(fast, plain, bound)
                 except Exception as error:  # whatever a model may raise that was not built for this
                     problem = f"{type(error).__name__}: {error}"
                 if problem is None:
@@ -247,30 +236,19 @@ class ResponseScorer:
         return torch.cat([p.to(device, non_blocking=True) for p in pieces if p is not None])
 
 
-def _values(statistics: ResponseStatistics) -> Values:
-    """What is compared: means over the tokens of a response."""
-    found = {
-        "log-likelihood per token": statistics.mean_log_likelihood,
-        "KL per token": statistics.kl,
-        "log-likelihood of the reference": statistics.reference_mean_log_likelihood,
+def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: float) -> str | None:
+    """Which statistic of a pair, the first of ``plain``, some copy of it in ``fast`` has not."""
+    compared = {
+        "mean_log_likelihood": "log-likelihood per token",
+        "reference_mean_log_likelihood": "log-likelihood of the reference",
+        "kl": "KL per token",
     }
-    return {name: values for name, values in found.items() if values is not None}
-
-
-def _adapted(clone: PreTrainedModel) -> nn.Module:
-    """With adapters that are not zero, whose KL would be 0 however it is computed."""
-    config = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
-    adapted = get_peft_model(clone, config).eval()
-    draw_weights(adapted)
-    return adapted
-
-
-def _values_of_clone(clone: nn.Module, method: ScoringMethod) -> Values:
-    first, second, *ids = drawn_ids((17, 9, 4, 12, 11, 1, 6))
-    batch = collate_responses([first, second], [ids[:2], ids[2:]])
-    pairs = Pairs.of({name: each.to(base_of(clone).device) for name, each in batch.items()})
-    scorer = ResponseScorer(clone, method, chunk_elements=5 * WORDS)
-    return _values(scorer._statistics(pairs, pairs))
+    for field, name in compared.items():
+        if (right := getattr(plain, field)) is not None:
+            found, expected = getattr(fast, field)[fast.present], right[0, 0]
+            if not found.isclose(expected, rtol=bound, atol=bound).all():  # NaN is not close.
+                return f"its {name} differs from the plain method's: {found.tolist()}, {expected}"
+    return None
 
 
 def _summed(pairs: Pairs, wanted: Pairs | None, found: TokenStatistics) -> ResponseStatistics:

@@ -15,9 +15,9 @@ see what is decided by the model's own mask functions (causal, sliding window, c
 *positions* instead of places in the row. A window therefore reaches as far back from the second
 response as from the first. The last token of a response predicts nothing and is left out.
 
-:func:`install` switches a model to the attention of this file (common/packing.py); it stays
-switched, as gradient checkpointing calls the layers again during the backward pass. Outside
-:func:`layout_in_use` everything passes through.
+:func:`install` switches a model to the attention of this file; it stays switched, as gradient
+checkpointing calls the layers again during the backward pass. Outside :func:`layout_in_use`
+everything passes through.
 
 What this cannot do: models whose layers mix tokens by other means (recurrence, convolution), ALiBi,
 attention other than "sdpa". scoring.py compares with the plain computation.
@@ -25,16 +25,26 @@ attention other than "sdpa". scoring.py compares with the plain computation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from pl_pointwise.tasks.common.packing import RowAttention, visible
+from pl_pointwise.errors import UnsupportedError
+
+IMPLEMENTATION = "shared_prompt_sdpa"
+"""The name in transformers' registries, which checks by substring that a model supports "sdpa"."""
+
+ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+"""The kinds of layers, in a model's settings, that mix tokens by attention alone."""
 
 
 @dataclass(frozen=True)
@@ -73,36 +83,70 @@ class Layout:
     ) -> Layout:
         """For prompts (B, P) and responses (B, R, T), padded on the right; length 0 is absent."""
         responses_from = len(prompt_lengths) * prompt_width
-        source: list[Tensor] = []
-        positions: list[Tensor] = []
-        predicting: list[Tensor] = []
+        source, positions, predicting = list[int](), list[int](), list[int]()
         samples: list[Sample] = []
-        end = 0
         for row, (prompt, lengths) in enumerate(zip(prompt_lengths, response_lengths, strict=True)):
             present = [(column, length) for column, length in enumerate(lengths) if length]
             if not present:
                 continue
-            source.append(torch.arange(row * prompt_width, row * prompt_width + prompt))
-            positions.append(torch.arange(prompt))
-            end += prompt
-            first = torch.tensor([end - 1])  # predicts the first token of each response
+            source += range(row * prompt_width, row * prompt_width + prompt)
+            positions += range(prompt)
+            last = len(source) - 1  # predicts the first token of each response
             for column, length in present:
                 start = responses_from + (row * len(lengths) + column) * response_width
-                source.append(torch.arange(start, start + length - 1))
-                positions.append(torch.arange(prompt, prompt + length - 1))
-                predicting += [first, torch.arange(end, end + length - 1)]
-                end += length - 1
+                predicting += [last, *range(len(source), len(source) + length - 1)]
+                source += range(start, start + length - 1)
+                positions += range(prompt, prompt + length - 1)
             samples.append(Sample(prompt, tuple(length - 1 for _, length in present)))
         rows, places, predict = (
-            torch.cat(each).to(device, non_blocking=True)
+            torch.tensor(each, dtype=torch.long).to(device, non_blocking=True)
             for each in (source, positions, predicting)
         )
         return cls(rows, places, predict, tuple(samples))
 
 
+_LAYOUT: ContextVar[Layout | None] = ContextVar("layout of a row", default=None)
+
+
+@contextmanager
+def layout_in_use(layout: Layout) -> Iterator[None]:
+    """While this holds, an installed model computes a row of this layout."""
+    token = _LAYOUT.set(layout)
+    try:
+        yield
+    finally:
+        _LAYOUT.reset(token)
+
+
+def install(model: PreTrainedModel) -> None:
+    """Switch the model over; UnsupportedError: it attends by other means than "sdpa"."""
+    current, config = model.config._attn_implementation, model.config.get_text_config()
+    kinds = {*(getattr(config, "layer_types", None) or ())} - ATTENDING
+    if kinds:
+        raise UnsupportedError(f"its layers {sorted(kinds)} pass on more than attention does")
+    if current not in ("sdpa", IMPLEMENTATION):
+        raise UnsupportedError(f'attention implementation "{current}" is not "sdpa"')
+    model.set_attn_implementation(IMPLEMENTATION)
+    if model.config._attn_implementation != IMPLEMENTATION:
+        raise UnsupportedError(
+            f"{type(model).__name__} does not use the attention interface of transformers"
+        )
+
+
+def uninstall(model: PreTrainedModel) -> None:
+    """Give the model back the attention it was loaded with."""
+    if model.config._attn_implementation == IMPLEMENTATION:
+        model.set_attn_implementation("sdpa")
+
+
 RowMask = list[tuple[Sample, Tensor | None, Tensor | None]]
 """Of each sample what its trunk may see, (1, 1, trunk, trunk), and its branches, (1, 1, branches,
 trunk + branches). None is causal and nothing else, and no branches."""
+
+
+def _mask(*args: Any, **kwargs: Any) -> Any:
+    layout = _LAYOUT.get()
+    return sdpa_mask(*args, **kwargs) if layout is None else _row_mask(layout, **kwargs)
 
 
 def _row_mask(layout: Layout, **kwargs: Any) -> RowMask:
@@ -112,7 +156,7 @@ def _row_mask(layout: Layout, **kwargs: Any) -> RowMask:
     (allow_is_causal_skip) and no window or chunk (local_size) is reached.
     """
     device, local_size = layout.positions.device, kwargs.get("local_size")
-    allowed = partial(visible, kwargs["mask_function"], device=device)
+    allowed = partial(_visible, kwargs["mask_function"])
     row: RowMask = []
     start = 0
     for sample in layout.samples:
@@ -132,19 +176,31 @@ def _row_mask(layout: Layout, **kwargs: Any) -> RowMask:
     return row
 
 
-def _row_attention(
+def _visible(mask_function: Callable[..., Tensor], queries: Tensor, keys: Tensor) -> Tensor:
+    """What a model's rule lets queries at positions (Q,) see of keys at (K,): bool (1, 1, Q, K).
+
+    mask_function(sample, head, query position, key position) → bool is the rule.
+    """
+    zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=queries.device)
+    rule = mask_function(zero, zero, queries[None, None, :, None], keys[None, None, None, :])
+    return rule.expand(1, 1, len(queries), len(keys))
+
+
+def _attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    row: RowMask,
+    row: RowMask | Tensor | None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention sample by sample.
+) -> Any:
+    """Attention sample by sample; of a usual mask or none, the model's own.
 
     query: (1, heads, N, D);  key, value: (1, key heads, N, D)  →  (1, N, heads, D)
     """
     attend = partial(sdpa_attention_forward, module, **kwargs)
+    if row is None or isinstance(row, Tensor):
+        return attend(query, key, value, row)
     sizes = [sample.trunk + sample.branches for sample, _, _ in row]
     parts = zip(*(each.split(sizes, dim=2) for each in (query, key, value)), strict=True)
     outputs = []
@@ -156,5 +212,5 @@ def _row_attention(
     return torch.cat(outputs, dim=1), None
 
 
-_ROW = RowAttention("shared_prompt", _row_attention, _row_mask)
-install, uninstall, layout_in_use = _ROW.install, _ROW.uninstall, _ROW.used
+AttentionInterface.register(IMPLEMENTATION, _attention)
+AttentionMaskInterface.register(IMPLEMENTATION, _mask)

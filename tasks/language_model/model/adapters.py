@@ -18,7 +18,6 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
 
 from pl_pointwise.errors import UnsupportedError, one_of
-from pl_pointwise.tasks.common.dropout import RedrawnDropout, use_quick_dropout
 from pl_pointwise.tasks.common.models import model_source
 
 from ..likelihood.vocabulary import decoder_of
@@ -106,7 +105,6 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
             f'lora: {error} Set target_modules; the linear layers of this "{base}" model are '
             f"{sorted(endings)}."
         ) from error
-    use_quick_dropout(adapted, RedrawnDropout)
     return adapted
 
 

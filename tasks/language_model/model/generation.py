@@ -1,14 +1,8 @@
-"""Answers from a causal language model: greedy, or drawn so that nothing else decides them.
+"""Answers from a causal language model: greedy, or drawn by a seed of their own.
 
-What is drawn for an answer depends on the prompt, the settings and their seed: not on the other
-prompts of its batch, the rank it runs on, or what was drawn before; and the random state of a
-training run is left alone. For that, every prompt has its own uniform numbers, one per token, and
-the token is the one whose share of the cumulative probability, likeliest token first, the number
-falls into. A model's own generation defaults (its generation_config) do not apply.
-
-The model's probabilities do depend on the batch, by rounding. In float32 that moves a probability
-by about 1e-6, and an answer hardly ever; in bfloat16 by about 1e-2, and two likely tokens may
-change places. Answers that must not depend on their batch need float32, or ``eval_batch_size: 1``.
+What is drawn depends on the prompts of the batch, the settings and their seed, not on what was
+drawn before, and the random state of a training run is left alone. A model's own generation
+defaults (its generation_config) do not apply.
 """
 
 from __future__ import annotations
@@ -19,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig
 
 from pl_pointwise.task import Batch, evaluation_mode
 from pl_pointwise.tasks.common.records import digest
+from pl_pointwise.training.random_state import replayed_random_state
 
 from ..likelihood.reference import adapters_off, base_of
 from ..text.conversations import ConversationEncoder
@@ -41,7 +36,7 @@ class Generation:
         sample: draw tokens instead of taking the likeliest.
         temperature: of the draws.
         top_k: tokens a draw may take; 0 for all.
-        seed: of the draws; another one for another answer to the same prompt.
+        seed: of the draws; another one for other answers to the same prompts.
     """
 
     max_new_tokens: int = 256
@@ -136,21 +131,21 @@ def generate_ids(
     ids = torch.tensor(filled, device=base.device)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=base.device)
     mask = torch.arange(width, device=base.device) >= width - lengths[:, None]
-    draws = LogitsProcessorList()
-    if settings.sample:
-        uniform = torch.stack([_uniform(settings, prompt) for prompt in prompts])
-        draws.append(Draws(uniform.to(base.device), width, settings.temperature, settings.top_k))
     own = base.generation_config
     # generate() fills in from the model's own whatever is not set, so those are set aside.
+    drawing = {"temperature": settings.temperature, "top_k": settings.top_k}
     base.generation_config = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
-        do_sample=False,  # a draw leaves one token to choose
+        do_sample=settings.sample,
         eos_token_id=list(ends),
         pad_token_id=ends[0],
+        **(drawing if settings.sample else {}),
     )
+    mode = adapters_off(model) if reference else evaluation_mode(model)
     try:
-        with adapters_off(model) if reference else evaluation_mode(model):
-            whole = base.generate(input_ids=ids, attention_mask=mask.long(), logits_processor=draws)
+        with mode, replayed_random_state(base.device):
+            torch.manual_seed(int(digest(settings.seed, filled)[:15], 16))
+            whole = base.generate(input_ids=ids, attention_mask=mask.long())
     finally:
         base.generation_config = own
     assert isinstance(whole, Tensor)
@@ -159,29 +154,3 @@ def generate_ids(
         end = next((place for place, token in enumerate(row) if token in ends), len(row))
         found.append(row[: end + 1])
     return found
-
-
-class Draws(LogitsProcessor):
-    """Leaves one token of a row possible, drawn by ``uniform``, in [0, 1), (B, max_new_tokens)."""
-
-    def __init__(self, uniform: Tensor, width: int, temperature: float, top_k: int) -> None:
-        self.uniform, self.width = uniform, width
-        self.temperature, self.top_k = temperature, top_k
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """input_ids: (B, width + t); scores: logits, (B, V). Returns 0 and −inf, (B, V)."""
-        count = min(self.top_k or scores.shape[-1], scores.shape[-1])
-        logits, tokens = (scores.float() / self.temperature).topk(count)
-        reached = logits.softmax(-1).cumsum(-1)
-        number = self.uniform[:, input_ids.shape[1] - self.width]
-        rank = (reached <= number[:, None] * reached[:, -1:]).sum(-1, keepdim=True)
-        drawn = tokens.gather(1, rank.clamp(max=count - 1))
-        return torch.full_like(scores, float("-inf")).scatter(1, drawn, 0.0)
-
-
-def _uniform(settings: Generation, prompt: Sequence[int]) -> Tensor:
-    """The numbers that decide the answer to a prompt, (max_new_tokens,)."""
-    seed = int(digest(settings.seed, list(prompt))[:15], 16)
-    generator = torch.Generator().manual_seed(seed)
-    # Not the default type: that is a half precision under bf16-true.
-    return torch.rand(settings.max_new_tokens, generator=generator, dtype=torch.float32)

@@ -19,7 +19,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
 
 from .adapters import (
@@ -62,7 +61,6 @@ def load_language_model(
         checkpoint_gradients(model)
     if lora is not None:
         return add_lora(model, lora)
-    use_quick_dropout(model)
     return model
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.models import check_known
 from pl_pointwise.tasks.common.records import CHUNK, digest, refused, report_skipped
 
 from .conversations import ConversationEncoder
@@ -89,11 +90,7 @@ class EncodedResponses:
         for (record, _, responses), (ids, tokens) in zip(rendered, encoded, strict=True):
             prompt_limit, limit, rows = self._limits
             try:
-                if (highest := max(map(max, filter(None, [ids, *tokens])))) >= rows:
-                    raise DataError(
-                        f"{record.where}: the tokenizer writes token {highest:,}, and the model "
-                        f"knows {rows:,}. Take its own tokenizer, or resize its embeddings."
-                    )
+                check_known(max(map(max, filter(None, [ids, *tokens]))), rows, record.where)
                 if long := len(ids) > prompt_limit:
                     messages = fit_prompt(encoder, record, prompt_limit)
                     if messages is None:

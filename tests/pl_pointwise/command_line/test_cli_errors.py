@@ -87,7 +87,7 @@ CASES = {
     "fit --config reranker --model.model_name ./nomodel": ["./nomodel: there is no such folder."],
     # compare.
     "compare --config base.yaml --output out --seed 1": ["--seed. Did you mean '--seeds'?"],
-    "compare --config base.yaml --output out --modle 1": ["--modle 1", "Nothing was run."],
+    "compare --config base.yaml --output out --modle 1": ["--modle 1", "nothing was run"],
     "monitor folder --stat x": ["--stat. Did you mean '--state'?"],
     "compare --config base.yaml --output out --methods no.yaml": ["error: No configuration 'no.y"],
     "compare --config digits/average --config digits --output out": ["--config digits --config d"],

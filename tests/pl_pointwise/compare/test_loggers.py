@@ -1,4 +1,4 @@
-"""A comparison's runs carry method and seed in the loggers, with their histograms."""
+"""A comparison's runs carry method and seed in the loggers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,9 @@ def test_tensorboard_has_method_and_seed_of_every_run(tmp_path: Path) -> None:
     main(write(tmp_path, f"{{class_path: TensorBoardLogger, init_args: {init}}}"))
     for number, (method, _) in enumerate(EXPECTED):
         folder = tmp_path / f"board/lightning_logs/version_{number}"
-        all_of_each = {"histograms": 0, "scalars": 0}
-        events = accumulator.EventAccumulator(str(folder), all_of_each)
+        events = accumulator.EventAccumulator(str(folder), {"scalars": 0})
         events.Reload()
-        assert len(events.Histograms("dual/fit/multipliers")) == 2
-        histogram = events.Histograms("dual/fit/multipliers")[-1].histogram_value
-        assert histogram.num == 5  # The training samples.
-        (largest,) = [e.value for e in events.Scalars("dual/fit/multiplier_max")][-1:]
-        assert histogram.max == pytest.approx(largest, rel=1e-6)
+        assert len(events.Scalars("dual/fit/multiplier_max")) == 2
         plugin = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
         assert method.encode() in plugin
         assert b"seed" in plugin

@@ -17,9 +17,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from pl_pointwise.compare import plots, tables
-from pl_pointwise.compare.plots import Axis, frontier, styles_of
+from pl_pointwise.compare.plots import frontier, styles_of
 from pl_pointwise.compare.runs import Outcome, Run
-from pl_pointwise.errors import DataError
 from pl_pointwise.printing import Table
 
 FINITE = st.floats(-5, 5, allow_nan=False)
@@ -58,66 +57,42 @@ def test_a_few_extremes_do_not_flatten_the_others(tmp_path) -> None:
         assert low < -1 < far < high
 
 
-@given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=12), st.booleans(), st.booleans())
-def test_the_frontier_is_what_nothing_beats(points, up, right) -> None:
-    axes = (Axis("x", right), Axis("y", up))
-
+@given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=12))
+def test_the_frontier_is_what_nothing_beats(points) -> None:
     def beats(a: tuple[float, float], b: tuple[float, float]) -> bool:
-        both = zip(a, b, axes, strict=True)
-        ends = [(q, p) if axis.higher_is_better else (p, q) for p, q, axis in both]
-        better, worse = [low < high for low, high in ends], [low > high for low, high in ends]
-        return any(better) and not any(worse)
+        return a != b and a[0] <= b[0] and a[1] <= b[1]
 
     expected = [i for i, p in enumerate(points) if not any(beats(q, p) for q in points)]
-    assert frontier(points, axes) == expected
+    assert frontier(points) == expected
     assert expected
     undefined = (math.nan, 9.0)  # Neither on the frontier nor beating anything.
-    assert frontier([*points, undefined], axes) == expected
+    assert frontier([*points, undefined]) == expected
 
 
-@pytest.mark.parametrize("right", [False, True])
-@pytest.mark.parametrize("up", [False, True])
-def test_the_line_of_the_frontier_keeps_to_what_was_attained(right, up, tmp_path) -> None:
+def test_the_line_of_the_frontier_keeps_to_what_was_attained(tmp_path) -> None:
     """Each corner of the stairs is no better, in both coordinates, than some point."""
-    signs = np.array([-1 if right else 1, -1 if up else 1])
-    points = np.array([(0, 3), (1, 1), (2, 2), (3, 0)]) * signs
+    points = np.array([(0, 3), (1, 1), (2, 2), (3, 0)])
     runs = DataFrame(points, columns=["a", "b"]).assign(method=list("wxyz"))
-    axes = (Axis("a", right), Axis("b", up))
-    (panel,) = panels(plots.pareto(runs, axes, styles_of("wxyz")), tmp_path)
+    (panel,) = panels(plots.pareto(runs, ("a", "b"), styles_of("wxyz")), tmp_path)
     (line,) = [line for line in panel.get_lines() if line.get_label() == "frontier"]
-    assert sorted(zip(*line.get_data(), strict=True)) == sorted(
-        (x * signs[0], y * signs[1]) for x, y in [(0, 3), (1, 1), (3, 0)]
-    )
-    stairs = STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_data())
-    corners = np.stack(stairs, axis=1) * signs
+    assert [*zip(*line.get_data(), strict=True)] == [(0, 3), (1, 1), (3, 0)]
+    corners = np.stack(STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_data()), axis=1)
     assert len(corners) > 3
     for corner in corners:
-        assert any((corner >= point).all() for point in points * signs)
-    assert panel.get_xlabel() == f"a\n({'higher' if right else 'lower'} is better)"
+        assert any((corner >= point).all() for point in points)
 
 
 def test_all_methods_are_told_apart() -> None:
     names = [*map(str, range(83))]
-    for methods in (["a", "a", *names, "a"], ["average", *names[:71]]):
-        found = styles_of(methods)
-        assert len({(style["color"], style["marker"]) for style in found.values()}) == len(found)
-        assert len(found) == len({*methods})
-
-
-def test_a_usual_method_has_its_colour_in_every_comparison() -> None:
-    """Seen: one page showed two plots in which each method's colour was another's."""
-    few, many = styles_of(["relaxed", "pointwise"]), styles_of(["old model", *plots.USUAL, "own"])
-    assert {name: many[name]["color"] for name in plots.USUAL} == plots.USUAL
-    assert few["pointwise"]["color"] == many["pointwise"]["color"]
-    assert few["relaxed"]["color"] == many["relaxed"]["color"]
-    assert not {many[name]["color"] for name in ("old model", "own")} & {*plots.USUAL.values()}
+    found = styles_of(["a", "a", *names, "a"])
+    assert len({(style["color"], style["marker"]) for style in found.values()}) == len(found) == 84
 
 
 def test_methods_differ_and_bars_are_of_the_seeds(tmp_path) -> None:
     names = ("penalty 0.1", "penalty 1", "pointwise")
     seeds = [outcome(n, seed, {"a": 1 + seed, "b": 3 + 2 * seed}) for n in names for seed in (0, 1)]
     seeds.append(outcome("diverged", 0, {"a": math.nan, "b": 0.0}))
-    figure = plots.pareto(frame(*seeds), (Axis("a"), Axis("b")), styles_of(names))
+    figure = plots.pareto(frame(*seeds), ("a", "b"), styles_of(names))
     (panel,) = panels(figure, tmp_path)
     points = [bars.lines[0] for bars in panel.containers]
     assert len({(point.get_color(), point.get_marker()) for point in points}) == 3
@@ -142,15 +117,6 @@ def test_infinite_violations_count_and_nan_do_not(tmp_path) -> None:
     assert panel.get_xlim()[1] < 1
 
 
-def test_the_gap_is_means_over_seeds() -> None:
-    names = ("test/fit/cvar95", "train/fit/cvar95")
-    done = [
-        outcome("a", seed, dict(zip(names, (4.0 + seed, 1.0 + seed), strict=True)))
-        for seed in (0, 1)
-    ]
-    assert lines(tables.gap_table(frame(*done), names)) == [["a", "3 ± 0"]]
-
-
 def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table(tmp_path) -> None:
     """It used to end the comparison: no table, after all its runs."""
     done = [outcome("a", 0, {"test/f1": math.nan}), outcome("a", 1, {"test/f1": 1.0})]
@@ -161,30 +127,13 @@ def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table(tmp_path) -> None:
     assert cells == ["test/f1", "nan", "1.0", ""]
 
 
-def test_an_axis_knows_its_better_end_from_the_metric_or_from_the_option() -> None:
-    metrics = ["test/mrr@10", "test/objective", "test/fit/cvar95"]
-    known = {"mrr@10": True}
-    names = ("test/mrr@10", "test/objective", "test/mrr@10:min", "test/objective:max")
-    found = [plots.parse_axis(name, metrics, known) for name in names]
-    assert [axis.higher_is_better for axis in found] == [True, False, False, True]
-    with pytest.raises(DataError, match=r"--pareto test/mrr: .*test/mrr@10"):
-        plots.parse_axis("test/mrr", metrics, known)
-
-
-def test_a_plot_for_paper_is_asked_for_and_the_same_each_time(tmp_path, monkeypatch) -> None:
-    """The PDF of an earlier comparison goes, as its numbers may have been others."""
-    metrics = {"test/objective": 1.0, "test/fit/violated": 0.5}
-    done = [outcome("a", 0, metrics)]
+def test_plots_of_an_earlier_comparison_go(tmp_path, monkeypatch) -> None:
+    done = [outcome("a", 0, {"test/objective": 1.0, "test/fit/violated": 0.5})]
     monkeypatch.setattr(Run, "violations", lambda run: {"test/fit": np.array([0.5])})
-    written = []
-    for _ in range(2):
-        plots.draw(done, tmp_path, None, pdf=True)
-        written.append({path.name: path.read_bytes() for path in tmp_path.iterdir()})
-    assert written[0] == written[1]
-    assert written[0].keys() == {"cdf.png", "cdf.pdf", "pareto.png", "pareto.pdf"}
-    assert written[0]["cdf.pdf"].startswith(b"%PDF")
-    plots.draw(done, tmp_path, None, pdf=False)
+    plots.draw(done, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"cdf.png", "pareto.png"}
+    plots.draw([outcome("a", 0, {"test/objective": 1.0})], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"cdf.png"}
 
 
 def test_the_default_plot_is_of_the_objective_that_all_methods_share() -> None:
@@ -192,10 +141,10 @@ def test_the_default_plot_is_of_the_objective_that_all_methods_share() -> None:
     metrics = {"test/objective": 1.0, "test/kl": 2.0, "test/fit/violated": 0.0}
     done = [outcome("a", 0, metrics, shared_objective="kl"), outcome("b", 0, {}, error="x")]
     assert tables.shared_objective(done) == "test/kl"
-    assert plots.default_axes([*metrics], "test/kl") == ["test/kl", "test/fit/violated"]
+    assert plots.pareto_axes([*metrics], "test/kl") == ["test/kl", "test/fit/violated"]
     several = [*metrics, "test/fit/violated_samples"]  # Of values, and of samples.
-    assert plots.default_axes(several, "test/kl") == ["test/kl", "test/fit/violated_samples"]
-    assert plots.default_axes(["test/kl"], "test/kl") == ["test/kl", ""]
+    assert plots.pareto_axes(several, "test/kl") == ["test/kl", "test/fit/violated_samples"]
+    assert plots.pareto_axes(["test/kl"], "test/kl") == []
     assert tables.shared_objective([outcome("a", 0, metrics)]) == "test/objective"
     gone = [outcome("a", 0, {"test/objective": 1.0}, shared_objective="kl")]
     assert tables.shared_objective(gone) == "test/objective"

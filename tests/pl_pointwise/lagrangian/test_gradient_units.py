@@ -161,52 +161,12 @@ class Counting(Normed):
         self.passes["backward"] += 1
 
 
-@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
-def test_a_step_of_one_forward_pass_measures_in_its_graph(formulation: Formulation) -> None:
-    """Steps 0, 1, 2, 4 and 8 of 12: the same run to the bit, without their two passes more."""
-    runs = []
-    for shared in (True, False):
-        module = Counting(formulation, BOUND, dropout=0.3)
-        module._stepper.shares_graph = shared
-        torch.manual_seed(3)
-        runs.append(fit(module, ToyRows(11), epochs=4, batch_size=4))
-    assert runs[0].passes == {"forward": 12, "backward": 22}
-    assert runs[1].passes["forward"] == 22
-    assert_identical_run(*runs)
-
-
-def test_what_nobody_violates_is_not_differentiated_and_pulls_nothing() -> None:
+def test_what_nobody_violates_pulls_nothing() -> None:
     """Nor does the rule need a unit there."""
     module = fit(Counting(Pointwise(), {"fit": Constraint(at_most=50.0)}), ToyRows(11))
-    assert module.passes == {"forward": 9, "backward": 9}
+    assert module.passes == {"forward": 14, "backward": 14}
     assert torch.equal(weights_of(module), weights_of(fit(Counting(None, {}), ToyRows(11))))
     assert not module.multipliers["fit"].any()
-
-
-class KeepsNoGraph(Counting):
-    def backward(self, loss: Tensor, *_: Any, **options: Any) -> None:  # type: ignore[override]
-        loss.backward()
-
-
-class TakesNoOption(Counting):
-    def backward(self, loss: Tensor) -> None:  # type: ignore[override]
-        loss.backward()
-
-
-class Donated(Counting):
-    """As a compiled graph refuses it that has been differentiated before."""
-
-    def backward(self, loss: Tensor, *_: Any, **options: Any) -> None:  # type: ignore[override]
-        if options.get("retain_graph"):
-            raise RuntimeError("This backward function was compiled with donated buffers.")
-        loss.backward()
-
-
-@pytest.mark.parametrize("kind", [KeepsNoGraph, TakesNoOption, Donated])
-def test_a_graph_for_one_backward_pass_is_made_anew_to_measure(kind: type[Counting]) -> None:
-    module = fit(kind(Pointwise(), BOUND), ToyRows(11), epochs=4, batch_size=4)
-    assert not module._stepper.shares_graph
-    assert_identical_run(module, fit(Counting(Pointwise(), BOUND), ToyRows(11), epochs=4))
 
 
 def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path) -> None:

@@ -199,15 +199,6 @@ def test_a_run_whose_files_changed_is_run_again(
     assert contents(here / "out/model") == before  # The same weights, so the same answer.
 
 
-def test_a_damaged_predecessor_is_measured_again(here) -> None:
-    words = ["--require", "lost(fit) <= 0.2", "--data.test_file", "new.jsonl"]
-    compare(*words, output="paired")
-    answer = (here / "paired/answer.json").read_text()
-    cut(here / "paired/predecessor.parquet")
-    compare(*words, output="paired")
-    assert (here / "paired/answer.json").read_text() == answer
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"units": 3}', '{"units": [], "use": 1}'])
 def test_a_broken_record_of_a_use_is_named(here, capsys, text) -> None:
     (here / "uses/broken.json").write_text(text)
@@ -275,12 +266,6 @@ def test_other_weights_than_the_certified_are_named(here, name) -> None:
     ):
         with pytest.raises(RequirementError, match=differs):
             ask()
-
-
-def test_a_run_as_predecessor_is_of_the_weights_that_were_measured(here, capsys) -> None:
-    zeroed(here / "out/runs/plain/seed-0/model.ckpt")
-    words = ["--require", "lost(fit) <= 0.1", "--against", "out/runs/plain/seed-0", *NEW]
-    assert "model.ckpt differs" in refused(capsys, *words, output="other")
 
 
 @pytest.mark.parametrize("name", ["../out/base.yaml", "/dev/zero"])

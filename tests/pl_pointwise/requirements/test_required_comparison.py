@@ -6,7 +6,6 @@ import errno
 import functools
 import json
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,14 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.stats import binom
-from torchmetrics import Metric
 
 import pl_pointwise
-from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.compare import certification, command
+from pl_pointwise.cli import main
+from pl_pointwise.compare import command
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.files import digest_now
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
-from pl_pointwise.requirements.exported import model_files
 from pl_pointwise.requirements.monitor import check, monitor
 from pl_pointwise.requirements.p_values import betting
 from tests.pl_pointwise.compare.test_command import write_files
@@ -288,8 +284,6 @@ def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> 
         (REQUIREMENT, ["--data.shared", "true"], METHODS, "share 200 of 200 units"),
         (REQUIREMENT, ["--data.trained", "true"], METHODS, "training and the certification"),
         ("right >= predecessor - 0.1", [], METHODS, "no metric of values in [0, 1] 'right'"),
-        ("lost(near) <= 0.1", ["--against", "nowhere"], METHODS, "nowhere: there is no cert"),
-        (REQUIREMENT, ["--against", "old"], METHODS, "no requirement compares with a predecessor"),
         (REQUIREMENT, [], METHODS + EASIER, "evaluated by different bounds"),
     ],
 )
@@ -488,87 +482,6 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     assert watched == [*["not watched"] * 3, "believable"]
     verdicts = check_models(out / "model", "start", LIKE)
     assert [each.requirement.text for each in verdicts[:4]] == [*paired, REQUIREMENT]
-
-
-def test_a_predecessor_is_measured_once_and_leaves_the_runs_alone(
-    certified, tmp_path, monkeypatch
-) -> None:
-    """Seen: its configuration in place of the first run's."""
-    measured, samples_by = list[Path | None](), certification.samples_by
-
-    def counted(cli: PointwiseCLI, weights: Path | None, selection: bool) -> pd.DataFrame:
-        measured.append(weights)
-        return samples_by(cli, weights, selection)
-
-    monkeypatch.setattr(certification, "samples_by", counted)
-    words = [*required("lost(near) <= 0.2"), "--against", str(certified / "model")]
-    words += ["--trainer.max_epochs", "1", "--data.seed", "8"]
-    for _ in range(2):
-        out = compare(tmp_path, *words, methods=PLAIN)
-        config = yaml.safe_load((out / "runs/plain/seed-0/config.yaml").read_text())
-        assert config["model"]["init_args"]["formulation"] is None
-    assert measured == [certified / "model/certificate/model.ckpt"]
-
-
-def test_the_predecessor_may_be_an_exported_folder_or_a_run(
-    certified, tmp_path, capsys, monkeypatch
-) -> None:
-    """Against itself nothing is lost or gained, whichever way it is named."""
-    monkeypatch.chdir(tmp_path)
-    name = answer_of(certified)["certified"].partition(" · ")[0]
-    method = next(line for line in METHODS.splitlines() if line.startswith(name))
-    for place, file in (("model", "like"), (f"runs/{name}/seed-0", "others")):
-        old = certified / place
-        Path(file).touch()
-        texts = required("lost(near) <= 0.05", "gained(near) >= 0.02")
-        words = [*texts, "--against", str(old), "--data.test_file", file]
-        out = compare(tmp_path, *words, out=f"by {file}", methods=method)
-        answer = answer_of(out)
-        weights = digest_now(model_files(old) / "model.ckpt")[:16]
-        assert answer["predecessor"] == f"{old.name} (SHA-256 of its model.ckpt: {weights})"
-        assert [each["share"] for each in answer["requirements"]] == [0, 1]
-    said = refused(capsys, tmp_path, *texts, *words[-2:], out="more", methods=method)
-    assert "used for another choice" in said  # Another predecessor is another question.
-
-
-class WithoutMetric(PlaneModule):
-    """An older version of the task."""
-
-    def evaluation_metrics(self) -> dict[str, Metric]:
-        return {}
-
-    def update_evaluation_metrics(self, *_: Any) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("model", "requirement", "said"),
-    [
-        ({"init_args": {"judged_by": 0.4}}, "lost(near) <= 0.1", "by different bounds"),
-        ({"class_path": "evil.Boom"}, "lost(near) <= 0.1", "names evil.Boom, which pl_poi"),
-        (
-            {"class_path": f"{__name__}.WithoutMetric"},
-            "wrong_sign <= predecessor + 0.1",
-            "no metric of values in [0, 1] 'wrong_sign'",
-        ),
-    ],
-)
-def test_a_predecessor_measured_otherwise_is_refused_before_training(
-    certified, tmp_path, capsys, monkeypatch, model, requirement, said
-) -> None:
-    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "evil", raising=False)
-    old = tmp_path / "old"
-    shutil.copytree(certified / "model", old)
-    path = old / "certificate/config.yaml"
-    config = yaml.safe_load(path.read_text())
-    arguments = config["model"]["init_args"] | model.get("init_args", {})
-    config["model"] |= {**model, "init_args": arguments}
-    path.write_text(yaml.safe_dump(config))
-    words = ["--require", requirement, "--against", str(old)]
-    assert said in refused(capsys, tmp_path, *words)
-    assert not list(tmp_path.glob("out/runs/*/*/result.json"))
 
 
 def test_monitor_says_what_it_lacks(certified, capsys) -> None:

@@ -13,8 +13,7 @@ from lightning.pytorch import Trainer
 
 from pl_pointwise import Constraint
 from pl_pointwise.cli import main
-from pl_pointwise.requirements import samples_needed
-from pl_pointwise.requirements.tolerances import SHARES, sample_table, tolerance_table
+from pl_pointwise.requirements.tolerances import SHARES, tolerance_table
 from tests.pl_pointwise.requirements.bounds_task import BoundsData, BoundsModule, rows
 
 TASK = ["--model", "tests.pl_pointwise.requirements.bounds_task.BoundsModule"]
@@ -114,11 +113,9 @@ def test_a_data_set_has_lines_of_the_constraints_that_it_carries(tmp_path) -> No
     assert "The model has seen more above" in text
 
 
-def test_why_there_is_no_selection_split_is_said(tmp_path) -> None:
+def test_without_a_selection_split_the_training_data_are_read(tmp_path) -> None:
     found = run(tmp_path, "--data.without", "[val]")
     assert set(found.index.get_level_values("data")) == {"train"}
-    text = (tmp_path / "tolerances.md").read_text()
-    assert text.endswith("selection: there is no selection file\n")
 
 
 def test_what_no_tolerance_can_be_read_off_is_said() -> None:
@@ -164,22 +161,11 @@ def test_a_trained_model_by_its_checkpoint(tmp_path) -> None:
     assert found.loc["train", "upper", ""]["90%"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("confidence", [0.95, 0.9])
-def test_the_samples_of_a_requirement_follow_the_confidence(confidence) -> None:
-    lines = sample_table(confidence).cells.to_numpy().tolist()
-    rates = (0.01, 0.02, 0.05, 0.1, 0.2)
-    assert [line[0] for line in lines] == ["1 %", "2 %", "5 %", "10 %", "20 %"]
-    for line, rate in zip(lines, rates, strict=True):
-        needed = [samples_needed(rate, part * rate, confidence) for part in (0.0, 0.5, 0.75)]
-        assert line[1:] == [f"{number:,}" for number in needed]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--config", "rerankr"], "No configuration 'rerankr'"),
         ([*TASK, "--data.sepparate", "true"], "sepparate"),
-        ([*TASK, "--confidence", "95"], "must lie between 0 and 1"),
         ([*TASK[:2], *TASK[4:]], "a PointwiseDataModule: give --data one"),
     ],
 )

@@ -135,9 +135,6 @@ LOADERS: dict[str, Any] = {
     "own, plain evaluation": own_and_plain,
     "own, workers": lambda held_out: own(held_out, 2),
     "plain": lambda held_out: foreign(DataLoader, held_out),
-    "plain, own generator": lambda held_out: foreign(
-        DataLoader, held_out, generator=torch.Generator().manual_seed(5)
-    ),
     "torchdata": stateful,
     "torchdata, workers": lambda held_out: stateful(held_out, num_workers=2),
     "skipping": lambda held_out: foreign(Skipping, held_out),
@@ -219,7 +216,7 @@ def test_an_evaluation_within_an_epoch_is_made_after_the_resume(tmp_path: Path) 
     assert_resumes("own, plain evaluation", "within", HELD_OUT, tmp_path, **options)
 
 
-@pytest.mark.parametrize("loader", ["own", "plain", "plain, own generator", "torchdata"])
+@pytest.mark.parametrize("loader", ["own", "plain", "torchdata"])
 def test_a_run_saved_after_its_end_is_prolonged(loader: str, tmp_path: Path) -> None:
     """Asked for its state after the fit, torchdata's loader begins an epoch."""
     path, make = tmp_path / "a.ckpt", LOADERS[loader]

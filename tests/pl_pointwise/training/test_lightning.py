@@ -87,7 +87,6 @@ UNCHANGED: dict[str, dict[str, Any]] = {
     "no validation": {"limit_val_batches": 0},
     "validation within epochs": {"val_check_interval": 2},
     "validation across epochs": {"val_check_interval": 4, "check_val_every_n_epoch": None},
-    "loaders made anew": {"reload_dataloaders_every_n_epochs": 1},
     "progress bar": {"callbacks": [RichProgressBar()], "enable_progress_bar": True},
     "never logged": {"logger": True, "log_every_n_steps": 0},
 }
@@ -462,13 +461,6 @@ def test_an_evaluation_without_the_modules_own_is_refused(stage: str) -> None:
     with pytest.raises(TrainingError, match=rf"{step}_step of .* does not call super\(\)"):
         getattr(trainer(num_sanity_val_steps=1), stage)(module, data())
     assert torch.equal(weights_of(module), before)
-
-
-def test_a_module_that_was_not_constructed_is_refused() -> None:
-    """It ended in "no attribute '_compiler_ctx'"."""
-    kind = overriding("__init__", lambda *_: None)
-    with pytest.raises(TrainingError, match="__init__ of Overriding does not call super"):
-        trainer().fit(kind(Pointwise()), data())
 
 
 def test_a_loader_without_a_batch_is_refused() -> None:

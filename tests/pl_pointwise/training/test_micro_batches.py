@@ -17,7 +17,6 @@ from torch import Tensor
 from pl_pointwise import Average, Pointwise, Tilted
 from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
 from pl_pointwise.errors import DataError
-from pl_pointwise.task import take_rows
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
     FORMULATIONS,
@@ -284,9 +283,3 @@ def test_same_sample_twice_in_a_batch_steps_once() -> None:
     expected = (0.5 * violation.detach()).clamp(min=0).float()
     expected[[1, 3]] = 0
     torch.testing.assert_close(module.multipliers["pair"], expected)
-
-
-def test_nested_tensors_are_not_cut() -> None:
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    with pytest.raises(DataError, match="pad it in collate"):
-        take_rows({"index": torch.arange(2), "x": nested}, torch.tensor([0]))

@@ -72,7 +72,7 @@ def test_values_that_are_not_finite_are_left_out_of_every_shard(
 
 
 def test_step_in_which_a_rank_has_no_row_left_is_skipped(ranks: list[dict[str, Any]]) -> None:
-    """Whole weights could take it; shards cannot be put together without that rank."""
+    """One process takes it; ranks wait for each other."""
     whole = poisoned(1, EVERYTHING_OF_ONE_RANK, 2)
     assert (whole["skipped_steps"], whole["global_step"]) == (0, 4)
     for results in ranks:

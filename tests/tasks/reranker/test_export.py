@@ -21,7 +21,7 @@ from tests.tasks.reranker.conftest import save_tiny_cross_encoder
 
 TEMPLATE = "Query: {query}\nSentence: {passage}"
 ODD_TEMPLATE = (
-    '"{query}" -> [MASK] {{y}} \\n .type é {passage}'  # what JSON, Jinja and others may trip on
+    '"{query}" -> [MASK] \\n .type é {passage}'  # what JSON, Jinja and others may trip on
 )
 CUT = 90  # tokens: two of the passages below are longer
 

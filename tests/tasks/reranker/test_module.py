@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning.pytorch import seed_everything
 from sklearn.metrics import log_loss
 from torch import Tensor
@@ -19,17 +22,15 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertModel,
-    PreTrainedModel,
 )
 
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.data import PADDING
-from pl_pointwise.errors import DataError, UnsupportedError
-from pl_pointwise.tasks.reranker import scoring
+from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.module import RerankerModule
-from pl_pointwise.tasks.reranker.scoring import ScoringMethod
+from pl_pointwise.tasks.reranker.scoring import like_length_groups
 from tests.tasks.conftest import before_and_after, quiet_trainer
 from tests.tasks.reranker.conftest import OWN, SIZES, ms_marco_rows, save_tiny_cross_encoder
 
@@ -72,23 +73,13 @@ def padded_scores(module: RerankerModule, batch: dict[str, Any]) -> Tensor:
 
 
 @pytest.mark.parametrize("num_labels", [1, 2])
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    [(kind, "grouped") for kind in OWN] + [(kind, "packed") for kind in ("bert", "modernbert")],
-)
+@pytest.mark.parametrize("kind", OWN)
 def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
-    kind: str,
-    num_labels: int,
-    method: ScoringMethod,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, num_labels: int, tmp_path: Path
 ) -> None:
-    """Absent pairs in the middle of a row of candidates, several pairs of one length, and rows cut
-    where it does not come out even."""
-    monkeypatch.setattr(scoring, "ROW_TOKENS", 100)
+    """Absent pairs in the middle of a row of candidates, and several pairs of one length."""
     name = save_tiny_cross_encoder(tmp_path, num_labels, kind == "bert", kind)
     module = RerankerModule(str(name), dropout=0.0).train().double()  # differences are not rounding
-    module.scoring_method = method
     batch = batch_of(RAGGED, token_types=kind == "bert")
     weights = torch.linspace(-1, 2, 15).view(3, 5)
 
@@ -106,6 +97,19 @@ def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
         torch.testing.assert_close(gradient, reference, atol=1e-9, rtol=1e-9)
 
 
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=30), st.sampled_from([0, 20, 500]))
+def test_groups_hold_every_pair_once_and_pad_less_than_a_pass_costs(
+    sizes: list[int], cost: int
+) -> None:
+    lengths = torch.tensor(sizes)
+    groups = like_length_groups(lengths, cost)
+    assert sorted(torch.cat(groups).tolist()) == list(range(len(sizes)))
+    for group in groups:
+        assert int((lengths[group].max() - lengths[group]).sum()) <= cost
+    for shorter, longer in pairwise(groups):  # The first of the next would have been too much.
+        assert int((lengths[longer].min() - lengths[shorter]).sum()) > cost
+
+
 def test_a_batch_without_any_pair_gives_zeros(model: str) -> None:
     batch = batch_of([[1, 1]])
     batch["lengths"] = torch.zeros(1, 2, dtype=torch.long)
@@ -119,70 +123,6 @@ def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(tmp_path: 
         scores = module(batch)
         objective = module.objective(scores, batch)
     assert scores.dtype == objective.dtype == torch.float32
-
-
-# Groups of like length ------------------------------------------------------------------------
-
-
-def test_a_packed_row_is_not_padded(model: str) -> None:
-    module = RerankerModule(model)
-    batch = batch_of(RAGGED)
-    module(batch)
-    assert module.scoring_method == "packed"
-    seen: list[int] = []
-    module.model.bert.embeddings.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    module(batch)
-    assert seen == [int(batch["lengths"].sum())]
-
-
-# The choice of the scoring method ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
-def test_packing_is_chosen_where_it_is_right_and_moves_no_random_number(
-    kind: str, tmp_path: Path
-) -> None:
-    module = RerankerModule(
-        str(save_tiny_cross_encoder(tmp_path, 1, kind == "bert", kind)), dropout=0.1
-    )
-    batch = batch_of([[40]], token_types=kind == "bert")  # one pair must be enough to tell
-    before = torch.get_rng_state()
-    with torch.no_grad():
-        module.eval()(batch)
-    assert torch.equal(before, torch.get_rng_state())
-    assert module.scoring_method == "packed"
-    assert not module.model.training
-    module.scoring_method = "auto"
-    module.train()(batch)
-    assert all(layer.training for layer in module.model.modules())
-
-
-def test_a_model_that_mixes_tokens_outside_attention_is_not_packed(
-    model: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    module = RerankerModule(model, dropout=0.0)
-    layer = module.model.bert.encoder.layer[0].attention.output
-    layer.register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True) * 0.1)
-    batch = batch_of([[31, 9]])
-    torch.testing.assert_close(module(batch), padded_scores(module, batch), atol=1e-5, rtol=1e-5)
-    assert module.scoring_method == "grouped"
-    assert module.model.config._attn_implementation == "sdpa"
-    assert "not packed: its score of a pair differs from" in caplog.text
-
-
-def test_whatever_a_model_raises_when_packed_is_in_the_log(
-    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(_: PreTrainedModel) -> None:
-        raise UnsupportedError('attention implementation "flash_attention_2" takes no such mask')
-
-    monkeypatch.setattr(scoring, "install", refuse)
-    module = RerankerModule(model, dropout=0.0)
-    module(batch_of(RAGGED))
-    assert module.scoring_method == "grouped"
-    assert '"flash_attention_2" takes no such mask' in caplog.text
 
 
 # Loading --------------------------------------------------------------------------------------
@@ -329,7 +269,6 @@ def test_dropout_is_on_while_training_and_off_while_evaluating(
 ) -> None:
     """transformers loads models in evaluation mode, and Lightning keeps the mode it finds."""
     module = module_of(tiny_cross_encoder_dir, dropout=0.5)
-    module.scoring_method = "grouped"  # Scoring methods are compared in evaluation mode.
     modes: dict[bool, set[bool]] = {True: set(), False: set()}
     module.model.register_forward_pre_hook(
         lambda model, _: modes[module.trainer.training].add(model.training)
@@ -388,6 +327,16 @@ def test_data_of_another_input_format_are_refused(
     other = RerankerDataModule(**{option: own}, source="files", negatives=3, **files)
     with pytest.raises(DataError, match=f"^{option}: .* Give it to the module alone"):
         quiet_trainer(tmp_path, max_steps=1).fit(module, other)
+
+
+def test_a_token_that_the_model_has_no_row_for_is_refused(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    """In the first batch there would be torch's IndexError."""
+    module = module_of(tiny_cross_encoder_dir)
+    module.model.resize_token_embeddings(9)
+    with pytest.raises(DataError, match=r"line 1: the tokenizer writes token .* model knows 9\."):
+        quiet_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
 def test_predictions_order_the_candidates_given_and_skip_rows_that_fill_the_batch(

@@ -243,5 +243,5 @@ def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> No
 
 def test_a_prompt_to_answer_and_to_refuse_is_reported(safety_files, data_in) -> None:
     files = safety_files | {"unsafe_file": [{"prompt": benign_rows(1)[0]["instruction"]}]}
-    with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign or"):
+    with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign one"):
         data_in(files).setup("fit")

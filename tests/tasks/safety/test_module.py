@@ -181,10 +181,6 @@ def test_training_makes_refusals_likely_where_they_belong(safety_files, tmp_path
             {"constrain": "answer", "formulation": PENALTY},
             r"unsafe answer.*constraint avoid needs.*unsafe_answers: take",
         ),
-        (
-            {"comply_borderline_tolerance": -3.0, "formulation": PENALTY},
-            "No borderline prompt.*borderline_file",
-        ),
     ],
 )
 def test_a_term_that_no_prompt_carries_says_what_it_needs(

@@ -18,7 +18,6 @@ from pl_pointwise.tasks.safety.records import (
     SAFE,
     UNSAFE,
     Judgement,
-    parse_borderline,
     parse_instruction,
     parse_judgement,
     parse_labelled,
@@ -205,8 +204,7 @@ UNTRAINED = {"prompt": "a", "is_safe": False, "response": {"content": "b", "weig
         (parse_instruction, [], "record is a list"),
         (parse_labelled, {"prompt": "x", "response": "y"}, '"is_safe" is missing'),
         (parse_judgement, JUDGED | {"category": {PRIVACY: 2}}, r'"category.privacy_violation"'),
-        (parse_borderline, {"text": "p"}, '"prompt" is missing'),
-        (parse_borderline, {"prompt": "p", "refusal": 3}, '"refusal" is a number'),
+        (parse_prompt, {"text": "p"}, '"prompt" is missing'),
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
         # What makes the record another:
         (parse_labelled, {"prompt": "a", "images": ["b.png"]}, '"images" is .* not read'),
@@ -214,7 +212,7 @@ UNTRAINED = {"prompt": "a", "is_safe": False, "response": {"content": "b", "weig
         (parse_labelled, {"prompt": "a", "label": "safe"}, '"label" is .* unsafe prompts'),
         (parse_instruction, ROW | {"tools": [{"name": "f"}]}, '"tools" is .* not read'),
         (parse_labelled, UNTRAINED, '"response.weight" is .* not read'),
-        (parse_borderline, {"prompt": "a", "context": "b"}, '"context" is .* not read'),
+        (parse_prompt, {"prompt": "a", "context": "b"}, '"context" is .* not read'),
         (parse_prompt, {"prompt": "a", "tools": [{"name": "f"}]}, '"tools" is .* not read'),
     ],
 )
@@ -240,3 +238,17 @@ def test_of_xstest_a_label_or_else_the_type_tells_the_unsafe_half() -> None:
     found = [parse_prompt(row, "x") for row in rows]
     assert [r.unsafe for r in found] == [True, True, False, False]
     assert [r.category for r in found] == ["privacy"] * 3 + ["benign"]
+
+
+def test_a_conversation_of_one_turn_is_a_prompt_and_of_several_is_not_its_text() -> None:
+    turns = [
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "content": "Good day."},
+        {"role": "user", "content": "Open it."},
+    ]
+    one = parse_labelled({"messages": turns[:1]}, "x")
+    assert one.prompt == parse_labelled({"prompt": "Hello."}, "x").prompt
+    several = parse_labelled({"messages": turns}, "x")
+    assert several.prompt != parse_labelled({"prompt": several.text}, "x").prompt
+    assert several.messages == turns
+    assert parse_instruction({"messages": turns, "output": "No."}, "x").messages == turns

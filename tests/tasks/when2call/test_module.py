@@ -195,7 +195,7 @@ def test_the_scoring_methods_are_compared_once_a_fit(
         ResponseScorer, "choose_method", lambda self, batch: calls.append(1) or choose(self, batch)
     )
     module = made(formulation=Penalty(weight=1.0))
-    # A validation before it would compare values alone: the first step does so anew, gradients too.
+    # A validation before it would compare too.
     for fits in (1, 2):
         trainer = quiet_trainer(tmp_path, max_epochs=2, num_sanity_val_steps=0)
         trainer.fit(module, data_of(when2call_files))

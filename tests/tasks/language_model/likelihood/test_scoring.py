@@ -280,7 +280,7 @@ def test_no_cache_where_head_embeddings_or_final_norm_are_adapted(
     [
         ("bloom", 'attention implementation "eager" is not "sdpa"'),
         ("gemma2", 'attention implementation "eager" is not "sdpa"'),
-        ("lfm2", "differs from the plain method's"),
+        ("lfm2", "its layers ['conv'] pass on more"),
     ],
 )
 def test_models_that_cannot_share_a_prompt_fall_back_and_say_why(
