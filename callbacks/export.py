@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from pl_pointwise.errors import one_of
 from pl_pointwise.extras import needs
 from pl_pointwise.files import check_export_folder, replaced_folder
 from pl_pointwise.module import PointwiseModule
@@ -21,20 +19,16 @@ from .feasible_checkpoint import FeasibleCheckpoint
 with needs("language", "ModelExport"):
     import huggingface_hub  # noqa: F401  # Its cards, for which there is time before the fit.
 
-log = logging.getLogger(__name__)
-
 
 class ModelExport(Callback):
-    """Calls the module's ``export(folder)``, on rank 0.
+    """Calls the module's ``export(folder)`` after a fit, on rank 0.
 
-    After a fit with :class:`~.feasible_checkpoint.FeasibleCheckpoint`, of the checkpoint that it
-    chose, else of the last weights. The log and the model card say which.
+    With :class:`~.feasible_checkpoint.FeasibleCheckpoint`, of the checkpoint that it chose, else of
+    the last weights. The log and the model card say which; the card shows their last validation.
 
     Args:
         folder: where; a relative one is below the trainer's ``default_root_dir``. An earlier export
             there stays until the new one is complete; other files are refused before training.
-        after: "fit", with the last validation of the exported weights on the card, or "test", of
-            the weights that were tested, with what ``test`` found certified.
         license: of the exported model, by the hub's name for it, such as "apache-2.0", on the card.
         language: of the data, such as ["en"], on the card.
         datasets: trained on, by their names on the hub, on the card.
@@ -43,20 +37,18 @@ class ModelExport(Callback):
     def __init__(
         self,
         folder: str = "export",
-        after: Literal["fit", "test"] = "fit",
         license: str | None = None,
         language: Sequence[str] = (),
         datasets: Sequence[str] = (),
     ) -> None:
-        one_of("after", after, ("fit", "test"))
-        self.folder, self.after = Path(folder), after
+        self.folder = Path(folder)
         self.facts = {"license": license, "language": [*language], "datasets": [*datasets]}
         self._chosen = ""
         # What the last validation found, and that of the chosen weights.
         self._evaluated, self._of_chosen = dict[str, Any](), dict[str, Any]()
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        if stage == self.after:
+        if stage == "fit":
             check_export_folder(Path(trainer.default_root_dir) / self.folder)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -66,23 +58,16 @@ class ModelExport(Callback):
             self._evaluated = dict(pl_module.evaluated)
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.after == "fit":
-            self._follow_choice(trainer)
-            if trainer.is_global_zero:
-                self._export(trainer, self._chosen_module(pl_module))
-
-    def on_test_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.after == "test" and trainer.is_global_zero:
-            tested, chosen = str(trainer.ckpt_path or ""), chosen_checkpoint(trainer)
-            if chosen not in ("", tested):
-                log.warning(
-                    "What was tested is exported, %s; FeasibleCheckpoint chose %s. Test with that "
-                    "as ckpt_path to export it with its certificate.",
-                    tested or "the last weights",
-                    chosen,
-                )
-            notes_of(pl_module).checkpoint = Path(tested).name
-            self._export(trainer, pl_module)
+        self._follow_choice(trainer)
+        if not trainer.is_global_zero:
+            return
+        module, folder = self._chosen_module(pl_module), Path(trainer.default_root_dir, self.folder)
+        notes_of(module).facts = self.facts
+        with replaced_folder(folder) as whole:
+            module.export(whole)
+        path = notes_of(module).checkpoint
+        of = f"the checkpoint {path}" if path else "the last step"
+        rank_zero_info(f"Model exported to {folder}, with the weights of {of}")
 
     def _follow_choice(self, trainer: Trainer) -> None:
         """Keeps what the last validation found if its weights have been chosen since."""
@@ -99,15 +84,6 @@ class ModelExport(Callback):
         notes_of(chosen).checkpoint = Path(self._chosen).name
         chosen.evaluated.update(self._of_chosen)
         return chosen
-
-    def _export(self, trainer: Trainer, module: PointwiseModule) -> None:
-        notes_of(module).facts = self.facts
-        folder = Path(trainer.default_root_dir) / self.folder
-        with replaced_folder(folder) as whole:
-            module.export(whole)
-        path = notes_of(module).checkpoint
-        of = f"the checkpoint {path}" if path else "the last step"
-        rank_zero_info(f"Model exported to {folder}, with the weights of {of}")
 
 
 def chosen_checkpoint(trainer: Trainer) -> str:

@@ -121,12 +121,6 @@ class PointwiseCLI(LightningCLI):
         quiet = ["--trainer.logger", "false", "--trainer.callbacks", "null"]
         return cls([*words, *options, *quiet], run=False)
 
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        parser = super().init_parser(**kwargs)
-        assert isinstance(parser, ShortErrorParser)
-        parser.outermost = True
-        return parser
-
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
             "--accept_differences",

@@ -28,7 +28,8 @@ DEBUG = "PL_POINTWISE_DEBUG"
 MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
 """What classes raise that are given other arguments than they take."""
 
-KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*')
+KEY = re.compile(r'(?:Parser key "|--)([\w.]+)(?:"(?: element \d+)?)?:\s*')
+"""What the parser, or an inner one of this kind, puts before its reason."""
 AROUND = re.compile(r"[\s-]*(Parser key|Problem with given|Does not validate|Expected a path but)")
 """How jsonargparse's errors begin that put something around another one."""
 NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')|(?<=import path string: )\w+|(?<=value: )\w+")
@@ -53,8 +54,6 @@ class Refusal(argparse.ArgumentError):
 class ShortErrorParser(LightningArgumentParser):
     """LightningCLI's parser, whose errors are sentences; those of classes within are of it too."""
 
-    outermost = False
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A name cut short was taken for the option, silently; now it is answered by the whole one.
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -64,32 +63,31 @@ class ShortErrorParser(LightningArgumentParser):
             super().error(message, ex)
         if isinstance(ex, Refusal):
             raise ex
-        if not self.outermost:
-            raise Refusal(None, message if KEY.match(message) else self._sentence(message)) from ex
         option, cause = behind(ex or ValueError(message))
-        reason, place = KEY.sub("", str(cause)), place_in_own_code(cause)
+        reason = printable(KEY.sub("", str(cause), 1))
         if not isinstance(cause, Refusal):
-            reason = f"{printable(reason)}{place}." if place else self._sentence(reason)
+            place = place_in_own_code(cause)
+            reason = f"{reason.rstrip('.')}{place}." + (place == "") * self._hint(reason)
         reason = f"--{option}: " * bool(option) + reason
         if not self.exit_on_error:
             raise Refusal(None, reason) from ex
         end(self.prog.replace(" [options]", ""), reason)
 
-    def _sentence(self, reason: str) -> str:
-        """Returns a reason on one line, with " Did you mean …?" for an option or a class."""
-        reason = f"{printable(reason).rstrip('.')}."
-        if re.search(r"(--|\.|')(lr|learning_rate)\b", reason):
-            return f"{reason}{RATE}"
-        if re.search(r"required.*\bmodel\b", reason):
-            return f"{reason} Give a configuration: --config TASK."
-        known = [plain(each.dest) for each in self._actions]
-        if "--" not in reason:
-            known += [name for package in WITH_CLASSES for name in import_module(package).__all__]
+    def _hint(self, reason: str) -> str:
+        """The remedy where it is known: " Did you mean …?" for an option or a class."""
+        if "are required: " in reason:
+            return " Give a configuration: --config TASK."
+        if re.search(r"\b(lr|l\w+_rate)\b", reason):
+            return RATE
+        modules = map(import_module, () if "--" in reason else WITH_CLASSES)
+        known = [name for module in modules for name in module.__all__]
+        known += [plain(action.dest) for action in self._actions]
+        lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
         for name in NAME.findall(reason):
-            near = get_close_matches(plain(name), known, 1)
+            near = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
             if near and name not in known:
-                return f"{reason} Did you mean {near[0]!r}?"
-        return reason
+                return f" Did you mean {lasts[near[0]]!r}?"
+        return ""
 
 
 def plain(option: str) -> str:
@@ -161,15 +159,6 @@ class CommandParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuses what is nearly an option of its own, which Lightning would not know."""
-        known, rest = super().parse_known_args(args, namespace)
-        for word in rest:
-            near = get_close_matches(word.partition("=")[0], self._option_string_actions, 1, 0.75)
-            if near and word.startswith("--"):
-                self.error(f"unrecognized arguments: {word}. Did you mean {near[0]!r}?")
-        return known, rest
 
     def error(self, message: str) -> NoReturn:
         if debugging():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
@@ -68,8 +68,8 @@ def overview() -> str:
     found = by_kind()
     lines = ["packaged configurations", "", "  base (--config NAME):"]
     lines.append(f"    {', '.join(found['base'])}")
-    for kind in ("variants", "methods", "comparisons"):
-        option = "compare --methods" if kind == "comparisons" else "--config"
+    options = {"variants": "--config", "methods": "--config", "comparisons": "compare --methods"}
+    for kind, option in options.items():
         lines.append(f"  {kind} ({option} TASK/NAME):")
         for task, names in groupby(found[kind], lambda name: name.partition("/")[0]):
             short = ", ".join(name.partition("/")[2] for name in names)
@@ -116,39 +116,28 @@ def read_mapping(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoad
     return read
 
 
-def split_configs(args: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Yields the words of a command line; an option for a configuration with its value."""
-    words = iter(args)
-    for word in words:
-        option, equals, value = word.partition("=")
-        if option in OPTIONS:
-            yield option, value if equals else next(words, None)
-        else:
-            yield word, None
-
-
 def with_config_parts(args: Iterable[str]) -> list[str]:
     """Returns a command line with the parts instead of names."""
-    found, args = list[str](), list(args)
-    require_order([name for _, name in split_configs(args) if name is not None])
-    for word, name in split_configs(args):
-        parts = [word] if name is None else config_parts(name)
-        found += parts if name is None else [each for part in parts for each in (word, part)]
+    found, names, words = list[str](), list[str](), iter(args)
+    for word in words:
+        option, equals, name = word.partition("=")
+        name = name if equals else next(words, "") if option in OPTIONS else ""
+        if option not in OPTIONS or not name:
+            found.append(word)
+            continue
+        names.append(name)
+        found += [each for part in config_parts(name) for each in (option, part)]
+    require_order(names)
     return found
 
 
 def require_order(names: Sequence[str]) -> None:
-    """Refuses a variant or method in front of its base, which would undo it, or without one."""
+    """Refuses a variant or method without its base, or a file, in front of it."""
     for number, name in enumerate(names):
-        task, before = name.partition("/")[0], names[:number]
-        own = any(not is_packaged(each) for each in before)  # May be a base.
-        if name != task and is_packaged(name) and task not in before and not own:
+        task, before, known = name.partition("/")[0], names[:number], packaged_configs()
+        over_none = task in names or known.keys() >= {*before}
+        if name in known and name != task and task not in before and over_none:
             raise DataError(f"{name} goes behind its base: --config {task} --config {name}.")
-
-
-def is_packaged(name: str) -> bool:
-    """Whether a configuration is a packaged one; files come first."""
-    return name in packaged_configs() and not os.path.isfile(name)
 
 
 def _not_found(name: str) -> Any:

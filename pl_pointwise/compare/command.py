@@ -65,23 +65,21 @@ def check_methods(comparison: Comparison) -> DataFrame | None:
     Returns what the predecessor measures, where a requirement compares with it.
     """
     quieten()
-    runs, cli, built = comparison.runs, None, None
+    runs, cli = comparison.runs, None
     results = {run.title: run.result() or {} for run in runs}
     bounds = {title: found["bounds"] for title, found in results.items() if "bounds" in found}
-    for run in {run.method: run for run in reversed(runs) if not run.finished}.values():
+    first = runs[:1] if comparison.requirements else []  # Whose data are set up; built last.
+    to_build = [*first, *(run for run in runs if not run.finished)]
+    for run in {run.method: run for run in reversed(to_build)}.values():
         cli = None
         gc.collect()  # The next model is loaded.
         with errors_of(run.method):
             cli = PointwiseCLI(run.arguments, run=False)
             _check_data(cli)
-            bounds[run.title], built = bounds_of(cli.model), run
-    if not comparison.requirements:
+            bounds[run.title] = bounds_of(cli.model)
+    if not comparison.requirements or cli is None:
         return None
     require_same_bounds(bounds)
-    if built is not runs[0]:
-        cli = None
-        gc.collect()
-    cli = cli or PointwiseCLI(runs[0].arguments, run=False)
     return check_requirements(comparison, cli)
 
 
@@ -129,8 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         "--require",
         metavar="REQUIREMENT",
         help="what the chosen model has to meet on new inputs: 'relevance: violated <= 0.05', "
-        "'relevance: q90 <= 0.5', 'mcq/tool_call: violated <= 0.1', 'over_refusal <= 0.05', "
-        "'lost(relevance) <= 0.02'; several hold together",
+        "'over_refusal <= 0.05', 'lost(relevance) <= 0.02'; several hold together",
         **several,
     )
     parser.add_argument(

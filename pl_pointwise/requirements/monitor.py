@@ -94,15 +94,11 @@ def main(args: Sequence[str]) -> None:
     known, options = parser.parse_known_args(list(args))
     with short_errors(parser.prog, REFUSED):
         checks = monitor(known.folder, options, known.config, known.state)
-    print(_statements(checks), flush=True)
+    print(*(each.statement() for each in checks), sep="\n", flush=True)
     if known.output is not None:
         known.output.write_text(json.dumps([asdict(check) for check in checks], indent=1))
     if any(check.verdict == BROKEN for check in checks):
         raise SystemExit(1)
-
-
-def _statements(checks: Sequence[Check]) -> str:
-    return "\n".join(check.statement() for check in checks)
 
 
 def monitor(
@@ -155,9 +151,10 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     except Timeout:
         raise RequirementError(f"{path} is in use by another monitor. Try again later.") from None
     except OSError as error:
+        said = "\n".join(each.statement() for each in checks)
         raise RequirementError(
             f"{path}: {error.strerror or error}. These records are not on record: make room or "
-            f"name another --state, and give them again.\n{_statements(checks)}"
+            f"name another --state, and give them again.\n{said}"
         ) from None
     return checks
 

@@ -1,4 +1,4 @@
-"""The model is exported when the fit or the test ends, where the callback says."""
+"""The model is exported when the fit ends, where the callback says."""
 
 from __future__ import annotations
 
@@ -28,11 +28,8 @@ class Exporting(LineModule):
         return Path(path)
 
 
-def run(module: LineModule, root: Path, callback: ModelExport, test: bool = False) -> None:
-    trainer = quiet_trainer(root, max_epochs=1, callbacks=[callback])
-    trainer.fit(module, LineData())
-    if test:
-        trainer.test(module, LineData(), verbose=False)
+def run(module: LineModule, root: Path, callback: ModelExport) -> None:
+    quiet_trainer(root, max_epochs=1, callbacks=[callback]).fit(module, LineData())
 
 
 def test_export_holds_the_trained_weights_and_what_only_the_user_knows(tmp_path: Path) -> None:
@@ -44,19 +41,10 @@ def test_export_holds_the_trained_weights_and_what_only_the_user_knows(tmp_path:
     assert ModelCard.load(tmp_path / "model/README.md").data.to_dict().items() >= facts.items()
 
 
-def test_after_test_the_card_certifies_what_test_found(tmp_path: Path) -> None:
-    run(Exporting(Pointwise()), tmp_path, ModelExport("model", after="test"))
-    assert not (tmp_path / "model").exists()
-    run(Exporting(Pointwise()), tmp_path, ModelExport("model", after="test"), test=True)
-    text = (tmp_path / "model/README.md").read_text()
-    assert "### test" in text
-    assert "Clopper–Pearson" in text
-
-
-def run_with_choice(root: Path, after: Any) -> tuple[Exporting, FeasibleCheckpoint, Trainer]:
+def run_with_choice(root: Path) -> tuple[Exporting, FeasibleCheckpoint, Trainer]:
     """Three epochs, of whose checkpoints the first is chosen: the smallest |w| of none feasible."""
     chooser = FeasibleCheckpoint("mean", at_most=100.0, dirpath=str(root))
-    callbacks: list[Callback] = [ModelExport("model", after=after), chooser]
+    callbacks: list[Callback] = [ModelExport("model"), chooser]
     module = Exporting(Pointwise())
     trainer = quiet_trainer(root, max_epochs=3, enable_checkpointing=True, callbacks=callbacks)
     trainer.fit(module, LineData())
@@ -68,7 +56,7 @@ def test_the_exported_weights_are_those_of_the_chosen_checkpoint(
 ) -> None:
     said = list[str]()
     monkeypatch.setattr("pl_pointwise.callbacks.export.rank_zero_info", said.append)
-    module, chooser, trainer = run_with_choice(tmp_path, "fit")
+    module, chooser, trainer = run_with_choice(tmp_path)
     chosen = torch.load(chooser.best_model_path, weights_only=True)
     assert chosen["epoch"] == 0
     written = (tmp_path / "model/weight.txt").read_text()
@@ -86,22 +74,6 @@ def test_the_exported_weights_are_those_of_the_chosen_checkpoint(
     first = module.evaluated["val"]["fit"].worst().max()
     assert f"| {first:.3g} |" in card
     assert f"| {last:.3g} |" not in card
-
-
-def test_after_test_the_tested_weights_are_exported_and_a_choice_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The certificate on the card is theirs."""
-    module, chooser, trainer = run_with_choice(tmp_path, "test")
-    trainer.test(module, LineData(), verbose=False)
-    assert (tmp_path / "model/weight.txt").read_text() == str(module.weight.tolist())
-    assert f"FeasibleCheckpoint chose {chooser.best_model_path}" in caplog.text
-    (tmp_path / "model").rename(tmp_path / "last")
-    caplog.clear()
-    trainer.test(module, LineData(), ckpt_path=chooser.best_model_path, verbose=False)
-    assert "FeasibleCheckpoint chose" not in caplog.text
-    chosen = torch.load(chooser.best_model_path, weights_only=True)["state_dict"]["weight"]
-    assert (tmp_path / "model/weight.txt").read_text() == str(chosen.tolist())
 
 
 def test_a_task_without_export_says_so(tmp_path: Path) -> None:
@@ -129,8 +101,6 @@ def test_an_export_that_fails_leaves_the_earlier_one_and_others_files_stay(tmp_p
 
 
 def test_what_cannot_work_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="after='predict'"):
-        ModelExport(after="predict")  # type: ignore[arg-type]
     (tmp_path / "mine/certificate").mkdir(parents=True)
     for folder, said in (("mine/..", "not of an earlier export"), ("mine", "certified model")):
         module = Exporting(Pointwise())

@@ -46,14 +46,11 @@ class Generation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={self.max_new_tokens}: give at least 1.")
-        if not self.temperature > 0:
+        if self.max_new_tokens < 1 or not self.temperature > 0 or self.top_k < 0:
             raise ValueError(
-                f"temperature={self.temperature}: give more than 0, or sample: false for greedy."
+                f"{self}: max_new_tokens is at least 1, temperature above 0 (sample: false for "
+                "greedy), and top_k a number of tokens, or 0 for all."
             )
-        if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k}: give a number of tokens, or 0 for all.")
 
 
 @dataclass(frozen=True)

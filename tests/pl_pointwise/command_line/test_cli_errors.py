@@ -44,7 +44,7 @@ CASES = {
     f"fit {LINE} {POINTWISE} --model.formulation.alpha -1": ["error: Pointwise(alpha=-1.0): alpha"],
     f"fit {LINE} --trainer.max_epoks 1": ["--trainer.max_epoks", "'trainer.max_epochs'"],
     f"fit {LINE} --model.tolerance wide": ["error: --model.tolerance: ", "'float'", "wide"],
-    "fit --config reranker --model.lern_rate 1": ["--model: ", "'lern_rate'"],
+    "fit --config reranker --model.lern_rate 1": ["'lern_rate'", "optimization.learning_rate"],
     f"fit {LINE} {POINTWISE} --model.formulation.alhpa 1": [
         "error: --model.formulation: ",
         "'alhpa'",
@@ -72,7 +72,7 @@ CASES = {
     "fit --config nested.yaml": [
         "error: --model: ",
         "optimization.lerning_rate'",
-        "'training.optimization.learning_rate'",
+        "--model.init_args.training.optimization.learning_rate",
     ],
     "fit --config reranker/average": ["--config reranker --config reranker/average"],
     "fit --config digits/penalty_hinge -c digits": [
@@ -86,9 +86,8 @@ CASES = {
     f"fit {LINE} {QUIET} --data.batch_size 0": ["error: batch_size=0: "],
     "fit --config reranker --model.model_name ./nomodel": ["./nomodel: there is no such folder."],
     # compare.
-    "compare --config base.yaml --output out --seed 1": ["--seed. Did you mean '--seeds'?"],
+    "compare --config base.yaml --output out --seed 1": ["unrecognized arguments: --seed 1"],
     "compare --config base.yaml --output out --modle 1": ["--modle 1", "nothing was run"],
-    "monitor folder --stat x": ["--stat. Did you mean '--state'?"],
     "compare --config base.yaml --output out --methods no.yaml": ["error: No configuration 'no.y"],
     "compare --config digits/average --config digits --output out": ["--config digits --config d"],
     "compare --config base.yaml --output out --set model.toleranc=1": ["'toleranc'", "'tolerance'"],

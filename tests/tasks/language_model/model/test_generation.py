@@ -174,9 +174,9 @@ def test_texts_end_before_the_end_token_and_the_cut_ones_are_told(language_model
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_new_tokens": 0}, "at least 1"),
-        ({"temperature": 0.0}, "sample: false"),
-        ({"top_k": -1}, "0 for all"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0, .*at least 1"),
+        ({"temperature": 0.0}, "temperature=0.0, .*sample: false"),
+        ({"top_k": -1}, "top_k=-1, .*0 for all"),
     ],
 )
 def test_settings_that_generate_nothing_are_refused(settings, message) -> None:
