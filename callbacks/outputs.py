@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 from lightning.pytorch import Trainer
 
-from pl_pointwise.files import run_root
+from pl_pointwise.files import free_path, run_root
 
 
 class RunFolder:
@@ -24,9 +22,7 @@ class RunFolder:
         """Makes the folder at ``path``; to be called on all ranks when training starts."""
         root, name = run_root(trainer), self.restored
         if trainer.is_global_zero:
-            if name is None:
-                names = (f"{self.folder}-{number}" if number else self.folder for number in count())
-                name = next(each for each in names if not (root / each).exists())
+            name = name or free_path(root, self.folder).name
             (root / name).mkdir(parents=True, exist_ok=self.restored is not None)
         self.name, self.restored = str(trainer.strategy.broadcast(name)), None
         self.path = root / self.name

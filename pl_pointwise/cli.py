@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pkgutil import resolve_name
@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
@@ -145,8 +145,11 @@ class PointwiseCLI(LightningCLI):
             return
         config = self.config[self.subcommand]
         path = config.get("ckpt_path")
-        if path == "":
-            raise TrainingError("--ckpt_path is empty: name a checkpoint, or leave the option out.")
+        if path in ("", "best") or (path == "last" and self.subcommand != "fit"):
+            raise TrainingError(
+                f"--ckpt_path {path!r} names no file. Give the path of a checkpoint, or leave the "
+                "option out."
+            )
         if path and os.path.isfile(path) and not config.accept_differences:
             model = config.model.as_dict()
             refuse_other_settings(path, resolve_name(model["class_path"]), model["init_args"])
@@ -169,22 +172,13 @@ class PointwiseCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """``--ckpt_path last`` may be a first start, but not where every run has a new folder."""
-        self._require_last(lambda saver: saver.dirpath and saver.save_last)
-
-    def before_test(self) -> None:
-        """Refuses ``last`` and ``best`` without such a file: the model would be untrained."""
-        self._require_last(lambda saver: saver._find_last_checkpoints(self.trainer))
-
-    def _require_last(self, has_last: Callable[[ModelCheckpoint], object]) -> None:
-        named = self.config[self.subcommand].get("ckpt_path")
-        savers = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        if named == "best" or (named == "last" and not any(map(has_last, savers))):
+        savers: list[Any] = [*self.trainer.checkpoint_callbacks]
+        kept = any(getattr(s, "dirpath", None) and getattr(s, "save_last", None) for s in savers)
+        if self.config[self.subcommand].get("ckpt_path") == "last" and not kept:
             raise TrainingError(
-                f"--ckpt_path {named} finds no checkpoint. Give its path, or for last a "
-                "ModelCheckpoint with dirpath and save_last: true, in both runs."
+                "--ckpt_path last finds no checkpoint. Give its path, or a ModelCheckpoint with "
+                "dirpath and save_last: true, in both runs."
             )
-
-    before_validate = before_predict = before_test
 
     def after_fit(self) -> None:
         next_steps.after_fit(self.trainer, self.model, self.datamodule)
@@ -199,7 +193,7 @@ class PointwiseCLI(LightningCLI):
         self.after_validate()
         checkpoint = self.config[self.subcommand].get("ckpt_path")
         if self.trainer.is_global_zero and checkpoint and exports(type(self.model)):
-            print(f"\nNext:\n\n  {export_command(self.model, checkpoint)}")
+            print(f"\nNext:\n\n  {export_command(checkpoint)}")
 
     def after_validate(self) -> None:
         if not self.trainer.is_global_zero:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 from stat import S_ISREG
 
@@ -31,6 +32,12 @@ def write_whole(path: Path, text: str) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)  # Of a disk that is full.
+
+
+def free_path(folder: Path, name: str, ending: str = "") -> Path:
+    """The first of NAME, NAME-1, … in a folder that is not there."""
+    paths = (folder / f"{name}{f'-{n}' if n else ''}{ending}" for n in count())
+    return next(path for path in paths if not path.exists())
 
 
 def run_root(trainer: Trainer) -> Path:

@@ -33,13 +33,6 @@ class _PlainLoader(DistinctLoader):
         return super().compose_node(*where)
 
 
-class Unfolded(yaml.SafeDumper):
-    """Writes a value each time that it occurs, without aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
 def read_foreign(path: Path) -> dict[str, Any]:
     """Returns what a stranger's configuration maps names to; DataError where that is unreadable."""
     if path.stat().st_size > LONGEST:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +12,33 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from ..files import run_root, write_whole
+from ..files import free_path, run_root, write_whole
 from ..module import PointwiseModule
-
-CONFIG = "config.yaml"
-"""What a command writes into the folder of its run; ``fit`` config-1.yaml, … where there is one."""
-NAME = re.compile(r"config(?:-(\d+))?\.yaml$")
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves the configuration in the run's own folder, and writes over no file.
-
-    Attributes:
-        path: of the file, on the first rank.
-    """
+    """Saves the configuration in the run's own folder: config.yaml, and ``fit`` over no file."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._folder = run_root(trainer)  # Asks all ranks.
         super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        text = self.parser.dump(self.config, skip_none=False)
-        names = (f"config-{number}.yaml" if number else CONFIG for number in count())
-        paths = (self._folder / name for name in names)
-        free = next(p for p in paths if not p.exists() or p.read_bytes() == text.encode())
-        if stage == "fit" or free.name == CONFIG:
-            write_whole(free, text)
-            self.path = free
+        if stage == "fit" or config_in(self._folder) is None:
+            path = free_path(self._folder, "config", ".yaml")
+            write_whole(path, self.parser.dump(self.config, skip_none=False))
+
+
+def config_in(folder: Path) -> Path | None:
+    """The last configuration that was written into a folder, if it has one."""
+    found = [*folder.glob("config.yaml"), *folder.glob("config-[0-9]*.yaml")]
+    return max(found, key=lambda path: (len(path.name), path.name), default=None)
 
 
 def config_of(checkpoint: str | Path) -> Path | None:
     """The last configuration in the folder of the run that wrote a checkpoint, if it has one."""
-    for folder in Path(checkpoint).absolute().parents[:2]:
-        found = [(int(n[1] or 0), p) for p in folder.glob("config*") if (n := NAME.match(p.name))]
-        if found:
-            return max(found)[1]
-    return None
+    folders = Path(checkpoint).absolute().parents[:2]
+    return next(filter(None, map(config_in, folders)), None)
 
 
 def config_option(checkpoint: str | Path) -> str:
@@ -74,11 +63,10 @@ def after_fit(trainer: Any, module: LightningModule, data: Any) -> None:
         print(f"{written}, without a checkpoint: no ModelCheckpoint saved one.")
         return
     print(f"{written}: log, configuration and checkpoint. Next:\n")
-    saved = (one.path for one in trainer.callbacks if isinstance(one, SaveConfig))
     if any(is_overridden("test_dataloader", each) for each in (data, module) if each is not None):
-        print(f"  {_command('test', next(saved, config_of(paths[0])), paths[0])}")
+        print(f"  {_command('test', config_in(folder), paths[0])}")
     elif exports(type(module)):
-        print(f"  {export_command(module, paths[0])}")
+        print(f"  {export_command(paths[0])}")
     else:
         print(f"  define test_dataloader() or export() to go on with {short_path(paths[0])}")
 
@@ -102,10 +90,9 @@ def exports(kind: type) -> bool:
     return getattr(kind, "export", PointwiseModule.export) is not PointwiseModule.export
 
 
-def export_command(module: LightningModule, checkpoint: str) -> str:
-    """The command that exports a checkpoint; it names the configuration if the class is own."""
-    ships = type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return _command("export", None if ships else config_of(checkpoint), checkpoint)
+def export_command(checkpoint: str) -> str:
+    """The command that exports a checkpoint."""
+    return _command("export", config_of(checkpoint), checkpoint)
 
 
 def _command(name: str, config: Path | None, checkpoint: str) -> str:

@@ -26,7 +26,7 @@ from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import MISTAKES
-from pl_pointwise.command_line.foreign_names import Unfolded, foreign_names, read_foreign
+from pl_pointwise.command_line.foreign_names import foreign_names, read_foreign
 from pl_pointwise.errors import printable
 from pl_pointwise.files import changed_files, digest_now
 from pl_pointwise.loading import certificate_in
@@ -56,7 +56,8 @@ def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -
         if path.is_file() and path.suffix != ".md"
     }
     config = config_for_new_records(yaml.safe_load((run / "config.yaml").read_text()))
-    (inside / "config.yaml").write_text(yaml.dump(config, Dumper=Unfolded, sort_keys=False))
+    config = json.loads(json.dumps(config))  # As YAML would write what stands twice as an alias.
+    (inside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     whole = {**certificate, "date": date.today().isoformat(), "files": files}
     (inside / "certificate.json").write_text(json.dumps(whole, indent=1))
 

@@ -10,10 +10,6 @@ from ..lagrangian.duals import Duals
 from ..lagrangian.terms import OBJECTIVE, Measured
 from ..task import Task, warn
 
-LARGE, STAYS, LEFT = 100.0, 0.05, 0.1
-"""λ in its unit, the share of samples violated, and their mean violation over that of the first
-epoch, beyond which λ grows and does not help."""
-
 
 class LastWords:
     """Keeps each sample's largest violation in an epoch, and says at the end what they mean."""
@@ -25,14 +21,9 @@ class LastWords:
     def start_fit(self) -> None:
         self.lines: list[str] = []  # Those that are no warning, for the command line.
         self._ever: set[str] = set()  # Constraints that this fit has violated.
-        self._first: dict[str, Tensor] = {}  # Their mean violation in its first epoch with one.
-        self._worst: dict[str, list[Tensor]] = {}
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        for name, found in self._worst.items():
-            if name in self._ever and name not in self._first:
-                self._first[name] = _mean_violated(torch.cat(found))
         self._worst = {name: [torch.zeros(0)] for name in self.task.constraints}
 
     def add(self, measured: Measured) -> None:
@@ -71,7 +62,7 @@ class LastWords:
             alone = not any(len(values) for of in self._worst.values() for values in of)
             answer = "membership() leaves all of them out, or there are none." * alone
             return "applied to no sample in the last epoch", answer
-        equality, largest = self.task.constraints[name].equals is not None, 0.0
+        equality = self.task.constraints[name].equals is not None
         text = f"{int((worst > 0).sum()):,} of {len(worst):,} violated in the last epoch"
         if equality:
             mean, most = f"{worst.mean():.3g}", f"{worst.max():.3g}"
@@ -79,35 +70,17 @@ class LastWords:
         formulation, table = duals.in_force.get(name), duals.multipliers.get(name)
         if formulation is None:
             return text, ""
-        if table is not None and table.numel():
-            largest = float(table.abs().max())
-            if formulation.scope == "sample":
-                text += f", λ {'≠' if equality else '>'} 0 on {int(table.any(1).sum()):,}"
+        if formulation.scope == "sample" and table is not None and table.numel():
+            text += f", λ {'≠' if equality else '>'} 0 on {int(table.any(1).sum()):,}"
         # Of all formulations only the linear penalty acts below the bound.
         below = formulation.lagrangian(torch.tensor([-2.0, -1.0]), torch.zeros(2))
-        times = largest / (duals.units.unit(name) or torch.inf)
-        answer = ""
         if equality:
             return text, ""
-        if name not in self._ever:
-            if not largest and below[0] == below[1]:
-                answer = "it never acted, so this run is one with formulation: null."
-        elif (worst > 0).all():
-            answer = (
+        if name not in self._ever and below[0] == below[1] and (table is None or not table.any()):
+            return text, "it never acted, so this run is one with formulation: null."
+        if (worst > 0).all():
+            return text, (
                 "its bound is out of reach, the epochs were too few, or it is the wrong way round "
                 "(at_most for at_least). See docs/settings.md."
             )
-        elif (
-            times > LARGE
-            and (worst > 0).float().mean() > STAYS
-            and _mean_violated(worst) > LEFT * self._first.get(name, 0.0)
-        ):
-            answer = (
-                f"λ has grown to {times:,.0f} times its unit and the weights do not follow. "
-                "Raise training.primal_steps, or the bound is out of reach."
-            )
-        return text, answer
-
-
-def _mean_violated(worst: Tensor) -> Tensor:
-    return worst[worst > 0].mean()
+        return text, ""

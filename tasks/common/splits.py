@@ -52,36 +52,28 @@ def hold_out(
 ) -> list[int]:
     """The part of each record, (N,): 0 for training, j for the j-th held-out part.
 
-    Groups are taken in an order drawn by ``seed``, each that does not push the part above its share
-    of the records; the smallest alone where none fits. With ``categories`` so within each of them:
-    what is missing in one is taken from the next, and a group of each stays in training.
+    Groups are taken in an order drawn by ``seed``, over which each of the ``categories`` is evenly
+    spread: each group that does not push the part above its share of the records; the smallest
+    alone where none fits. A group of each category stays in training.
     """
-    sizes, category = Counter(groups), dict[str, str]()
-    for group, kind in zip(groups, categories or [""] * len(groups), strict=True):
-        category.setdefault(group, kind)
-    orders: dict[str, list[str]] = {kind: [] for kind in sorted(set(category.values()))}
-    for group in sorted(sizes, key=lambda group: digest(seed, group)):
-        orders[category[group]].append(group)
-    part_of: dict[str, int] = {}
+    sizes = Counter(groups)
+    kind = dict(zip(groups, categories or [""] * len(groups), strict=True))
+    drawn = sorted(sizes, key=lambda group: digest(seed, group))
+    ranks = stratified_ranks([""] * len(drawn), [kind[group] for group in drawn])
+    order = [group for _, group in sorted(zip(ranks, drawn, strict=True))]
+    part_of, left = dict[str, int](), Counter(kind.values())
     for part, share in enumerate(shares, start=1):
-        left = [[each for each in order if each not in part_of] for order in orders.values()]
-        missing = 0.0
-        for order, there in zip(orders.values(), left, strict=True):
-            target = share * sum(sizes[group] for group in order)
-            more = min([missing, *(sizes[group] for group in there)])
-            # Without the rounding 0.9 + 0.1 is not enough for a group of one. Not where there is
-            # nothing to add: what is held out without categories stays what it was.
-            most = round(target + more, 9) if more else target
-            size = taken = 0
-            for group in there:
-                if size + sizes[group] <= most and taken + 1 < len(there):
-                    part_of[group] = part
-                    size, taken = size + sizes[group], taken + 1
-            missing += target - size
-        if share > 0 and part not in part_of.values():
-            several = [group for order in left if len(order) > 1 for group in order]
-            if several:  # Else each is the only one that teaches what it asks.
-                part_of[min(several, key=lambda group: sizes[group])] = part
+        size = 0
+        for group in order:
+            fits = size + sizes[group] <= share * len(groups)
+            # The last group of a category stays, as else nothing teaches what it asks.
+            if fits and group not in part_of and left[kind[group]] > 1:
+                part_of[group] = part
+                size, left[kind[group]] = size + sizes[group], left[kind[group]] - 1
+        others = [each for each in order if each not in part_of and left[kind[each]] > 1]
+        if share > 0 and not size and others:
+            smallest = min(others, key=lambda group: sizes[group])
+            part_of[smallest], left[kind[smallest]] = part, left[kind[smallest]] - 1
     return [part_of.get(group, 0) for group in groups]
 
 
@@ -99,17 +91,12 @@ def split_by_group(
     for part, name in enumerate(names, start=1):
         if part in parts:
             continue
-        if name == "val" and len(set(groups)) > 1:
-            rank_zero_warn(
-                f"{records[0].where}: no kind of record has two of different {group_name}, so none "
-                "is held out for val."
-            )
-        else:
+        text = f"{records[0].where}: no kind of record has two of different {group_name}"
+        if name == "test":  # Of which certificates are.
             raise DataError(
-                f"{records[0].where}: the records are of {len(set(groups))} groups ({group_name}), "
-                f"so there is none to hold out for {name}. Set a file of held-out records, or "
-                f"{name}_fraction to 0."
+                f"{text}, so none can be test. Set a file of them, or test_fraction to 0."
             )
+        rank_zero_warn(f"{text}, so none is held out for {name}.")
     return {
         name: [record for record, own in zip(records, parts, strict=True) if own == part]
         for part, name in enumerate(["train", *names])

@@ -181,7 +181,7 @@ def test_a_configuration_that_was_there_is_never_written_over(
     Path("config.yaml").write_text(text)
     logger = logger if logger == "false" else f"{__name__}.{logger}"
     quiet = [*SMALL[:4], "--trainer.logger", logger, *SMALL[6:]]
-    for epochs in ("1", "2", "2"):
+    for epochs in ("1", "2"):
         main(["fit", "--config", "config.yaml", *quiet, "--trainer.max_epochs", epochs])
         assert Path("config.yaml").read_text() == text
         command = shlex.split(capsys.readouterr().out.splitlines()[-1])

@@ -7,7 +7,6 @@ that comes with it.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -107,11 +106,6 @@ def load_tokenizer(
 
 
 def _four_bits() -> BitsAndBytesConfig:
-    if find_spec("bitsandbytes") is None:
-        raise ImportError(
-            "A base in 4 bits needs bitsandbytes: pip install 'pl-pointwise[qlora]', or set "
-            "quantize_4bit to false."
-        )
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

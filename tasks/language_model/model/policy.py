@@ -65,13 +65,8 @@ class Policy:
             self.lora = None
         if isinstance(self.generation, Mapping):
             self.generation = Generation(**self.generation)
-        if self.lora is None and self.quantize_4bit:
+        if self.quantize_4bit and (self.lora is None or self.merge_on_export):
             raise ValueError(
-                "policy.lora=null: weights of 4 bits cannot be trained themselves. Leave lora out, "
-                "or set quantize_4bit to false."
-            )
-        if self.merge_on_export and self.quantize_4bit:
-            raise ValueError(
-                "merge_on_export: adapters cannot be merged into weights of 4 bits without loss. "
-                "Set quantize_4bit or merge_on_export to false."
+                "policy.quantize_4bit: weights of 4 bits cannot be trained themselves, nor "
+                "adapters be merged into them. Set lora, and merge_on_export to false."
             )

@@ -79,11 +79,11 @@ CASES = {
     "fit --config digits/penalty_hinge -c digits": [
         "--config digits --config digits/penalty_hinge"
     ],
-    f"test {LINE} {QUIET} --ckpt_path ''": ["--ckpt_path is empty"],
+    f"test {LINE} {QUIET} --ckpt_path ''": ["--ckpt_path '' names no file"],
     f"test {LINE} {QUIET} --ckpt_path base.yaml": ["base.yaml is a configuration"],
-    f"predict {LINE} {QUIET} --ckpt_path last": ["--ckpt_path last finds no checkpoint"],
+    f"predict {LINE} {QUIET} --ckpt_path last": ["--ckpt_path 'last' names no file"],
     f"fit {LINE} --trainer.logger false --ckpt_path last": ["with dirpath and save_last: true"],
-    f"fit {LINE} {QUIET} --ckpt_path best": ["--ckpt_path best finds no checkpoint"],
+    f"fit {LINE} {QUIET} --ckpt_path best": ["--ckpt_path 'best' names no file"],
     f"fit {LINE} {QUIET} --data.batch_size 0": ["error: batch_size=0: "],
     "fit --config reranker --model.model_name ./nomodel": ["./nomodel: there is no such folder."],
     # compare.

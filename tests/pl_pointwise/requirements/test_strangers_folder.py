@@ -15,7 +15,7 @@ from pandas import DataFrame
 import pl_pointwise
 from pl_pointwise.cli import main
 from pl_pointwise.command_line.configs import packaged_configs, text_of
-from pl_pointwise.command_line.foreign_names import Unfolded, foreign_names
+from pl_pointwise.command_line.foreign_names import foreign_names
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.export import class_of
 from pl_pointwise.requirements.exported import config_for_new_records, own_classes_only
@@ -105,7 +105,7 @@ HOSTILE: dict[str, dict[str, Any] | str] = {
 
 def write(folder: Path, hostile: dict[str, Any] | str) -> Path:
     sound = {"model": {"class_path": MODEL}, "data": {"class_path": DATA}}
-    text = hostile if isinstance(hostile, str) else yaml.dump(sound | hostile, Dumper=Unfolded)
+    text = hostile if isinstance(hostile, str) else json.dumps(sound | hostile)
     path = folder / "certificate/config.yaml"
     path.write_text(text)
     return path

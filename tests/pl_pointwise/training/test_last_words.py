@@ -93,36 +93,6 @@ def test_a_constraint_that_no_sample_has_is_a_warning(caplog) -> None:
     assert "no sample" not in warned
 
 
-def test_multipliers_that_run_away_are_a_warning(caplog) -> None:
-    """One sample in nine cannot be satisfied, so that λ grows for as long as it is trained."""
-
-    class Contradiction(Toy):
-        def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
-            one = torch.where(batch["index"] == 0, outputs.sum() * 0 + 5, -outputs.abs() - 1)
-            return {"fit": one + 1e-3 * outputs * (batch["index"] == 0)}
-
-    module = Contradiction(Pointwise(), {"fit": Constraint(at_most=0.0)}, learning_rate=1e-4)
-    _, warned, _ = said(module, caplog, max_epochs=100)
-    assert "times its unit and the weights do not follow. Raise training.primal_steps" in warned
-
-
-@pytest.mark.parametrize(("left", "warns"), [(0.01, False), (0.5, True)])
-def test_a_large_multiplier_that_helped_is_no_warning(left: float, warns: bool, caplog) -> None:
-    """A family with a margin was told that its weights do not follow, and all held."""
-    module = Toy(Pointwise(), {"fit": Constraint(at_most=0.0)})
-    said(module, caplog)
-    caplog.clear()
-    words, duals = module._stepper.last_words, module._lagrangian.duals
-    duals.multipliers.set("fit", 1e6)
-    words.start_fit()
-    for size in (1.0, left):
-        words.start_epoch()
-        words._ever = {"fit"}
-        words._worst["fit"] = [torch.tensor([size, -1.0])]
-    words.say(duals)
-    assert ("times its unit" in caplog.text) == warns
-
-
 class Same(Toy):
     """A model that is its own reference: the objective is 0, and everything holds."""
 
