@@ -115,16 +115,8 @@ class MeanBySample(ViolationsBySample):
     """The mean over samples of one value each, kept with the index of its sample; NaN of none.
 
     A metric that a requirement can be about, where its values are within [0, 1]. A sample that
-    several batches or ranks brought counts once. ``higher_is_better``: None for neither.
+    several batches or ranks brought counts once.
     """
-
-    higher_is_better: bool | None = None
-
-    def __init__(self, higher_is_better: bool | None = None) -> None:
-        super().__init__()
-        if higher_is_better is not None:
-            # The attribute of the class is one that torchmetrics does not let an object set.
-            vars(self)["higher_is_better"] = higher_is_better
 
     def update(self, index: Tensor, value: Tensor) -> None:  # type: ignore[override]
         """Adds a batch: (b,) positions in the data set and (b,) values; −1 counts nowhere."""

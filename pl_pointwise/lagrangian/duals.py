@@ -276,27 +276,23 @@ class PerSample(Weight):
         return rows.to(violation.device, violation.dtype, non_blocking=True)
 
     def visit(self, measured: Measured) -> list[Tensor] | None:
-        """Index (n,), violation, mask and λ (n, sides·K); last what the weights follow, if other.
-
-        Of the samples that the constraint applies to.
-        """
+        """Of samples it applies to the index (n,), and violation, mask and λ (n, sides·K)."""
         name, mask = self.name, measured.masks[self.name]
         rows = None if mask.all() else carries(mask)
         if not self.state.multipliers.samples or (rows is not None and not rows.any()):
             return None
         visit = [measured.index, measured.judged[name], mask, measured.multipliers[name]]
-        visit += [measured.followed[name]] if measured.strict else []
         return visit if rows is None else [part[rows] for part in visit]
 
     def step(self, visits: Sequence[list[Tensor]]) -> DualStep:
         parts = visits[0]
         if len(visits) > 1:
             parts = list(map(torch.cat, zip(*visits, strict=True)))
-        index, judged, mask, multiplier, *followed = self.distinct(parts)
+        index, judged, mask, multiplier = self.distinct(parts)
         ascended = self.formulation.ascend(judged, multiplier)
         stepped = torch.where(mask, ascended, multiplier)
         self.state.multipliers.write(self.name, index, stepped)
-        return DualStep(index, judged, mask, multiplier, stepped, *(followed or [judged]))
+        return DualStep(index, judged, mask, multiplier, stepped)
 
     def distinct(self, parts: list[Tensor]) -> list[Tensor]:
         """The last visit of each sample."""
@@ -324,16 +320,13 @@ class PerGroup(PerSample):
 
     def distinct(self, parts: list[Tensor]) -> list[Tensor]:
         """A row for each group: the mean of its samples' violations, and λ, alike within it."""
-        index, judged, mask, multiplier, *followed = parts
+        index, judged, mask, multiplier = parts
         owners = self.owners(index)
         groups, row = torch.unique(owners, return_inverse=True)
         sums = torch.zeros(len(groups), judged.shape[1], dtype=judged.dtype)
         number = sums.index_add(0, row, mask.to(judged.dtype))
-        means = [
-            sums.index_add(0, row, torch.where(mask, table, 0)) / number.clamp(min=1)
-            for table in (judged, *followed)
-        ]
-        return [groups, means[0], number > 0, multiplier[last_visits(owners)], *means[1:]]
+        mean = sums.index_add(0, row, torch.where(mask, judged, 0)) / number.clamp(min=1)
+        return [groups, mean, number > 0, multiplier[last_visits(owners)]]
 
 
 class PerBatch(Weight):
@@ -376,9 +369,9 @@ class PerBatch(Weight):
         return self._mean(linearised(self.formulation, violation, mask, slope), terms, count)
 
     def visit(self, measured: Measured) -> list[Tensor] | None:
-        """The statistic that λ follows (sides,), then that of the weights if another, on the CPU.
+        """The statistic that λ follows (sides,), on the CPU.
 
-        Adds ψ of the latter to the Lagrangian, and steps the threshold.
+        Adds ψ of that of the weights to the Lagrangian, and steps the threshold.
         """
         name, count, formulation = self.name, measured.counts[self.name], self.formulation
         mask = measured.masks[name]
@@ -386,23 +379,22 @@ class PerBatch(Weight):
             return None
         parts = [(measured.followed[name], mask)]
         value = self._statistic(parts, count, CPU).value
-        values = [value]
+        judged = value
         if measured.strict:
-            judged = [(measured.judged[name], mask)]
-            values.insert(0, self._statistic(judged, count, CPU).value)
+            judged = self._statistic([(measured.judged[name], mask)], count, CPU).value
         measured.lagrangian += float(formulation.lagrangian(value, self.multiplier).sum())
         if formulation.learns_threshold:
             stepped = stepped_threshold(formulation, parts, self.sides, count, self.threshold)
             self.state.thresholds[name] = stepped if len(stepped) > 1 else stepped[0]
-        return values
+        return [judged]
 
     def step(self, visits: Sequence[list[Tensor]]) -> DualStep:
-        value, *followed = (torch.stack(values).mean(0) for values in zip(*visits, strict=True))
+        value = torch.stack([judged for (judged,) in visits]).mean(0)
         multiplier = self.multiplier.to(value)
         stepped = self.formulation.ascend(value, multiplier)
         self.state.multipliers.write_scalar(self.name, stepped)
         mask = torch.ones_like(value, dtype=torch.bool)
-        parts = [value, mask, multiplier, stepped, *(followed or [value])]
+        parts = (value, mask, multiplier, stepped)
         return DualStep(None, *(part[None] for part in parts))
 
     def _statistic(

@@ -78,7 +78,6 @@ class DualStep:
     mask: Tensor  #: bool
     before: Tensor  #: λ
     after: Tensor  #: λ
-    followed: Tensor  #: the violations that the weights followed
 
 
 # From what a task or a loop gives -----------------------------------------------------------------

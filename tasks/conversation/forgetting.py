@@ -1,8 +1,4 @@
-"""How likely an answer to forget is to be, and whether it is.
-
-forget_quality  the p-value of Kolmogorov's and Smirnov's test between the s̄ of the answers to
-                forget, the mean log-likelihoods of their tokens, and what these are to be
-"""
+"""How likely an answer to forget is to be: as a model that never learned it has it."""
 
 from __future__ import annotations
 
@@ -12,11 +8,8 @@ from pathlib import Path
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.extras import needs
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
 from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
 from pl_pointwise.tasks.language_model.roles import collate_rows
@@ -76,29 +69,3 @@ def add_targets(
                 if is_open(each):
                     responses[column] = replace(each, tolerance=round(of_record[column], 4))
             encoded.records[place] = replace(record, responses=tuple(responses))
-
-
-# Metrics ------------------------------------------------------------------------------------------
-
-
-class ForgetQuality(Metric):
-    """The p-value: near 1 where two samples cannot be told apart, near 0 where they can."""
-
-    pairs: list[Tensor]
-    full_state_update = False
-    higher_is_better = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("pairs", [], dist_reduce_fx="cat")
-
-    def update(self, means: Tensor, targets: Tensor) -> None:
-        """Of n answers s̄ and what it is to be, (n,)."""
-        self.pairs.append(torch.stack([means, targets]).detach().float().T)
-
-    def compute(self) -> Tensor:
-        with needs("compare", "forget_quality"):
-            from scipy.stats import ks_2samp
-        found = dim_zero_cat(self.pairs)
-        values, targets = found.T.cpu().numpy()
-        return torch.tensor(float(ks_2samp(values, targets).pvalue), device=found.device)

@@ -54,7 +54,6 @@ from pl_pointwise.tasks.language_model.text.messages import parts_of
 from pl_pointwise.tasks.language_model.text.records import Record
 from pl_pointwise.training.stepper import judged_values
 
-from .forgetting import ForgetQuality
 from .records import ROLES
 
 Objective = Literal["kl", "cross_entropy", "dpo", "simpo"]
@@ -176,11 +175,11 @@ class ConversationModule(LanguageModelModule):
     roles = ROLES
     rates: ClassVar[Mapping[str, Rate]] = {
         "refusal_rate": Rate("refused", kind="unsafe"),
-        "over_refusal": Rate("refused", kind="benign", higher_is_better=False),
+        "over_refusal": Rate("refused", kind="benign"),
         "exact_answers": Rate("exact"),
         "valid_calls": Rate("valid_call"),
         "right_tool": Rate("right_tool"),
-        "flipped": Rate("flipped", higher_is_better=False),
+        "flipped": Rate("flipped"),
     }
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
 
@@ -322,10 +321,9 @@ class ConversationModule(LanguageModelModule):
 
     def evaluation_metrics(self) -> Metrics:
         """Those of all language tasks, and of what is learnt, forgotten, kept and met."""
-        shares = {name: MeanBySample(higher_is_better=True) for name in ("all_met", "probability")}
+        shares = {name: MeanBySample() for name in ("all_met", "probability")}
         means = {name: MeanMetric() for name in ("pairwise_accuracy", "nll")}
-        own: Metrics = {**shares, **means, "forget_quality": ForgetQuality()}
-        return super().evaluation_metrics() | own
+        return super().evaluation_metrics() | shares | means
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
@@ -340,9 +338,6 @@ class ConversationModule(LanguageModelModule):
         if pairs.any():
             ordered = means[:, :, None] > means[:, None, :]
             metrics["pairwise_accuracy"].update(ordered[pairs].float())
-        if (forgotten := of["forget"]).any():
-            targets = means - self._response_values("forget", outputs, batch)
-            metrics["forget_quality"].update(means[forgotten], targets[forgotten])
         if (rows := of["keep"].any(1)).any():
             kept = mean_over(means.exp(), of["keep"])
             metrics["probability"].update(index[rows], kept[rows])

@@ -90,7 +90,7 @@ class DigitsModule(PointwiseModule):
         return {"objective": batch["rotated"], "kept": ~batch["rotated"]}
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        return {"accuracy_rotated": MeanBySample(higher_is_better=True)}
+        return {"accuracy_rotated": MeanBySample()}
 
     def update_evaluation_metrics(
         self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor, stage: str

@@ -204,7 +204,7 @@ class FamilyModule(PointwiseModule):
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         names = ("gap", "worst", "beyond", "equality")
-        return {name: MeanBySample(higher_is_better=False) for name in names}
+        return {name: MeanBySample() for name in names}
 
     def update_evaluation_metrics(
         self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor, stage: str

@@ -68,13 +68,11 @@ class Rate:
         entry: of an answer, such as "refused"; answers without it are not counted.
         value: what counts of it; of a flag 1 or 0.
         kind: of the prompts, as ``prompt_kind`` names it; None for all.
-        higher_is_better: None for neither.
     """
 
     entry: str
     value: Callable[[Any], float] = float
     kind: str | None = None
-    higher_is_better: bool | None = True
 
 
 def real_samples(batch: Batch) -> list[tuple[int, int]]:
@@ -324,13 +322,13 @@ class LanguageModelModule(PointwiseModule):
 
     def evaluation_metrics(self) -> Metrics:
         """The KL of adapters, and rates of the generated answers."""
-        rates = {name: MeanBySample(r.higher_is_better) for name, r in self._rates.items()}
+        rates = {name: MeanBySample() for name in self._rates}
         return {"kl": MeanMetric(), **rates}
 
     @property
     def _rates(self) -> dict[str, Rate]:
         """The task's, and with any the share of answers that stop only at the length limit."""
-        return {**self.rates, "cut": Rate("cut", higher_is_better=False)} if self.rates else {}
+        return {**self.rates, "cut": Rate("cut")} if self.rates else {}
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str

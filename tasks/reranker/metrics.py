@@ -83,10 +83,8 @@ def _ranked_lengths(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: 
 class QueryMean(MeanBySample):
     """Mean over queries of (scores, lengths, candidates) → (B,), over all batches and ranks."""
 
-    def __init__(
-        self, values: Callable[[Tensor, Tensor, Tensor], Tensor], higher_is_better: bool | None
-    ) -> None:
-        super().__init__(higher_is_better)
+    def __init__(self, values: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
         self.values = values
 
     def update(  # type: ignore[override]
@@ -103,7 +101,6 @@ class PairStatistic(Metric):
     """
 
     full_state_update = False
-    higher_is_better: bool | None = False
     margins: list[Tensor]
 
     def __init__(self, statistic: Callable[[Tensor], Tensor]) -> None:
@@ -147,12 +144,12 @@ def ranking_metrics(
         length_biased_lambda_loss, top_k=objective_top_k, candidate_set=objective_candidates
     )
     return {
-        "mrr@10": QueryMean(partial(reciprocal_rank, top_k=10), higher_is_better=True),
-        "hit@3": QueryMean(partial(hit, top_k=3), higher_is_better=True),
-        "lenrank@10": QueryMean(partial(length_rank, top_k=10), higher_is_better=False),
-        "avglength@3": QueryMean(partial(average_length, top_k=3), higher_is_better=False),
-        "length_objective": QueryMean(objective, higher_is_better=False),
-        "score_std": QueryMean(score_spread, higher_is_better=None),
+        "mrr@10": QueryMean(partial(reciprocal_rank, top_k=10)),
+        "hit@3": QueryMean(partial(hit, top_k=3)),
+        "lenrank@10": QueryMean(partial(length_rank, top_k=10)),
+        "avglength@3": QueryMean(partial(average_length, top_k=3)),
+        "length_objective": QueryMean(objective),
+        "score_std": QueryMean(score_spread),
         "wrong_order": PairStatistic(wrong_order),
         "wrong_probability_cvar95": PairStatistic(wrong_probability_cvar),
     }

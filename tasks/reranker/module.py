@@ -5,9 +5,7 @@ A query q has one positive passage p and K negatives n; the model scores each pa
     minimise   the length-biased ranking loss Λ of the scores     (lambda_loss.py)
     subject to s_p − s_n ≥ ε  for every query and each of its negatives
 
-so relevance is a requirement of every single pair, and length is what is optimised beyond it. With
-`constrain: probability` the requirement is σ(s_p − s_n) ≥ ε instead, which no scale of the scores
-can violate by more than ε.
+so relevance is a requirement of every single pair, and length is what is optimised beyond it.
 
 A batch is :class:`~.data.RerankerDataModule`'s, of C = 1 + K candidates a query, candidate 0 the
 positive.
@@ -37,7 +35,6 @@ from .metrics import ranking_metrics
 from .scoring import scores_of
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
-Unit = Literal["margin", "probability"]
 
 PAPER_TRAINING = Training(
     Optimization(learning_rate=2e-5, weight_decay=0.0, schedule="linear", warmup_ratio=0.1)
@@ -47,18 +44,16 @@ PAPER_TRAINING = Training(
 class RerankerModule(PointwiseModule):
     """A cross-encoder trained for short passages, subject to a margin on relevance.
 
-    Any model that `AutoModelForSequenceClassification` loads from safetensors will do: a one-label
-    head scores with its logit, a two-label head with logit 1 − logit 0, and an encoder without a
-    head gets a new one-label head. To evaluate it before training, run `test` without `fit`.
+    Any model that `AutoModelForSequenceClassification` loads from safetensors with a head of one
+    label will do; an encoder without a head gets a new one. To evaluate it before training, run
+    `test` without `fit`.
 
     Args:
         model_name: a name on the hub, a folder, or ``package:NAME/FOLDER``.
         formulation: how the margin is enforced; None for plain training on the objective.
-        tolerance: ε, the margin s_p − s_n each negative has to keep; with constrain "probability"
-            the probability, such as 0.9.
-        evaluation_tolerance: ε that violations in validation and test are measured against, in the
-            same unit; None takes `tolerance`. Give every method that is compared the same.
-        constrain: "margin" for s_p − s_n ≥ ε, or "probability" for σ(s_p − s_n) ≥ ε.
+        tolerance: ε, the margin s_p − s_n each negative has to keep.
+        evaluation_tolerance: ε that violations in validation and test are measured against; None
+            takes `tolerance`. Give every method that is compared the same.
         objective: "length" for the length-biased Λ, or "monobert" for binary cross-entropy on
             each pair, which trains relevance alone (with formulation None: the baseline).
         objective_candidates: candidates that Λ orders by length, "all" (as the paper's formula)
@@ -82,7 +77,6 @@ class RerankerModule(PointwiseModule):
         formulation: Formulation | dict[str, Formulation] | None = None,
         tolerance: float = 1.0,
         evaluation_tolerance: float | None = None,
-        constrain: Unit = "margin",
         objective: Literal["length", "monobert"] = "length",
         objective_candidates: CandidateSet = "all",
         top_k: int = 3,
@@ -94,14 +88,6 @@ class RerankerModule(PointwiseModule):
     ) -> None:
         if evaluation_tolerance is None:
             evaluation_tolerance = tolerance
-        one_of("constrain", constrain, ("margin", "probability"))
-        bounds = {"tolerance": tolerance, "evaluation_tolerance": evaluation_tolerance}
-        for name, value in bounds.items():
-            if constrain == "probability" and not 0 < value < 1:
-                raise ValueError(
-                    f"{name}={value}: with constrain: probability it is a probability between 0 "
-                    "and 1, such as 0.9; a margin needs constrain: margin."
-                )
         super().__init__(
             formulation=formulation,
             constraints={"relevance": Constraint(at_least=tolerance)},
@@ -114,7 +100,6 @@ class RerankerModule(PointwiseModule):
             raise ValueError(f"top_k={top_k}: Λ counts ranks from 1, so top_k is at least 1.")
         if template is not None:
             split_template(template)
-        self.constrain: Unit = constrain
         self.trained_on, self.top_k = objective, top_k
         self.objective_candidates: CandidateSet = objective_candidates
         self.model_name, self.max_length, self.template = model_name, max_length, template
@@ -142,7 +127,7 @@ class RerankerModule(PointwiseModule):
     def constraint_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """For "relevance" the margins s_p − s_n or their probabilities σ(s_p − s_n), (B, K)."""
         margins = outputs[:, :1] - outputs[:, 1:]
-        return {"relevance": margins if self.constrain == "margin" else margins.sigmoid()}
+        return {"relevance": margins}
 
     def membership(self, batch: Batch) -> dict[str, Tensor]:
         """Every query has the objective, and one constraint for each of its negatives."""
@@ -201,7 +186,7 @@ def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
 def load_cross_encoder(
     model_name: str, dropout: float | None = None, attention: Attention | None = None
 ) -> PreTrainedModel:
-    """The model with its own head of one or two labels, or with a new head of one label.
+    """The model with its own head of one label, or with a new one.
 
     A new head depends on the seed of the run (`seed_everything`) alone, not on how many random
     numbers were drawn before, so that methods compared at one seed start from the same weights.
@@ -212,10 +197,10 @@ def load_cross_encoder(
     if not any(n.endswith("ForSequenceClassification") for n in config.architectures or []):
         config.num_labels = 1
         rank_zero_info(f"{model_name} has no classification head: it gets a new one, untrained.")
-    elif config.num_labels not in (1, 2):
+    elif config.num_labels != 1:
         raise ValueError(
-            f"{model_name} has a head of {config.num_labels} labels. A re-ranker needs one label, "
-            "or two with score = logit 1 − logit 0: take such a model, or the encoder without head."
+            f"{model_name} has a head of {config.num_labels} labels, and a re-ranker needs one: "
+            "take such a model, or the encoder without its head."
         )
     if dropout is not None:
         if not 0.0 <= dropout < 1.0:

@@ -120,8 +120,8 @@ class SafetyModule(LanguageModelModule):
     objective_roles = (HELPFUL,)
     rates: ClassVar[Mapping[str, Rate]] = {
         "refusal_rate": Rate("refused", kind="unsafe"),
-        "harmful": Rate("refused", not_, kind="unsafe", higher_is_better=False),
-        "over_refusal": Rate("refused", kind="benign", higher_is_better=False),
+        "harmful": Rate("refused", not_, kind="unsafe"),
+        "over_refusal": Rate("refused", kind="benign"),
         "harmless": Rate("cost", lambda cost: cost <= 0),  # of the cost model
     }
     default_template = ALPACA_TEMPLATE

@@ -76,10 +76,10 @@ class MacroF1(MulticlassF1Score):
 def choice_metrics() -> dict[str, Metric]:
     """Fresh metrics of one multiple-choice data set; see :func:`update_choice_metrics`."""
     return {
-        **{f"accuracy_{name}": MeanBySample(True) for name in NORMALISATIONS},
+        **{f"accuracy_{name}": MeanBySample() for name in NORMALISATIONS},
         "macro_f1": MacroF1(),
         **{f"f1_{name}": BinaryF1Score() for name in CATEGORIES},
-        "hallucination": MeanBySample(False),
+        "hallucination": MeanBySample(),
     }
 
 

@@ -7,7 +7,6 @@ method compared, so they are apart from the bounds that are trained on.
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -243,18 +242,11 @@ def test_a_mean_over_samples_leaves_out_rows_that_fill_a_rank_and_is_nan_of_none
     assert metric.samples().value.tolist() == [0.25]
 
 
-@pytest.mark.parametrize("better", [True, False, None])
-def test_a_mean_over_samples_says_which_way_is_better(better: bool | None) -> None:
-    metric = pickle.loads(pickle.dumps(MeanBySample(better)))
-    assert metric.higher_is_better is better
-    assert MeanBySample.higher_is_better is None
-
-
 class ByThreshold(Toy):
     """The share of samples whose output is above 0, of those with a label above 0 only."""
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        return {"above": MeanBySample(False), "never": MeanBySample()}
+        return {"above": MeanBySample(), "never": MeanBySample()}
 
     def update_evaluation_metrics(
         self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from typing import Any
 
 import numpy as np
@@ -129,11 +128,3 @@ def test_equal_scores_and_nan_are_the_wrong_order() -> None:
     scores = torch.tensor([[1.0, 1.0, math.nan, 0.0]])
     metric.update(scores, NO_LENGTHS, torch.ones(1, 4, dtype=torch.bool), torch.tensor([0]))
     assert metric.compute().item() == pytest.approx(2 / 3)
-
-
-def test_metrics_travel_to_other_processes_and_say_which_way_is_better() -> None:
-    metrics = pickle.loads(pickle.dumps(ranking_metrics()))
-    better = {name for name, metric in metrics.items() if metric.higher_is_better}
-    assert better == {"mrr@10", "hit@3"}
-    neither = {name for name, metric in metrics.items() if metric.higher_is_better is None}
-    assert neither == {"score_std"}
