@@ -75,19 +75,13 @@ def loading(name: str) -> Iterator[None]:
         )
     try:
         yield
-    except OSError as error:  # transformers' own, which say what to do, but not always of what
-        if name in str(error):
-            raise
-        raise OSError(f"{name}: there is no such folder here, and {error}") from error
     except ImportError:
         raise
     except Exception as error:  # safetensors' and tokenizers' errors have no base but this
-        if isinstance(error, ValueError) and name in str(error):
+        if isinstance(error, (OSError, ValueError)) and name in str(error):
             raise
-        raise ValueError(
-            f"{name}: the model or its tokenizer cannot be loaded ({error}). If its files are not "
-            "what their names say, fetch or save them again."
-        ) from error
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{name}: the model or its tokenizer cannot be loaded ({error}).") from error
 
 
 def check_weights(loader: type[_BaseAutoModelClass], folder: Path) -> None:
