@@ -25,9 +25,8 @@ class AnswerSamples(Callback):
     """Lets a module with ``answers_to(prompts)``, such as a language task's, answer a few prompts.
 
     Before the first step and after epochs. ``answer-samples/answers.jsonl`` below the run's folder
-    has a line an answer; a resumed
-    run goes on in it, so the steps after its checkpoint are there twice. Every rank answers, rank 0
-    writes, and the run's random numbers stay.
+    has a line an answer; a resumed run goes on in it, so the steps after its checkpoint are there
+    twice. Every rank answers, rank 0 writes, and the run's random numbers stay.
 
     Args:
         prompts: texts, lists of messages {role, content}, or {"messages", "tools"}.

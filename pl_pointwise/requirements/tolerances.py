@@ -86,14 +86,7 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
     for dataset, by_constraint in module.evaluated.items():
         source = Source(dataset, data.datasets.get(dataset))
         for name, found in by_constraint.items():
-            worst = found.worst()
-            parts.append(source.lines("constraint", name, found.index, worst))
-            if undefined := found.index[worst.isnan()].tolist():
-                notes.append(
-                    f"{title_of(dataset)}: {len(undefined)} of {len(worst)} "
-                    f"samples have a violation of {name} that is NaN (index {undefined[:5]}). They "
-                    "count as meeting no ε; find out why.\n"
-                )
+            parts.append(source.lines("constraint", name, found.index, found.worst()))
     if seen := [title_of(s) for s in module.evaluated if s not in SPLITS or not SPLITS[s].is_open]:
         notes.append(
             f"The model has seen {' and '.join(seen)} above: an ε that is chosen by those lines "
