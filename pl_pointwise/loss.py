@@ -401,11 +401,8 @@ def norm_of(gradients: Iterable[Tensor]) -> float:
 
 
 def _require_finite(terms: Terms, index: Tensor) -> None:
-    for name, values in [
-        (OBJECTIVE, terms.objective),
-        *terms.followed.items(),
-        *terms.judged.items(),
-    ]:
+    named = [(OBJECTIVE, terms.objective), *terms.followed.items(), *terms.judged.items()]
+    for name, values in named:
         finite = torch.isfinite(values.detach().float())
         if not finite.all():
             row = int((~finite).nonzero()[0, 0])

@@ -174,8 +174,7 @@ def check_trained(task: Task) -> None:
     """Refuses a module of which no weight is trained."""
     refuse(
         not any(p.requires_grad for p in task.parameters()),
-        "No weight requires a gradient. Unfreeze some: module.unfreeze(), or requires_grad_() of "
-        "a part.",
+        "No weight requires a gradient. Unfreeze some: module.unfreeze(), part.requires_grad_().",
     )
 
 

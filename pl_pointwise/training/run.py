@@ -326,9 +326,8 @@ class Run:
 
     def _random_state_to_save(self) -> dict[str, Any]:
         """The one after the last step: later draws belong to an evaluation, a fetch or nothing."""
-        if known := self._at_end.get("random_state") or self._before_evaluation:
-            return known
-        return self._random_state()
+        known = self._at_end.get("random_state") or self._before_evaluation
+        return known or self._random_state()
 
     def _random_state(self) -> dict[str, Any]:
         """Of this process, and of the training loader's own generators."""

@@ -172,9 +172,8 @@ class Stepper:
     ) -> dict[str, Slope] | None:
         """∂ψ/∂mean of every statistic of the batch; None: the one forward pass that follows tells.
 
-        Measures units first, which α is in.
-
-        Else a pass without gradients finds the mean, and both passes see the same dropout.
+        Measures units first, which α is in. With micro-batches or ranks a pass without gradients
+        finds the mean; both passes see the same dropout.
         """
         self._measure_units(micro_batches, counts)
         task, duals = self.task, self.loss.duals

@@ -64,7 +64,7 @@ class ConversationDataModule(ResponseDataModule):
         columns: of our name of a column the data's, as {messages: conversation, prefer: good}.
         role: of the response of schemas that give it none, "answer", "messages" and "instruction".
         refusals: texts for refusals that have none; a record's own refusal is kept.
-        preparation: how records become samples: cutting, skipping, holding out.
+        preparation: how records become samples: skipping, holding out.
         options: of `PointwiseDataModule`; ``seed`` also of what is held out.
 
     Raises:

@@ -156,8 +156,7 @@ class SafetyDataModule(ResponseDataModule):
         refusals: what the model is to say to an unsafe prompt.
         unsafe_answers: "leave" the data's unsafe answers out, or "take" them along, which Safe-DPO
             and the constraint on them need.
-        preparation: how records become samples: cutting, skipping, holding out. For the hub and
-            schema beavertails the fractions divide what ``selection`` holds out.
+        preparation: skipping, holding out; of hub and "beavertails", what ``selection`` holds out.
         options: of `PointwiseDataModule`; ``seed`` also of what is held out.
     """
 

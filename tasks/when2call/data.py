@@ -60,7 +60,7 @@ class When2CallDataModule(ResponseDataModule):
         predict_file: records of {question, tools} to answer; with any source.
         group_rejected: make one sample of the records of one prompt and chosen response, with
             several rejected ones; otherwise each record is a sample with one.
-        preparation: how records become samples: cutting, skipping, holding out.
+        preparation: how records become samples: skipping, holding out.
         options: of `PointwiseDataModule`; ``seed`` also of what is held out.
     """
 
