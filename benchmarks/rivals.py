@@ -54,7 +54,7 @@ def trained_by_dc3(epochs: int, seed: int) -> Proxy:
 
 
 PROGRAMS = {
-    "Pointwise()": ("", lambda *run: trained(PROBLEM, METHODS["Pointwise()"], run[1], run[0])),
+    "Pointwise()": ("0.2.0", lambda *run: trained(PROBLEM, METHODS["Pointwise()"], run[1], run[0])),
     "DC3": ("35437af", trained_by_dc3),
     "neuromancer": ("1.5.6", trained_by_neuromancer),
 }

@@ -10,7 +10,20 @@ from pl_pointwise.tasks.family.family import Proxy, problems, split_of
 
 FAMILY = PROBLEMS["convex"].family
 RATES = {"mu_init": 3.0, "mu_max": 3.0, "inner_loop": 1}
-"""By the validation instances, of ten choices (README.md)."""
+"""The nearest to the optimum after the correction, on the validation instances with seed 0, of
+
+    mu_init, mu_max, sigma, inner_loop     gap %, worst    gap %, corrected
+    0.001, 1000, 2, 10 (the defaults)    -16.41, 5.444          3.48
+    0.1, 1000, 1.5, 1                      1.03, 0.022          1.05
+    1, 1000, 2, 10                         0.41, 0.013          0.43
+    1, 1000, 2, 1                          1.70, 0.028          1.73
+    1, 1000, 1.1, 1                        0.71, 0.016          0.73
+    1, 1, -, 1                            -0.29, 0.092          0.09
+    3, 3, -, 1                            -0.08, 0.048          0.09
+    3, 30, 1.1, 5                          0.15, 0.023          0.19
+    3, 100, 1.3, 10                        0.20, 0.021          0.24
+    10, 10, -, 1                           0.11, 0.036          0.19
+"""
 
 
 def trained_by_neuromancer(epochs: int, seed: int) -> Proxy:
