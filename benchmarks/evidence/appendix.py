@@ -150,6 +150,18 @@ OTHERS = {
             ("objective", "gap", "worst", "beyond", "equality"),
         ),
     ),
+    "rivals": (
+        "Rivals' own programs on DC3's convex problems",
+        "`python benchmarks/rivals.py`: means over the seeds, the same instances. DC3 has its "
+        "defaults but for the epochs, neuromancer the best of ten settings by the validation "
+        "instances. `seconds` are those of one processor in training, `test seconds` for 833 "
+        "answers and their judgement.",
+        lambda: grouped(
+            "rivals.csv",
+            ("method", "version", "epochs", "correction"),
+            ("objective", "gap", "worst", "beyond", "seconds", "test seconds"),
+        ),
+    ),
     "acopf": (
         "Optimal power flow on 57 buses",
         "`python -m benchmarks.acopf`: means over the seeds, instances that did not train; `val` "

@@ -453,9 +453,11 @@ def judged_values(
 def without_samples(
     task: Task, micro_batches: list[MicroBatch], left_out: Tensor
 ) -> list[MicroBatch]:
-    """The micro-batches with a kept sample, of which there is one, as padding for ``left_out``."""
+    """The micro-batches with a kept sample, as padding, for each of ``left_out``; [] if none is."""
     keeps = [~torch.isin(micro.index, left_out) for micro in micro_batches]
-    spare = next(position for position, keep in enumerate(keeps) if keep.any())
+    spare = next((position for position, keep in enumerate(keeps) if keep.any()), None)
+    if spare is None:
+        return []
     found = []
     for position, (micro, keep) in enumerate(zip(micro_batches, keeps, strict=True)):
         if keep.all():

@@ -93,9 +93,7 @@ def split_by_group(
             continue
         text = f"{records[0].where}: no kind of record has two of different {group_name}"
         if name == "test":  # Of which certificates are.
-            raise DataError(
-                f"{text}, so none can be test. Set a file of them, or test_fraction to 0."
-            )
+            raise DataError(f"{text}, so none can be test. Set test_fraction to 0, or a file.")
         rank_zero_warn(f"{text}, so none is held out for {name}.")
     return {
         name: [record for record, own in zip(records, parts, strict=True) if own == part]

@@ -77,7 +77,9 @@ def test_two_sided_requirements() -> None:
 
 
 def test_families_of_problems() -> None:
-    table = pd.read_csv(RESULTS / "families.csv").groupby(["problem", "method", "correction"])
+    rivals = pd.read_csv(RESULTS / "rivals.csv")
+    runs = [pd.read_csv(RESULTS / "families.csv"), rivals.query("method != 'Pointwise()'")]
+    table = pd.concat(runs).groupby(["problem", "method", "correction"])
     exact, method = table[["gap", "worst"]].mean(), ""
     for name, *cells in rows("family.md", "| method | convex"):
         head, _, unit = name.partition(", constraints")
@@ -86,8 +88,19 @@ def test_families_of_problems() -> None:
         base = {"cooper, indexed multipliers": "cooper"} if unit else {}
         of = base.get(method, method) + (f", violations{unit}" if unit else "")
         for problem, cell in zip(
-            ("convex", "nonconvex", "equalities in the loss"), cells, strict=True
+            ("convex", "nonconvex", "equalities in the loss"), cells, strict=False
         ):
             if cell and "published" not in method:
                 gap, worst = exact.loc[problem, of, steps]
                 assert is_shown(cell, 100 * gap, worst), (problem, of, cell)
+
+
+def test_the_seconds_and_epochs_of_rivals() -> None:
+    of = pd.read_csv(RESULTS / "rivals.csv").groupby("method").mean(numeric_only=True)
+    seconds = of["seconds"]
+    said = "trains faster: (.*) s against (.*). DC3 had (.*) of 1,000\nepochs .(.*) s.. FSNet"
+    found = re.search(said, (DOCS / "family.md").read_text(encoding="utf-8"))
+    assert found
+    ours, theirs = seconds["Pointwise()"], seconds["neuromancer"]
+    exact = (theirs, ours, of.loc["DC3", "epochs"], seconds["DC3"])
+    assert all(map(is_shown, found.groups(), exact)), (found.groups(), exact)

@@ -37,7 +37,7 @@ def test_figures_are_those_of_one_process(
     for rank in ranks:
         torch.testing.assert_close(rank["weights"], single["weights"], rtol=0, atol=1e-6)
         for found, wanted in zip(rank["figures"], single["figures"], strict=True):
-            assert len(wanted) == 22
+            assert len(wanted) == 18
             assert found == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 

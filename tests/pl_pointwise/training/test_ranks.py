@@ -90,7 +90,7 @@ def test_poisoned_ranks_left_out_what_they_should(ranks: list[dict[str, Any]]) -
     names = [name for name in SCENARIOS if "poisoned" in name]
     assert len(names) == 3
     for name in names:
-        assert ranks[0][name]["left_out"] == 9
+        assert ranks[0][name]["left_out"] == 12
         assert ranks[0][name]["skipped_steps"] == 0
     assert ranks[0]["gradient_of_one_rank"]["skipped_steps"] == 3
     assert ranks[1]["gradient_of_one_rank"]["skipped_steps"] == 3

@@ -237,8 +237,12 @@ def test_a_model_of_the_data_alone_is_refused(language_model_folder, data, tmp_p
         quiet_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
-def test_a_task_that_no_record_is_about_is_refused(language_model_folder, data, tmp_path) -> None:
+def test_a_task_that_no_record_is_about_is_refused(
+    language_model_folder, data, tmp_path, monkeypatch
+) -> None:
     """It trained the objective alone, the constraints alone, or the wrong responses."""
+    for kind in (When2CallModule, type(data)):
+        monkeypatch.setattr(kind, "roles", (*When2CallModule.roles[:2], "candidate"))
 
     class Reversed(When2CallModule):
         roles = When2CallModule.roles[::-1]
