@@ -196,7 +196,6 @@ def execute(
         model,
         formulation=recipe["formulation"],
         tolerance=recipe["tolerance"],
-        constrain=recipe["constrain"],
         dropout=recipe["dropout"],
         training=Training(optimization),
     )
@@ -224,8 +223,7 @@ def execute(
             best = torch.load(checkpoint.best_model_path, weights_only=True)
             weights["best checkpoint"] = best["state_dict"]
         weights = {n: {k: v.clone() for k, v in of.items()} for n, of in weights.items()}
-    # All alike from here on, in whichever unit this one was trained.
-    module.constrain = "margin"
+    # All alike from here on, whatever ε this one was trained at.
     module.evaluation_constraints = {"relevance": Constraint(at_least=3.0)}
     rows = []
     for name, state in weights.items():

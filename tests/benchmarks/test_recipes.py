@@ -64,6 +64,6 @@ def test_a_run_measures_its_last_and_its_best_weights_on_every_part(
 
 def test_every_recipe_can_be_built(model: str) -> None:
     for recipe in recipes.recipes().values():
-        options = ("formulation", "tolerance", "constrain", "dropout")
+        options = ("formulation", "tolerance", "dropout")
         module = recipes.FrozenReranker(model, **{key: recipe[key] for key in options})
         assert module.constraints["relevance"].at_least == recipe["tolerance"]
