@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
+from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
@@ -181,6 +182,12 @@ class PointwiseCLI(LightningCLI):
 
     def after_fit(self) -> None:
         next_steps.after_fit(self.trainer, self.model, self.datamodule)
+
+    def after_predict(self) -> None:
+        trainer: Any = self.trainer
+        writers = [each for each in trainer.callbacks if isinstance(each, BasePredictionWriter)]
+        if trainer.is_global_zero and not writers:
+            print("Nothing was written: give --trainer.callbacks+ PredictionWriter.")
 
     def after_test(self) -> None:
         self.after_validate()

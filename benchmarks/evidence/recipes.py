@@ -46,7 +46,6 @@ METRICS = {
     "cvar95": "relevance/cvar95",
     "violated": "relevance/violated",
     "wrong order": "wrong_order",
-    "wrong probability cvar95": "wrong_probability_cvar95",
     "score std": "score_std",
     "mrr@10": "mrr@10",
 }

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
+    ModelCheckpoint,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.core.optimizer import _MockOptimizer
@@ -207,6 +208,15 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
         warn(
             task,
             f"Checkpoints will not hold the arguments {names}: give them to load_from_checkpoint.",
+        )
+    batches, loader = task.trainer.num_training_batches, task.trainer.train_dataloader
+    savers = [c for c in task.trainer.callbacks if isinstance(c, ModelCheckpoint)]
+    within = any((saver._every_n_train_steps or batches) % batches for saver in savers)
+    if within and not hasattr(loader, "load_state_dict"):
+        warn(
+            task,
+            "A ModelCheckpoint saves in the middle of an epoch, where a run cannot be resumed with "
+            f"a {type(loader).__name__}. Use PointwiseDataModule, or save at the end of epochs.",
         )
 
 

@@ -161,7 +161,8 @@ class RerankerDataModule(PointwiseDataModule):
     def prepare_data(self) -> None:
         """Fill the hub's caches, once a node."""
         self._agree_with_module()
-        if self.source == "hub":
+        predicting = self.trainer is not None and self.trainer.state.fn == "predict"
+        if self.source == "hub" and not predicting:
             self._read("train")
 
     def setup(self, stage: str | None = None) -> None:

@@ -14,11 +14,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
+from torchmetrics import MeanMetric, Metric
 
 from pl_pointwise.evaluation import MeanBySample
-from pl_pointwise.metrics import cvar
 
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 
@@ -94,42 +92,16 @@ class QueryMean(MeanBySample):
         super().update(index, self.values(scores.detach(), lengths, candidates))
 
 
-class PairStatistic(Metric):
-    """A statistic of the margins s_p − s_n of all pairs, over all batches and ranks.
+class WrongOrder(MeanMetric):
+    """The share of pairs whose margin s_p − s_n is not above 0, or is NaN; NaN of no pair."""
 
-    statistic: (n,) margins → a scalar; the lower the better. NaN of no pair.
-    """
-
-    full_state_update = False
-    margins: list[Tensor]
-
-    def __init__(self, statistic: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.statistic = statistic
-        self.add_state("margins", [], dist_reduce_fx="cat")
-
-    def update(self, scores: Tensor, lengths: Tensor, candidates: Tensor, index: Tensor) -> None:
+    def update(  # type: ignore[override]
+        self, scores: Tensor, lengths: Tensor, candidates: Tensor, index: Tensor
+    ) -> None:
         """Add a batch, as `QueryMean`."""
         pairs = candidates[:, :1] & candidates[:, 1:] & (index >= 0).to(candidates.device)[:, None]
-        scores = scores.detach().to(torch.promote_types(scores.dtype, torch.float32))
-        self.margins.append((scores[:, :1] - scores[:, 1:])[pairs])
-
-    def compute(self) -> Tensor:
-        return self.statistic(dim_zero_cat(self.margins))
-
-
-def wrong_order(margins: Tensor) -> Tensor:
-    """The share of the margins (n,) that are not above 0; NaN counts too."""
-    return (~(margins > 0)).to(margins.dtype).mean()
-
-
-def wrong_probability_cvar(margins: Tensor, level: float = 0.95) -> Tensor:
-    """CVaR of the probability that the scores give to the wrong order, 1 − σ(s_p − s_n).
-
-    Without a tolerance, and bounded however large scores get: the CVaR of the violations of
-    σ(s_p − s_n) ≥ p is this number less 1 − p.
-    """
-    return cvar(torch.sigmoid(-margins), level)
+        margins = (scores[:, :1] - scores[:, 1:]).detach()[pairs]
+        super().update((~(margins > 0)).float())
 
 
 def ranking_metrics(
@@ -150,6 +122,5 @@ def ranking_metrics(
         "avglength@3": QueryMean(partial(average_length, top_k=3)),
         "length_objective": QueryMean(objective),
         "score_std": QueryMean(score_spread),
-        "wrong_order": PairStatistic(wrong_order),
-        "wrong_probability_cvar95": PairStatistic(wrong_probability_cvar),
+        "wrong_order": WrongOrder(),
     }

@@ -125,9 +125,8 @@ class RerankerModule(PointwiseModule):
         )
 
     def constraint_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """For "relevance" the margins s_p − s_n or their probabilities σ(s_p − s_n), (B, K)."""
-        margins = outputs[:, :1] - outputs[:, 1:]
-        return {"relevance": margins}
+        """For "relevance" the margins s_p − s_n, (B, K)."""
+        return {"relevance": outputs[:, :1] - outputs[:, 1:]}
 
     def membership(self, batch: Batch) -> dict[str, Tensor]:
         """Every query has the objective, and one constraint for each of its negatives."""

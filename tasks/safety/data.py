@@ -199,9 +199,9 @@ class SafetyDataModule(ResponseDataModule):
         self.unsafe = {"train": unsafe_file, "val": unsafe_val_file, "test": unsafe_test_file}
         self.other_files = {"over_refusal": over_refusal_file, "contrast": over_refusal_file}
         self.other_files |= {"alpaca_eval": alpaca_eval_file, "predict": predict_file}
-        beside_hub = any(self.other_files.values())
         labelled = any((*self.benign.values(), *self.unsafe.values(), pku_file))
-        check_source(source, labelled, beside_hub, "benign_file and unsafe_file")
+        beside = any(self.other_files.values())
+        check_source(source, labelled, beside, "benign_file and unsafe_file")
         self.other_files["pku"] = pku_file
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
         self.selection = from_plain(Selection, selection)
@@ -263,7 +263,13 @@ class SafetyDataModule(ResponseDataModule):
 
     def _longest(self, records: Sequence[Record]) -> list[Record]:
         lengths = [len(answer_text(record.answers[0])) for record in records]
-        return [records[position] for position in largest(lengths, self.selection.benign_count)]
+        kept = largest(lengths, self.selection.benign_count)
+        if self.source == "files" and len(kept) < len(records):
+            rank_zero_warn(
+                f"benign_file: kept {len(kept):,} of {len(records):,} records, those with the "
+                "longest answers. Set selection.benign_count to null to train on all."
+            )
+        return [records[position] for position in kept]
 
     def _unsafe(self) -> dict[str, list[Record]]:
         """By ``unsafe_schema``."""
@@ -285,8 +291,7 @@ class SafetyDataModule(ResponseDataModule):
         """So many BeaverTails records of each category, and others held out."""
         chosen, paths = self.selection, self.unsafe
         if self.source == "hub":
-            path = chosen.beavertails_path
-            judged = self._from_hub(path, None, "330k_train", parse_judgement)
+            judged = self._from_hub(chosen.beavertails_path, None, "330k_train", parse_judgement)
         elif paths["train"] is not None:
             judged = self._from_file("train", paths["train"], parse_judgement)
         else:

@@ -238,14 +238,9 @@ class ResponseScorer:
 
 def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: float) -> str | None:
     """Which statistic of a pair, the first of ``plain``, some copy of it in ``fast`` has not."""
-    compared = {
-        "mean_log_likelihood": "log-likelihood per token",
-        "reference_mean_log_likelihood": "log-likelihood of the reference",
-        "kl": "KL per token",
-    }
-    for field, name in compared.items():
-        if (right := getattr(plain, field)) is not None:
-            found, expected = getattr(fast, field)[fast.present], right[0, 0]
+    for name in ("mean_log_likelihood", "reference_mean_log_likelihood", "kl"):
+        if (right := getattr(plain, name)) is not None:
+            found, expected = getattr(fast, name)[fast.present], right[0, 0]
             if not found.isclose(expected, rtol=bound, atol=bound).all():  # NaN is not close.
                 return f"its {name} differs from the plain method's: {found.tolist()}, {expected}"
     return None

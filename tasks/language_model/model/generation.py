@@ -130,7 +130,7 @@ def generate_ids(
     mask = torch.arange(width, device=base.device) >= width - lengths[:, None]
     own = base.generation_config
     # generate() fills in from the model's own whatever is not set, so those are set aside.
-    drawing = {"temperature": settings.temperature, "top_k": settings.top_k}
+    drawing = {"temperature": float(settings.temperature), "top_k": settings.top_k}
     base.generation_config = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
         do_sample=settings.sample,

@@ -52,7 +52,7 @@ class EncodedResponses:
     ) -> None:
         self.records: list[Record] = []
         self._rows: list[dict[str, Any]] = []
-        self._limits = min(max_prompt_length, max_length - 1), max_length, rows
+        self._limits = max_prompt_length, max_length, rows
         self._skip_invalid = skip_invalid
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
@@ -87,12 +87,12 @@ class EncodedResponses:
                         f"{record.where}: the prompt has {len(ids):,} tokens and does not fit in "
                         f"max_prompt_length={prompt_limit:,}. Raise it, or shorten the record."
                     )
-                longest = max(map(len, tokens), default=0)
+                longest = max(map(len, tokens), default=1)
                 if len(ids) + longest > limit:
                     raise DataError(
                         f"{record.where}: a response of {longest:,} tokens does not fit behind a "
-                        f"prompt of {len(ids):,} in max_length={limit:,}, and responses are never "
-                        "cut. Raise max_length, lower max_prompt_length, or take it out."
+                        f"prompt of {len(ids):,}: max_length, or the model's positions, are "
+                        f"{limit:,}. Raise max_length as far as these, or shorten the record."
                     )
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))

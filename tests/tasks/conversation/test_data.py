@@ -127,8 +127,8 @@ def test_what_the_model_has_no_rows_for_is_refused(
     lora = {"target_modules": ["q_proj", "embed_tokens"]}
     trained = ConversationModule(policy=Policy(str(language_model_folder), lora=lora))
     trained.model.positions = torch.nn.Embedding(32, 1)
-    for said in ("prompt has .* max_prompt_length=31", "tokenizer writes token .* model knows 99"):
-        with pytest.raises(DataError, match=f"line 1: the {said}"):
+    for said in ("a response .* positions, are 32", "the tokenizer writes .* model knows 99"):
+        with pytest.raises(DataError, match=f"line 1: {said}"):
             quiet_trainer(tmp_path).fit(trained, data_of(conversation_file))
         embeddings = trained.model.get_input_embeddings().base_layer
         embeddings.weight = torch.nn.Parameter(embeddings.weight[:99])

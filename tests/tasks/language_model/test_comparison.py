@@ -60,7 +60,7 @@ def test_a_shift_by_one_position_is_refused(mixed, shifted, caplog) -> None:
     model = adapt(build_model("llama"))
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         assert ResponseScorer(model).choose_method(BATCH) == "chunked"
-    assert '"shared_prompt" is not used: its log-likelihood per token differs' in caplog.text
+    assert '"shared_prompt" is not used: its mean_log_likelihood differs' in caplog.text
 
 
 def test_a_model_that_differs_from_its_class_is_looked_at_itself(caplog) -> None:
@@ -70,4 +70,4 @@ def test_a_model_that_differs_from_its_class_is_looked_at_itself(caplog) -> None
     scorer = ResponseScorer(model)
     scorer(BATCH)
     assert scorer.method == "chunked"
-    assert '"shared_prompt" is not used: its log-likelihood per token differs' in caplog.text
+    assert '"shared_prompt" is not used: its mean_log_likelihood differs' in caplog.text

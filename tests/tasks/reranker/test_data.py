@@ -17,6 +17,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from transformers import AutoTokenizer
 
 from pl_pointwise.errors import DataError
@@ -299,6 +301,9 @@ def test_hub_that_cannot_be_reached_is_an_error_with_a_remedy(
     data_module = of_files({}, source="hub", hub_path=str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"cannot be loaded: .*set source to files or embedded"):
         data_module.setup("fit")
+    data_module.trainer = Trainer(logger=False, accelerator="cpu")
+    data_module.trainer.state.fn = TrainerFn.PREDICTING
+    data_module.prepare_data()  # What is predicted for is a file's: the hub is not asked.
 
 
 # Prediction

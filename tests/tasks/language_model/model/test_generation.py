@@ -72,6 +72,7 @@ def test_a_draw_of_the_likeliest_alone_is_greedy() -> None:
     model = build_model("llama").eval()
     one = Generation(max_new_tokens=9, sample=True, top_k=1)
     assert answers(model, one) == answers(model, GREEDY) != answers(model, DRAWN)
+    assert answers(model, replace(one, temperature=2)) == answers(model, GREEDY)  # not only 2.0
 
 
 @pytest.mark.parametrize("top_k", [0, 5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,3 +29,6 @@ def test_too_long_is_an_error_by_name_or_a_gap() -> None:
     with pytest.warns(UserWarning, match=r"left out 1 of 2 .*f.jsonl, line 7: the prompt has"):
         kept = EncodedResponses([long, fits], encoder, **options, skip_invalid=True)
     assert kept.records == [fits]
+    options |= {"max_length": limit - 1}  # What the model has positions for, of a prompt alone too.
+    with pytest.raises(DataError, match=r"line 7: a response of 1 .*positions, are .*shorten the"):
+        EncodedResponses([replace(fits, responses=())], encoder, **options)
