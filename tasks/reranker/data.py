@@ -161,9 +161,9 @@ class RerankerDataModule(PointwiseDataModule):
     def prepare_data(self) -> None:
         """Fill the hub's caches, once a node."""
         self._agree_with_module()
-        predicting = self.trainer is not None and self.trainer.state.fn == "predict"
-        if self.source == "hub" and not predicting:
-            self._read("train")
+        stage = self.trainer.state.fn if self.trainer else None
+        for name in _NEEDS[stage or "fit"] if self.source == "hub" else ():
+            self._read(name)
 
     def setup(self, stage: str | None = None) -> None:
         """Read, select and tokenise what ``stage`` needs and is not there yet."""
@@ -244,8 +244,8 @@ class RerankerDataModule(PointwiseDataModule):
         if name == "predict":
             path = self.predict_file
             return records_of(rows_of(path), path, parse_candidates) if path else []
-        if not self._records and self.source == "hub":
-            self._records = self._from_hub("train") | self._from_hub("validation")
+        if self.source == "hub" and name not in self._records:
+            self._records |= self._from_hub("train" if name == "train" else "validation")
         elif not self._records:
             for split, records in self._split().items():
                 variances = (_variance(self._tokenizer, record) for record in records)
@@ -317,7 +317,7 @@ class RerankerDataModule(PointwiseDataModule):
             kinds = [each.category for each in records]
             sides = side_of_held_out(units, *shares, self.seed, kinds)
         found = {}
-        for name in dict.fromkeys(sides):
+        for name in ("train",) if split == "train" else ("val", "test"):
             own = [i for i, side in zip(usable, sides, strict=True) if side == name]
             kept = self._kept(name, own, (variances[i] for i in own))
             found[name] = [parse(rows[i], i) for i in kept]

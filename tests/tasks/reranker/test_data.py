@@ -291,8 +291,8 @@ def test_lengths_on_the_hub_are_measured_once(hub: Make, monkeypatch: pytest.Mon
     data_module.setup(None)
     hub(rows[:5], rows[5:]).setup(None)
     assert not calls
-    hub(rows[:5], rows[5:], negatives=2).setup(None)  # another measurement
-    assert calls
+    hub(rows[:5], rows[5:], negatives=2).setup("validate")  # another measurement
+    assert len(calls) == 3  # of what is validated alone
 
 
 def test_hub_that_cannot_be_reached_is_an_error_with_a_remedy(
