@@ -58,10 +58,8 @@ TO_SET_UP_DATA: dict[str, Any] = {
 }
 
 
-def check_requirements(comparison: Comparison, cli: PointwiseCLI) -> DataFrame | None:
+def check_requirements(comparison: Comparison, cli: PointwiseCLI) -> None:
     """Refuses what cannot come to a certificate, before training.
-
-    Returns what the predecessor measures on both splits; None where nothing compares with it.
 
     cli: built of the first run's arguments.
     """
@@ -79,11 +77,6 @@ def check_requirements(comparison: Comparison, cli: PointwiseCLI) -> DataFrame |
             f"{' and '.join(changed)}: not what {first.title} was made with, though the options "
             "are the same. Put it back, or take another --output."
         )
-    if _predecessor(comparison) is None:
-        return None
-    start = PointwiseCLI.of_data([], first.arguments)
-    notes_of(start.model).confidential = True
-    return samples_by(start, None, selection=True)
 
 
 def _predecessor(comparison: Comparison) -> str | None:
@@ -92,11 +85,8 @@ def _predecessor(comparison: Comparison) -> str | None:
     return f"the model of {comparison.runs[0].title} before training" if paired else None
 
 
-def answer_requirements(comparison: Comparison, before: DataFrame | None) -> Answer | None:
-    """Chooses, exports, writes the answer; None until all runs are done: the split opens once.
-
-    before: what the predecessor measures.
-    """
+def answer_requirements(comparison: Comparison) -> Answer | None:
+    """Chooses, exports, writes the answer; None until all runs are done: the split opens once."""
     runs, output = comparison.runs, comparison.output
     results = {run.title: run.result() or {"error": ""} for run in runs}
     open_runs = [title for title, result in results.items() if "error" in result]
@@ -106,6 +96,11 @@ def answer_requirements(comparison: Comparison, before: DataFrame | None) -> Ans
             f"({', '.join(open_runs[:3])}). Mend them or take them out, and run the command again."
         )
         return None
+    before = None
+    if _predecessor(comparison) is not None:
+        start = PointwiseCLI.of_data([], runs[0].arguments)
+        notes_of(start.model).confidential = True
+        before = samples_by(start, None, selection=True)
     measured = [_measured(run, before, comparison.required) for run in runs]
     units = units_in(measured[0].samples)
     for other in measured:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import CommandParser, fraction
@@ -46,11 +45,11 @@ def main(args: Sequence[str]) -> None:
             raise SystemExit(f"{run.title} failed: {result['error']}")
         return
     try:
-        before = check_methods(comparison)
+        check_methods(comparison)
         if known.dry_run:
             _print_runs(comparison, [word for word in args if word != "--dry-run"])
             return
-        failed = compare(comparison, before)
+        failed = compare(comparison)
     except OSError as error:
         where = error.filename or known.output
         parser.error(f"{where}: {error.strerror}" if error.strerror else str(error))
@@ -59,11 +58,8 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
 
-def check_methods(comparison: Comparison) -> DataFrame | None:
-    """Builds every method that has a run to come, and refuses the first that cannot run.
-
-    Returns what the predecessor measures, where a requirement compares with it.
-    """
+def check_methods(comparison: Comparison) -> None:
+    """Builds every method that has a run to come, and refuses the first that cannot run."""
     quieten()
     runs, cli = comparison.runs, None
     results = {run.title: run.result() or {} for run in runs}
@@ -77,10 +73,9 @@ def check_methods(comparison: Comparison) -> DataFrame | None:
             cli = PointwiseCLI(run.arguments, run=False)
             _check_data(cli)
             bounds[run.title] = bounds_of(cli.model)
-    if not comparison.requirements or cli is None:
-        return None
-    require_same_bounds(bounds)
-    return check_requirements(comparison, cli)
+    if comparison.requirements and cli is not None:
+        require_same_bounds(bounds)
+        check_requirements(comparison, cli)
 
 
 def _check_data(cli: PointwiseCLI) -> None:
@@ -142,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(comparison: Comparison, before: DataFrame | None) -> list[str]:
+def compare(comparison: Comparison) -> list[str]:
     """Runs what is left, then writes tables and plots; returns what failed."""
     quieten()
     with alone_in(comparison.output):
@@ -150,7 +145,7 @@ def compare(comparison: Comparison, before: DataFrame | None) -> list[str]:
         if on_first_rank():
             write_results(outcomes, comparison.output)
         if comparison.requirements:
-            answer_requirements(comparison, before)
+            answer_requirements(comparison)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 

@@ -113,7 +113,7 @@ def model_files(folder: str | Path) -> Path:
     """Returns where an export's configuration and checkpoint lie; refuses files that are not those
     that were written."""
     inside = Path(folder) / CERTIFICATE
-    if not (inside / "certificate.json").is_file():
+    if not all((inside / name).is_file() for name in ("certificate.json", "config.yaml")):
         raise RequirementError(
             f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
             "--require wrote."
