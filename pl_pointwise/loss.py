@@ -406,7 +406,7 @@ def _require_finite(terms: Terms, index: Tensor) -> None:
         finite = torch.isfinite(values.detach().float())
         if not finite.all():
             row = int((~finite).nonzero()[0, 0])
-            value = float(values[row][~finite[row]].flatten()[0])
+            value = float(values.detach()[row][~finite[row]].flatten()[0])
             raise TrainingError(
                 f'"{name}" is {value} for sample {int(index[row])}, and nothing has moved. Inspect '
                 "that record or lower the learning rate."

@@ -144,6 +144,14 @@ class PointwiseModule(Task):
         self._run = Run(self, self._lagrangian, self._stepper, self._evaluator)
         self.save_hyperparameters(frame=constructor_frame(self))
 
+    def _compiled(self) -> Any:
+        """What a Trainer reads first."""
+        if "_run" not in vars(self):
+            raise TrainingError(f"{type(self).__name__}: call super().__init__(…) in __init__.")
+        return vars(self)["_compiler_ctx"]
+
+    _compiler_ctx = property(_compiled, lambda self, ctx: vars(self).update(_compiler_ctx=ctx))
+
     def _attach(self, trainer: Any) -> None:
         """Tells callbacks too, before the trainer looks for a checkpoint: see SaveOnTermination."""
         LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]

@@ -186,6 +186,7 @@ def test_samples_of_a_group_share_a_multiplier_that_follows_their_mean() -> None
             PointwiseLoss({"fit": Constraint(at_most=0.5)}, Pointwise(), samples=5, groups=wrong)
 
 
+@pytest.mark.filterwarnings("error")
 def test_misuse_is_refused() -> None:
     loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), ToyRows(12))
     with pytest.raises(TrainingError, match="without a loss since the last step"):

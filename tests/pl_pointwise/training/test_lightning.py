@@ -463,6 +463,13 @@ def test_an_evaluation_without_the_modules_own_is_refused(stage: str) -> None:
     assert torch.equal(weights_of(module), before)
 
 
+def test_a_module_that_was_not_constructed_is_refused() -> None:
+    """It ended in "no attribute '_compiler_ctx'"."""
+    kind = overriding("__init__", lambda *_: None)
+    with pytest.raises(TrainingError, match=r"call super\(\).__init__"):
+        trainer().fit(kind(Pointwise()), data())
+
+
 def test_a_loader_without_a_batch_is_refused() -> None:
     """The fit ended with success, and a warning."""
     few = DataLoader(IndexedDataset([ROWS[0]]), batch_size=3, drop_last=True)
