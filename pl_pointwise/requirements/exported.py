@@ -113,12 +113,14 @@ def model_files(folder: str | Path) -> Path:
     """Returns where an export's configuration and checkpoint lie; refuses files that are not those
     that were written."""
     inside = Path(folder) / CERTIFICATE
-    if not all((inside / name).is_file() for name in ("certificate.json", "config.yaml")):
+    there = [(inside / name).is_file() for name in ("certificate.json", "config.yaml")]
+    digests = certificate_in(Path(folder)).get("files", {}) if there[0] else {}
+    if not all(there):
         raise RequirementError(
             f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
             "--require wrote."
         )
-    if changed := changed_files(Path(folder), certificate_in(Path(folder)).get("files", {})):
+    if changed := changed_files(Path(folder), digests):
         raise RequirementError(f"{folder}: {changed}. Take the folder as it was written.")
     return inside
 
