@@ -86,7 +86,13 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
     for dataset, by_constraint in module.evaluated.items():
         source = Source(dataset, data.datasets.get(dataset))
         for name, found in by_constraint.items():
-            parts.append(source.lines("constraint", name, found.index, found.worst()))
+            worst = found.worst()
+            parts.append(source.lines("constraint", name, found.index, worst))
+            if undefined := found.index[worst.isnan()].tolist():
+                notes.append(
+                    f"{title_of(dataset)}: {len(undefined)} of {len(worst)} samples have a violation "
+                    f"of {name} that is NaN (index {undefined[:5]}), and count as meeting no ε.\n"
+                )
     if seen := [title_of(s) for s in module.evaluated if s not in SPLITS or not SPLITS[s].is_open]:
         notes.append(
             f"The model has seen {' and '.join(seen)} above: an ε that is chosen by those lines "
