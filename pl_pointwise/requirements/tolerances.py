@@ -90,8 +90,8 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
             parts.append(source.lines("constraint", name, found.index, worst))
             if undefined := found.index[worst.isnan()].tolist():
                 notes.append(
-                    f"{title_of(dataset)}: {len(undefined)} of {len(worst)} samples have a violation "
-                    f"of {name} that is NaN (index {undefined[:5]}), and count as meeting no ε.\n"
+                    f"{title_of(dataset)}: {len(undefined)} of {len(worst)} samples have a "
+                    f"violation of {name} that is NaN (index {undefined[:5]}): they meet no ε.\n"
                 )
     if seen := [title_of(s) for s in module.evaluated if s not in SPLITS or not SPLITS[s].is_open]:
         notes.append(
