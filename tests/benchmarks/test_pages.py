@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+from scipy.stats import t
 
 from benchmarks.families import RESULTS
 from benchmarks.optimum.show import means
@@ -93,6 +94,79 @@ def test_families_of_problems() -> None:
             if cell and "published" not in method:
                 gap, worst = exact.loc[problem, of, steps]
                 assert is_shown(cell, 100 * gap, worst), (problem, of, cell)
+
+
+SETTINGS = {
+    "untrained": ("as it is", ""),
+    "Pointwise()": ("Pointwise(), untuned", ""),
+    "Relaxed(price=10)": ("Relaxed(price=10), untuned", ""),
+    "hinge 0.3, aim at −0.3 and −3": ("penalty hinge, aim inside", "weight=0.3, refuse=-0.3"),
+    "hinge 1, aim at 3.5": ("penalty hinge, aim inside", "weight=1, epsilon=3.5"),
+    "hinge 3, aim at 4.5": ("penalty hinge, aim inside", "weight=3, epsilon=4.5"),
+    "hinge 0.3, margin": ("penalty hinge, aim inside", "weight=0.3, refuse=-0.3"),
+    "CVaR, level 0.5": ("CVaR", "level=0.5"),
+    "tilted 3": ("tilted", "tilt=3"),
+    "average": ("average", "dual_lr=0.03"),
+    "average constraint": ("average", "dual_lr=0.03"),
+}
+"""Of a row its method, and what its setting begins with; "KIND N" is the penalty of that weight."""
+
+
+def judged(study: str, name: str) -> pd.DataFrame:
+    """The five runs behind a row."""
+    runs = pd.read_csv(RESULTS / f"{study}.csv").query("part == 'test'").fillna({"setting": ""})
+    kind, _, weight = name.rpartition(" ")
+    method, setting = SETTINGS.get(name, (f"penalty {kind}", f"weight={weight}"))
+    if study.startswith("reranker") and method == "average":
+        setting = "epsilon=3, dual_lr=0.1"
+    own = runs["setting"].map(lambda text: f"{text},".startswith(f"{setting}," if setting else ""))
+    found = runs[(runs["method"] == method) & own]
+    assert len(found) == 5, (study, name, len(found))
+    return found
+
+
+def test_safety_and_re_ranking() -> None:
+    """Means ± half a 95 % interval of Student's t."""
+    pages = {
+        "safety": ("| safety | violated", ("refuse", "comply"), "kl"),
+        "reranker-corpus": ("| re-ranking | violated", ("relevance",), "length_objective"),
+    }
+    for study, (head, names, objective) in pages.items():
+        for name, *cells in rows("evidence.md", head):
+            of = judged(study, name)
+            columns = [
+                of[[f"{part}/{each}/violated" for each in names]].mean(axis=1)
+                for part in ("train", "held-out")
+            ]
+            for cell, values in zip(cells, [*columns, of[f"held-out/{objective}"]], strict=True):
+                half = t.ppf(0.975, 4) * values.std() / 5**0.5
+                mean, _, bound = cell.partition(" ± ")
+                assert is_shown(mean, values.mean()), (study, name, cell, values.mean())
+                assert is_shown(bound or "–", half), (study, name, cell, half)
+
+
+def test_when2call() -> None:
+    columns = "train/chosen/violated train/rejected/violated held-out/chosen/violated held-out/kl"
+    listed = [
+        row for row in rows("evidence.md", "| When2Call | chosen") if "one seed" not in row[0]
+    ]
+    for name, *cells in listed:
+        of = judged("when2call", name).mean(numeric_only=True)
+        for cell, column in zip(cells, columns.split(), strict=True):
+            assert is_shown(cell, of[column]), (name, cell, column, of[column])
+    assert [name for name, *_ in listed] == ["untrained", "Pointwise()", "hinge 3"]
+
+
+def test_the_table_of_the_readme() -> None:
+    listed = list(rows("../README.md", "| method | runs | training: refuse"))
+    for name, _, *cells in listed:
+        of = judged("safety", name).mean(numeric_only=True)
+        parts = [
+            [of[f"{p}/{n}/violated"] for n in ("refuse", "comply")] for p in ("train", "held-out")
+        ]
+        assert all(is_shown(cell, *exact) for cell, exact in zip(cells, parts, strict=False)), name
+        assert is_shown(cells[-1], of["held-out/kl"]), name
+    assert len(listed) == 5
 
 
 def test_the_seconds_and_epochs_of_rivals() -> None:
