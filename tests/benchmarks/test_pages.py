@@ -147,9 +147,7 @@ def test_safety_and_re_ranking() -> None:
 
 def test_when2call() -> None:
     columns = "train/chosen/violated train/rejected/violated held-out/chosen/violated held-out/kl"
-    listed = [
-        row for row in rows("evidence.md", "| When2Call | chosen") if "one seed" not in row[0]
-    ]
+    listed = list(rows("evidence.md", "| When2Call | chosen"))[:3]  # Then those of one seed.
     for name, *cells in listed:
         of = judged("when2call", name).mean(numeric_only=True)
         for cell, column in zip(cells, columns.split(), strict=True):
