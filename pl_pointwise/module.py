@@ -95,6 +95,7 @@ class PointwiseModule(Task):
             ``strict_values``, if given), ``followed`` those that the weights follow.
         dual_steps: the dual step it ended in, by constraint; empty where it took none.
         shared_objective: the metric that says the objective of every method of the task.
+        shared_violation: the one that `compare` draws against it; "": the share that violates.
     """
 
     multipliers: Multipliers = _held_by("_lagrangian", "multipliers")

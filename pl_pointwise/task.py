@@ -55,6 +55,7 @@ class Task(LightningModule):
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
     shared_objective: str = "objective"
+    shared_violation: str = ""
 
     # The terms of each sample -------------------------------------------------------------------
 

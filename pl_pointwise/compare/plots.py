@@ -45,12 +45,13 @@ PLOTS = ("cdf.png", "pareto.png")
 """Violations, two metrics against each other."""
 
 
-def pareto_axes(metrics: Sequence[str], objective: str) -> list[str]:
-    """Returns the objective, and the share of the first constraint's samples that violate it.
-
-    Empty where there is none.
+def pareto_axes(metrics: Sequence[str], objective: str, violation: str = "") -> list[str]:
+    """Returns the objective and the task's ``violation``, else the share of the first constraint's
+    samples that violate it. Empty where there is none.
     """
     stage = deciding_stage(metrics)
+    if violation and {objective, f"{stage}/{violation}"} <= {*metrics}:
+        return [objective, f"{stage}/{violation}"]
     rates = [name for name in metrics if re.fullmatch(f"{stage}/.*/violated", name)]
     if objective not in metrics or not rates:  # As without constraints.
         return []
@@ -71,7 +72,7 @@ def draw(done: Sequence[Outcome], output: Path) -> None:
     styles = styles_of(run.method for run, _ in done)
     if violations:
         save(violation_cdfs(violations, styles), output / "cdf.png")
-    axes = pareto_axes(names, shared_objective(done))
+    axes = pareto_axes(names, shared_objective(done), done[0][1].get("shared_violation", ""))
     if axes and runs[axes].notna().all(axis=1).any():
         save(pareto(runs, axes, styles), output / "pareto.png")
 
@@ -104,6 +105,8 @@ def pareto(runs: DataFrame, axes: Sequence[str], styles: Styles) -> Figure:
     panel.set_ylabel(f"{y}\n(lower is better)")
     panel.grid(alpha=0.3)
     _compress([points[:, 0]], [panel])
+    if 0 < 30 * points[:, 1].min() < points[:, 1].max():
+        panel.set_yscale("log")
     note = "Mean ± standard deviation over the seeds. Frontier: no method is better in both."
     return with_legend(figure, ["frontier", *means.index], 3, note)
 

@@ -157,7 +157,7 @@ class FamilyModule(PointwiseModule):
         training: optimizer and schedule.
     """
 
-    shared_objective = "gap"
+    shared_objective, shared_violation = "gap", "worst"
 
     def __init__(
         self,

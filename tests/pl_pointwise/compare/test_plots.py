@@ -145,6 +145,9 @@ def test_the_default_plot_is_of_the_objective_that_all_methods_share() -> None:
     several = [*metrics, "test/fit/violated_samples"]  # Of values, and of samples.
     assert plots.pareto_axes(several, "test/kl") == ["test/kl", "test/fit/violated_samples"]
     assert plots.pareto_axes(["test/kl"], "test/kl") == []
+    worst = [*metrics, "test/worst"]
+    assert plots.pareto_axes(worst, "test/kl", "worst") == ["test/kl", "test/worst"]
+    assert plots.pareto_axes([*metrics], "test/kl", "worst") == ["test/kl", "test/fit/violated"]
     assert tables.shared_objective([outcome("a", 0, metrics)]) == "test/objective"
     gone = [outcome("a", 0, {"test/objective": 1.0}, shared_objective="kl")]
     assert tables.shared_objective(gone) == "test/objective"
