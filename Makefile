@@ -76,7 +76,7 @@ types: $(VENV)/.installed-test
 
 # Two processes with two threads each on two cores were seen twenty times slower.
 pytest: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 notebooks: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python docs/store_notebooks.py $(NOTEBOOKS)

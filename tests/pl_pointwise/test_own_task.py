@@ -99,7 +99,7 @@ def test_a_task_inherits_these_public_names_and_no_others() -> None:
     contract = {
         *("objective", "constraint_values", "membership", "strict_values", "select", "export"),
         *("evaluation_metrics", "update_evaluation_metrics", "finish_evaluation_metrics"),
-        *("host_keys", "shared_objective", "number_of_steps"),
+        *("host_keys", "shared_objective", "shared_violation", "number_of_steps"),
     }
     own = {"fail", "weight", *contract}
     foreign = {n for n in {*dir(module)} - {*dir(LightningModule())} - own if n[0] != "_"}
