@@ -6,9 +6,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from lightning.pytorch import seed_everything
+from packaging.version import Version
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -167,6 +169,9 @@ def test_options_that_cannot_be_are_named(options, said) -> None:
         Lora(peft=options)
 
 
+@pytest.mark.skipif(
+    Version(peft.__version__) < Version("0.19"), reason="PEFT 0.18 leaves such adapters untied"
+)
 def test_adapters_that_are_tied_until_they_move_are_refused() -> None:
     lora = Lora(target_modules=["embed_tokens"], peft={"ensure_weight_tying": True})
     with pytest.raises(ValueError, match=r"ensure_weight_tying: adapters .* in modules_to_save"):
