@@ -34,31 +34,24 @@ __all__ = [
     "load",
 ]
 
-_FILES = {
-    "constraint": ("Constraint",),
-    "data": ("PointwiseDataModule",),
-    "formulations": (
-        "Average",
-        "CVaR",
-        "Formulation",
-        "Penalty",
-        "Pointwise",
-        "Relaxed",
-        "Tilted",
-    ),
-    "loading": ("load",),
-    "loss": ("PointwiseLoss",),
-    "module": ("PointwiseModule",),
-    "multipliers": ("Multipliers",),
-    "optimizers": ("Optimization", "Training"),
-}
+_FILES = (
+    "constraint",
+    "formulations",
+    "multipliers",
+    "loss",
+    "optimizers",
+    "data",
+    "module",
+    "loading",
+)
+"""Where the names are, those first that need no Lightning."""
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is asked for: PointwiseLoss needs no Lightning."""
-    for file, names in _FILES.items():
-        if name in names:
-            found = getattr(import_module(f".{file}", __name__), name)
+    for file in _FILES if name in __all__ else ():
+        found = getattr(import_module(f".{file}", __name__), name, None)
+        if found is not None:
             globals()[name] = found
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
