@@ -13,7 +13,7 @@ from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
 
 from .records import hub_split, numbered, records_of, rows_of
-from .splits import with_held_out
+from .splits import prompt_groups, split_by_group, warn_of_shared
 
 Needs = Mapping[str, tuple[str, ...]]
 """Data sets by stage; the first it cannot do without, of `test` any."""
@@ -89,15 +89,19 @@ class RecordsDataModule(PointwiseDataModule):
     def take_model(self, known: Any) -> Any:
         """What tokens depend on, model and settings; loads the tokenizer where it is not known."""
 
-    def read_splits(self) -> Mapping[str, list[Any]]:
+    def read_splits(self) -> dict[str, list[Any]]:
         """The records of "train", "val" and "test", as far as there are any."""
         return self.held_out({name: found for name in SPLITS if (found := self.read(name))})
 
     def read(self, name: str) -> list[Any]:
         """The records of a data set, of its files or the hub; none where its source has none."""
-        found = [each for path in self.files.get(name, ()) for each in self.from_file(name, path)]
+        found, parse = list[Any](), self.reader(name)
+        for path in self.files.get(name, ()):
+            found += records_of(rows_of(path), path, parse, self.skips(name))
         if not found and self.source == "hub" and (place := self.on_hub(name)):
-            return self.from_hub(*place, self.reader(name))
+            source = f"{place[0]}, {place[2]}"
+            rows = numbered(hub_split(*place), source)
+            return records_of(rows, source, parse, self.skip_invalid)
         return found
 
     # For these ------------------------------------------------------------------------------------
@@ -105,23 +109,27 @@ class RecordsDataModule(PointwiseDataModule):
     def held_out(
         self, read: Mapping[str, list[Any]], files: Mapping[str, Sequence[str]] | None = None
     ) -> dict[str, list[Any]]:
-        """All splits: those that were read, and those held out of the training records."""
-        paths = {name: ", ".join(given) for name, given in (files or self.files).items()}
-        return with_held_out(read, self.shares, self.seed, paths)
+        """All splits: those that were read, and shares of the training prompts of each category.
+
+        Warns of prompts that stand in two of them; ``files`` are for these messages.
+        """
+        found, paths = dict(read), self.files if files is None else files
+        if train := read.get("train"):
+            shares = {split: share for split, share in self.shares.items() if split not in read}
+            kinds = [record.category for record in train]
+            groups = prompt_groups(train)
+            found |= split_by_group(train, groups, shares, self.seed, "prompt", kinds)
+        found = {split: found[split] for split in SPLITS if split in found}
+        named = {split: ", ".join(paths.get(split, ())) for split in SPLITS}
+        sources = {
+            split: named[split] or f"the {split} part of {named['train']}" for split in found
+        }
+        warn_of_shared(found, sources)
+        return found
 
     def skips(self, name: str) -> bool | None:
         """Whether bad records of a data set are left out; None: there is no choice."""
         return None if name == "predict" else self.skip_invalid
-
-    def from_file(self, name: str, path: str, parse: Parse | None = None) -> list[Any]:
-        """The records of a file, for the data set ``name``."""
-        return records_of(rows_of(path), path, parse or self.reader(name), self.skips(name))
-
-    def from_hub(self, path: str, config: str | None, split: str, parse: Parse) -> list[Any]:
-        """The records of a split of a data set on the hub."""
-        source = f"{path}, {split}"
-        rows = numbered(hub_split(path, config, split), source)
-        return records_of(rows, source, parse, self.skip_invalid)
 
     # Lightning's hooks ----------------------------------------------------------------------------
 

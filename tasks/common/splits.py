@@ -7,13 +7,12 @@ What is held out depends on the records and a seed alone. The parts are drawn on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, Protocol, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError
 
 from .records import digest
@@ -102,26 +101,6 @@ def split_by_group(
     }
 
 
-def with_held_out(
-    read: Mapping[str, list[R]],
-    shares: Mapping[str, float],
-    seed: int,
-    files: Mapping[str, str | None],
-) -> dict[str, list[R]]:
-    """All splits: those of ``read``, and ``shares`` of the training prompts of each category.
-
-    Warns of prompts that stand in two of them; ``files`` are for these messages.
-    """
-    found = dict(read)
-    if train := read.get("train"):
-        shares = {split: share for split, share in shares.items() if split not in read}
-        categories = [record.category for record in train]
-        found |= split_by_group(train, prompt_groups(train), shares, seed, "prompt", categories)
-    found = {split: found[split] for split in SPLITS if split in found}
-    warn_of_shared(found, sources_of(files, found))
-    return found
-
-
 def prompt_groups(records: Sequence[Splittable]) -> list[str]:
     """For each record the first prompt of its unit; where no two are alike, its own."""
     first: dict[str, str] = {}
@@ -165,8 +144,3 @@ def warn_of_shared(splits: Mapping[str, Sequence[Splittable]], sources: Mapping[
                 f"{sources[second]}: {shared:,} of {len(units[second]):,} prompts are in "
                 f"{sources[first]} too, so results on it flatter. Take them out of one."
             )
-
-
-def sources_of(files: Mapping[str, str | None], names: Iterable[str]) -> dict[str, str]:
-    """Where each split is from, for messages: its own file, or a part of the training file."""
-    return {name: files.get(name) or f"the {name} part of {files['train']}" for name in names}

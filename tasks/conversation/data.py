@@ -133,7 +133,7 @@ class ConversationDataModule(ResponseDataModule):
 
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits with a text for each refusal."""
-        read = {side: found for side in SPLITS if (found := self.read(side))}
+        read = {side: records for side in SPLITS if (records := self.read(side))}
         check_together([record for records in read.values() for record in records])
         found = self.held_out(read)
         counts = ", ".join(f"{side} {len(records):,}" for side, records in found.items())

@@ -14,7 +14,6 @@ from pl_pointwise.tasks.common.splits import (
     check_fractions,
     hold_out,
     side_of_held_out,
-    sources_of,
     split_by_group,
     stratified_ranks,
     warn_of_shared,
@@ -139,7 +138,7 @@ def test_held_out_records_are_divided_in_proportion() -> None:
 def test_texts_of_two_splits_are_reported_for_every_pair() -> None:
     texts = {"train": ["a", "b"], "val": ["c"], "test": ["a", "c", "d"]}
     splits = {name: [record(text) for text in of_it] for name, of_it in texts.items()}
-    sources = sources_of({"train": "t.jsonl", "val": None, "test": "u.jsonl"}, splits)
+    sources = {"train": "t.jsonl", "val": "the val part of t.jsonl", "test": "u.jsonl"}
     with pytest.warns(UserWarning, match="results on it flatter") as caught:
         warn_of_shared(splits, sources)
     assert [str(each.message).partition(" too")[0] for each in caught] == [
