@@ -28,14 +28,6 @@ CHUNK = 256
 DEEPEST = 100  # so many lists and objects may stand in each other
 
 
-def check_source(source: str, labelled: object, predicted: object, needed: str) -> None:
-    """Raises :class:`DataError`: files with another source, or ``source=files`` without one."""
-    if source != "files" and labelled:
-        raise DataError(f"source={source}: it takes no files. Set source to files.")
-    if source == "files" and not (labelled or predicted):
-        raise DataError(f"source=files: it needs {needed}.")
-
-
 class Row(dict[str, Any]):
     """A JSON object that knows which of its fields were read, by ``row[name]`` or ``row.get``."""
 

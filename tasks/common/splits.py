@@ -7,13 +7,12 @@ What is held out depends on the records and a seed alone. The parts are drawn on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, Protocol, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError
 
 from .records import digest
@@ -102,27 +101,6 @@ def split_by_group(
     }
 
 
-def with_held_out(
-    read: Mapping[str, list[R]],
-    shares: Mapping[str, float],
-    seed: int,
-    files: Mapping[str, str | None],
-    name: tuple[str, str] = ("prompt", "prompts"),
-) -> dict[str, list[R]]:
-    """All splits: those of ``read``, and ``shares`` of the training prompts of each category.
-
-    Warns of prompts that stand in two of them; ``files`` and ``name`` are for these messages.
-    """
-    found = dict(read)
-    if train := read.get("train"):
-        shares = {split: share for split, share in shares.items() if split not in read}
-        categories = [record.category for record in train]
-        found |= split_by_group(train, prompt_groups(train), shares, seed, name[0], categories)
-    found = {split: found[split] for split in SPLITS if split in found}
-    warn_of_shared(found, sources_of(files, found), name[1])
-    return found
-
-
 def prompt_groups(records: Sequence[Splittable]) -> list[str]:
     """For each record the first prompt of its unit; where no two are alike, its own."""
     first: dict[str, str] = {}
@@ -130,13 +108,15 @@ def prompt_groups(records: Sequence[Splittable]) -> list[str]:
 
 
 def side_of_held_out(
-    groups: Sequence[str], val: float, test: float, seed: int, categories: Sequence[str]
+    records: Sequence[Splittable], shares: Mapping[str, float], seed: int
 ) -> list[str]:
-    """For each held-out record "val" or "test", in proportion to these fractions, groups whole."""
+    """For each held-out record "val" or "test", in proportion to the shares, prompts whole."""
+    val, test = shares["val"], shares["test"]
     if not val or not test:
-        return ["test" if test else "val"] * len(groups)
+        return ["test" if test else "val"] * len(records)
     share = round(test / (val + test), 9)  # 0.15 / (0.05 + 0.15) is a little less than 0.75.
-    parts = hold_out(groups, [share], seed, categories)
+    categories = [record.category for record in records]
+    parts = hold_out(prompt_groups(records), [share], seed, categories)
     return ["test" if part else "val" for part in parts]
 
 
@@ -154,20 +134,13 @@ def stratified_ranks(strata: Sequence[Any], categories: Sequence[str]) -> list[i
     return ranks
 
 
-def warn_of_shared(
-    splits: Mapping[str, Sequence[Splittable]], sources: Mapping[str, str], name: str = "prompts"
-) -> None:
+def warn_of_shared(splits: Mapping[str, Sequence[Splittable]], sources: Mapping[str, str]) -> None:
     """Says of each two splits how many records of the later have a prompt of the earlier."""
     units = {split: [record.unit for record in records] for split, records in splits.items()}
     for first, second in combinations(units, 2):
         known = set(units[first])
         if shared := sum(unit in known for unit in units[second]):
             rank_zero_warn(
-                f"{sources[second]}: {shared:,} of {len(units[second]):,} {name} are in "
+                f"{sources[second]}: {shared:,} of {len(units[second]):,} prompts are in "
                 f"{sources[first]} too, so results on it flatter. Take them out of one."
             )
-
-
-def sources_of(files: Mapping[str, str | None], names: Iterable[str]) -> dict[str, str]:
-    """Where each split is from, for messages: its own file, or a part of the training file."""
-    return {name: files.get(name) or f"the {name} part of {files['train']}" for name in names}

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.records import check_source
+from pl_pointwise.tasks.common.data import Parse
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
     Preparation,
@@ -25,6 +26,8 @@ from .forgetting import add_targets
 from .own_answers import with_own_answers
 from .records import COLUMNS, ROLES, SCHEMAS, Reading, check_together
 
+TRAINED = ("train", "learn", "keep", "forget")
+"""Files of training records, by their option; answers of all but the first are of that role."""
 TAUGHT = frozenset({"learn", "forget"})
 """Roles of what is never held out of the training records."""
 
@@ -102,40 +105,37 @@ class ConversationDataModule(ResponseDataModule):
         preparation: Preparation = DEFAULT_PREPARATION,
         **options: Any,
     ) -> None:
-        super().__init__(model_name, source, preparation, **options)
+        files = {"train": train_file, "learn": learn_file, "keep": keep_file, "forget": forget_file}
+        files |= {"val": val_file, "test": test_file, "predict": predict_file}
+        super().__init__(model_name, source, files, preparation, **options)
         one_of("example", example, ("library", "keep", "forget"), DataError)
         one_of("schema", schema, ("auto", *SCHEMAS), DataError)
         one_of("role", role, ROLES, DataError)
         for name in columns or {}:
             one_of("columns", name, COLUMNS, DataError)
-        train = [train_file] if isinstance(train_file, str) else list(train_file or [])
-        given = {"learn": learn_file, "keep": keep_file, "forget": forget_file}
-        self.role_of = {path: role for role, path in given.items() if path is not None}
-        self.train_files = [*train, *filter(None, given.values())]
-        labelled = bool(self.train_files or val_file or test_file)
-        needed = "train_file, learn_file, keep_file, forget_file, val_file or test_file"
-        check_source(source, labelled, predict_file, needed)
         if (source == "hub") != (hub_path is not None):
             raise DataError(f"source={source}, hub_path={hub_path}: set both, or neither.")
         if source == "example":
-            self.train_files = [str(Path(__file__).parent / "examples" / f"{example}.jsonl")]
+            self.files["train"] = [str(Path(__file__).parent / "examples" / f"{example}.jsonl")]
         self.own_answers, self.forget_like = own_answers, forget_like
-        self.files = {"val": val_file, "test": test_file, "predict": predict_file}
-        self.hub_path, self.hub_config, self.hub_split = hub_path, hub_config, hub_split
+        self.hub = hub_path, hub_config, hub_split
         self.reading = Reading(schema, columns, role)
         self.refusals = validate_refusals(refusals)
 
+    def on_hub(self, name: str) -> Any:
+        """One split, to train on."""
+        return self.hub if name == "train" else None
+
+    def reader(self, name: str) -> Parse:
+        """The options' schema; with the role of a file that has one."""
+        role = name if name in TRAINED[1:] else self.reading.role
+        return replace(self.reading, role=role, responses=name != "predict")
+
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits with a text for each refusal."""
-        files = {"train": self.train_files}
-        files |= {side: [path] for side in ("val", "test") if (path := self.files[side])}
-        read = {side: self._from_files(side, paths) for side, paths in files.items() if paths}
-        if self.hub_path is not None:
-            hub = self.hub_path, self.hub_config, self.hub_split
-            records = self._from_hub(*hub, self.reading)
-            read["train"] = with_refusals(records, self.refusals)
+        read = {side: records for side in SPLITS if (records := self.read(side))}
         check_together([record for records in read.values() for record in records])
-        found = self._split(read, {**self.files, "train": ", ".join(self.train_files)})
+        found = self.held_out(read)
         counts = ", ".join(f"{side} {len(records):,}" for side, records in found.items())
         held_out = ", held out by data.preparation" * (len(found) > len(read))
         rank_zero_info(f"Records: {counts}{held_out}.")
@@ -149,9 +149,9 @@ class ConversationDataModule(ResponseDataModule):
                 )
         return found
 
-    def _split(
-        self, read: Mapping[str, list[Record]], files: Mapping[str, str | None]
-    ) -> dict[str, list[Record]]:
+    def held_out(
+        self, read: Mapping[str, list[Any]], files: Mapping[str, Sequence[str]] | None = None
+    ) -> dict[str, list[Any]]:
         """All splits. What is to be learnt or forgotten stays in training.
 
         A fact is no sample of others: what is held out of it would be taught to nobody.
@@ -159,24 +159,20 @@ class ConversationDataModule(ResponseDataModule):
         train = read.get("train", [])
         taught = {each.unit for each in train if not TAUGHT.isdisjoint(each.roles)}
         rest = [record for record in train if record.unit not in taught]
-        found = super()._split({**read, "train": rest}, files)
+        given = [path for name in TRAINED for path in self.files[name]]
+        found = super().held_out({**read, "train": rest}, {**self.files, "train": given})
         left = {id(record) for record in found["train"]}
         found["train"] = [each for each in train if each.unit in taught or id(each) in left]
         return found
 
     def read(self, name: str) -> list[Record]:
-        """The records to predict for."""
-        return self._from_files(name, list(filter(None, [self.files[name]])))
-
-    def _from_files(self, name: str, paths: Sequence[str]) -> list[Record]:
+        """The records with a text for each refusal, those to train on of several files."""
         found: list[Record] = []
-        for path in paths:
-            role = self.role_of.get(path, self.reading.role)
-            reading = replace(self.reading, role=role, responses=name != "predict")
-            found += self._from_file(name, path, reading)
+        for each in TRAINED if name == "train" else (name,):
+            found += super().read(each)
         return with_refusals(found, self.refusals)
 
-    def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
+    def encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """Records as tokens, with the model's own answers, and how likely to be those to forget."""
         if self.own_answers and name != "predict":
             module = getattr(self.trainer, "lightning_module", None)
@@ -185,7 +181,7 @@ class ConversationDataModule(ResponseDataModule):
             # A checkpoint is loaded later, and Lightning moves the model there later too.
             module.to(self.trainer.strategy.root_device)  # type: ignore[union-attr]
             records = with_own_answers(records, module)
-        encoded = super()._encoded(name, records)
+        encoded = super().encoded(name, records)
         if name != "predict":
             add_targets(encoded, self.forget_like, self._encoder, self.model_name)
         return encoded

@@ -15,41 +15,20 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from pl_pointwise.data import PointwiseDataModule
-from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.data import SPLITS
+from pl_pointwise.errors import DataError
 from pl_pointwise.task import Batch
+from pl_pointwise.tasks.common.data import Parse, RecordsDataModule
 from pl_pointwise.tasks.common.models import limits_of_model, loading, model_source
-from pl_pointwise.tasks.common.records import (
-    check_source,
-    digest,
-    hub_split,
-    largest,
-    records_of,
-    refused,
-    report_skipped,
-    rows_of,
-)
-from pl_pointwise.tasks.common.splits import (
-    check_fractions,
-    side_of_held_out,
-    split_by_group,
-    with_held_out,
-)
+from pl_pointwise.tasks.common.records import digest, hub_split, largest, refused, report_skipped
+from pl_pointwise.tasks.common.splits import check_fractions, side_of_held_out, split_by_group
 
 from .corpus import docstring_records
 from .encoding import RerankerDataset, split_template, token_lengths
 from .records import Record, check_together, parse_candidates, parse_labelled, parse_positives
 
-_NEEDS = {
-    "fit": ("train", "val"),
-    "validate": ("val",),
-    "test": ("test", "train"),
-    "predict": ("predict",),
-}
-"""Data sets by stage; the first it cannot do without."""
 
-
-class RerankerDataModule(PointwiseDataModule):
+class RerankerDataModule(RecordsDataModule):
     """Queries with one positive and up to ``negatives`` negative passages each, tokenised once.
 
     The schemas of raw records are those of docs/reranker.md; of files, a record with several
@@ -68,11 +47,11 @@ class RerankerDataModule(PointwiseDataModule):
     {passage_text: such a list}) the candidates keep their order, C is the most of a record in the
     batch, and a list "query_id" is added.
 
-    Test data are ``test_file``, else what ``test_fraction`` or ``test_queries`` holds out, else the
-    validation data. A set with more records than its ``max_queries``, ``val_queries`` or
-    ``test_queries`` keeps those whose negatives' lengths vary most, as the paper does. Where there
-    are test data of their own, "val" and "test" are random draws instead: a certificate speaks of
-    new queries, and queries chosen by length are not like them.
+    Test data are ``test_file``, else what ``test_fraction`` holds out, else the validation data. A
+    set with more records than its ``max_queries`` or ``val_queries`` keeps those whose negatives'
+    lengths vary most, as the paper does. Where there are test data of their own, "val" and "test"
+    are random draws instead: a certificate speaks of new queries, and queries chosen by length are
+    not like them.
 
     Args:
         model_name: the model whose tokenizer to use. This, max_length and template are the
@@ -94,15 +73,18 @@ class RerankerDataModule(PointwiseDataModule):
         negatives: K per query, a random choice if there are more.
         min_negatives: the fewest a record may have; None is ``negatives``.
         max_queries: the most training queries; None is all.
-        val_queries: the most queries in validation data; None is all.
-        test_queries: the most queries in test data; None takes val_queries.
+        val_queries: the most queries in validation data, and in test data; None is all.
         val_fraction: the part of the training queries to hold out where the source has no
-            validation data. None is val_queries / (max_queries + val_queries + test_queries), or
-            0.1 if max_queries or val_queries is all.
-        test_fraction: the same as test data, to certify. At 0 it follows from test_queries, where
-            these are given. The hub's "validation" is divided in the proportion of both fractions.
+            validation data.
+        test_fraction: the same as test data, to certify. The hub's "validation" is divided in the
+            proportion of both fractions.
         options: of `PointwiseDataModule`; ``seed`` also of what is held out and which negatives.
     """
+
+    remedies = dict.fromkeys(
+        ("validate", "test"), "test_file, val_file, or val_fraction above 0"
+    ) | {"fit": "train_file", "predict": "predict_file"}
+    sources = ("embedded", "hub", "files")
 
     def __init__(
         self,
@@ -122,71 +104,29 @@ class RerankerDataModule(PointwiseDataModule):
         min_negatives: int | None = None,
         max_queries: int | None = 50_000,
         val_queries: int | None = 5_000,
-        test_queries: int | None = None,
-        val_fraction: float | None = None,
+        val_fraction: float = 0.1,
         test_fraction: float = 0.0,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        one_of("source", source, ("embedded", "hub", "files"), DataError)
-        one_of("invalid", invalid, ("error", "skip", None), DataError)
-        self.files = {"train": train_file, "val": val_file, "test": test_file}
-        labelled = any(self.files.values())
-        check_source(source, labelled, predict_file, "train_file, val_file or test_file")
-        self.predict_file = predict_file
+        for name, count in (("max_queries", max_queries), ("val_queries", val_queries)):
+            if count is not None and count < 1:
+                raise DataError(f"{name}={count}: give at least 1, or null for all.")
+        self.limits = {"train": max_queries, "val": val_queries, "test": val_queries}
+        files = {"train": train_file, "val": val_file, "test": test_file, "predict": predict_file}
+        check_fractions(val_fraction, test_fraction)
+        shares = {"val": val_fraction, "test": test_fraction}
+        super().__init__(source, files, shares, invalid, **options)
         least = negatives if min_negatives is None else min_negatives
         if not 1 <= least <= negatives:
             raise DataError(
                 f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
             )
-        self.limits = {"train": max_queries, "val": val_queries, "test": test_queries}
-        for split, count in self.limits.items():
-            if count is not None and count < 1:
-                option = "max" if split == "train" else split
-                raise DataError(f"{option}_queries={count}: give at least 1, or null for all.")
         if template is not None:
             split_template(template)
-        self.source = source
-        self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
         self._given = {"model_name": model_name, "max_length": max_length, "template": template}
         self.hub_path, self.hub_config = hub_path, hub_config
         self.negatives = negatives
         self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": self.seed}
-        self.val_fraction, self.test_fraction = _fractions(val_fraction, test_fraction, self.limits)
-        if test_queries is None:
-            self.limits["test"] = val_queries
-        self._format: dict[str, Any] = {}
-        self._records: dict[str, list[Record]] = {}
-
-    def prepare_data(self) -> None:
-        """Fill the hub's caches, once a node."""
-        self._agree_with_module()
-        stage = self.trainer.state.fn if self.trainer else None
-        for name in _NEEDS[stage or "fit"] if self.source == "hub" else ():
-            self._read(name)
-
-    def setup(self, stage: str | None = None) -> None:
-        """Read, select and tokenise what ``stage`` needs and is not there yet."""
-        self._agree_with_module()
-        for name in chain(*_NEEDS.values()) if stage is None else _NEEDS[stage]:
-            origin = "val" if name == "test" and not self._read("test") else name
-            if origin not in self.datasets and (records := self._read(origin)):
-                self.datasets[origin] = RerankerDataset(
-                    records,
-                    self._tokenizer,
-                    max_length=self._format["max_length"],
-                    template=self._format["template"],
-                    rows=limits_of_model(self.trainer)[1],
-                    name=origin,
-                    skip_invalid=self.skip_invalid and name != "predict",
-                )
-            if origin in self.datasets:
-                self.datasets[name] = self.datasets[origin]
-        if stage is not None and _NEEDS[stage][0] not in self.datasets:
-            raise DataError(
-                f"There are no data for {_NEEDS[stage][0]} with source={self.source}. Set "
-                f"{_NEEDS[stage][0]}_file, or val_fraction above 0 to hold out training queries."
-            )
 
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """The batch of the class docstring, of rows of a :class:`RerankerDataset` with an index."""
@@ -226,39 +166,57 @@ class RerankerDataModule(PointwiseDataModule):
         passages = {f"negative {j}" if j else "positive": t for j, t in enumerate(record.passages)}
         return {"record": record.where, "query": record.query, **passages}
 
-    def _agree_with_module(self) -> None:
-        """Take the input format from the module; with another one, everything is made again."""
+    # For the base ---------------------------------------------------------------------------------
+
+    def take_model(self, known: Any) -> dict[str, Any]:
+        """The input format, the module's."""
         agreed = {name: self.shared_option(name, own) for name, own in self._given.items()}
         agreed["max_length"] = 512 if agreed["max_length"] is None else agreed["max_length"]
         if agreed["model_name"] is None:
             raise DataError(
                 "model_name: the data need a tokenizer. Name one, or use them with RerankerModule."
             )
-        if agreed != self._format:
+        if agreed != known:
             self._tokenizer = _load_tokenizer(**agreed)
-            self._format = agreed
-            self.datasets, self._records = {}, {}
+            self._format = {name: agreed[name] for name in ("max_length", "template")}
+        return agreed
 
-    def _read(self, name: str) -> list[Record]:
-        """The selected records of a data set; none where its source has none."""
-        if name == "predict":
-            path = self.predict_file
-            return records_of(rows_of(path), path, parse_candidates) if path else []
-        if self.source == "hub" and name not in self._records:
+    def encoded(self, name: str, records: Sequence[Record]) -> RerankerDataset:
+        """The pairs of each record."""
+        rows = limits_of_model(self.trainer)[1]
+        skip = bool(self.skips(name))
+        return RerankerDataset(
+            records, self._tokenizer, **self._format, rows=rows, name=name, skip_invalid=skip
+        )
+
+    def reader(self, name: str) -> Parse:
+        """A record for each answer of each row; to predict for one a row."""
+        return parse_candidates if name == "predict" else partial(parse_positives, **self._counts)
+
+    def read(self, name: str) -> list[Record]:
+        """The records of a file."""
+        found = super().read(name)
+        if name != "predict":
+            found = [*chain(*found)]
+            check_together(found)
+        return found
+
+    def task_records(self, name: str) -> list[Record]:
+        """Of the hub's two splits only what is asked for, as one of them is long."""
+        if self.source == "hub" and name in SPLITS and name not in self._records:
             self._records |= self._from_hub("train" if name == "train" else "validation")
-        elif not self._records:
-            for split, records in self._split().items():
-                variances = (_variance(self._tokenizer, record) for record in records)
-                kept = self._kept(split, range(len(records)), variances)
-                self._records[split] = [records[position] for position in kept]
-        return self._records.get(name, [])
+        return super().task_records(name)
 
-    def _split(self) -> dict[str, list[Record]]:
-        """All records of files, or of the embedded corpus, by data set."""
-        shares = {"val": self.val_fraction, "test": self.test_fraction}
-        if self.source == "files":
-            read = {name: self._read_file(path) for name, path in self.files.items() if path}
-            return with_held_out(read, shares, self.seed, self.files, ("query", "queries"))
+    def read_splits(self) -> dict[str, list[Record]]:
+        """The records of files, or of the embedded corpus, that each split keeps."""
+        found = super().read_splits() if self.source == "files" else self._embedded()
+        for split, records in found.items():
+            variances = (_variance(self._tokenizer, record) for record in records)
+            kept = self._kept(split, range(len(records)), variances)
+            found[split] = [records[position] for position in kept]
+        return found
+
+    def _embedded(self) -> dict[str, list[Record]]:
         records = [
             parse_labelled(row, f"embedded corpus, {row['query_id']}", **self._counts)
             for row in docstring_records(self.negatives, self.seed)
@@ -266,14 +224,14 @@ class RerankerDataModule(PointwiseDataModule):
         if not records:
             raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
         modules = [record.category for record in records]
-        return split_by_group(records, modules, shares, self.seed, "module")
+        return split_by_group(records, modules, self.shares, self.seed, "module")
 
     def _kept(self, name: str, usable: Sequence[int], variances: Iterable[float]) -> Sequence[int]:
         """Which usable queries a split keeps; of each the variance of its negatives' lengths."""
         limit = self.limits[name]
         if limit is None or len(usable) <= limit:
             return usable
-        if name != "train" and (self.test_fraction or self.files["test"]):
+        if name != "train" and (self.shares["test"] or self.files["test"]):
             rule = "drawn at random"
             chosen = random.Random(digest(self.seed, name)).sample(range(len(usable)), limit)
             chosen.sort()
@@ -313,35 +271,13 @@ class RerankerDataModule(PointwiseDataModule):
         sides = ["train"] * len(usable)
         if split != "train":
             records = [parse(rows[i], i) for i in usable]
-            units, shares = [each.unit for each in records], (self.val_fraction, self.test_fraction)
-            kinds = [each.category for each in records]
-            sides = side_of_held_out(units, *shares, self.seed, kinds)
+            sides = side_of_held_out(records, self.shares, self.seed)
         found = {}
         for name in ("train",) if split == "train" else ("val", "test"):
             own = [i for i, side in zip(usable, sides, strict=True) if side == name]
             kept = self._kept(name, own, (variances[i] for i in own))
             found[name] = [parse(rows[i], i) for i in kept]
         return found
-
-    def _read_file(self, path: str) -> list[Record]:
-        """A record for each answer of each row."""
-        parse = partial(parse_positives, **self._counts)
-        records = [*chain(*records_of(rows_of(path), path, parse, self.skip_invalid))]
-        check_together(records)
-        return records
-
-
-def _fractions(
-    val: float | None, test: float, wanted: dict[str, int | None]
-) -> tuple[float, float]:
-    """The parts of the training queries to hold out, from the numbers wanted if not given."""
-    known = None not in (wanted["train"], wanted["val"])
-    total = sum(filter(None, wanted.values()))
-    shares = {name: (count or 0) / total if known else 0.1 for name, count in wanted.items()}
-    val = shares["val"] if val is None else val
-    test = shares["test"] if test == 0 and wanted["test"] is not None else test
-    check_fractions(val, test)
-    return val, test
 
 
 def _load_tokenizer(

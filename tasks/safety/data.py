@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -13,17 +14,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.plain import from_plain
-from pl_pointwise.tasks.common.records import check_source, largest
-from pl_pointwise.tasks.common.splits import (
-    prompt_groups,
-    side_of_held_out,
-    sources_of,
-    stratified_ranks,
-    warn_of_shared,
-)
+from pl_pointwise.tasks.common.data import Needs, Parse
+from pl_pointwise.tasks.common.records import largest
+from pl_pointwise.tasks.common.splits import side_of_held_out, stratified_ranks, warn_of_shared
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
-    Needs,
     Preparation,
     ResponseDataModule,
 )
@@ -164,6 +159,7 @@ class SafetyDataModule(ResponseDataModule):
     remedies: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("validate", "test"), "benign_file and unsafe_file, and preparation.val_fraction above 0"
     ) | {"fit": "benign_file and unsafe_file", "predict": "predict_file"}
+    beside = ("over_refusal", "contrast", "alpaca_eval", "predict")
     roles = ROLES
     dataset_class = SafetyDataset
     default_template = ALPACA_TEMPLATE
@@ -190,19 +186,16 @@ class SafetyDataModule(ResponseDataModule):
         preparation: Preparation = DEFAULT_PREPARATION,
         **options: Any,
     ) -> None:
-        super().__init__(model_name, source, preparation, **options)
+        files = {"benign_train": benign_file, "benign_val": benign_val_file}
+        files |= {"benign_test": benign_test_file, "unsafe_train": unsafe_file}
+        files |= {"unsafe_val": unsafe_val_file, "unsafe_test": unsafe_test_file, "pku": pku_file}
+        files |= dict.fromkeys(("over_refusal", "contrast"), over_refusal_file)
+        files |= {"alpaca_eval": alpaca_eval_file, "predict": predict_file}
+        super().__init__(model_name, source, files, preparation, **options)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
         one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
         if source == "hub" and unsafe_schema == "labelled":
             raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
-        self.benign = {"train": benign_file, "val": benign_val_file, "test": benign_test_file}
-        self.unsafe = {"train": unsafe_file, "val": unsafe_val_file, "test": unsafe_test_file}
-        self.other_files = {"over_refusal": over_refusal_file, "contrast": over_refusal_file}
-        self.other_files |= {"alpaca_eval": alpaca_eval_file, "predict": predict_file}
-        labelled = any((*self.benign.values(), *self.unsafe.values(), pku_file))
-        beside = any(self.other_files.values())
-        check_source(source, labelled, beside, "benign_file and unsafe_file")
-        self.other_files["pku"] = pku_file
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
         self.selection = from_plain(Selection, selection)
         self.refusals = validate_refusals(refusals)
@@ -222,21 +215,34 @@ class SafetyDataModule(ResponseDataModule):
 
     def read(self, name: str) -> list[Record]:
         """The records of a data set that is only tested on or predicted for."""
-        path, found = self.other_files[name], list[Any]()
-        if path is not None:
-            found = self._from_file(name, path, parse_pair if name == "pku" else parse_prompt)
-        elif name == "pku" and self.source == "hub" and self.unsafe_schema == "beavertails":
-            path = f"{self.selection.pku_path}, test"
-            found = self._from_hub(self.selection.pku_path, None, "test", parse_pair)
+        found = super().read(name)
         if name == "predict":
             return [replace(record, responses=()) for record in found]
         if name == "pku":
             found = unsafe_prompts(found, once=True)
-        elif name in ("over_refusal", "contrast"):
-            found = _half(found, unsafe=name == "contrast")
+        elif name in ("over_refusal", "contrast"):  # The halves of XSTest.
+            found = [record for record in found if record.unsafe == (name == "contrast")]
         splits = {"train": self._records.get("train", []), name: found}
-        warn_of_shared(splits, {"train": "the training set", name: str(path)})
+        where = ", ".join(self.files[name]) or name
+        warn_of_shared(splits, {"train": "the training set", name: where})
         return self._finished(found)
+
+    def on_hub(self, name: str) -> tuple[str, str | None, str] | None:
+        """The hub's splits by kind and side, and PKU-SafeRLHF where it is only tested on."""
+        pku, chosen = self.selection.pku_path, self.selection
+        found = {"benign_train": (chosen.alpaca_path, None, "train")}
+        if self.unsafe_schema == "beavertails":
+            found["unsafe_train"] = chosen.beavertails_path, None, "330k_train"
+            found["pku"] = pku, None, "test"
+        elif self.unsafe_schema is not None:
+            found |= {"unsafe_train": (pku, None, "train"), "unsafe_val": (pku, None, "test")}
+        return found.get(name)
+
+    def reader(self, name: str) -> Parse:
+        """By kind of the records; those that are only tested on or predicted for are prompts."""
+        readers = {"labelled": parse_labelled, "beavertails": parse_judgement}
+        of_kind = {"unsafe": readers.get(self.unsafe_schema or "", parse_pair), "pku": parse_pair}
+        return (of_kind | {"benign": parse_instruction}).get(name.partition("_")[0], parse_prompt)
 
     def _finished(self, records: Iterable[Record]) -> list[Record]:
         """With a text for each refusal, and unsafe answers where they are asked for."""
@@ -252,9 +258,9 @@ class SafetyDataModule(ResponseDataModule):
     def _benign(self) -> dict[str, list[Record]]:
         """Those with the longest answers to train on; what is held out is not chosen by length."""
         if self.source == "files":
-            found = self._read_files(self.benign, parse_instruction)
+            found = self._of_files("benign")
             return found | {"train": self._longest(found.get("train", []))}
-        records = self._from_hub(self.selection.alpaca_path, None, "train", parse_instruction)
+        records = super().read("benign_train")
         train = self._longest(records)
         others = _without(train, records)
         generator = torch.Generator().manual_seed(self.seed)
@@ -273,53 +279,47 @@ class SafetyDataModule(ResponseDataModule):
 
     def _unsafe(self) -> dict[str, list[Record]]:
         """By ``unsafe_schema``."""
-        schema, path = self.unsafe_schema, self.selection.pku_path
-        if schema == "labelled":
-            return self._read_files(self.unsafe, parse_labelled)
-        if schema == "beavertails":
-            return self._by_category()
-        if schema is None:
+        if self.unsafe_schema is None:
             return {}
-        select = preference_pairs if schema == "pku_pairs" else unsafe_prompts
+        if self.unsafe_schema == "beavertails":
+            return self._by_category()
+        selects = {"pku": unsafe_prompts, "pku_pairs": preference_pairs}
+        select = selects.get(self.unsafe_schema, list)
         if self.source == "files":
-            return self._read_files(self.unsafe, parse_pair, select)
-        read = (self._from_hub(path, None, split, parse_pair) for split in ("train", "test"))
-        train, held = map(select, read)
+            return self._of_files("unsafe", select)
+        train, held = select(super().read("unsafe_train")), select(super().read("unsafe_val"))
         return {"train": train, **self._divided(_without(train, held))}
 
     def _by_category(self) -> dict[str, list[Record]]:
         """So many BeaverTails records of each category, and others held out."""
-        chosen, paths = self.selection, self.unsafe
-        if self.source == "hub":
-            judged = self._from_hub(chosen.beavertails_path, None, "330k_train", parse_judgement)
-        elif paths["train"] is not None:
-            judged = self._from_file("train", paths["train"], parse_judgement)
-        else:
-            return {}
+        chosen = self.selection
+        judged = unanimous(super().read("unsafe_train"), chosen.categories)
         limits = chosen.per_category, chosen.held_out_per_category
-        train, held = per_category(unanimous(judged, chosen.categories), *limits, self.seed)
-        if paths["test"] is None:
+        train, held = per_category(judged, *limits, self.seed)
+        if not self.files["unsafe_test"]:
             return {"train": train, **self._divided(held)}
-        judged = self._from_file("test", paths["test"], parse_judgement)
-        test = [r for found in unanimous(judged, chosen.categories).values() for r in found]
-        splits = {"train": train, "val": held, "test": test}
-        warn_of_shared(splits, sources_of(paths, splits))
-        return splits
+        judged = unanimous(super().read("unsafe_test"), chosen.categories)
+        splits = {"train": train, "val": held, "test": [*chain(*judged.values())]}
+        return self.held_out(splits, self._files("unsafe"))
+
+    def _of_files(
+        self, kind: str, select: Callable[[list[Any]], list[Any]] = list
+    ) -> dict[str, list[Any]]:
+        """All splits of a kind from a file for each, held out where "val" or "test" has none."""
+        files = self._files(kind)
+        given = [side for side, paths in files.items() if paths]
+        read = super().read
+        return self.held_out({side: select(read(f"{kind}_{side}")) for side in given}, files)
+
+    def _files(self, kind: str) -> dict[str, list[str]]:
+        return {side: self.files[f"{kind}_{side}"] for side in SPLITS}
 
     def _divided(self, held: Sequence[Record]) -> dict[str, list[Record]]:
         """Records that are held out already, divided into "val" and "test"."""
-        fractions = self.preparation.val_fraction, self.preparation.test_fraction
-        categories = [record.category for record in held]
         found: dict[str, list[Record]] = {}
-        sides = side_of_held_out(prompt_groups(held), *fractions, self.seed, categories)
-        for record, side in zip(held, sides, strict=True):
+        for record, side in zip(held, side_of_held_out(held, self.shares, self.seed), strict=True):
             found.setdefault(side, []).append(record)
         return found
-
-
-def _half(records: Iterable[Record], unsafe: bool) -> list[Record]:
-    """The unsafe half, as of XSTest, or the other."""
-    return [record for record in records if record.unsafe == unsafe]
 
 
 def _without(known: Sequence[Record], records: Sequence[Record]) -> list[Record]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.task import Batch
-from pl_pointwise.tasks.common.records import check_source
+from pl_pointwise.tasks.common.data import Needs, Parse
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
-    Needs,
     Preparation,
     ResponseDataModule,
 )
@@ -89,12 +87,10 @@ class When2CallDataModule(ResponseDataModule):
         preparation: Preparation = DEFAULT_PREPARATION,
         **options: Any,
     ) -> None:
-        super().__init__(model_name, source, preparation, **options)
+        files = {"train": train_file, "val": val_file, "test": test_file, "mcq": mcq_file}
+        files["predict"] = predict_file
+        super().__init__(model_name, source, files, preparation, **options)
         one_of("schema", schema, ("when2call", "pairs"), DataError)
-        self.files = {"train": train_file, "val": val_file, "test": test_file, "mcq": mcq_file}
-        labelled = any(self.files.values())
-        check_source(source, labelled, predict_file, "train_file, val_file, test_file or mcq_file")
-        self.files["predict"] = predict_file
         self.hub_path, self.schema, self.group_rejected = hub_path, schema, group_rejected
 
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
@@ -102,21 +98,18 @@ class When2CallDataModule(ResponseDataModule):
         characters = collate_columns([row["characters"] for row in rows], rows[0]["columns"], 0)
         return super().collate(rows) | {"characters": characters}
 
+    def on_hub(self, name: str) -> tuple[str, str | None, str] | None:
+        """A configuration of ``nvidia/When2Call`` for each; of pairs the one split."""
+        if self.schema == "pairs":
+            return (self.hub_path, None, name) if name == "train" else None
+        return (self.hub_path, _CONFIGS[name], name) if name in _CONFIGS else None
+
+    def reader(self, name: str) -> Parse:
+        """By data set; of preference records by ``schema``."""
+        parse = parse_preference if self.schema == "when2call" else parse_pair
+        return {"predict": parse_question, "mcq": parse_choice}.get(name, parse)
+
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits, of several rejected answers one sample where asked for."""
-        read = {name: records for name in SPLITS if (records := self.read(name))}
-        splits = self._split(read, self.files)
-        if self.group_rejected:
-            splits = {name: grouped(records) for name, records in splits.items()}
-        return splits
-
-    def read(self, name: str) -> list[Record]:
-        """The records of a file, or of the hub; none where there are none."""
-        when2call, path = self.schema == "when2call", self.files[name]
-        parse = parse_preference if when2call else parse_pair
-        parse = {"predict": parse_question, "mcq": parse_choice}.get(name, parse)
-        if path is not None:
-            return self._from_file(name, path, parse)
-        if self.source == "hub" and (name == "train" or (when2call and name == "mcq")):
-            return self._from_hub(self.hub_path, _CONFIGS[name] if when2call else None, name, parse)
-        return []
+        splits = super().read_splits()
+        return {n: grouped(found) for n, found in splits.items()} if self.group_rejected else splits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -13,7 +14,6 @@ from pl_pointwise.tasks.common.splits import (
     check_fractions,
     hold_out,
     side_of_held_out,
-    sources_of,
     split_by_group,
     stratified_ranks,
     warn_of_shared,
@@ -122,21 +122,23 @@ def test_fractions_that_leave_nothing_are_refused(val: float, test: float) -> No
 
 
 def test_held_out_records_are_divided_in_proportion() -> None:
-    groups = [str(number // 2) for number in range(40)]
-    kinds = ["x"] * 20 + ["y"] * 20
-    sides = side_of_held_out(groups, 0.05, 0.15, 0, kinds)
+    records = [
+        replace(record(str(number // 2)), category="x" if number < 20 else "y")
+        for number in range(40)
+    ]
+    sides = side_of_held_out(records, {"val": 0.05, "test": 0.15}, 0)
     assert sides.count("test") == 30
     assert {sides[:20].count("test"), sides[20:].count("test")} == {14, 16}  # In groups of two.
     assert sides[::2] == sides[1::2]
-    assert set(side_of_held_out(groups, 0.05, 0.0, 0, kinds)) == {"val"}
-    assert set(side_of_held_out(groups, 0.0, 0.1, 0, kinds)) == {"test"}
-    assert side_of_held_out([], 0.1, 0.1, 0, []) == []
+    assert set(side_of_held_out(records, {"val": 0.05, "test": 0.0}, 0)) == {"val"}
+    assert set(side_of_held_out(records, {"val": 0.0, "test": 0.1}, 0)) == {"test"}
+    assert side_of_held_out([], {"val": 0.1, "test": 0.1}, 0) == []
 
 
 def test_texts_of_two_splits_are_reported_for_every_pair() -> None:
     texts = {"train": ["a", "b"], "val": ["c"], "test": ["a", "c", "d"]}
     splits = {name: [record(text) for text in of_it] for name, of_it in texts.items()}
-    sources = sources_of({"train": "t.jsonl", "val": None, "test": "u.jsonl"}, splits)
+    sources = {"train": "t.jsonl", "val": "the val part of t.jsonl", "test": "u.jsonl"}
     with pytest.warns(UserWarning, match="results on it flatter") as caught:
         warn_of_shared(splits, sources)
     assert [str(each.message).partition(" too")[0] for each in caught] == [

@@ -242,7 +242,7 @@ def hub(of_files: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make
                     folder / f"{name}.parquet", [{"answers": ["Yes"], **row} for row in rows]
                 )
             (folder / "README.md").write_text(CARD)
-        return of_files({}, source="hub", hub_path=str(folder), **{"val_fraction": None} | options)
+        return of_files({}, source="hub", hub_path=str(folder), **options)
 
     return make
 
@@ -521,7 +521,7 @@ def test_cut_pairs_are_counted_and_said_once(
         ({"max_queries": 0}, "max_queries=0: give at least 1, or null"),
         ({"source": "disk"}, "choose one of embedded, hub, files"),
         ({"train_file": "a.jsonl"}, "source=embedded: it takes no files"),
-        ({"source": "files"}, "needs train_file, val_file or test_file"),
+        ({"source": "files"}, "needs train_file"),
         ({"max_length": 4}, "max_length=4: .* from 5 to 128 tokens"),
         ({"max_length": 129}, "max_length=129: .* from 5 to 128 tokens"),
     ],
@@ -534,6 +534,5 @@ def test_options_that_make_no_sense_are_refused(
 
 
 def test_stage_without_data_says_what_to_set(module: Make) -> None:
-    for stage, name in (("validate", "val"), ("test", "test")):
-        with pytest.raises(DataError, match=f"no data for {name} .*Set {name}_file, or val_frac"):
-            module(ms_marco_rows(4)).setup(stage)
+    with pytest.raises(DataError, match=r"no data to validate .*val_file, or val_fraction"):
+        module(ms_marco_rows(4)).setup("validate")

@@ -54,22 +54,10 @@ def test_three_splits_have_each_type_of_query_in_proportion(
         assert len(set(units_of(data.datasets[name]) or [])) == count // 2
 
 
-def test_fractions_follow_from_the_numbers_of_queries(of_files: Make) -> None:
-    numbers = {"max_queries": 20, "val_queries": 8, "test_queries": 12}
-    data = of_files({"train": ms_marco_rows(80)}, **numbers, val_fraction=None)
-    assert (data.val_fraction, data.test_fraction) == (0.2, 0.3)
-    data.setup(None)
-    assert sizes(data) == {"train": 20, "val": 8, "test": 12}
-    given = RerankerDataModule("unused", max_queries=None, test_queries=5)
-    assert (given.val_fraction, given.test_fraction) == (0.1, 0.1)
-    given = RerankerDataModule("unused", max_queries=12, val_queries=4, test_fraction=0.2)
-    assert (given.val_fraction, given.test_fraction, given.limits["test"]) == (0.25, 0.2, 4)
-
-
 def test_queries_that_certify_are_a_random_draw(of_files: Make) -> None:
     """They were those whose lengths vary most: 28 % of these were violated, of all queries 39 %."""
     rows = [ms_marco_row(f"query {i}", "p", ["n", "n", "n" + " n" * i]) for i in range(40)]
-    numbers = {"max_queries": 8, "val_queries": 6, "test_queries": 6}
+    numbers = {"max_queries": 8, "val_queries": 6}
 
     def kept(**options: Any) -> dict[str, list[int]]:
         data = of_files({"train": rows}, **options, **numbers)
@@ -90,17 +78,18 @@ def test_queries_that_certify_are_a_random_draw(of_files: Make) -> None:
 def test_a_file_certifies_and_is_compared_with_both_others(of_files: Make) -> None:
     rows = ms_marco_rows(12)
     parts = {"train": rows[:6], "val": rows[6:9], "test": [*rows[9:], rows[0], rows[6]]}
-    data = of_files(parts, test_fraction=0.4, test_queries=4)
-    with pytest.warns(UserWarning, match="test.jsonl: 1 of 5 queries are in .*val.jsonl too"):
+    data = of_files(parts, test_fraction=0.4, val_queries=4)
+    with pytest.warns(UserWarning, match="test.jsonl: 1 of 5 prompts are in .*val.jsonl too"):
         data.setup(None)
     assert sizes(data) == {"train": 6, "val": 3, "test": 4}
 
 
 def test_the_embedded_corpus_is_split_in_three_by_module(tiny_tokenizer_dir: Path) -> None:
-    numbers = {"max_queries": 300, "val_queries": 60, "test_queries": 90}
-    data = RerankerDataModule(str(tiny_tokenizer_dir), negatives=1, max_length=64, **numbers)
+    options: dict[str, Any] = {"max_queries": 300, "val_queries": 60, "negatives": 1}
+    options |= {"val_fraction": 0.13, "test_fraction": 0.2, "max_length": 64}
+    data = RerankerDataModule(str(tiny_tokenizer_dir), **options)
     data.setup(None)
-    assert sizes(data) == {"train": 300, "val": 60, "test": 90}
+    assert sizes(data) == {"train": 300, "val": 60, "test": 60}
     modules = [set(categories_of(data.datasets[name]) or []) for name in ("train", "val", "test")]
     assert all(modules)
     assert "" not in set.union(*modules)
