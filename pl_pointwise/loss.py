@@ -328,12 +328,15 @@ class PointwiseLoss:
 
         slopes: of the statistics of the batch, {} where there are none.
         """
-        duals, multipliers = self.duals, self.duals.rows(index, terms)
+        on_batch, multipliers = self.duals.on_batch, dict[str, Tensor]()
         loss = terms.objective.sum() / counts[OBJECTIVE]
-        on_batch = duals.on_batch
-        for name, scope in duals.scopes.items():
-            if name not in on_batch:
-                loss = loss + scope.loss(terms, multipliers.get(name), counts[name])
+        for name, scope in self.duals.scopes.items():
+            if name in on_batch:
+                continue
+            multiplier = scope.rows(index, terms.followed[name])
+            if multiplier is not None:
+                multipliers[name] = multiplier
+            loss = loss + scope.loss(terms, multiplier, counts[name])
         table, self._layout = pack(index, terms, multipliers, loss, strict)
         if slopes:
             shares = (on_batch[n].loss_of(terms, slope, counts[n]) for n, slope in slopes.items())

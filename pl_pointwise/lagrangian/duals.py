@@ -78,11 +78,6 @@ class Duals:
         between = max(steps_an_epoch, self.primal_steps)
         self.in_force = self.units.in_force(self.formulations, self.constraints, between)
 
-    def rows(self, index: Tensor, terms: Terms) -> dict[str, Tensor]:
-        """λ_t of the samples by constraint, of those that have one per sample."""
-        rows = {n: scope.rows(index, terms.followed[n]) for n, scope in self.scopes.items()}
-        return {name: table for name, table in rows.items() if table is not None}
-
     def note(self, measured: Measured, steps_an_epoch: float) -> None:
         """Keeps what the dual step needs of a step, by constraint, until it is due."""
         visits = {

@@ -385,8 +385,8 @@ class FirstSteps:
         if not len(again) and len({*real.tolist()}) < len(real):
             distinct, counts = np.unique(real, return_counts=True)
             again = distinct[counts > 1]
-        refuse(
-            len(again),
-            f"Sample index {min(again, default=0)} came twice in epoch {epoch}, and the sampler "
-            f"hands out each position once. {SHARED_ROWS}",
-        )
+        if len(again):
+            raise TrainingError(
+                f"Sample index {min(again)} came twice in epoch {epoch}, and the sampler hands out "
+                f"each position once. {SHARED_ROWS}"
+            )
