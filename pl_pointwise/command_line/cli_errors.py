@@ -59,7 +59,9 @@ class ShortErrorParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not debugging():
             said = sentence(ex or ValueError(message))
-            message = said if HINT in said else f"{said.rstrip('.')}.{self._hint(said)}"
+            if HINT not in said and RATE not in said:  # A parser within has not said it.
+                said = f"{said.rstrip('.')}.{self._hint(said)}"
+            message = said
             if self.exit_on_error:
                 end(self.prog.replace(" [options]", ""), message)
         super().error(message, ex)
@@ -116,7 +118,8 @@ def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Ite
         missing = isinstance(error, OSError) and error.errno in lost
         if debugging() or not (missing or isinstance(error, (*OURS, *refused))):
             raise
-        where = "" if missing or isinstance(error, OURS) else " (--debug shows where)"
+        plain_words = (*OURS, argparse.ArgumentError)
+        where = "" if missing or isinstance(error, plain_words) else " (--debug shows where)"
         end(program, sentence(error) + where)
 
 
