@@ -11,11 +11,10 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.errors import one_of
+from pl_pointwise.files import free_path, run_root
 from pl_pointwise.task import evaluation_mode
 from pl_pointwise.training.random_state import random_state, restore_random_state
-
-from .outputs import RunFolder
 
 FILE = "answers.jsonl"
 TOGETHER = 8  # Prompts that are answered in one batch.
@@ -25,12 +24,11 @@ class AnswerSamples(Callback):
     """Lets a module with ``answers_to(prompts)``, such as a language task's, answer a few prompts.
 
     Before the first step and after epochs. ``answer-samples/answers.jsonl`` below the run's folder
-    has a line an answer; a resumed run goes on in it, so the steps after its checkpoint are there
-    twice. Every rank answers, rank 0 writes, and the run's random numbers stay.
+    has a line an answer; each fit, a resumed one too, has a folder of its own. Every rank answers,
+    rank 0 writes, and the run's random numbers stay.
 
     Args:
         prompts: texts, lists of messages {role, content}, or {"messages", "tools"}.
-        indexes: positions in ``data``.
         per_category: so many of each category of ``data``, the first ones.
         data: a data set of the data module's, "train" or "val". Without a "val",
             ``per_category`` takes "train".
@@ -40,21 +38,19 @@ class AnswerSamples(Callback):
     def __init__(
         self,
         prompts: list[str | list[dict[str, Any]] | dict[str, Any]] | None = None,
-        indexes: list[int] | None = None,
         per_category: int = 0,
         data: str = "val",
         every_n_epochs: int | None = 1,
     ) -> None:
-        if not prompts and not indexes and per_category < 1:
-            raise ValueError("AnswerSamples: which prompts? Give prompts, indexes or per_category.")
+        if not prompts and per_category < 1:
+            raise ValueError("AnswerSamples: which prompts? Give prompts or per_category.")
         self.prompts = [_conversation(prompt) for prompt in prompts or []]
-        self.indexes, self.per_category, self.data = list(indexes or []), per_category, data
-        self.every_n_epochs, self.folder = every_n_epochs, RunFolder("answer-samples")
+        self.per_category, self.data, self.every_n_epochs = per_category, data, every_n_epochs
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
-        self.folder.claim(trainer)
-        rank_zero_info(f"Answers are written to {self.folder.path / FILE}")
+        self._path = free_path(run_root(trainer), "answer-samples") / FILE  # Asks all ranks.
+        rank_zero_info(f"Answers are written to {self._path}")
         if trainer.global_step == 0:
             self._answer(trainer, pl_module)
 
@@ -62,37 +58,24 @@ class AnswerSamples(Callback):
         if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._answer(trainer, pl_module)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"folder": self.folder.name}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.folder.restored = state_dict["folder"]
-
     def _of_data(self, datamodule: Any) -> list[dict[str, Any]]:
         """The conversations of the data set that were asked for."""
-        if not self.indexes and not self.per_category:
+        if not self.per_category:
             return []
         name, there = self.data, list(datamodule.datasets)
-        if name == "val" and name not in there and not self.indexes:
+        if name == "val" and name not in there:
             name = "train"
         one_of("data", name, there)
         dataset = datamodule.datasets[name]
         categories = getattr(dataset, "categories", None) or [""] * len(dataset)
-        seen, chosen = Counter[str](), list(self.indexes)
-        if beyond := [index for index in chosen if not 0 <= index < len(dataset)]:
-            raise DataError(
-                f"AnswerSamples: there is no index {beyond[0]} in {name}, which has "
-                f"{len(dataset):,} samples, from 0. Give others in indexes."
-            )
+        seen, chosen = Counter[str](), list[dict[str, Any]]()
         for index, category in enumerate(categories):
             seen[category] += 1
-            if seen[category] <= self.per_category and index not in chosen:
-                chosen.append(index)
-        found = [(index, dataset.record(index)) for index in chosen]
-        return [
-            {"messages": r.messages, "tools": r.tools, "index": i, "category": categories[i]}
-            for i, r in found
-        ]
+            if seen[category] <= self.per_category:
+                found = dataset.record(index)
+                told = {"messages": found.messages, "tools": found.tools}
+                chosen.append({**told, "index": index, "category": category})
+        return chosen
 
     def _answer(self, trainer: Trainer, module: Any) -> None:
         context, state = trainer.precision_plugin.forward_context(), random_state(module.device)
@@ -106,7 +89,8 @@ class AnswerSamples(Callback):
                     rows.append({**row, "prompt": shown(each["messages"]), **about, **found})
         restore_random_state(state, module.device)
         if trainer.is_global_zero:
-            with (self.folder.path / FILE).open("a", encoding="utf-8") as file:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 

@@ -24,10 +24,9 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
+from pl_pointwise.files import free_path, run_root
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.training.random_state import random_state, restore_random_state
-
-from .outputs import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -44,27 +43,29 @@ class HardestSamples(Callback):
     """
 
     def __init__(self, count: int = 50) -> None:
-        self.count, self.folder = count, RunFolder("hardest")
-        self._tables = Violations()
-        self._epoch = 0
+        self.count = count
+        self._tables, self._epoch = Violations(), 0
+        self._restored = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.folder.restored is None:
+        if not self._restored:
             self._tables = Violations()  # Those there were are of an earlier fit.
-        self.folder.claim(trainer)
+        self._restored = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         self._tables.add(pl_module)
         self._epoch = trainer.current_epoch
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        root = run_root(trainer)  # Asks all ranks.
         if not trainer.is_global_zero:
             return
         before = random_state(pl_module.device)  # Reading a row may draw from it.
         rows = self._hardest(trainer, pl_module)
         restore_random_state(before, pl_module.device)
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        path = self.folder.path / "samples.jsonl"
+        path = free_path(root, "hardest") / "samples.jsonl"
+        path.parent.mkdir(parents=True)
         path.write_text(lines, encoding="utf-8", errors="backslashreplace")
         log.info("%d hardest samples written to %s", len(rows), path)
 
@@ -102,13 +103,13 @@ class HardestSamples(Callback):
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        return {**vars(self._tables), "epoch": self._epoch, "folder": self.folder.name}
+        return {**vars(self._tables), "epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._tables, self._epoch = Violations(), state_dict["epoch"]
         for name in vars(self._tables):
             setattr(self._tables, name, state_dict[name])
-        self.folder.restored = state_dict["folder"]
+        self._restored = True
 
 
 def hardest(

@@ -22,7 +22,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.loggers import CSVLogger
 
 from .command_line import cli_errors, next_steps
-from .command_line.cli_errors import ShortErrorParser, behind, short_errors
+from .command_line.cli_errors import ShortErrorParser, innermost, short_errors
 from .command_line.configs import OPTIONS, overview, with_config_parts
 from .command_line.next_steps import (
     SaveConfig,
@@ -167,7 +167,7 @@ class PointwiseCLI(LightningCLI):
             try:
                 super().instantiate_classes()
             except Exception as error:
-                _, found = behind(error)
+                found = innermost(error)
                 raise found from found.__cause__
 
     def before_fit(self) -> None:

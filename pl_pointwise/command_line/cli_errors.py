@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
@@ -25,6 +24,8 @@ from ..extras import MissingPackageError
 
 DEBUG = "PL_POINTWISE_DEBUG"
 
+OURS = (DataError, TrainingError, MissingPackageError, MisconfigurationException)
+"""What says in a sentence what a user has to do."""
 MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
 """What classes raise that are given other arguments than they take."""
 
@@ -39,16 +40,13 @@ WITH_CLASSES = (
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
     *("torch.optim", "torch.optim.lr_scheduler"),
 )
+HINT = " Did you mean"
 RATE = " The rate is --model.init_args.training.optimization.learning_rate."
 
 
 def debugging() -> bool:
     """Whether errors are to be shown whole."""
     return os.environ.get(DEBUG, "0") not in ("", "0")
-
-
-class Refusal(argparse.ArgumentError):
-    """What a parser of this kind says; an outer one puts its own option before it."""
 
 
 class ShortErrorParser(LightningArgumentParser):
@@ -59,19 +57,14 @@ class ShortErrorParser(LightningArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if debugging():
-            super().error(message, ex)
-        if isinstance(ex, Refusal):
-            raise ex
-        option, cause = behind(ex or ValueError(message))
-        reason = printable(KEY.sub("", str(cause), 1))
-        if not isinstance(cause, Refusal):
-            place = place_in_own_code(cause)
-            reason = f"{reason.rstrip('.')}{place}." + (place == "") * self._hint(reason)
-        reason = f"--{option}: " * bool(option) + reason
-        if not self.exit_on_error:
-            raise Refusal(None, reason) from ex
-        end(self.prog.replace(" [options]", ""), reason)
+        if not debugging():
+            said = sentence(ex or ValueError(message))
+            if HINT not in said and RATE not in said:  # A parser within has not said it.
+                said = f"{said.rstrip('.')}.{self._hint(said)}"
+            message = said
+            if self.exit_on_error:
+                end(self.prog.replace(" [options]", ""), message)
+        super().error(message, ex)
 
     def _hint(self, reason: str) -> str:
         """The remedy where it is known: " Did you mean …?" for an option or a class."""
@@ -79,14 +72,13 @@ class ShortErrorParser(LightningArgumentParser):
             return " Give a configuration: --config TASK."
         if re.search(r"\b(lr|l\w+_rate)\b", reason):
             return RATE
-        modules = map(import_module, () if "--" in reason else WITH_CLASSES)
-        known = [name for module in modules for name in module.__all__]
-        known += [plain(action.dest) for action in self._actions]
+        classes = [name for each in WITH_CLASSES for name in import_module(each).__all__]
+        known = [*(plain(action.dest) for action in self._actions), *classes]
         lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
         for name in NAME.findall(reason):
             near = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
             if near and name not in known:
-                return f" Did you mean {lasts[near[0]]!r}?"
+                return f"{HINT} {lasts[near[0]]!r}?"
         return ""
 
 
@@ -95,19 +87,24 @@ def plain(option: str) -> str:
     return ".".join(part for part in option.split(".") if part not in ("init_args", "dict_kwargs"))
 
 
-def behind(error: BaseException) -> tuple[str, BaseException]:
-    """Returns the option that a parser's error is about, and the error that it was made of."""
-    keys = list[str]()
-    while True:
-        key, around = KEY.match(str(error)), AROUND.match(str(error))
-        if key and key[1] not in keys[-1:]:
-            keys.append(key[1])
-        if error.__cause__ is None or not around:
-            return plain(".".join(keys)), error
+def innermost(error: BaseException) -> BaseException:
+    """The error that jsonargparse's was made of."""
+    while error.__cause__ is not None and AROUND.match(str(error)):
         error = error.__cause__
+    return error
 
 
-# What is refused later --------------------------------------------------------------------------
+def sentence(error: BaseException) -> str:
+    """What an error says: of the parser's the option and the reason, of ours all, on one line."""
+    if isinstance(error, (DataError, TrainingError)):
+        return str(error)
+    cause = innermost(error)
+    reason = str(cause).strip() or type(cause).__name__
+    keys = re.findall(r'Parser key "([\w.]+)"', str(error).partition(reason)[0])
+    if own := KEY.match(reason):
+        keys, reason = [*keys, own[1]], reason[own.end() :]
+    option = f"--{plain('.'.join(keys))}: " if keys else ""
+    return option + printable(reason)
 
 
 @contextmanager
@@ -116,30 +113,14 @@ def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Ite
     try:
         yield
     except Exception as error:
-        ours = (DataError, TrainingError, MissingPackageError, MisconfigurationException)
         # transformers' own, of models that are not there, has no number.
         lost = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
         missing = isinstance(error, OSError) and error.errno in lost
-        if debugging() or not (missing or isinstance(error, (*ours, *refused))):
+        if debugging() or not (missing or isinstance(error, (*OURS, *refused))):
             raise
-        end(program, f"{sentence(error)}{place_in_own_code(error)}")
-
-
-def sentence(error: BaseException) -> str:
-    """Returns what an error says, on one line if it is not of this package."""
-    text = str(error).strip() or type(error).__name__
-    return text if isinstance(error, (DataError, TrainingError)) else printable(text)
-
-
-def place_in_own_code(error: BaseException) -> str:
-    """Returns " (FILE, line N)", the last of a user's own code in an error's traceback, or ""."""
-    place, known = "", {"pl_pointwise", "jsonargparse", "lightning", "torch"}
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        file = frame.f_code.co_filename
-        if "-packages" not in file and package not in known | sys.stdlib_module_names:
-            place = f" ({file}, line {line})"
-    return place
+        plain_words = (*OURS, argparse.ArgumentError)
+        where = "" if missing or isinstance(error, plain_words) else " (--debug shows where)"
+        end(program, sentence(error) + where)
 
 
 def end(program: str, text: str) -> NoReturn:

@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from pl_pointwise.command_line.cli_errors import debugging, place_in_own_code, sentence
+from pl_pointwise.command_line.cli_errors import debugging, sentence
 from pl_pointwise.command_line.configs import (
     comparison_path,
     config_parts,
@@ -199,8 +199,7 @@ def errors_of(method: str) -> Iterator[None]:
     except Exception as error:
         if debugging():
             raise
-        what = f"{sentence(error)}{place_in_own_code(error)}"
-        raise DataError(f"nothing was run; {method}: {what}") from error
+        raise DataError(f"nothing was run; {method}: {sentence(error)}") from error
 
 
 def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:

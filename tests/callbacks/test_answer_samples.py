@@ -12,7 +12,6 @@ from lightning.pytorch.loggers import CSVLogger
 
 from pl_pointwise import Pointwise
 from pl_pointwise.callbacks import AnswerSamples
-from pl_pointwise.errors import DataError
 from tests.pl_pointwise.toy import At, weights_of
 from tests.tasks.conftest import language_model_folder, quiet_trainer
 from tests.tasks.conversation.conftest import TOOL, conversation_rows, write_rows
@@ -51,32 +50,33 @@ def written(root: Path) -> list[dict[str, Any]]:
 
 
 def test_the_run_is_the_same_to_the_last_bit(language_model_folder, file, tmp_path) -> None:
-    samples = AnswerSamples(PROMPTS, [1], per_category=1, data="train")
+    samples = AnswerSamples(PROMPTS, per_category=1, data="train")
     found = run(language_model_folder, file, tmp_path / "with", [samples])
     expected = run(language_model_folder, file, tmp_path / "without", [])
     assert torch.equal(weights_of(found), weights_of(expected))
     for name, table in expected.multipliers.items():
         assert torch.equal(found.multipliers[name], table)
     assert all(part.training for part in found.modules())
-    # Three prompts of one's own, sample 1 and the first of each of the other three categories.
+    # Three prompts of one's own, and the first of each of four categories.
     rows = written(tmp_path / "with")
     steps = [row["step"] for row in rows]
     assert steps == [step for step in (0, 2, 4, 6) for _ in range(7)]
-    assert [row.get("index") for row in rows[:7]] == [None, None, None, 1, 0, 2, 3]
-    assert rows[3]["category"] == "never"
+    assert [row.get("index") for row in rows[:7]] == [None, None, None, 0, 1, 2, 3]
+    assert rows[4]["category"] == "never"
     assert rows[0]["prompt"] == "Who are you?"
     assert "Be short." in rows[1]["prompt"]
     assert all(isinstance(row["answer"], str) and row["refused"] is False for row in rows)
 
 
-def test_a_resumed_run_goes_on_in_its_file(language_model_folder, file, tmp_path) -> None:
-    """Steps after the checkpoint come again."""
+def test_a_resumed_run_writes_what_comes_after_its_checkpoint(
+    language_model_folder, file, tmp_path
+) -> None:
     path, root = tmp_path / "run.ckpt", tmp_path / "run"
     save = At(2, lambda trainer: trainer.save_checkpoint(path))
     run(language_model_folder, file, root, [AnswerSamples(["Hi"]), save])
-    assert [row["step"] for row in written(root)] == [0, 2, 4, 6]
+    assert [row["step"] for row in written(root / "answer-samples")] == [0, 2, 4, 6]
     run(language_model_folder, file, root, [AnswerSamples(["Hi"])], path)
-    assert [row["step"] for row in written(root)] == [0, 2, 4, 6, 2, 4, 6]
+    assert [row["step"] for row in written(root / "answer-samples-1")] == [2, 4, 6]
 
 
 def test_it_writes_beside_the_logger(language_model_folder, file, tmp_path) -> None:
@@ -86,14 +86,6 @@ def test_it_writes_beside_the_logger(language_model_folder, file, tmp_path) -> N
     (path,) = Path(logger.log_dir).rglob("answers.jsonl")
     assert path.parent.name == "answer-samples"
     assert [row["step"] for row in written(tmp_path)] == [0, 4]
-
-
-@pytest.mark.parametrize("index", [99, -1])
-def test_an_index_that_the_data_set_lacks_is_refused(
-    index, language_model_folder, file, tmp_path
-) -> None:
-    with pytest.raises(DataError, match=f"no index {index} in train, which has"):
-        run(language_model_folder, file, tmp_path, [AnswerSamples(indexes=[index], data="train")])
 
 
 def test_without_held_out_records_those_trained_on_are_asked(

@@ -19,8 +19,8 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from pl_pointwise.callbacks import DualMonitor, FeasibleCheckpoint, HardestSamples
-from pl_pointwise.callbacks.outputs import run_root
 from pl_pointwise.cli import main
+from pl_pointwise.files import run_root
 from tests.pl_pointwise.line_task import LineData, LineModule
 from tests.pl_pointwise.toy import (
     FORMULATIONS,

@@ -123,7 +123,7 @@ def test_what_is_wrong_is_one_line(command, folder, capsys) -> None:
     assert len(lines) == 1
     assert lines[0].startswith("pl-pointwise")
     assert not [part for part in CASES[command] if part not in lines[0]], lines[0]
-    assert lines[0].count("Did you mean") <= 1
+    assert lines[0].count("Did you mean") + lines[0].count("The rate is") <= 1
     assert not (folder / "out").exists()
 
 
@@ -156,19 +156,17 @@ def own(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "line"),
+    ("text", "said"),
     [
-        (OWN.format(error="ValueError('width 3 is too small')"), "width 3 is too small", 7),
-        ("import os; os.no_such_thing", "--model: module 'os' has no", 1),
-        ("def f(:", "--model: invalid syntax", 1),
+        (OWN.format(error="ValueError('width 3 is too small')"), "width 3 is too small (--debug"),
+        ("import os; os.no_such_thing", "--model: module 'os' has no attribute 'no_such_thing'."),
+        ("def f(:", "--model: invalid syntax (own_module.py, line 1)"),
     ],
 )
-def test_an_error_of_own_code_is_shown_with_its_place(text, said, line, own, capsys) -> None:
+def test_an_error_of_own_code_is_one_line(text, said, own, capsys) -> None:
     own.write_text(text)
     shown = refused(f"fit {QUIET} --model own_module.Breaks --data {NAME}.LineData", capsys)
-    last = shown.splitlines()[-1]
-    assert last.startswith(f"pl-pointwise fit: error: {said}")
-    assert f"own_module.py, line {line})" in last
+    assert shown.splitlines()[-1].startswith(f"pl-pointwise fit: error: {said}")
 
 
 def test_what_is_a_bug_in_own_code_keeps_its_exception(own) -> None:
