@@ -103,6 +103,7 @@ SETTINGS = {
     "hinge 0.3, aim at −0.3 and −3": ("penalty hinge, aim inside", "weight=0.3, refuse=-0.3"),
     "hinge 1, aim at 3.5": ("penalty hinge, aim inside", "weight=1, epsilon=3.5"),
     "hinge 3, aim at 4.5": ("penalty hinge, aim inside", "weight=3, epsilon=4.5"),
+    "hinge 1, aim at −1.5 and −7": ("penalty hinge, aim inside", "weight=1, chosen=-1.5"),
     "hinge 0.3, margin": ("penalty hinge, aim inside", "weight=0.3, refuse=-0.3"),
     "CVaR, level 0.5": ("CVaR", "level=0.5"),
     "tilted 3": ("tilted", "tilt=3"),
@@ -147,12 +148,13 @@ def test_safety_and_re_ranking() -> None:
 
 def test_when2call() -> None:
     columns = "train/chosen/violated train/rejected/violated held-out/chosen/violated held-out/kl"
-    listed = list(rows("evidence.md", "| When2Call | chosen"))[:3]  # Then those of one seed.
+    listed = list(rows("evidence.md", "| When2Call | chosen"))[:4]  # Then those of one seed.
     for name, *cells in listed:
         of = judged("when2call", name).mean(numeric_only=True)
         for cell, column in zip(cells, columns.split(), strict=True):
             assert is_shown(cell, of[column]), (name, cell, column, of[column])
-    assert [name for name, *_ in listed] == ["untrained", "Pointwise()", "hinge 3"]
+    names = ["untrained", "Pointwise()", "hinge 3", "hinge 1, aim at −1.5 and −7"]
+    assert [name for name, *_ in listed] == names
 
 
 def test_the_table_of_the_readme() -> None:
