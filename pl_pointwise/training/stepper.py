@@ -144,10 +144,11 @@ class Stepper:
             if self.first_steps.unproven:
                 self.first_steps.require_gradients(task, terms)
             if shared:
-                if not self._measure_units(micro_batches, counts, terms):
+                if self.due and not self._measure_units(micro_batches, counts, terms):
                     del terms  # And with them the graph.
                     self.buffers.restore(task)
                     return self._measure(micro_batches, counts, rows)
+                loss.duals.put_in_force(task.trainer.num_training_batches)
                 slopes = loss.duals.known_slopes()
             if slopes is None:
                 slopes = loss.duals.slopes([terms], counts, task.device)
@@ -175,8 +176,10 @@ class Stepper:
         Measures units first, which α is in. With micro-batches or ranks a pass without gradients
         finds the mean; both passes see the same dropout.
         """
-        self._measure_units(micro_batches, counts)
         task, duals = self.task, self.loss.duals
+        if self.due:
+            self._measure_units(micro_batches, counts)
+        duals.put_in_force(task.trainer.num_training_batches)
         known = duals.known_slopes() if duals.on_batch else {}
         if known is not None or (len(micro_batches) == 1 and task.trainer.world_size == 1):
             return known
@@ -297,7 +300,6 @@ class Stepper:
                 raise
             self.shares_graph = False
             return False
-        loss.duals.put_in_force(self.task.trainer.num_training_batches)
         return True
 
     def _gradient_of(
