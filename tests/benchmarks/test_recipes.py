@@ -16,7 +16,7 @@ from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    return str(save_tiny_cross_encoder(tmp_path / "model"))
+    return str(save_tiny_cross_encoder(tmp_path / "model", 2))  # As the one of the studies.
 
 
 @pytest.fixture

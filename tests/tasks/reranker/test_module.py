@@ -71,12 +71,13 @@ def padded_scores(module: RerankerModule, batch: dict[str, Any]) -> Tensor:
     return torch.where(batch["candidates"], scores.view(shape), 0.0)
 
 
+@pytest.mark.parametrize("num_labels", [1, 2])
 @pytest.mark.parametrize("kind", OWN)
 def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
-    kind: str, tmp_path: Path
+    kind: str, num_labels: int, tmp_path: Path
 ) -> None:
     """Absent pairs in the middle of a row of candidates, and several pairs of one length."""
-    name = save_tiny_cross_encoder(tmp_path, 1, kind == "bert", kind)
+    name = save_tiny_cross_encoder(tmp_path, num_labels, kind == "bert", kind)
     module = RerankerModule(str(name), dropout=0.0).train().double()  # differences are not rounding
     batch = batch_of(RAGGED, token_types=kind == "bert")
     weights = torch.linspace(-1, 2, 15).view(3, 5)
@@ -115,7 +116,7 @@ def test_a_batch_without_any_pair_gives_zeros(model: str) -> None:
 
 
 def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(tmp_path: Path) -> None:
-    module = RerankerModule(str(save_tiny_cross_encoder(tmp_path)), dropout=0.0)
+    module = RerankerModule(str(save_tiny_cross_encoder(tmp_path, 2)), dropout=0.0)
     batch = batch_of(RAGGED)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         scores = module(batch)
@@ -126,9 +127,9 @@ def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(tmp_path: 
 # Loading --------------------------------------------------------------------------------------
 
 
-def test_a_head_of_two_labels_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"head of 2 labels.*the encoder without its head"):
-        RerankerModule(str(save_tiny_cross_encoder(tmp_path, 2)))
+def test_a_head_of_three_labels_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"head of 3 labels.*two with score = logit 1 − logit 0"):
+        RerankerModule(str(save_tiny_cross_encoder(tmp_path, 3)))
 
 
 def test_a_new_head_depends_on_the_seed_of_the_run_alone(tmp_path: Path) -> None:
