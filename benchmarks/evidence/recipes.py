@@ -34,6 +34,7 @@ from pl_pointwise.callbacks import FeasibleCheckpoint
 from pl_pointwise.printing import quieten
 from pl_pointwise.tasks import RerankerModule
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
+from pl_pointwise.tasks.reranker.scoring import score
 
 from .splits import Sizes, corpus, write_splits
 from .study import STUDIES
@@ -147,7 +148,7 @@ class FrozenReranker(RerankerModule):
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         scores: Tensor = self.model(batch["features"])
-        return scores[..., 0]
+        return score(scores.flatten(0, 1)).view(scores.shape[:2])
 
 
 def features(model: str, file: Path) -> Samples:
