@@ -76,6 +76,21 @@ def test_files_of_several_schemas_are_one_training_set(fitted, tmp_path) -> None
     assert [record.kind for record in data.task_records("train")] == ["refuse"] * 3
 
 
+def test_the_file_of_a_role_gives_it_to_answers_without_one(tmp_path) -> None:
+    role_of = {"train": "reference", "learn": "learn", "keep": "keep", "forget": "forget"}
+    files, expected = {}, {}
+    for name, role in role_of.items():
+        row = {"prompt": f"{name}?", "answer": "Yes."} | (
+            {"around": -1.0} if name == "forget" else {}
+        )
+        own = {"prompt": f"{name}, its own?", "answer": "Yes.", "role": "prefer"}
+        files[f"{name}_file"] = str(write_rows(tmp_path / f"{name}.jsonl", [row, own]))
+        expected |= {row["prompt"]: [role], own["prompt"]: ["prefer"]}
+    data = ConversationDataModule("unread", **files)
+    records = [*data.task_records("train"), *data.task_records("val")]
+    assert {record.messages[0]["content"]: [*record.roles] for record in records} == expected
+
+
 def test_fingerprint_knows_roles_and_bounds(fitted) -> None:
     def fingerprint(**response: Any) -> str:
         row = {"prompt": "Hi", "responses": [{"role": "prefer", "content": "Yes."} | response]}
