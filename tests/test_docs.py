@@ -164,6 +164,12 @@ def test_the_reference_has_a_page_of_every_public_name_and_of_no_module() -> Non
         assert not re.search(r"automodule|:recursive:", file.read_text("utf-8")), file
 
 
+@pytest.mark.parametrize("name", pl_pointwise.callbacks.__all__)
+def test_a_callback_is_in_the_table_of_its_page(name: str) -> None:
+    page = (ROOT / "docs" / "callbacks.md").read_text("utf-8")
+    assert re.search(rf"^\| \[?`{name}`", page, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", pl_pointwise.__all__)
 def test_a_public_name_has_an_example(name: str) -> None:
     assert ">>> " in (getattr(pl_pointwise, name).__doc__ or "")
