@@ -7,7 +7,7 @@ Runs every recipe of ``recipes.yaml``, one change of the training at a time, on 
 [CLS] is computed once, and what is trained is the cross-encoder's pooler and classifier, with the
 module's own objective, constraint and multipliers. The validation part chooses (a checkpoint, a
 recipe), the test part is for the table. Whatever a run was trained on, it is measured in margins,
-at ε = 3. The committed results are of the automatic rule before the present one.
+at ε = 3.
 """
 
 from __future__ import annotations
