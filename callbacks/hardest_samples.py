@@ -72,7 +72,7 @@ class HardestSamples(Callback):
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
         rows = []
         for name, last in self._tables.last.items():
-            multipliers, constraint = module._run.duals.of_samples(name), module.constraints[name]
+            multipliers, constraint = module.multipliers[name], module.constraints[name]
             relaxation = getattr(module._run.in_force(name), "relaxation", None)
             unknown = torch.full_like(last, math.nan)
             relaxed = unknown if relaxation is None else relaxation(last, multipliers)
@@ -172,7 +172,7 @@ class Violations:
 
     def add(self, module: PointwiseModule) -> None:
         """Adds what the module's last training step found."""
-        measured, samples = module.measured, module._lagrangian.samples
+        measured, samples = module.measured, module.multipliers.samples
         if measured is None or not samples:  # Rows of a stream belong to no known sample.
             return
         for name, formulation in module.formulations.items():

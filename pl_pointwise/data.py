@@ -186,8 +186,6 @@ class PointwiseDataModule(LightningDataModule):
 
     - ``strata``, numbers: the kind of each; the training set's are spread evenly over the batches.
     - ``categories``, texts: the kind of each by its name, "" if unknown, for requirements.
-    - ``groups``, whole numbers from 0: the training samples of a group share a multiplier, which
-      follows the mean of their violations in a step.
     - ``units``, texts: what samples share, as their prompt; without it, the whole row. Samples of
       one unit count once in a certificate, and no unit may stand in two splits.
 
@@ -331,40 +329,30 @@ def without_index(rows: Rows) -> Rows:
 
 def categories_of(rows: Rows) -> list[str] | None:
     """The attribute ``categories`` of each sample, (N,), also through what wraps a data set."""
-    return _texts(_each_of(rows, "categories"))
+    return _texts_of(rows, "categories")
 
 
 def units_of(rows: Rows) -> list[str] | None:
     """The attribute ``units``, if the data set has it."""
-    return _texts(_each_of(rows, "units"))
+    return _texts_of(rows, "units")
 
 
-def groups_of(rows: Rows) -> list[Any] | None:
-    """The attribute ``groups``, if the data set has it."""
-    return _each_of(rows, "groups")
-
-
-def _texts(found: list[Any] | None) -> list[str] | None:
-    return found and ["" if text is None else str(text) for text in found]
-
-
-def _each_of(rows: Any, name: str) -> list[Any] | None:
-    """An attribute that has an entry for each sample, also through what wraps a data set."""
+def _texts_of(rows: Any, name: str) -> list[str] | None:
     own = getattr(rows, name, None)
     if own is not None:
         if len(own) != len(rows):
             raise DataError(
                 f"{type(rows).__name__}.{name} has {len(own):,} entries for {len(rows):,} samples: "
-                "give one for each."
+                "give a text or None for each."
             )
-        return list(own)
+        return ["" if text is None else str(text) for text in own]
     if isinstance(rows, IndexedDataset):
-        return _each_of(rows.rows, name)
+        return _texts_of(rows.rows, name)
     if isinstance(rows, Subset):
-        whole = _each_of(rows.dataset, name)
+        whole = _texts_of(rows.dataset, name)
         return None if whole is None else [whole[position] for position in rows.indices]
     if isinstance(rows, ConcatDataset):
-        parts = [_each_of(part, name) for part in rows.datasets]
+        parts = [_texts_of(part, name) for part in rows.datasets]
         known = [part for part in parts if part is not None]
-        return [each for part in known for each in part] if len(known) == len(parts) else None
+        return [text for part in known for text in part] if len(known) == len(parts) else None
     return None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ..constraint import Constraint
-from ..errors import DataError, TrainingError
+from ..errors import TrainingError
 from ..formulations import BatchFormulation, Formulation
 from ..multipliers import Multipliers
 from .batch_statistic import (
@@ -25,16 +24,7 @@ from .batch_statistic import (
     stepped_threshold,
 )
 from .gradient_units import GradientUnits
-from .terms import (
-    DualStep,
-    Measured,
-    Terms,
-    carries,
-    is_index,
-    last_visits,
-    shape_of,
-    weights,
-)
+from .terms import DualStep, Measured, Terms, carries, last_visits, weights
 
 log = logging.getLogger(__name__)
 CPU = torch.device("cpu")
@@ -62,9 +52,9 @@ class Duals:
         order: str = "simultaneous",
         groups: Tensor | None = None,
     ) -> None:
-        self.constraints = constraints
-        self.configure(formulations, primal_steps, order, groups)
-        self.multipliers = Multipliers(self.owners(samples))
+        self.constraints, self.groups = constraints, groups
+        self.configure(formulations, primal_steps, order)
+        self.multipliers = Multipliers(samples)
         self.thresholds: dict[str, Tensor] = {}
         self.units = GradientUnits()
         self.in_force: dict[str, Formulation] = {}
@@ -73,26 +63,13 @@ class Duals:
         """The updated samples of the steps since the last dual step."""
 
     def configure(
-        self,
-        formulations: Mapping[str, Formulation],
-        primal_steps: int,
-        order: str,
-        groups: Tensor | None = None,
+        self, formulations: Mapping[str, Formulation], primal_steps: int, order: str
     ) -> None:
         """How λ moves from now on."""
-        self.formulations, self.groups = formulations, groups
+        self.formulations = formulations
         self.primal_steps, self.dual_first = primal_steps, order == "dual_first"
         self.scopes = {name: scope_of(name, self) for name in formulations}
         self.on_batch = {n: s for n, s in self.scopes.items() if isinstance(s, PerBatch)}
-
-    def owners(self, samples: int) -> int:
-        """How many have a multiplier: the samples, or their groups."""
-        return samples if self.groups is None else int(self.groups.max()) + 1
-
-    def of_samples(self, name: str) -> Tensor:
-        """λ of each sample, (N, sides·K): its own, or its group's."""
-        table = self.multipliers[name]
-        return table if self.groups is None else table[self.groups]
 
     # In a step ----------------------------------------------------------------------------------
 
@@ -153,7 +130,7 @@ class Duals:
         if not resumed and fingerprint != self.fingerprint:
             if self.fingerprint is not None and samples:
                 self.warn("Another training set than before: the multipliers start at 0 again.")
-            self.multipliers = self.multipliers.for_samples(self.owners(samples))
+            self.multipliers = self.multipliers.for_samples(samples)
             self.thresholds, self.units, self._window = {}, GradientUnits(), []
         self.fingerprint = fingerprint
         self.fit_tables()
@@ -231,23 +208,6 @@ def _remedy(name: str) -> str:
         f"call module.multipliers.reset({name!r}) before fit; of a checkpoint, after "
         "load_from_checkpoint, and fit without ckpt_path"
     )
-
-
-def numbers_of_groups(groups: Any, samples: int) -> Tensor:
-    """The group of each sample, (N,) int64.
-
-    Raises:
-        DataError: not a whole number from 0 for each of the N samples.
-    """
-    found = None
-    with suppress(ValueError, TypeError):  # Of texts.
-        found = torch.as_tensor(groups).cpu()
-    if found is None or not is_index(found) or len(found) != samples or int(found.min()) < 0:
-        raise DataError(
-            f"groups: a whole number from 0 for each of the {samples:,} samples, got "
-            f"{shape_of(groups)}; np.unique(groups, return_inverse=True)[1] numbers them."
-        )
-    return found.long()
 
 
 # What ψ acts on: a sample's violation, a group's, a statistic of the batch -----------------------

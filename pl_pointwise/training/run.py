@@ -14,12 +14,11 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..data import ResumableDataLoader, fingerprint, groups_of
+from ..data import ResumableDataLoader, fingerprint
 from ..errors import TrainingError
 from ..evaluation import Evaluator
-from ..fingerprints import RANDOM_ROWS, fingerprint_of_content
+from ..fingerprints import RANDOM_ROWS
 from ..formulations import Formulation
-from ..lagrangian.duals import numbers_of_groups
 from ..loss import PointwiseLoss
 from ..optimizers import number_of_steps
 from ..own_hooks import part_of
@@ -126,11 +125,9 @@ class Run:
 
     def _start_multipliers(self, dataset: Any) -> None:
         """Keeps them if they are of this training set; refuses a checkpoint's of another."""
-        found, groups, before = None, None, (self._restored or {}).get("fingerprint")
+        found, before = None, (self._restored or {}).get("fingerprint")
         if dataset is not None:
-            found, groups = fingerprint(dataset), groups_of(dataset)
-            if groups is not None:
-                found += f" in groups {fingerprint_of_content(groups)}"
+            found = fingerprint(dataset)
             if found.startswith(RANDOM_ROWS):
                 warn(
                     self.task,
@@ -141,15 +138,14 @@ class Run:
             if before is not None and before != found:
                 raise TrainingError(
                     "These multipliers belong to another training set or order (checkpoint: "
-                    f"{self.duals.multipliers.samples:,} multipliers; now: {len(dataset):,} "
-                    "samples). Restore the data, or start without `ckpt_path`."
+                    f"{self.duals.multipliers.samples:,} samples; now: {len(dataset):,}). Restore "
+                    "the data, or start without `ckpt_path`."
                 )
-        self.stepper.loss.samples = samples = 0 if dataset is None else len(dataset)
+        samples = 0 if dataset is None else len(dataset)
         resumed = dataset is not None and before is not None
         first = self._restored is None and not self.task.global_step
         settings = self.task.training_settings
-        owned = None if groups is None else numbers_of_groups(groups, samples)
-        self.duals.configure(self.task.formulations, settings.primal_steps, settings.order, owned)
+        self.duals.configure(self.task.formulations, settings.primal_steps, settings.order)
         self.duals.start(samples, found, resumed, first)
 
     def _limit_loader(self) -> None:
@@ -213,7 +209,7 @@ class Run:
 
     @part_of("on_train_epoch_start")
     def start_epoch(self) -> None:
-        self.stepper.first_steps.epoch(self.task, self.stepper.loss.samples)
+        self.stepper.first_steps.epoch(self.task, self.duals.multipliers.samples)
         self._limit_loader()
         self.stepper.start_epoch()
 

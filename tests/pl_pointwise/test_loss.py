@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from pl_pointwise import Average, Constraint, CVaR, Pointwise, PointwiseLoss, Relaxed, Tilted
-from pl_pointwise.callbacks import HardestSamples
 from pl_pointwise.errors import DataError, TrainingError
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
@@ -22,16 +19,13 @@ from tests.pl_pointwise.toy import (
     Judged,
     Seen,
     Toy,
-    ToyData,
     ToyRows,
     fit,
     initial_weights,
     passed,
-    trainer,
 )
 
 EQUALITIES = {"fit": Constraint(equals=0.1), "pair": Constraint(at_least=0.2)}
-GROUPS = [0, 3, 3, 1, 1, 1, 0, 2, 3, 3, 1, 0]
 CASES: dict[str, dict[str, Any]] = {
     "pointwise": {"formulation": Pointwise()},
     "stated": {"formulation": Pointwise(alpha=0.8, dual_lr=1.2)},
@@ -42,7 +36,6 @@ CASES: dict[str, dict[str, Any]] = {
     "intervals": {"formulation": Pointwise(), "constraints": INTERVALS},
     "equalities": {"formulation": Pointwise(), "constraints": EQUALITIES},
     "plain": {"formulation": None},
-    "groups": {"formulation": Pointwise(), "groups": GROUPS},
     "window": {"formulation": Pointwise(), "primal_steps": 2},
     "dual first": {"formulation": Pointwise(), "order": "dual_first"},
 }
@@ -77,11 +70,9 @@ class Loop:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_loop_takes_the_steps_of_lightning_to_the_bit(case: str, partial: bool) -> None:
-    options, rows, seen = dict(CASES[case]), ToyRows(12, partial=partial), Seen()
-    given = {"constraints": CONSTRAINTS, **options}
-    if groups := options.pop("groups", None):
-        rows.groups = groups
+    options, rows, seen = CASES[case], ToyRows(12, partial=partial), Seen()
     module = fit(Toy(**options, partial=partial), rows, epochs=6, callbacks=[seen])
+    given = {"constraints": CONSTRAINTS, **options}
     loop = Loop(PointwiseLoss(samples=len(rows), **given), rows)
     for _, batch in seen.batches:
         loop.step(batch)
@@ -193,32 +184,6 @@ def test_samples_of_a_group_share_a_multiplier_that_follows_their_mean() -> None
     for wrong in (groups, ["a", "b", "c", "d", "e"], [0.0, 0.5, 1.0, 1.0, 1.0]):
         with pytest.raises(DataError, match="groups: a whole number from 0"):
             PointwiseLoss({"fit": Constraint(at_most=0.5)}, Pointwise(), samples=5, groups=wrong)
-
-
-def test_groups_of_a_training_set(tmp_path: Path) -> None:
-    """They are part of what a resume compares, and a sample is listed with its group's λ."""
-    rows, listed = ToyRows(12), HardestSamples(count=12)
-    rows.groups = GROUPS
-    options = {"default_root_dir": tmp_path, "enable_checkpointing": True}
-    module = fit(Toy(Pointwise()), rows, callbacks=[listed], **options)
-    assert module.multipliers["fit"].shape == (4, 1)
-    (path,) = tmp_path.rglob("samples.jsonl")
-    found = [row for row in map(json.loads, path.read_text().splitlines()) if row["column"] == 0]
-    table = module.multipliers["fit"]
-    lines = [row for row in found if row["constraint"] == "fit"]
-    assert lines
-    assert all(row["multiplier"] == float(table[GROUPS[row["index"]]]) for row in lines)
-    (saved,) = tmp_path.rglob("*.ckpt")
-    others = ToyRows(12)
-    others.groups = [0] * 12
-    for other in (others, ToyRows(12)):
-        runner, data = trainer(max_epochs=9), ToyData(other, batch_size=4)
-        with pytest.raises(TrainingError, match="another training set"):
-            runner.fit(Toy(Pointwise()), data, ckpt_path=saved, weights_only=True)
-    for wrong in (GROUPS[:-1], ["a"] * 12, [-1, *GROUPS[1:]]):
-        others.groups = wrong
-        with pytest.raises(DataError, match="groups"):
-            fit(Toy(Pointwise()), others)
 
 
 @pytest.mark.filterwarnings("error")

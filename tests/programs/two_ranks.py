@@ -127,14 +127,6 @@ for name in ("average augmented", "pointwise", "relaxed linear"):
 
 
 @scenario
-def groups(world: World) -> Any:
-    """The mean that a group's multiplier follows is of both ranks' samples."""
-    rows: Any = partial_rows()
-    rows.groups = [index % 4 for index in range(UNEVEN)]
-    return world.train(Toy(Pointwise(), partial=True, primal_steps=2), rows)
-
-
-@scenario
 def tilted_and_steep(world: World) -> Any:
     """The largest violation is on one rank, and the other's exponentials need it."""
     module = Steep(Tilted(tilt=2.0, dual_lr=0.5), partial=True, learning_rate=1e-12)
