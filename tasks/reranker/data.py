@@ -25,7 +25,7 @@ from pl_pointwise.tasks.common.splits import check_fractions, side_of_held_out, 
 
 from .corpus import docstring_records
 from .encoding import RerankerDataset, split_template, token_lengths
-from .records import Record, check_together, parse_candidates, parse_labelled, parse_positives
+from .records import Record, parse_candidates, parse_labelled, parse_positives
 
 
 class RerankerDataModule(RecordsDataModule):
@@ -183,11 +183,8 @@ class RerankerDataModule(RecordsDataModule):
 
     def encoded(self, name: str, records: Sequence[Record]) -> RerankerDataset:
         """The pairs of each record."""
-        rows = limits_of_model(self.trainer)[1]
-        skip = bool(self.skips(name))
-        return RerankerDataset(
-            records, self._tokenizer, **self._format, rows=rows, name=name, skip_invalid=skip
-        )
+        options = {"rows": limits_of_model(self.trainer)[1], "skip_invalid": self.skips(name)}
+        return RerankerDataset(records, self._tokenizer, name=name, **self._format, **options)
 
     def reader(self, name: str) -> Parse:
         """A record for each answer of each row; to predict for one a row."""
@@ -196,10 +193,7 @@ class RerankerDataModule(RecordsDataModule):
     def read(self, name: str) -> list[Record]:
         """The records of a file."""
         found = super().read(name)
-        if name != "predict":
-            found = [*chain(*found)]
-            check_together(found)
-        return found
+        return found if name == "predict" else [*chain(*found)]
 
     def task_records(self, name: str) -> list[Record]:
         """Of the hub's two splits only what is asked for, as one of them is long."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,20 +89,6 @@ def parse_positives(
         if len(wrong) >= least:
             records.append(replace(record, passages=tuple(texts[j] for j in (i, *wrong))))
     return records
-
-
-def check_together(records: Iterable[Record]) -> None:
-    """Refuses two passages of a query of which each is to be above the other."""
-    above: dict[Any, str] = {}
-    for record in records:
-        first, *others = map(folded, record.passages)
-        for other in others:
-            above[record.unit, first, other] = record.where
-            if where := above.get((record.unit, other, first)):
-                raise DataError(
-                    f"{record.where}: {shown(record.passages[0])} is to be above {shown(other)} "
-                    f"here, and below it in {where}. Take one of the two out."
-                )
 
 
 def parse_candidates(row: Any, where: str) -> Record:
