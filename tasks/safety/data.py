@@ -50,7 +50,7 @@ PAPER_CATEGORIES = (
 
 UnsafeSchema = Literal["beavertails", "labelled", "pku", "pku_pairs"]
 
-TEST_SETS = ("test", "train", "pku", "over_refusal", "contrast", "alpaca_eval")
+TEST_SETS = ("test", "train", "pku", "over_refusal", "alpaca_eval")
 
 ALPACA_TEMPLATE = """\
 {{ bos_token }}{% for message in messages %}{% if message.role == 'assistant' %}### Response:
@@ -129,7 +129,7 @@ class SafetyDataModule(ResponseDataModule):
 
     ``test`` runs, as far as there are any: "test", held-out records; "train", one full pass over
     the training data; "pku", the unsafe prompts of PKU-SafeRLHF; "over_refusal", safe prompts;
-    "contrast", XSTest's unsafe ones; "alpaca_eval", AlpacaEval's instructions.
+    "alpaca_eval", AlpacaEval's instructions.
 
     Args:
         model_name: the model whose tokenizer and chat template to use; None takes that of the
@@ -143,8 +143,8 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_val_file: those held out, read the same way.
         unsafe_test_file: those that certify, read the same way.
         pku_file: records of schema "pku" whose unsafe prompts to test on.
-        over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows
-            are the data set "contrast"; this and what follows with any source.
+        over_refusal_file: safe prompts to test on, {"prompt"}; of XSTest's CSV those labelled so;
+            this and what follows with any source.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json.
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`.
         selection: the data sets on the hub, and how many records are taken of which kind.
@@ -159,7 +159,7 @@ class SafetyDataModule(ResponseDataModule):
     remedies: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("validate", "test"), "benign_file and unsafe_file, and preparation.val_fraction above 0"
     ) | {"fit": "benign_file and unsafe_file", "predict": "predict_file"}
-    beside = ("over_refusal", "contrast", "alpaca_eval", "predict")
+    beside = ("over_refusal", "alpaca_eval", "predict")
     roles = ROLES
     dataset_class = SafetyDataset
     default_template = ALPACA_TEMPLATE
@@ -189,8 +189,8 @@ class SafetyDataModule(ResponseDataModule):
         files = {"benign_train": benign_file, "benign_val": benign_val_file}
         files |= {"benign_test": benign_test_file, "unsafe_train": unsafe_file}
         files |= {"unsafe_val": unsafe_val_file, "unsafe_test": unsafe_test_file, "pku": pku_file}
-        files |= dict.fromkeys(("over_refusal", "contrast"), over_refusal_file)
-        files |= {"alpaca_eval": alpaca_eval_file, "predict": predict_file}
+        files |= {"over_refusal": over_refusal_file, "alpaca_eval": alpaca_eval_file}
+        files["predict"] = predict_file
         super().__init__(model_name, source, files, preparation, **options)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
         one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
@@ -220,8 +220,8 @@ class SafetyDataModule(ResponseDataModule):
             return [replace(record, responses=()) for record in found]
         if name == "pku":
             found = unsafe_prompts(found, once=True)
-        elif name in ("over_refusal", "contrast"):  # The halves of XSTest.
-            found = [record for record in found if record.unsafe == (name == "contrast")]
+        elif name == "over_refusal":
+            found = [record for record in found if not record.unsafe]
         splits = {"train": self._records.get("train", []), name: found}
         where = ", ".join(self.files[name]) or name
         warn_of_shared(splits, {"train": "the training set", name: where})

@@ -103,18 +103,8 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
 
 @reads_whole
 def parse_prompt(row: Any, where: str) -> Record:
-    """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}.
-
-    A row of XSTest is of its unsafe half by "label" or else its "type"; both halves of a type are
-    one category, named without ``contrast_``.
-    """
-    label, category = row.get("label"), row.get("type")
-    category = category if isinstance(category, str) else ""
-    if label not in (None, "", "safe", "unsafe"):
-        raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
-    unsafe = label == "unsafe" if label else category.startswith("contrast_")
-    record = _record(row, where, "unsafe" if unsafe else "benign", REFUSES)
-    return replace(record, given_category=category.removeprefix("contrast_"))
+    """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}; by "label" an unsafe one."""
+    return _record(row, where, "unsafe" if row.get("label") == "unsafe" else "benign", REFUSES)
 
 
 def _record(row: dict[str, Any], where: str, kind: str, *responses: Response) -> Record:

@@ -226,13 +226,6 @@ def test_an_input_belongs_to_the_prompt() -> None:
     assert with_input.prompt != parse_instruction(ROW, "x").prompt
 
 
-def test_of_xstest_a_label_or_else_the_type_tells_the_unsafe_half() -> None:
-    rows = [
-        {"prompt": "p", "type": "privacy", "label": "unsafe"},
-        {"prompt": "p", "type": "contrast_privacy"},
-        {"prompt": "p", "type": "privacy", "label": "safe"},
-        {"instruction": "Name a tree."},
-    ]
-    found = [parse_prompt(row, "x") for row in rows]
-    assert [r.unsafe for r in found] == [True, True, False, False]
-    assert [r.category for r in found] == ["privacy"] * 3 + ["benign"]
+def test_of_xstest_a_label_tells_the_unsafe_half() -> None:
+    rows = [{"prompt": "p", "label": "unsafe"}, {"prompt": "p", "label": "safe"}, {"prompt": "p"}]
+    assert [parse_prompt(row, "x").unsafe for row in rows] == [True, False, False]
