@@ -73,9 +73,6 @@ class ConversationDataModule(ResponseDataModule):
 
     roles = ROLES
     sources = ("files", "hub", "example")
-    remedies = dict.fromkeys(
-        ("validate", "test"), "test_file, val_file, or preparation.val_fraction above 0"
-    ) | {"fit": "train_file", "predict": "predict_file"}
 
     def __init__(
         self,

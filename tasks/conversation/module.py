@@ -236,27 +236,26 @@ class ConversationModule(LanguageModelModule):
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> Metrics:
-        """Those of all language tasks, and of what is learnt, forgotten, kept and met."""
-        shares = {name: MeanBySample() for name in ("all_met", "probability")}
+        """Those of all language tasks, and of what is learnt and met."""
         means = {name: MeanMetric() for name in ("pairwise_accuracy", "nll")}
-        return super().evaluation_metrics() | shares | means
+        return {**super().evaluation_metrics(), "all_met": MeanBySample(), **means}
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
     ) -> None:
-        """Adds a batch: what is learnt, forgotten, met, and the order of preferred and avoided."""
+        """Adds a batch: what is learnt and met, and the order of preferred and avoided."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
         means, index = outputs.mean_log_likelihood, batch["index"].to(real.device)
-        of = {role: self.of_roles(batch, [role]).to(real.device) & real[:, None] for role in ROLES}
-        if of["learn"].any():
-            metrics["nll"].update(-means[of["learn"]])
-        pairs = of["prefer"][:, :, None] & of["avoid"][:, None, :]
+        learnt, preferred, avoided = (
+            self.of_roles(batch, [role]).to(real.device) & real[:, None]
+            for role in ("learn", "prefer", "avoid")
+        )
+        if learnt.any():
+            metrics["nll"].update(-means[learnt])
+        pairs = preferred[:, :, None] & avoided[:, None, :]
         if pairs.any():
             ordered = means[:, :, None] > means[:, None, :]
             metrics["pairwise_accuracy"].update(ordered[pairs].float())
-        if (rows := of["keep"].any(1)).any():
-            kept = mean_over(means.exp(), of["keep"])
-            metrics["probability"].update(index[rows], kept[rows])
         missed, asked = torch.zeros_like(real), torch.zeros_like(real)
         masks, surrogates = self.membership(batch), self.constraint_values(outputs, batch)
         for name, values in judged_values(self, outputs, batch, surrogates).items():

@@ -98,24 +98,16 @@ def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> floa
     return None if value is None else float(value)
 
 
-_TOGETHER = {"learn": "learnt", "keep": "kept", "forget": "forgotten"}
-_TOGETHER |= dict.fromkeys(("prefer", "refuse"), "likely") | {"avoid": "unlikely"}
-
-
 def check_together(records: Sequence[Record]) -> None:
-    """Refuses a prompt that has to do with two of learn, keep and forget, or opposite answers."""
+    """Refuses a prompt that has to do with two of learn, keep and forget."""
     asked: dict[str, tuple[str, str]] = {}
     for record in records:
-        for each in record.responses:
-            if (done := _TOGETHER.get(each.role)) is None:
-                continue
-            what = f"the answer {shown(each.answer)}" if "likely" in done else "the prompt"
-            same = record.unit, each.answer if "likely" in done else None
-            other, where = asked.setdefault(repr(same), (done, record.where))
-            if other != done:
+        for role in {"learn", "keep", "forget"}.intersection(record.roles):
+            other, where = asked.setdefault(record.unit, (role, record.where))
+            if other != role:
                 raise DataError(
-                    f"{where}: {what} is to be {other} here and {done} in {record.where}. "
-                    "Take one of the two out."
+                    f"{where}: an answer to the prompt is of role {other} here, and of role {role} "
+                    f"in {record.where}. Take one of the two out."
                 )
 
 

@@ -81,9 +81,6 @@ class RerankerDataModule(RecordsDataModule):
         options: of `PointwiseDataModule`; ``seed`` also of what is held out and which negatives.
     """
 
-    remedies = dict.fromkeys(
-        ("validate", "test"), "test_file, val_file, or val_fraction above 0"
-    ) | {"fit": "train_file", "predict": "predict_file"}
     sources = ("embedded", "hub", "files")
 
     def __init__(
@@ -108,9 +105,6 @@ class RerankerDataModule(RecordsDataModule):
         test_fraction: float = 0.0,
         **options: Any,
     ) -> None:
-        for name, count in (("max_queries", max_queries), ("val_queries", val_queries)):
-            if count is not None and count < 1:
-                raise DataError(f"{name}={count}: give at least 1, or null for all.")
         self.limits = {"train": max_queries, "val": val_queries, "test": val_queries}
         files = {"train": train_file, "val": val_file, "test": test_file, "predict": predict_file}
         check_fractions(val_fraction, test_fraction)

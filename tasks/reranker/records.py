@@ -126,8 +126,6 @@ def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], A
     named, grades = [], []
     for name in row:
         if (name == form or _NEGATIVE.fullmatch(name)) and row[name] not in (None, "", []):
-            if form == "pos" and str(row[name])[:1] == "[" and isinstance(row[name], str):
-                raise bad_field(where, name, "is a text", "Give a list of texts")
             several = enumerate(row[name]) if isinstance(row[name], list) else ()
             texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, row[name])]
             named += texts

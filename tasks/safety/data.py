@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -156,9 +156,6 @@ class SafetyDataModule(ResponseDataModule):
     """
 
     needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": TEST_SETS}
-    remedies: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("validate", "test"), "benign_file and unsafe_file, and preparation.val_fraction above 0"
-    ) | {"fit": "benign_file and unsafe_file", "predict": "predict_file"}
     beside = ("over_refusal", "alpaca_eval", "predict")
     roles = ROLES
     dataset_class = SafetyDataset

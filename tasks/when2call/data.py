@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pl_pointwise.errors import DataError, one_of
@@ -63,12 +62,6 @@ class When2CallDataModule(ResponseDataModule):
     """
 
     needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": ("test", "train", "mcq")}
-    remedies: ClassVar[Mapping[str, str]] = {
-        "fit": "train_file",
-        "validate": "val_file, or preparation.val_fraction above 0",
-        "test": "mcq_file",
-        "predict": "predict_file",
-    }
     roles = ROLES
 
     def __init__(

@@ -79,14 +79,9 @@ def test_replay_learns_a_share_of_what_is_kept(share, learnt, scored) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        (ROWS[1], {**ROWS[2], "prompt": "B "}, "kept here and forgotten in .*line 2"),
-        (ROWS[0], {**ROWS[1], "prompt": "a"}, "learnt here and kept in .*line 2"),
-        (
-            ROWS[1] | {"role": "prefer", "tolerance": -1},
-            ROWS[1] | {"role": "avoid", "tolerance": -2},
-            "answer 'Two and two.' is to be likely here and unlikely in .*line 2",
-        ),
-        (ROWS[2], {**ROWS[0], "prompt": "c"}, "forgotten here and learnt in .*line 2"),
+        (ROWS[1], {**ROWS[2], "prompt": "B "}, "keep here, and of role forget in .*line 2"),
+        (ROWS[0], {**ROWS[1], "prompt": "a"}, "learn here, and of role keep in .*line 2"),
+        (ROWS[2], {**ROWS[0], "prompt": "c"}, "forget here, and of role learn in .*line 2"),
         ({"prompt": "b", "answer": "B.", "role": "forget"}, ROWS[0], "no around, .*forget_like"),
     ],
 )
@@ -100,7 +95,7 @@ def test_what_is_held_out_must_agree_and_have_a_role(language_model_folder, tmp_
     held_out = tmp_path / "val.jsonl"
     data = data_of(written(tmp_path, ROWS), language_model_folder, val_file=str(held_out))
     write_rows(held_out, [{**ROWS[2], "prompt": "B"}])
-    with pytest.raises(DataError, match=r"line 2: .* kept here and forgotten in .*val.jsonl"):
+    with pytest.raises(DataError, match=r"line 2: .* keep here, and of role forget in .*val.jsonl"):
         data.setup("fit")
     write_rows(held_out, [{"prompt": "e", "answer": "E."}])
     with pytest.warns(UserWarning, match="held out as val are of role reference"):

@@ -379,10 +379,6 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         r"passage_text\[3\]. is .*\[1\] again, but for case",
     ),
     "no form": ({"query": "a", "text": "b"}, "found: 'query', 'text'.*.pos. with .neg."),
-    "a list in a cell": (
-        {"query": "a", "pos": "['a']", "neg": ["b"]},
-        '"pos" is a text. Give a list',
-    ),
     "labels of other length": (labels(0, 1), "has 2 entries for 4 passages"),
     "too few negatives": (
         labels(1, 0, 0, of="abc"),
@@ -488,7 +484,6 @@ def test_cut_pairs_are_counted_and_said_once(
         ({"model_name": None}, "^model_name: the data need a tokenizer"),
         ({"negatives": 0}, "1 ≤ min_negatives ≤ negatives"),
         ({"val_fraction": 1.0}, "val_fraction=1.0"),
-        ({"max_queries": 0}, "max_queries=0: give at least 1, or null"),
         ({"source": "disk"}, "choose one of embedded, hub, files"),
         ({"train_file": "a.jsonl"}, "source=embedded: it takes no files"),
         ({"source": "files"}, "needs train_file"),

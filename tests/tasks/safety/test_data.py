@@ -230,7 +230,7 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": "files"}, "needs benign_file and unsafe_file"),
+        ({"source": "files"}, "needs benign_file or unsafe_file"),
         ({"unsafe_schema": "x"}, "unsafe_schema='x'"),
         ({"unsafe_schema": "labelled"}, "none on the hub"),
         ({"unsafe_answers": "x"}, "unsafe_answers='x'"),
