@@ -98,8 +98,6 @@ class RerankerModule(PointwiseModule):
         )
         one_of("objective", objective, ("length", "monobert"))
         one_of("objective_candidates", objective_candidates, ("all", "negatives"))
-        if top_k < 1:
-            raise ValueError(f"top_k={top_k}: Λ counts ranks from 1, so top_k is at least 1.")
         if template is not None:
             split_template(template)
         self.trained_on, self.top_k = objective, top_k
@@ -211,13 +209,9 @@ def load_cross_encoder(
             "or two with score = logit 1 − logit 0: take such a model, or the encoder without head."
         )
     if dropout is not None:
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout}: give a probability from 0 to below 1.")
-        names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
-        if not names:
-            raise ValueError(f"dropout={dropout}: {model_name} has none to set; leave it out.")
-        for name in names:
-            setattr(config, name, dropout)
+        for name in list(vars(config)):
+            if "dropout" in name or name.endswith("pdrop"):
+                setattr(config, name, dropout)
     with torch.random.fork_rng(devices=[]), loading(model_name):
         torch.default_generator.manual_seed(torch.initial_seed())
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(

@@ -77,8 +77,8 @@ class Selection:
         beavertails_path: the same for BeaverTails.
         pku_path: the same for PKU-SafeRLHF-30K.
         benign_count: train on so many benign records, those with the longest answers in characters;
-            None on all.
-        benign_held_out: so many others are held out; source hub.
+            None on all; source hub, and so the next.
+        benign_held_out: so many others are held out.
         categories: of BeaverTails, to train on.
         per_category: at most so many of each, the held-out ones included.
         held_out_per_category: so many of them are held out, of fewer the same share.
@@ -253,26 +253,16 @@ class SafetyDataModule(ResponseDataModule):
     # Sources --------------------------------------------------------------------------------------
 
     def _benign(self) -> dict[str, list[Record]]:
-        """Those with the longest answers to train on; what is held out is not chosen by length."""
+        """Of the hub those with the longest answers; what is held out is not chosen by length."""
         if self.source == "files":
-            found = self._of_files("benign")
-            return found | {"train": self._longest(found.get("train", []))}
+            return self._of_files("benign")
         records = super().read("benign_train")
-        train = self._longest(records)
+        lengths = [len(answer_text(record.answers[0])) for record in records]
+        train = [records[i] for i in largest(lengths, self.selection.benign_count)]
         others = _without(train, records)
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randperm(len(others), generator=generator)[: self.selection.benign_held_out]
         return {"train": train, **self._divided([others[i] for i in sorted(drawn.tolist())])}
-
-    def _longest(self, records: Sequence[Record]) -> list[Record]:
-        lengths = [len(answer_text(record.answers[0])) for record in records]
-        kept = largest(lengths, self.selection.benign_count)
-        if self.source == "files" and len(kept) < len(records):
-            rank_zero_warn(
-                f"benign_file: kept {len(kept):,} of {len(records):,} records, those with the "
-                "longest answers. Set selection.benign_count to null to train on all."
-            )
-        return [records[position] for position in kept]
 
     def _unsafe(self) -> dict[str, list[Record]]:
         """By ``unsafe_schema``."""

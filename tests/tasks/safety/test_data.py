@@ -110,13 +110,6 @@ def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(safety_file
         assert (REFUSAL in pair.roles) == pair.unsafe == (pair.roles[1] == UNSAFE)
 
 
-def test_of_more_benign_records_than_asked_for_the_longest_are_kept_and_said(data_in) -> None:
-    files = {"benign_file": benign_rows(20), "unsafe_file": unsafe_rows(4)}
-    with pytest.warns(UserWarning, match="kept 5 of 20 records, .*benign_count to null"):
-        data = data_in(files, selection={"benign_count": 5}, val_fraction=0, stage="fit")
-    assert sizes(data) == {"train": {False: 5, True: 4}}
-
-
 # Splits -------------------------------------------------------------------------------------------
 
 
