@@ -31,7 +31,6 @@ from pl_pointwise.tasks.reranker.records import (
     Record,
     parse_candidates,
     parse_labelled,
-    parse_positives,
 )
 from tests.tasks.conftest import write_rows
 from tests.tasks.reranker.conftest import ms_marco_row, ms_marco_rows
@@ -372,7 +371,8 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         '"passages.passage_text" is a text. Give a list',
     ),
     "a passage is empty": (texts("a", "b", "", "c"), r'"passages.passage_text\[2\]" is empty'),
-    "no positive": (labels(0, 0, 0, 0), "marks no passages. Mark the answer with 1"),
+    "no positive": (labels(0, 0, 0, 0), "marks no passages. Mark one"),
+    "two positives": (labels(0, 1, 1, 0), "marks 2 passages. .* give a row each"),
     "no label": (changed(GOOD, passages={"passage_text": ["a"]}), "selected. is not a list of 0"),
     "twin": (
         texts("sea", "a b", "ice", " A  B"),
@@ -397,36 +397,29 @@ def test_bad_record_is_an_error_naming_file_line_field_and_remedy(
         records_of(rows_of(str(path)), str(path), parse)
 
 
-FORMS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "lists": ({"pos": ["p", "q"], "neg": ["a", "b", "c"]}, ["pabc", "qabc"]),
-    "a table": (
-        {"positive": "p", "negative": "a"} | dict(zip(NEGATIVES, ["b", "c", None], strict=True)),
-        ["pabc"],
-    ),
-    "negatives in a list": ({"positive": "p", "negative": ["a", "b", "c"]}, ["pabc"]),
-    "labels": ({"docs": [*"apbc"], "labels": [0, 1, 0, 0]}, ["pabc"]),
-    "grades": ({"passages": [*"abpqc"], "labels": [0, 0, 2, 0.5, 0]}, ["pabqc", "qabc"]),
-    "several marked": (labels(1, 1, 0, 0, 0, of="pqabc"), ["pabc", "qabc"]),
+FORMS: dict[str, dict[str, Any]] = {
+    "lists": {"pos": ["p"], "neg": ["a", "b", "c"]},
+    "a table": {"positive": "p", "negative": "a"}
+    | dict(zip(NEGATIVES, ["b", "c", None], strict=True)),
+    "negatives in a list": {"positive": "p", "negative": ["a", "b", "c"]},
+    "labels": {"docs": [*"apbc"], "labels": [0, 1, 0, 0]},
+    "true and false": {"passages": [*"abpc"], "labels": [False, False, True, False]},
 }
 
 
-@pytest.mark.parametrize(("fields", "expected"), FORMS.values(), ids=FORMS)
-def test_each_form_is_read_as_one_sample_a_positive(
-    fields: dict[str, Any], expected: list[str]
-) -> None:
+@pytest.mark.parametrize("fields", FORMS.values(), ids=FORMS)
+def test_each_form_is_read(fields: dict[str, Any]) -> None:
     row = {**fields, "anchor" if "positive" in fields else "query": "how long"}
-    records = parse_positives(row, "f", negatives=4, least=3)
-    assert ["".join(record.passages) for record in records] == expected
-    assert {record.unit for record in records} == {"how long"}
-    given = {text for record in records for text in record.passages}
-    assert set(parse_candidates(row, "f").passages) == given
+    record = parse_labelled(row, "f", negatives=4, least=3)
+    assert ("".join(record.passages), record.unit) == ("pabc", "how long")
+    assert set(parse_candidates(row, "f").passages) == {*"pabc"}
 
 
 def test_fields_that_are_not_read_are_named() -> None:
     row = {"query": "q", "pos": ["p"], "neg": ["a"], "pos_scores": [0.9], "neg_scores": [0.1]}
-    parse = partial(parse_positives, negatives=1, least=1)
+    parse = partial(parse_labelled, negatives=1, least=1)
     with pytest.warns(UserWarning, match="fields neg_scores, pos_scores of 1 of 1 records are not"):
-        assert records_of([("f", row)], "f", parse)[0][0].passages == ("p", "a")
+        assert records_of([("f", row)], "f", parse)[0].passages == ("p", "a")
 
 
 def test_passage_that_a_long_query_cuts_away_is_an_error(fitted: Make) -> None:
