@@ -40,8 +40,6 @@ class RecordsDataModule(PointwiseDataModule):
         "predict": ("predict",),
     }
     """Where no records are held out as "test", it is "val" under another name."""
-    remedies: ClassVar[Mapping[str, str]]
-    """By stage the options to set where there are no data for it."""
     sources: ClassVar[tuple[str, ...]] = ("hub", "files")
     beside: ClassVar[tuple[str, ...]] = ("predict",)
     """Data sets whose files are of use with any source."""
@@ -65,7 +63,7 @@ class RecordsDataModule(PointwiseDataModule):
         if source != "files" and not set(given) <= set(self.beside):
             raise DataError(f"source={source}: it takes no files. Set source to files.")
         if source == "files" and not given:
-            raise DataError(f"source=files: it needs {self.remedies['fit']}.")
+            raise DataError(f"source=files: it needs {self._options(['train'])}.")
         self.source, self.shares = source, shares
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
         self._records: dict[str, list[Any]] = {}
@@ -151,9 +149,10 @@ class RecordsDataModule(PointwiseDataModule):
             return
         needed = self.needs[stage][: None if stage == "test" else 1]
         if self.datasets.keys().isdisjoint(needed):
+            shares = ", or val_fraction or test_fraction above 0" * (stage in ("validate", "test"))
             raise DataError(
                 f"There are no data to {stage} with source={self.source}. "
-                f"Set {self.remedies[stage]}."
+                f"Set {self._options(needed)}{shares}."
             )
 
     def test_dataloader(self) -> dict[str, ResumableDataLoader]:
@@ -167,6 +166,11 @@ class RecordsDataModule(PointwiseDataModule):
             found = self.read_splits() if splits else {name: self.read(name)}
             self._records |= {each: found.get(each, []) for each in (SPLITS if splits else (name,))}
         return self._records[name]
+
+    def _options(self, names: Sequence[str]) -> str:
+        """The options for the files of these data sets, of whatever kind."""
+        keys = [key for key in self.files if key.rpartition("_")[2] in names]
+        return " or ".join(f"{key}_file".replace("_train_file", "_file") for key in keys)
 
     def _add(self, name: str) -> None:
         """Put the data set ``name`` into ``datasets``, if its source has it."""

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-import pyarrow.ipc
 import pyarrow.parquet
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -24,8 +23,6 @@ R = TypeVar("R")
 
 CHUNK = 256
 """Rows read at a time."""
-
-DEEPEST = 100  # so many lists and objects may stand in each other
 
 
 class Row(dict[str, Any]):
@@ -82,14 +79,6 @@ def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
     return ({name: cell or None for name, cell in row.items()} for row in rows)
 
 
-def _arrow(file: Any) -> Iterable[Any]:
-    """Of a stream, as ``datasets`` saves them, or of a file."""
-    try:
-        return _of_batches(pyarrow.ipc.open_stream(file))
-    except pyarrow.ArrowInvalid:
-        return _of_batches([pyarrow.ipc.open_file(file).read_all()])
-
-
 def _of_batches(batches: Iterable[Any]) -> Iterable[Any]:
     return (without_padding(row) for batch in batches for row in batch.to_pylist())
 
@@ -100,7 +89,6 @@ READERS: Mapping[str, Callable[[Any], Iterable[Any]]] = {
     ".csv": _csv,
     ".tsv": lambda file: _csv(file, "\t"),
     ".parquet": lambda file: _of_batches(pyarrow.parquet.ParquetFile(file).iter_batches(CHUNK)),
-    ".arrow": _arrow,
 }
 """By the ending of a file: what its rows are. JSON lines are bytes still."""
 
@@ -162,36 +150,18 @@ def without_padding(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_json(text: str | bytes) -> Any:
-    """What a JSON text holds; ValueError, also of a key that stands in one object twice."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) < len(pairs):
-            ((name, times),) = Counter(name for name, _ in pairs).most_common(1)
-            raise ValueError(f"the key {shown(name)} stands in one object {times} times")
-        return found
-
+    """What a JSON text holds, or ValueError."""
     try:
-        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
     except RecursionError:
         raise ValueError("too many lists and objects stand in each other") from None
 
 
 def validate_values(row: Any) -> Any:
-    """The row; ValueError of half a character, and of more nesting than everything can render."""
-    waiting: list[tuple[str, Any, int]] = [("", row, 0)]
-    while waiting:
-        name, value, depth = waiting.pop()
-        if depth > DEEPEST:
-            raise ValueError(f'field "{name[:40]}…" is nested more than {DEEPEST} deep')
-        if isinstance(value, dict):
-            waiting += [(f"{name}.{key}".strip("."), v, depth + 1) for key, v in value.items()]
-            value = "".join(map(str, value))
-        elif isinstance(value, list):
-            waiting += [(f"{name}[{place}]", v, depth + 1) for place, v in enumerate(value)]
-        text = value if isinstance(value, str) and not value.isascii() else ""
-        if half := re.search("[\ud800-\udfff]", text):
-            raise ValueError(f'field "{name}" holds half a character, {shown(half[0])}')
+    """The row; ValueError of half a character, which no tokenizer takes."""
+    text = json.dumps(row, ensure_ascii=False, default=str)
+    if half := re.search("(.{0,20})[\ud800-\udfff]", text):
+        raise ValueError(f"half a character stands behind {shown(half[1])}")
     return row
 
 
@@ -199,7 +169,7 @@ def _decoded(raw: Any, where: str) -> Row:
     """A row, also from the bytes of a JSON line."""
     try:
         row = validate_values(from_json(raw) if isinstance(raw, bytes) else raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         remedy = "Give one complete JSON object a line, in UTF-8"
         raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
     return json_object(row, where)

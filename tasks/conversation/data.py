@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, valida
 
 from .forgetting import add_targets
 from .own_answers import with_own_answers
-from .records import COLUMNS, ROLES, SCHEMAS, Reading, check_together
+from .records import ROLES, Reading, check_together
 
 TRAINED = ("train", "learn", "keep", "forget")
 """Files of training records, by their option; answers of all but the first are of that role."""
@@ -37,9 +36,9 @@ class ConversationDataModule(ResponseDataModule):
 
     A record is a prompt and an answer, of the role of its file: {"prompt": "…", "answer": "…"}; or
     a conversation and responses, each with its role and perhaps a bound of its own (records.py).
-    The hub's usual schemas are recognised by their columns, others need ``columns``. Batches
-    are those of language_model/roles.py. ``test`` runs "test", held-out records, and "train", one
-    full pass over the training data.
+    The hub's usual schemas are recognised by their columns. Batches are those of
+    language_model/roles.py. ``test`` runs "test", held-out records, and "train", one full pass over
+    the training data.
 
     Args:
         model_name: the model whose tokenizer and chat template to use; None takes that of the
@@ -47,7 +46,7 @@ class ConversationDataModule(ResponseDataModule):
         source: "files", "hub", or "example" for records that ship with the package.
         example: which of them: "library", forty of all roles; "keep", new facts to learn and
             general answers to keep; "forget", some of these facts to forget and the others to keep.
-        train_file: one or several: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by their endings.
+        train_file: one or several: JSON lines, JSON, CSV, TSV or Parquet, by their endings.
         learn_file: more of them, whose answers are of role learn where they say no other.
         keep_file: the same, of role keep.
         forget_file: the same, of role forget.
@@ -63,8 +62,6 @@ class ConversationDataModule(ResponseDataModule):
         hub_path: the data set on the hub, or a folder of the same layout.
         hub_config: its configuration.
         hub_split: its split, of which a part is held out.
-        schema: of the records, a name in records.py; "auto" tells it by the columns.
-        columns: of our name of a column the data's, as {messages: conversation, prefer: good}.
         role: of the response of schemas that give it none, "answer", "messages" and "instruction".
         refusals: texts for refusals that have none; a record's own refusal is kept.
         preparation: how records become samples: skipping, holding out.
@@ -76,9 +73,6 @@ class ConversationDataModule(ResponseDataModule):
 
     roles = ROLES
     sources = ("files", "hub", "example")
-    remedies = dict.fromkeys(
-        ("validate", "test"), "test_file, val_file, or preparation.val_fraction above 0"
-    ) | {"fit": "train_file", "predict": "predict_file"}
 
     def __init__(
         self,
@@ -98,8 +92,6 @@ class ConversationDataModule(ResponseDataModule):
         hub_path: str | None = None,
         hub_config: str | None = None,
         hub_split: str = "train",
-        schema: str = "auto",
-        columns: dict[str, str] | None = None,
         role: str = "reference",
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         preparation: Preparation = DEFAULT_PREPARATION,
@@ -109,17 +101,14 @@ class ConversationDataModule(ResponseDataModule):
         files |= {"val": val_file, "test": test_file, "predict": predict_file}
         super().__init__(model_name, source, files, preparation, **options)
         one_of("example", example, ("library", "keep", "forget"), DataError)
-        one_of("schema", schema, ("auto", *SCHEMAS), DataError)
         one_of("role", role, ROLES, DataError)
-        for name in columns or {}:
-            one_of("columns", name, COLUMNS, DataError)
         if (source == "hub") != (hub_path is not None):
             raise DataError(f"source={source}, hub_path={hub_path}: set both, or neither.")
         if source == "example":
             self.files["train"] = [str(Path(__file__).parent / "examples" / f"{example}.jsonl")]
         self.own_answers, self.forget_like = own_answers, forget_like
         self.hub = hub_path, hub_config, hub_split
-        self.reading = Reading(schema, columns, role)
+        self.role = role
         self.refusals = validate_refusals(refusals)
 
     def on_hub(self, name: str) -> Any:
@@ -127,9 +116,9 @@ class ConversationDataModule(ResponseDataModule):
         return self.hub if name == "train" else None
 
     def reader(self, name: str) -> Parse:
-        """The options' schema; with the role of a file that has one."""
-        role = name if name in TRAINED[1:] else self.reading.role
-        return replace(self.reading, role=role, responses=name != "predict")
+        """With the role of a file that has one."""
+        role = name if name in TRAINED[1:] else self.role
+        return Reading(role, responses=name != "predict")
 
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits with a text for each refusal."""

@@ -4,11 +4,10 @@ A record has a prompt and any number of responses, each with a role. With s̄(y)
 log-likelihood of a response's tokens under the policy π,
 
     minimise   −s̄(y) over the responses of role learn
-               + KL(π ‖ π_ref) per token over those of role reference   (or −s̄, or DPO, or SimPO)
+               + KL(π ‖ π_ref) per token over those of role reference   (or −s̄)
     subject to KL(π ‖ π_ref) ≤ ε_keep per token  for every response of role keep      "keep"
                s̄(y) ≥ ε_prefer                 for every response of role prefer    "prefer"
                π(y_t) ≥ eᵋ π(v)  for every token y_t and v ≠ y_t of role keep       "greedy"
-               s̄(y) ≥ s̄_ref(y) − δ             for every response of role prefer    "floor"
                s̄(y) ≤ ε_avoid                  for every response of role avoid     "avoid"
                s̄(y) ≥ ε_refuse                 for every response of role refuse    "refuse"
                |s̄(y) − c(y)| ≤ ε_forget        for every response of role forget    "forget"
@@ -25,7 +24,6 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 from torchmetrics import MeanMetric
 
 from pl_pointwise import Formulation, Optimization, Training
@@ -33,22 +31,12 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
-    PreferenceLosses,
-    preference_loss,
-)
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import text_of_response
 from pl_pointwise.tasks.language_model.model.policy import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
-from pl_pointwise.tasks.language_model.roles import (
-    Requirement,
-    divergence,
-    drop,
-    lead,
-    mean_over,
-)
+from pl_pointwise.tasks.language_model.roles import Requirement, divergence, lead, mean_over
 from pl_pointwise.tasks.language_model.text.calls import call_report
 from pl_pointwise.tasks.language_model.text.messages import parts_of
 from pl_pointwise.tasks.language_model.text.records import Record
@@ -56,9 +44,7 @@ from pl_pointwise.training.stepper import judged_values
 
 from .records import ROLES
 
-Objective = Literal["kl", "cross_entropy", "dpo", "simpo"]
-PAIRED = ("dpo", "simpo")
-"""Objectives over pairs of a preferred and an avoided response of a record."""
+Objective = Literal["kl", "cross_entropy"]
 
 DEFAULT_TRAINING = Training(
     optimization=Optimization(learning_rate=5e-4, weight_decay=0.0, schedule="cosine"),
@@ -72,8 +58,8 @@ class ConversationEvaluation:
 
     Args:
         prefer_tolerance: what violations are measured against, as avoid_tolerance,
-            refuse_tolerance, keep_tolerance, greedy_tolerance, floor_tolerance and
-            forget_tolerance; None takes that of training. A response's own bound holds in both.
+            refuse_tolerance, keep_tolerance, greedy_tolerance and forget_tolerance; None takes that
+            of training. A response's own bound holds in both.
         answer_in: data sets of `test` whose prompts are answered, of "test" and "train". With
             "test" the command `validate` answers "val" too; validation in training never does.
         answers_at_most: so many prompts of each category and data set, in an order that has nothing
@@ -85,7 +71,6 @@ class ConversationEvaluation:
     refuse_tolerance: float | None = None
     keep_tolerance: float | None = None
     greedy_tolerance: float | None = None
-    floor_tolerance: float | None = None
     forget_tolerance: float | None = None
     answer_in: list[str] = field(default_factory=list)
     answers_at_most: int | None = None
@@ -95,41 +80,7 @@ class ConversationEvaluation:
             one_of("answer_in", name, ("test", "train"))
 
 
-@dataclass
-class Baselines:
-    """What others do instead of constraints on answers to keep and to forget.
-
-    They are terms of the objective; set ``formulation`` to null with them. A weight on the KL of
-    the answers to keep is the formulation :class:`~pl_pointwise.formulations.Penalty` of linear
-    shape.
-
-    Args:
-        replay: learn this share of the answers to keep again, by cross-entropy, rounded up.
-        forget_loss: "ascent" is s̄ of the answers to forget (gradient difference), "npo" is
-            −2/β·log σ(−β(s − s_ref)) of them (negative preference optimization); None for neither.
-        forget_weight: of that loss.
-        npo_beta: β of NPO.
-    """
-
-    replay: float = 0.0
-    forget_loss: Literal["ascent", "npo"] | None = None
-    forget_weight: float = 1.0
-    npo_beta: float = 0.1
-
-    def __post_init__(self) -> None:
-        one_of("baselines.forget_loss", self.forget_loss, (None, "ascent", "npo"))
-        if not (0 <= self.replay <= 1 and self.forget_weight > 0 and self.npo_beta > 0):
-            raise ValueError(f"{self}: a replay is between 0 and 1, weight and β are above 0.")
-
-    @property
-    def roles(self) -> list[str]:
-        """The roles of responses that they put into the objective."""
-        return ["keep"] * (self.replay > 0) + ["forget"] * (self.forget_loss is not None)
-
-
 DEFAULT_EVALUATION = ConversationEvaluation()
-NO_BASELINES = Baselines()
-PREFERENCE_LOSSES = PreferenceLosses()
 
 
 class ConversationModule(LanguageModelModule):
@@ -146,20 +97,19 @@ class ConversationModule(LanguageModelModule):
         keep_tolerance: ε_keep, the largest KL per token of one of role keep, in nats.
         greedy_tolerance: the least lead, in nats, of each token of one of role keep over any other
             token: from 0 on greedy decoding writes it (with data.own_answers, as before training).
-        floor_tolerance: δ, by which one of role prefer may become less likely per token.
         forget_tolerance: ε_forget, how far one of role forget may be from what it is to be.
         objective: of responses of other roles than learn, "kl" to stay close to the reference or
-            "cross_entropy" to learn them; or "dpo" or "simpo" over the pairs of a preferred and an
-            avoided response of a record. Responses of role learn are learnt by cross-entropy.
+            "cross_entropy" to learn them. Responses of role learn are learnt by cross-entropy.
         objective_roles: the responses the objective is taken over, the mean of a record's.
-        losses: hyper-parameters of DPO and SimPO.
-        baselines: losses instead of the constraints on what is kept and forgotten.
+        replay: learn this share of the answers to keep again, by cross-entropy, rounded up: what
+            others do instead of a constraint on them, with formulation None.
         evaluation: tolerances of the evaluation, and which prompts are answered.
         training: how it is trained; by default AdamW at 5e-4 with a cosine schedule, gradients
             clipped at 1.
 
     Raises:
-        ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
+        ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds; a share
+            out of its range.
     """
 
     requirements: Mapping[str, Requirement] = {
@@ -168,10 +118,8 @@ class ConversationModule(LanguageModelModule):
         "refuse": Requirement("refuse", "at_least", several=True),
         "keep": Requirement("keep", "at_most", several=True, value=divergence),
         "greedy": Requirement("keep", "at_least", several=True, value=lead),
-        "floor": Requirement("prefer", "at_most", several=True, value=drop),
         "forget": Requirement("forget", "within", several=True),
     }
-    need_reference = ("kl", "dpo")
     roles = ROLES
     rates: ClassVar[Mapping[str, Rate]] = {
         "refusal_rate": Rate("refused", kind="unsafe"),
@@ -192,98 +140,66 @@ class ConversationModule(LanguageModelModule):
         refuse_tolerance: float | None = -0.02,
         keep_tolerance: float | None = None,
         greedy_tolerance: float | None = None,
-        floor_tolerance: float | None = None,
         forget_tolerance: float | None = None,
         objective: Objective = "kl",
         objective_roles: Sequence[str] = ("learn", "reference"),
-        losses: PreferenceLosses = PREFERENCE_LOSSES,
-        baselines: Baselines = NO_BASELINES,
+        replay: float = 0.0,
         evaluation: ConversationEvaluation = DEFAULT_EVALUATION,
         training: Training = DEFAULT_TRAINING,
     ) -> None:
         one_of("objective", objective, get_args(Objective))
         for role in objective_roles:
             one_of("objective_roles", role, ROLES)
+        if not 0 <= replay <= 1:
+            raise ValueError(f"replay={replay}: give a share from 0 to 1.")
         tolerances = {
             "prefer": prefer_tolerance,
             "avoid": avoid_tolerance,
             "refuse": refuse_tolerance,
             "keep": keep_tolerance,
             "greedy": greedy_tolerance,
-            "floor": floor_tolerance,
             "forget": forget_tolerance,
         }
         evaluation = from_plain(ConversationEvaluation, evaluation)
         super().__init__(policy, formulation, tolerances, evaluation, objective, training)
         self.objective_roles = list(objective_roles)
-        self.losses = from_plain(PreferenceLosses, losses)
-        self.baselines = from_plain(Baselines, baselines)
+        self.replay = replay
         if self.objective_roles == ["learn"]:
             self.shared_objective = "nll"
 
     # The terms ------------------------------------------------------------------------------------
 
     def of_objective(self, batch: Batch) -> Tensor:
-        """The responses of the objective, (B, R) bool: learnt, compared, in pairs, forgotten."""
-        forgotten = ["forget"] if self.baselines.forget_loss else []
-        return self._rest(batch) | self._learnt(batch) | self.of_roles(batch, forgotten)
+        """The responses of the objective, (B, R) bool: to stay near, and to learn."""
+        return self._near(batch) | self._learnt(batch)
 
     def compared(self, batch: Batch) -> Tensor:
         """Whose KL is measured, (B, R) bool; in evaluation of those to keep too."""
-        found = self._rest(batch)
+        found = self._near(batch)
         return found if self.training else found | self.of_roles(batch, ["keep"])
 
-    def _rest(self, batch: Batch) -> Tensor:
+    def _near(self, batch: Batch) -> Tensor:
         """What ``objective`` names is taken over these, (B, R) bool."""
-        if self.trained_on not in PAIRED:
-            return self.of_roles(batch, [role for role in self.objective_roles if role != "learn"])
-        chosen, rejected = (self.of_roles(batch, [role]) for role in ("prefer", "avoid"))
-        both = chosen.any(1, keepdim=True) & rejected.any(1, keepdim=True)
-        return (chosen | rejected) & both
+        return self.of_roles(batch, [role for role in self.objective_roles if role != "learn"])
 
     def _learnt(self, batch: Batch) -> Tensor:
         """Cross-entropy is taken over these, (B, R) bool: to learn, and to keep by replay."""
         # Evenly, and the first of a category always.
-        rank, share = batch["rank"], self.baselines.replay
+        rank, share = batch["rank"], self.replay
         replayed = ((rank + 1) * share).ceil() > (rank * share).ceil()
         again = self.of_roles(batch, ["keep"]) & replayed[:, None]
         learnt = [role for role in self.objective_roles if role == "learn"]
         return self.of_roles(batch, learnt) | again
 
-    def referred(self, batch: Batch) -> Tensor:
-        """What needs the reference, (B, R) bool: NPO needs it of the answers to forget."""
-        compared = ["forget"] if self.baselines.forget_loss == "npo" else []
-        return super().referred(batch) | self.of_roles(batch, compared)
-
     def objective(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
-        """The sum of what a sample has: learnt, as before or in order, and forgotten, (B,)."""
-
-        def mean(values: Tensor, mask: Tensor) -> Tensor:
-            return mean_over(values, mask.to(values.device, non_blocking=True))
-
-        rest, unlikely = self._rest(batch), -outputs.mean_log_likelihood
-        found = mean(unlikely, self._learnt(batch))
-        if self.trained_on in PAIRED:
-            chosen, rejected = (
-                (self.of_roles(batch, [role]) & rest).to(found.device, non_blocking=True)
-                for role in ("prefer", "avoid")
-            )
-            found = found + preference_loss(self.trained_on, outputs, self.losses, chosen, rejected)
-        else:
-            kl = self.trained_on == "kl"
-            found = found + mean(divergence(outputs) if kl else unlikely, rest)
-        if self.baselines.forget_loss is not None:
-            lost = mean(self._forget_loss(outputs), self.of_roles(batch, ["forget"]))
-            found = found + self.baselines.forget_weight * lost
-        return found
-
-    def _forget_loss(self, outputs: ResponseStatistics) -> Tensor:
-        """For each response, (B, R)."""
-        if self.baselines.forget_loss == "ascent":
-            return outputs.mean_log_likelihood
-        beta, reference = self.baselines.npo_beta, outputs.reference_log_likelihood
-        before = 0 if reference is None else reference  # None: the batch has none to forget.
-        return -2 / beta * logsigmoid(-beta * (outputs.log_likelihood - before))
+        """The sum of what a sample has: learnt, and near to what it was, (B,)."""
+        unlikely = -outputs.mean_log_likelihood
+        near = divergence(outputs) if self.trained_on == "kl" else unlikely
+        learnt, others = (
+            mean_over(values, mask.to(values.device, non_blocking=True))
+            for values, mask in ((unlikely, self._learnt(batch)), (near, self._near(batch)))
+        )
+        return learnt + others
 
     # Training -------------------------------------------------------------------------------------
 
@@ -305,42 +221,41 @@ class ConversationModule(LanguageModelModule):
     @property
     def objective_needs(self) -> str:
         """The roles that the objective is taken over, for an error."""
-        paired = self.trained_on in PAIRED
-        needed = sorted({*self.objective_roles, *self.baselines.roles})
+        needed = sorted(self._needed)
         record = f'{{"prompt": "…", "answer": "…", "role": "{needed[-1]}"}}'
-        return "prefer with one of role avoid" if paired else f"{' or '.join(needed)}, as {record}"
+        return f"{' or '.join(needed)}, as {record}"
 
     def in_objective(self, record: Record) -> bool:
         """Whether the objective is taken over a response of the record."""
-        if self.trained_on in PAIRED:
-            return {"prefer", "avoid"}.issubset(record.roles)
-        roles = {*self.objective_roles, *self.baselines.roles}
-        return not roles.isdisjoint(record.roles)
+        return not self._needed.isdisjoint(record.roles)
+
+    @property
+    def _needed(self) -> set[str]:
+        return {*self.objective_roles, *["keep"] * (self.replay > 0)}
 
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> Metrics:
-        """Those of all language tasks, and of what is learnt, forgotten, kept and met."""
-        shares = {name: MeanBySample() for name in ("all_met", "probability")}
+        """Those of all language tasks, and of what is learnt and met."""
         means = {name: MeanMetric() for name in ("pairwise_accuracy", "nll")}
-        return super().evaluation_metrics() | shares | means
+        return {**super().evaluation_metrics(), "all_met": MeanBySample(), **means}
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
     ) -> None:
-        """Adds a batch: what is learnt, forgotten, met, and the order of preferred and avoided."""
+        """Adds a batch: what is learnt and met, and the order of preferred and avoided."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
         means, index = outputs.mean_log_likelihood, batch["index"].to(real.device)
-        of = {role: self.of_roles(batch, [role]).to(real.device) & real[:, None] for role in ROLES}
-        if of["learn"].any():
-            metrics["nll"].update(-means[of["learn"]])
-        pairs = of["prefer"][:, :, None] & of["avoid"][:, None, :]
+        learnt, preferred, avoided = (
+            self.of_roles(batch, [role]).to(real.device) & real[:, None]
+            for role in ("learn", "prefer", "avoid")
+        )
+        if learnt.any():
+            metrics["nll"].update(-means[learnt])
+        pairs = preferred[:, :, None] & avoided[:, None, :]
         if pairs.any():
             ordered = means[:, :, None] > means[:, None, :]
             metrics["pairwise_accuracy"].update(ordered[pairs].float())
-        if (rows := of["keep"].any(1)).any():
-            kept = mean_over(means.exp(), of["keep"])
-            metrics["probability"].update(index[rows], kept[rows])
         missed, asked = torch.zeros_like(real), torch.zeros_like(real)
         masks, surrogates = self.membership(batch), self.constraint_values(outputs, batch)
         for name, values in judged_values(self, outputs, batch, surrogates).items():

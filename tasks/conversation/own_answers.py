@@ -23,13 +23,17 @@ def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> 
     """
     asked = [i for i, record in enumerate(records) if "keep" in record.roles]
     found: list[Record | None] = list(records)
-    cut = list[str]()
+    problems = list[str]()
     for start in range(0, len(asked), TOGETHER):
         some = asked[start : start + TOGETHER]
         prompts = [{"messages": records[i].messages, "tools": records[i].tools} for i in some]
         for i, answer in zip(some, module.answers_to(prompts, reference=True), strict=True):
             if answer["cut"] or not answer["answer"].strip():
-                cut.append(records[i].where)
+                problems.append(
+                    f"{records[i].where}: the model's own answer is empty or does not end within "
+                    f"{module.generation.max_new_tokens:,} tokens: raise "
+                    "policy.generation.max_new_tokens."
+                )
                 found[i] = None
                 continue
             responses = [
@@ -37,13 +41,9 @@ def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> 
                 for each in records[i].responses
             ]
             found[i] = replace(records[i], responses=tuple(responses))
-    rank_zero_info(f"The model's own answers are kept of {len(asked) - len(cut):,} prompts.")
-    problems = [
-        f"{where}: the model's own answer is empty or does not end within max_new_tokens="
-        f"{module.generation.max_new_tokens:,}: raise policy.generation.max_new_tokens."
-        for where in cut
-    ]
-    if asked and len(cut) == len(asked):
+    kept = len(asked) - len(problems)
+    rank_zero_info(f"The model's own answers are kept of {kept:,} prompts.")
+    if asked and not kept:
         raise DataError(problems[0])
-    report_skipped("own_answers", problems, len(asked) - len(cut))
+    report_skipped("own_answers", problems, kept)
     return [record for record in found if record is not None]

@@ -7,7 +7,7 @@ s̄ ≥ s̄_ref − δ (prefer, refuse) and s̄ ≤ s̄_ref − δ (avoid). A re
 instead, or of a relative one s̄_ref − c.
 
 :data:`SCHEMAS` has our own schema and the hub's usual ones; docs/conversation.md says what becomes
-of them. In schema "roles" each role is a column, with a text, a message or a list of these.
+of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -36,7 +35,6 @@ from pl_pointwise.tasks.language_model.text.records import (
     read_preference,
     read_when2call,
     reads_whole,
-    response_of,
     truth,
 )
 
@@ -52,10 +50,7 @@ _OWN = dict.fromkeys(
     "forget": "around, a negative number or with relative: true a δ",
 }
 """What a response of a role has of its own."""
-_COMMON = ("system", "tools", "category")
 _FIELDS = {"answer": (PROMPTS, ANSWERS[:2]), "instruction": (INSTRUCTIONS, ANSWERS[2:])}
-_BESIDE = (*_COMMON, *_BOUND, "role")
-"""Fields that may be missing, so that nobody would notice another spelling."""
 
 
 def parse_response(value: Any, where: str, name: str) -> Response:
@@ -103,24 +98,16 @@ def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> floa
     return None if value is None else float(value)
 
 
-_TOGETHER = {"learn": "learnt", "keep": "kept", "forget": "forgotten"}
-_TOGETHER |= dict.fromkeys(("prefer", "refuse"), "likely") | {"avoid": "unlikely"}
-
-
 def check_together(records: Sequence[Record]) -> None:
-    """Refuses a prompt that has to do with two of learn, keep and forget, or opposite answers."""
+    """Refuses a prompt that has to do with two of learn, keep and forget."""
     asked: dict[str, tuple[str, str]] = {}
     for record in records:
-        for each in record.responses:
-            if (done := _TOGETHER.get(each.role)) is None:
-                continue
-            what = f"the answer {shown(each.answer)}" if "likely" in done else "the prompt"
-            same = record.unit, each.answer if "likely" in done else None
-            other, where = asked.setdefault(repr(same), (done, record.where))
-            if other != done:
+        for role in {"learn", "keep", "forget"}.intersection(record.roles):
+            other, where = asked.setdefault(record.unit, (role, record.where))
+            if other != role:
                 raise DataError(
-                    f"{where}: {what} is to be {other} here and {done} in {record.where}. "
-                    "Take one of the two out."
+                    f"{where}: an answer to the prompt is of role {other} here, and of role {role} "
+                    f"in {record.where}. Take one of the two out."
                 )
 
 
@@ -132,20 +119,6 @@ def _records(row: dict[str, Any], where: str, role: str) -> Record:
     if not isinstance(given, list):
         raise bad_field(where, "responses", f"is {kind(given)}", "Give a list of {role, content}")
     responses = [parse_response(each, where, f"responses[{i}]") for i, each in enumerate(given)]
-    return make_record(row, conversation(row, where), responses, where)
-
-
-def _roles(row: dict[str, Any], where: str, role: str) -> Record:
-    """The responses in the columns that are called by their roles."""
-    responses = []
-    for name in ROLES:
-        given = row.get(name)
-        said = truth(given) if name == "refuse" else None
-        if said:
-            responses.append(Response("refuse", None, refusal=True))
-        elif said is None and given not in (None, ""):
-            every = given if isinstance(given, list) and not is_turns(given) else [given]
-            responses += [response_of(name, each, where, name) for each in every]
     return make_record(row, conversation(row, where), responses, where)
 
 
@@ -164,9 +137,6 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
         role = "prefer" if flag(row, "label", where) else "avoid"
     response = parse_response({"role": role, **given, "content": "as below"}, where, name)
     response = replace(response, answer=parse_answer(answer, where, name))
-    if beside := [name for name in ROLES[:5] if row.get(name)]:
-        problem = f'stands beside "{name}", and is not read'
-        raise bad_field(where, beside[0], problem, "Give responses: [{role, content}]")
     return make_record(row, messages, [response], where)
 
 
@@ -175,7 +145,6 @@ SCHEMAS: Mapping[str, tuple[tuple[str, ...], Callable[[dict[str, Any], str, str]
     "when2call": (("chosen_response", "rejected_response"), read_when2call),
     "preference": (("chosen", "rejected"), read_preference),
     "answer": (("answer|completion",), partial(_single, "answer")),
-    "roles": ((), _roles),
     "instruction": (("instruction|query", "output|response"), partial(_single, "instruction")),
     "messages": (("messages|conversations|conversation",), partial(_single, "messages")),
 }
@@ -184,79 +153,42 @@ SCHEMAS: Mapping[str, tuple[tuple[str, ...], Callable[[dict[str, Any], str, str]
 A reader takes a row, its place, and the role of a response to which its schema gives none.
 """
 
-_ANSWERS = {*ROLES, "role", *_BOUND, *ANSWERS, "label", "status", "responses"}
+_ANSWERS = {"role", *_BOUND, *ANSWERS, "label", "status", "responses"}
 _ANSWERS |= {"chosen", "rejected", "chosen_response", "rejected_response"}
-COLUMNS = sorted({*_COMMON, *PROMPTS, "history", *_ANSWERS})
-"""All columns that some schema reads."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Reads the rows of a file or of a data set on the hub; options as the data module has them.
+    """Reads the rows of a file or of a data set on the hub.
 
+    role: of a response to which its schema gives none.
     responses: whether a record has to have any.
     """
 
-    schema: str = "auto"
-    columns: Mapping[str, str] | None = None
     role: str = "reference"
     responses: bool = True
 
     @reads_whole
     def __call__(self, row: Row, where: str) -> Record:
-        named = self._named(row, where)
-        record = self._record(named, where)
-        for ours in named.unread():
-            row.read.discard((self.columns or {}).get(ours, ours))
-        return record
-
-    def _record(self, row: Row, where: str) -> Record:
         given: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
         ends_open = isinstance(given, str) or (is_turns(given) and given[-1]["role"] != "assistant")
         if ends_open and not self.responses:
             row.read |= _ANSWERS
             return make_record(row, conversation(row, where), [], where)
-        name = told(row, where) if self.schema == "auto" else self.schema
-        if name in ("records", "answer", "roles"):  # Our own.
-            _check_spelling(row, where)
-        record = SCHEMAS[name][1](row, where, self.role)
+        record = SCHEMAS[told(row, where)][1](row, where, self.role)
         if self.responses and not record.responses:
             problem = "has none that anything is asked of"
             raise bad_field(where, "responses", problem, "Give at least one")
         return record
 
-    def _named(self, row: Row, where: str) -> Row:
-        """The row under our names."""
-        if not self.columns:
-            return row
-        for ours, theirs in self.columns.items():
-            if theirs not in row:
-                raise DataError(
-                    f'{where}: columns.{ours} is "{theirs}", and the record has no such field '
-                    f"(found: {', '.join(map(shown, list(row)[:12]))}). Name one of these."
-                )
-        found = {ours: row[theirs] for ours, theirs in self.columns.items()}
-        return Row({name: row[name] for name in _COMMON if name in row} | found)
-
-
-def _check_spelling(row: Mapping[str, Any], where: str) -> None:
-    """Refuses a field that is nearly one of ours, as a misspelt bound or role would not hold."""
-    for name in row.keys() - set(COLUMNS):
-        near = get_close_matches(name.lower(), _BESIDE, 1, cutoff=0.85)
-        if near and near[0][0] == name[:1].lower():
-            remedy = f'Write "{near[0]}", or name it otherwise'
-            raise bad_field(where, name, "is not read", remedy)
-
 
 def told(row: Mapping[str, Any], where: str) -> str:
     """The name of the first schema whose columns the row has."""
     for name, (columns, _) in SCHEMAS.items():
-        by_role = name == "roles" and any(role in row for role in ROLES)
-        there = [any(each in row for each in column.split("|")) for column in columns]
-        if (columns and all(there)) or by_role:
+        if all(any(each in row for each in column.split("|")) for column in columns):
             return name
     found = ", ".join(map(shown, list(row)[:12])) or "nothing"
     raise DataError(
         f"{where}: the fields ({found}) are of no schema that is known ({', '.join(SCHEMAS)}). "
-        "Give {prompt, answer}, or name others with columns, as {prompt: question, answer: reply}."
+        "Give {prompt, answer}, and perhaps role, or {prompt, responses: [{role, content}]}."
     )

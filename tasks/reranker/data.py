@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -25,15 +24,14 @@ from pl_pointwise.tasks.common.splits import check_fractions, side_of_held_out, 
 
 from .corpus import docstring_records
 from .encoding import RerankerDataset, split_template, token_lengths
-from .records import Record, check_together, parse_candidates, parse_labelled, parse_positives
+from .records import Record, parse_candidates, parse_labelled
 
 
 class RerankerDataModule(RecordsDataModule):
     """Queries with one positive and up to ``negatives`` negative passages each, tokenised once.
 
-    The schemas of raw records are those of docs/reranker.md; of files, a record with several
-    positives is a sample for each. A batch of B records, with C = 1 + negatives, candidate 0 the
-    positive::
+    The schemas of raw records are those of docs/reranker.md. A batch of B records, with
+    C = 1 + negatives, candidate 0 the positive::
 
         index            (B,)       long     the sample's position in the data set
         input_ids        (B, C, T)  long     padded with the tokenizer's pad token to the longest
@@ -81,9 +79,6 @@ class RerankerDataModule(RecordsDataModule):
         options: of `PointwiseDataModule`; ``seed`` also of what is held out and which negatives.
     """
 
-    remedies = dict.fromkeys(
-        ("validate", "test"), "test_file, val_file, or val_fraction above 0"
-    ) | {"fit": "train_file", "predict": "predict_file"}
     sources = ("embedded", "hub", "files")
 
     def __init__(
@@ -108,9 +103,6 @@ class RerankerDataModule(RecordsDataModule):
         test_fraction: float = 0.0,
         **options: Any,
     ) -> None:
-        for name, count in (("max_queries", max_queries), ("val_queries", val_queries)):
-            if count is not None and count < 1:
-                raise DataError(f"{name}={count}: give at least 1, or null for all.")
         self.limits = {"train": max_queries, "val": val_queries, "test": val_queries}
         files = {"train": train_file, "val": val_file, "test": test_file, "predict": predict_file}
         check_fractions(val_fraction, test_fraction)
@@ -183,23 +175,12 @@ class RerankerDataModule(RecordsDataModule):
 
     def encoded(self, name: str, records: Sequence[Record]) -> RerankerDataset:
         """The pairs of each record."""
-        rows = limits_of_model(self.trainer)[1]
-        skip = bool(self.skips(name))
-        return RerankerDataset(
-            records, self._tokenizer, **self._format, rows=rows, name=name, skip_invalid=skip
-        )
+        options = {"rows": limits_of_model(self.trainer)[1], "skip_invalid": self.skips(name)}
+        return RerankerDataset(records, self._tokenizer, name=name, **self._format, **options)
 
     def reader(self, name: str) -> Parse:
-        """A record for each answer of each row; to predict for one a row."""
-        return parse_candidates if name == "predict" else partial(parse_positives, **self._counts)
-
-    def read(self, name: str) -> list[Record]:
-        """The records of a file."""
-        found = super().read(name)
-        if name != "predict":
-            found = [*chain(*found)]
-            check_together(found)
-        return found
+        """With the passage that is marked first; to predict for in the order given."""
+        return parse_candidates if name == "predict" else partial(parse_labelled, **self._counts)
 
     def task_records(self, name: str) -> list[Record]:
         """Of the hub's two splits only what is asked for, as one of them is long."""

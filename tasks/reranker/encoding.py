@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.models import check_known
-from pl_pointwise.tasks.common.records import report_skipped, shown
+from pl_pointwise.tasks.common.records import refused, report_skipped, shown
 
 from .records import Record
 
@@ -75,8 +72,8 @@ class RerankerDataset:
         tokenizer, max_length, template: see ``encode``.
         rows: of the model's embeddings, one a token.
         name: of the data set, for messages; "predict": no passage is the positive.
-        skip_invalid: leave out records of which a passage has no token in the input, and say how
-            many, instead of stopping there.
+        skip_invalid: leave out a record of which a passage has no token in the input, and say how
+            many. None is False where the user has no choice.
 
     Raises:
         DataError: a passage of which no token is left, or no record.
@@ -91,20 +88,18 @@ class RerankerDataset:
         template: str | None = None,
         rows: float = math.inf,
         name: str = "data",
-        skip_invalid: bool = False,
+        skip_invalid: bool | None = None,
     ) -> None:
         self.records: list[Record] = []
         self._rows: list[dict[str, Any]] = []
-        self._settings = (max_length, template, name == "predict")
+        self._settings = max_length, template
         skipped, cut = list[str](), 0
         for record in records:
             queries, passages = [record.query] * len(record.passages), record.passages
             found = encode(tokenizer, queries, passages, max_length=max_length, template=template)
             pairs, lengths = found.encodings or [], token_lengths(tokenizer, passages)
             if problem := self._problem(record, pairs, lengths):
-                if not skip_invalid:
-                    raise DataError(problem)
-                skipped.append(problem)
+                skipped.append(refused(problem, skip_invalid))
                 continue
             check_known(max(max(pair.ids) for pair in pairs), rows, record.where)
             cut += sum(bool(pair.overflowing) for pair in pairs)
@@ -136,30 +131,15 @@ class RerankerDataset:
 
     def _problem(
         self, record: Record, pairs: Sequence[Encoding], lengths: Sequence[int]
-    ) -> str | None:
+    ) -> DataError | None:
         """What to say if a passage has no token in the input; None if each has one."""
-        max_length, template, _ = self._settings
+        max_length, template = self._settings
         start = 0 if template is None else len(template.format(query=record.query, passage=""))
         for text, pair, length in zip(record.passages, pairs, lengths, strict=True):
-            if length == 0:
-                problem = "gives no token. Put words in it"
-            elif pair.overflowing and not any(end > start for _, end in pair.offsets):
-                problem = f"is cut away: the query fills max_length={max_length}. Raise max_length"
-            else:
-                continue
-            which = f'{record.where}: field "passages": {shown(text)}'
-            return f"{which} {problem}, or take out the record."
+            cut_away = pair.overflowing and not any(end > start for _, end in pair.offsets)
+            if length == 0 or cut_away:
+                return DataError(
+                    f'{record.where}: field "passages": {shown(text)} gives no token within '
+                    f"max_length={max_length}. Raise max_length, or take out the record."
+                )
         return None
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A digest of the texts, their tokens and their order; not of where they were read."""
-        digest = hashlib.sha256(json.dumps(self._settings).encode())
-        for record in self.records:
-            digest.update(json.dumps([record.query_id, record.query, record.passages]).encode())
-        ids = [pair for row in self._rows for pair in row["input_ids"]]
-        types = [pair for row in self._rows for pair in row.get("token_type_ids", ())]
-        for values in (ids, types, [np.cumsum([0, *map(len, ids)])]):
-            digest.update(b"".join(each.tobytes() for each in values))
-        digest.update(b"".join(row["passage_lengths"].tobytes() for row in self._rows))
-        return digest.hexdigest()

@@ -39,6 +39,7 @@ model = CrossEncoder("PATH OR NAME OF THIS REPOSITORY")
 model.rank("how long is the river", ["It is 6,650 km long.", "It rises in the hills."])
 """
 
+ROLES = ("query", "document")  # CrossEncoder's, in a chat template
 PROBES = (
     ("how long is the river", "The river is 6,650 km long, from source to mouth."),
     ("a", " leading space, {braces}, 'quotes' and \"more\"\nof them\n"),
@@ -64,8 +65,7 @@ def export_cross_encoder(
     # CrossEncoder would render pairs with whatever chat template it finds.
     tokenizer.chat_template = None
     if template is not None:
-        tokenizer.chat_template = chat_template(template, tokenizer)
-        _check_tokens(template, tokenizer)
+        set_chat_template(tokenizer, template)
     tokenizer.model_max_length = max_length
 
     state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
@@ -98,39 +98,33 @@ def folded_head(model: PreTrainedModel) -> dict[str, Tensor]:
     return {key: value[1:] - value[:1] for key, value in weights.items()}
 
 
-def chat_template(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The Jinja template that renders a (query, document) conversation as `template` does.
+def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+    """Gives it the Jinja template that renders a (query, document) conversation as `template` does.
 
     Chat templates are tokenised without special tokens, so those of a single text are written out.
-    A content may be a string or a list of parts: CrossEncoder decides from how the template looks.
+
+    Raises:
+        ValueError: this tokenizer makes other tokens of it than the module was trained with.
     """
-    before, between = split_template(template)
     encoding = tokenizer("a", return_special_tokens_mask=True)
     special, tokens = encoding["special_tokens_mask"], encoding.tokens()
     start = special.index(0)
-    opening, closing = "".join(tokens[:start]), "".join(tokens[start + special.count(0) :])
+    before, between = split_template(template)
+    before = "".join(tokens[:start]) + before
+    after = "".join(tokens[start + special.count(0) :])
     # JSON's escapes are among those that Jinja reads.
-    parts = (opening + before, between, closing)
+    parts = before, between, after
     first, second, third = (json.dumps(part, ensure_ascii=False) for part in parts)
-    return (
-        '{%- set text = namespace(query="", document="") -%}'
-        "{%- for message in messages -%}"
-        "{%- set content = message.content if message.content is string"
-        " else message.content[0].text -%}"
-        '{%- if message.role == "query" -%}{%- set text.query = content -%}'
-        '{%- elif message.role == "document" -%}{%- set text.document = content -%}'
-        "{%- endif -%}{%- endfor -%}"
-        f"{{{{- {first} + text.query + {second} + text.document + {third} -}}}}"
-    )
-
-
-def _check_tokens(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise unless the chat template gives the tokens that the data gave the module."""
+    said = (f'(messages | selectattr("role", "eq", "{role}") | first).content' for role in ROLES)
+    # A content may be a list of parts: CrossEncoder decides from how the template looks.
+    query, document = (f"({text} if {text} is string else {text}[0].text)" for text in said)
+    tokenizer.chat_template = f"{{{{ {first} + {query} + {second} + {document} + {third} }}}}"
     for query, passage in PROBES:
-        messages = [{"role": "query", "content": query}, {"role": "document", "content": passage}]
+        pair = zip(ROLES, (query, passage), strict=True)
+        messages = [{"role": role, "content": text} for role, text in pair]
         rendered: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
         expected = tokenizer(template.format(query=query, passage=passage)).input_ids
-        if list(rendered["input_ids"]) != expected:
+        if rendered["input_ids"] != expected:
             raise ValueError(
                 f"The template {template!r} cannot be exported: this tokenizer reads a text "
                 "differently after a special token that is written out. Train on pairs to export."

@@ -1,4 +1,4 @@
-"""Ranking metrics of the re-ranker: functions of scores, and their mean over queries.
+"""Ranking metrics of the re-ranker.
 
 All take scores of any sign and lengths, (B, C), and `candidates`, (B, C) bool, false where a query
 has fewer than others, and return (B,), float32. Candidate 0 of a query is its one positive.
@@ -9,16 +9,10 @@ everything alike is given no credit. A NaN ranks below every number, for the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
-
-from pl_pointwise.evaluation import MeanBySample
-
-from .lambda_loss import CandidateSet, length_biased_lambda_loss
 
 
 def ranked_order(scores: Tensor, candidates: Tensor) -> Tensor:
@@ -78,49 +72,11 @@ def _ranked_lengths(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: 
     return torch.where(candidates.gather(1, order), ranked, 0.0)
 
 
-class QueryMean(MeanBySample):
-    """Mean over queries of (scores, lengths, candidates) → (B,), over all batches and ranks."""
-
-    def __init__(self, values: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.values = values
-
-    def update(  # type: ignore[override]
-        self, scores: Tensor, lengths: Tensor, candidates: Tensor, index: Tensor
-    ) -> None:
-        """Add a batch; index: (B,), −1 where a row only fills it."""
-        super().update(index, self.values(scores.detach(), lengths, candidates))
-
-
-class WrongOrder(MeanMetric):
-    """The share of pairs whose margin s_p − s_n is not above 0, or is NaN; NaN of no pair."""
-
-    def update(  # type: ignore[override]
-        self, scores: Tensor, lengths: Tensor, candidates: Tensor, index: Tensor
-    ) -> None:
-        """Add a batch, as `QueryMean`."""
-        pairs = candidates[:, :1] & candidates[:, 1:] & (index >= 0).to(candidates.device)[:, None]
-        margins = (scores[:, :1] - scores[:, 1:]).detach()[pairs]
-        super().update((~(margins > 0)).float())
-
-
-def ranking_metrics(
-    objective_top_k: int = 3, objective_candidates: CandidateSet = "all"
-) -> dict[str, Metric]:
-    """Fresh metrics of one evaluated data set: the paper's four, length objective, scale, pairs.
-
-    No MetricCollection, which merges metrics whose states agree after the first batch, for good: a
-    first batch ranked perfectly would turn Hit@3 into MRR@10.
-    """
-    objective = partial(
-        length_biased_lambda_loss, top_k=objective_top_k, candidate_set=objective_candidates
-    )
-    return {
-        "mrr@10": QueryMean(partial(reciprocal_rank, top_k=10)),
-        "hit@3": QueryMean(partial(hit, top_k=3)),
-        "lenrank@10": QueryMean(partial(length_rank, top_k=10)),
-        "avglength@3": QueryMean(partial(average_length, top_k=3)),
-        "length_objective": QueryMean(objective),
-        "score_std": QueryMean(score_spread),
-        "wrong_order": WrongOrder(),
-    }
+RANKING_METRICS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "mrr@10": reciprocal_rank,
+    "hit@3": hit,
+    "lenrank@10": length_rank,
+    "avglength@3": average_length,
+    "score_std": score_spread,
+}
+"""The paper's four, and the scale of the scores; each is a mean over queries."""

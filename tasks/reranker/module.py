@@ -20,10 +20,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+from torchmetrics import MeanMetric
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
 from pl_pointwise.errors import one_of
+from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.common.models import loading, model_source, most_tokens
@@ -31,7 +33,7 @@ from pl_pointwise.tasks.common.models import loading, model_source, most_tokens
 from .encoding import split_template
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
-from .metrics import ranking_metrics
+from .metrics import RANKING_METRICS
 from .scoring import scores_of
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
@@ -96,8 +98,6 @@ class RerankerModule(PointwiseModule):
         )
         one_of("objective", objective, ("length", "monobert"))
         one_of("objective_candidates", objective_candidates, ("all", "negatives"))
-        if top_k < 1:
-            raise ValueError(f"top_k={top_k}: Λ counts ranks from 1, so top_k is at least 1.")
         if template is not None:
             split_template(template)
         self.trained_on, self.top_k = objective, top_k
@@ -137,16 +137,23 @@ class RerankerModule(PointwiseModule):
         }
 
     def evaluation_metrics(self) -> Metrics:
-        """The paper's four ranking metrics, Λ whatever was trained on, the scores' scale; pairs."""
-        return ranking_metrics(self.top_k, self.objective_candidates)
+        """Means over queries, of Λ whatever was trained on, and the share of pairs out of order."""
+        of_queries = {name: MeanBySample() for name in (*RANKING_METRICS, "length_objective")}
+        return {**of_queries, "wrong_order": MeanMetric()}
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: Tensor, batch: Batch, real: Tensor, stage: str
     ) -> None:
         """Add a batch; `real` is false for rows that only fill it."""
-        index = torch.where(real, batch["index"].to(real.device), PADDING)
-        for metric in metrics.values():
-            metric.update(outputs, batch["passage_lengths"], batch["candidates"], index)
+        index, candidates = batch["index"].to(real.device)[real], batch["candidates"][real]
+        given = outputs.detach()[real], batch["passage_lengths"][real], candidates
+        for name, values in RANKING_METRICS.items():
+            metrics[name].update(index, values(*given))
+        loss = length_biased_lambda_loss(*given, self.top_k, self.objective_candidates)
+        metrics["length_objective"].update(index, loss)
+        margins = self.constraint_values(given[0], batch)["relevance"]
+        pairs = candidates[:, :1] & candidates[:, 1:]
+        metrics["wrong_order"].update((~(margins > 0))[pairs].float())  # NaN is out of order.
 
     def predict_step(
         self, batch: Batch, batch_idx: int = 0, dataloader_idx: int = 0
@@ -202,13 +209,9 @@ def load_cross_encoder(
             "or two with score = logit 1 − logit 0: take such a model, or the encoder without head."
         )
     if dropout is not None:
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout}: give a probability from 0 to below 1.")
-        names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
-        if not names:
-            raise ValueError(f"dropout={dropout}: {model_name} has none to set; leave it out.")
-        for name in names:
-            setattr(config, name, dropout)
+        for name in list(vars(config)):
+            if "dropout" in name or name.endswith("pdrop"):
+                setattr(config, name, dropout)
     with torch.random.fork_rng(devices=[]), loading(model_name):
         torch.default_generator.manual_seed(torch.initial_seed())
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,65 +43,35 @@ class Record:
 
 
 def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: int = 0) -> Record:
-    """The one record of a row with one positive, see :func:`parse_positives`."""
-    record, *others = parse_positives(row, where, negatives=negatives, least=least, seed=seed)
-    if others:
-        marks, problem = _passages(row, where)[2], f"marks {1 + len(others)} passages"
-        raise bad_field(where, marks, problem, "Mark one passage with 1, or read it as file")
-    return record
-
-
-def parse_positives(
-    row: Any, where: str, *, negatives: int, least: int, seed: int = 0
-) -> list[Record]:
-    """A record for each passage of a higher grade than others, put first; the others are negatives.
+    """The record of a row, the marked passage first; the others are negatives.
 
     Of more than ``negatives`` so many are drawn by ``seed`` and the row's own text, whatever the
-    rest of the file. A passage with fewer than ``least`` is no positive; a row without one is
-    refused.
+    rest of the file. A row with fewer than ``least`` is refused.
     """
     record = parse_candidates(row, where)
-    named, grades, marks = _passages(row, where)
-    if not isinstance(grades, list) or not all(
-        isinstance(grade, (int, float)) and math.isfinite(grade) and grade >= 0 for grade in grades
-    ):
-        remedy = "Mark the answer with 1 and others with 0, or give grades"
-        raise bad_field(where, marks, "is not a list of 0 and 1, or of grades", remedy)
-    texts = dict(enumerate(record.passages))
-    if len(grades) != len(texts):
-        problem = f"has {len(grades)} entries for {len(texts)} passages"
+    named, labels, marks = _passages(row, where)
+    if not isinstance(labels, list) or any(label not in (0, 1) for label in labels):
+        remedy = "Mark the answer with 1 and others with 0"
+        raise bad_field(where, marks, "is not a list of 0 and 1", remedy)
+    if len(labels) != len(named):
+        problem = f"has {len(labels)} entries for {len(named)} passages"
         raise bad_field(where, marks, problem, "Give one entry for each passage")
-    if not any(grades):
-        raise bad_field(where, marks, "marks no passages", "Mark the answer with 1")
-    lower = {i: [j for j in texts if grades[j] < grades[i]] for i in texts}
-    twins = {i: folded(text) for i, text in texts.items()}
-    for first, second in [(i, j) for i in texts for j in lower[i] if twins[i] == twins[j]]:
-        problem = f"is {named[first][0]} again, but for case and spaces, with another mark"
-        raise bad_field(where, named[second][0], problem, "Take one out")
-    if (most := max(map(len, lower.values()))) < least:
-        problem = f"has {most} passages besides the marked one, and {least} are needed"
+    if sum(labels) != 1:
+        problem = f"marks {sum(labels) or 'no'} passages"
+        raise bad_field(where, marks, problem, "Mark one; of several answers give a row each")
+    texts, right = record.passages, labels.index(1)
+    wrong = [place for place in range(len(texts)) if place != right]
+    for place in wrong:
+        if folded(texts[place]) == folded(texts[right]):
+            problem = f"is {named[right][0]} again, but for case and spaces"
+            raise bad_field(where, named[place][0], problem, "Take one out")
+    if len(wrong) < least:
+        problem = f"has {len(wrong)} passages besides the marked one, and {least} are needed"
         raise bad_field(where, marks, problem, "Add some, or lower min_negatives")
-    key, records = digest(seed, record.query, *record.passages), []
-    for i, wrong in lower.items():
-        if len(wrong) > negatives:
-            wrong = sorted(random.Random(key).sample(wrong, negatives))
-        if len(wrong) >= least:
-            records.append(replace(record, passages=tuple(texts[j] for j in (i, *wrong))))
-    return records
-
-
-def check_together(records: Iterable[Record]) -> None:
-    """Refuses two passages of a query of which each is to be above the other."""
-    above: dict[Any, str] = {}
-    for record in records:
-        first, *others = map(folded, record.passages)
-        for other in others:
-            above[record.unit, first, other] = record.where
-            if where := above.get((record.unit, other, first)):
-                raise DataError(
-                    f"{record.where}: {shown(record.passages[0])} is to be above {shown(other)} "
-                    f"here, and below it in {where}. Take one of the two out."
-                )
+    if len(wrong) > negatives:
+        key = digest(seed, record.query, *texts)
+        wrong = sorted(random.Random(key).sample(wrong, negatives))
+    return replace(record, passages=tuple(texts[place] for place in (right, *wrong)))
 
 
 def parse_candidates(row: Any, where: str) -> Record:
@@ -138,13 +106,11 @@ def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], A
             raise bad_field(where, prefix + name, problem, "Give a list of texts")
         named = [(f"{prefix}{name}[{i}]", text) for i, text in enumerate(texts)]
         return named, holder.get(marks), prefix + marks
-    named, grades = [], []
+    named, labels = [], []
     for name in row:
         if (name == form or _NEGATIVE.fullmatch(name)) and row[name] not in (None, "", []):
-            if form == "pos" and str(row[name])[:1] == "[" and isinstance(row[name], str):
-                raise bad_field(where, name, "is a text", "Give a list of texts")
             several = enumerate(row[name]) if isinstance(row[name], list) else ()
             texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, row[name])]
             named += texts
-            grades += [int(name == form)] * len(texts)
-    return named, grades, form
+            labels += [int(name == form)] * len(texts)
+    return named, labels, form

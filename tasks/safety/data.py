@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -50,7 +50,7 @@ PAPER_CATEGORIES = (
 
 UnsafeSchema = Literal["beavertails", "labelled", "pku", "pku_pairs"]
 
-TEST_SETS = ("test", "train", "pku", "over_refusal", "contrast", "alpaca_eval")
+TEST_SETS = ("test", "train", "pku", "over_refusal", "alpaca_eval")
 
 ALPACA_TEMPLATE = """\
 {{ bos_token }}{% for message in messages %}{% if message.role == 'assistant' %}### Response:
@@ -77,8 +77,8 @@ class Selection:
         beavertails_path: the same for BeaverTails.
         pku_path: the same for PKU-SafeRLHF-30K.
         benign_count: train on so many benign records, those with the longest answers in characters;
-            None on all.
-        benign_held_out: so many others are held out; source hub.
+            None on all; source hub, and so the next.
+        benign_held_out: so many others are held out.
         categories: of BeaverTails, to train on.
         per_category: at most so many of each, the held-out ones included.
         held_out_per_category: so many of them are held out, of fewer the same share.
@@ -129,22 +129,22 @@ class SafetyDataModule(ResponseDataModule):
 
     ``test`` runs, as far as there are any: "test", held-out records; "train", one full pass over
     the training data; "pku", the unsafe prompts of PKU-SafeRLHF; "over_refusal", safe prompts;
-    "contrast", XSTest's unsafe ones; "alpaca_eval", AlpacaEval's instructions.
+    "alpaca_eval", AlpacaEval's instructions.
 
     Args:
         model_name: the model whose tokenizer and chat template to use; None takes that of the
             module it is used with.
         source: "hub" or "files".
         unsafe_schema: of the unsafe records; None for benign records only, as for a warm start.
-        benign_file: benign records: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by its ending.
+        benign_file: benign records: JSON lines, JSON, CSV, TSV or Parquet, by its ending.
         benign_val_file: those held out; without one a part of benign_file's prompts.
         benign_test_file: those that certify; without one preparation.test_fraction, else "val".
         unsafe_file: unsafe records.
         unsafe_val_file: those held out, read the same way.
         unsafe_test_file: those that certify, read the same way.
         pku_file: records of schema "pku" whose unsafe prompts to test on.
-        over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows
-            are the data set "contrast"; this and what follows with any source.
+        over_refusal_file: safe prompts to test on, {"prompt"}; of XSTest's CSV those labelled so;
+            this and what follows with any source.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json.
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`.
         selection: the data sets on the hub, and how many records are taken of which kind.
@@ -156,10 +156,7 @@ class SafetyDataModule(ResponseDataModule):
     """
 
     needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": TEST_SETS}
-    remedies: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("validate", "test"), "benign_file and unsafe_file, and preparation.val_fraction above 0"
-    ) | {"fit": "benign_file and unsafe_file", "predict": "predict_file"}
-    beside = ("over_refusal", "contrast", "alpaca_eval", "predict")
+    beside = ("over_refusal", "alpaca_eval", "predict")
     roles = ROLES
     dataset_class = SafetyDataset
     default_template = ALPACA_TEMPLATE
@@ -189,8 +186,8 @@ class SafetyDataModule(ResponseDataModule):
         files = {"benign_train": benign_file, "benign_val": benign_val_file}
         files |= {"benign_test": benign_test_file, "unsafe_train": unsafe_file}
         files |= {"unsafe_val": unsafe_val_file, "unsafe_test": unsafe_test_file, "pku": pku_file}
-        files |= dict.fromkeys(("over_refusal", "contrast"), over_refusal_file)
-        files |= {"alpaca_eval": alpaca_eval_file, "predict": predict_file}
+        files |= {"over_refusal": over_refusal_file, "alpaca_eval": alpaca_eval_file}
+        files["predict"] = predict_file
         super().__init__(model_name, source, files, preparation, **options)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
         one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
@@ -220,8 +217,8 @@ class SafetyDataModule(ResponseDataModule):
             return [replace(record, responses=()) for record in found]
         if name == "pku":
             found = unsafe_prompts(found, once=True)
-        elif name in ("over_refusal", "contrast"):  # The halves of XSTest.
-            found = [record for record in found if record.unsafe == (name == "contrast")]
+        elif name == "over_refusal":
+            found = [record for record in found if not record.unsafe]
         splits = {"train": self._records.get("train", []), name: found}
         where = ", ".join(self.files[name]) or name
         warn_of_shared(splits, {"train": "the training set", name: where})
@@ -256,26 +253,16 @@ class SafetyDataModule(ResponseDataModule):
     # Sources --------------------------------------------------------------------------------------
 
     def _benign(self) -> dict[str, list[Record]]:
-        """Those with the longest answers to train on; what is held out is not chosen by length."""
+        """Of the hub those with the longest answers; what is held out is not chosen by length."""
         if self.source == "files":
-            found = self._of_files("benign")
-            return found | {"train": self._longest(found.get("train", []))}
+            return self._of_files("benign")
         records = super().read("benign_train")
-        train = self._longest(records)
+        lengths = [len(answer_text(record.answers[0])) for record in records]
+        train = [records[i] for i in largest(lengths, self.selection.benign_count)]
         others = _without(train, records)
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randperm(len(others), generator=generator)[: self.selection.benign_held_out]
         return {"train": train, **self._divided([others[i] for i in sorted(drawn.tolist())])}
-
-    def _longest(self, records: Sequence[Record]) -> list[Record]:
-        lengths = [len(answer_text(record.answers[0])) for record in records]
-        kept = largest(lengths, self.selection.benign_count)
-        if self.source == "files" and len(kept) < len(records):
-            rank_zero_warn(
-                f"benign_file: kept {len(kept):,} of {len(records):,} records, those with the "
-                "longest answers. Set selection.benign_count to null to train on all."
-            )
-        return [records[position] for position in kept]
 
     def _unsafe(self) -> dict[str, list[Record]]:
         """By ``unsafe_schema``."""

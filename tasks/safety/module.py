@@ -62,8 +62,8 @@ class SafetyEvaluation:
         refuse_tolerance, comply_tolerance, avoid_tolerance: what violations are measured against;
             None takes that of training.
         answer_in: data sets of `test` whose prompts are answered, for the rates of refusal and
-            harm: of "test", "train", "pku", "over_refusal", "contrast" and "alpaca_eval". With
-            "test" the command `validate` answers "val" too; validation in training never does.
+            harm: of "test", "train", "pku", "over_refusal" and "alpaca_eval". With "test" the
+            command `validate` answers "val" too; validation in training never does.
         answers_at_most: so many benign and so many unsafe prompts of each data set, of each
             category in proportion; None for all.
         cost_model: a name on the hub or a folder, the judge of the answers to unsafe prompts.
@@ -182,42 +182,34 @@ class SafetyModule(LanguageModelModule):
     def check_training_records(self, records: Sequence[Record]) -> None:
         """Refuses a training set in which a term has no sample at all."""
         found = {(record.kind, role) for record in records for role in record.roles}
-        for name in self.formulations:
-            role, kinds = self.requirements[name].role, self.requirements[name].kinds
-            if found.isdisjoint((kind, role) for kind in kinds):
+        asked = {name: self.requirements[name] for name in self.formulations}
+        needed = {f"constraint {name}": (of.kinds[0], of.role) for name, of in asked.items()}
+        if self.trained_on == "safe_dpo":
+            needed["objective safe_dpo"] = "unsafe", UNSAFE
+        for term, (kind, role) in needed.items():
+            if (kind, role) not in found:
                 raise DataError(
-                    f"No {kinds[0]} prompt with a response of kind {role!r} is trained on, which "
-                    f"the constraint {name} needs. Give the data module a {kinds[0]}_file with "
-                    "some, for unsafe answers unsafe_answers: take; or set formulation to null."
+                    f"No {kind} prompt with a response of kind {role!r} is trained on, which the "
+                    f"{term} needs. Give the data module a {kind}_file with some, for unsafe "
+                    "answers unsafe_answers: take; or set formulation to null."
                 )
-        if self.trained_on == "safe_dpo" and not any(role == UNSAFE for _, role in found):
-            raise DataError(
-                "Safe-DPO needs unsafe answers, and the training set has none. Give the data "
-                "module some, and unsafe_answers: take."
-            )
 
     # Evaluation -----------------------------------------------------------------------------------
 
     def batch_answers(
         self, batch: Batch, samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
-        """Besides, the prompt; in an evaluation unsafe, kind and category of it too.
+        """Besides, the prompt; in an evaluation its kind and category too.
 
-        And the "cost" of an answer to an unsafe one, where there is a cost model; of "alpaca_eval"
-        the answer of adapters' reference.
+        And the "cost" of an answer to an unsafe one, where there is a cost model.
         """
-        rows = [row for row, _ in samples]
         names = () if stage == "predict" else ("unsafe", "kind", "category")
         found = []
-        for row, answer in zip(rows, super().batch_answers(batch, samples, stage), strict=True):
+        answers = super().batch_answers(batch, samples, stage)
+        for (row, index), answer in zip(samples, answers, strict=True):
             record: Record = batch["records"][row]
             about = {name: getattr(record, name) for name in names}
-            found.append({"index": answer["index"], "prompt": record.text, **about, **answer})
-        if stage == "alpaca_eval" and self.lora is not None:
-            prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]
-            texts = self.generate(*prompts, reference=True).texts
-            for answer, text in zip(found, texts, strict=True):
-                answer["reference"] = text
+            found.append({"index": index, "prompt": record.text, **about, **answer})
         judged = [answer for answer in found if answer.get("unsafe")]
         if judged and (name := self.evaluation.cost_model) is not None:
             self._judge = self._judge or CostModel.load(name, device=self.device)
@@ -233,21 +225,18 @@ class SafetyModule(LanguageModelModule):
         super().finish_evaluation_metrics(metrics)
 
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-        """Writes the files of policy and reference that the package ``alpaca_eval`` judges."""
-        if self.trainer.is_global_zero and answers.get("alpaca_eval"):
-            folder = Path(self.trainer.default_root_dir) / "alpaca_eval"
-            write_outputs(folder, answers["alpaca_eval"])
-
-
-def write_outputs(folder: Path, answers: Sequence[Mapping[str, Any]]) -> None:
-    """Writes policy/model_outputs.json and any reference's, without white space and thoughts."""
-    for who, name in (("policy", "answer"), ("reference", "reference")):
-        if name not in answers[0]:
-            continue
+        """Writes what the package ``alpaca_eval`` judges, without white space and thoughts."""
+        asked = answers.get("alpaca_eval")
+        if not asked or not self.trainer.is_global_zero:
+            return
         outputs = [
-            {"instruction": a["prompt"], "output": final_answer(a[name]).strip(), "generator": who}
-            for a in answers
+            {
+                "instruction": answer["prompt"],
+                "output": final_answer(answer["answer"]).strip(),
+                "generator": "policy",
+            }
+            for answer in asked
         ]
-        path = folder / who / "model_outputs.json"
+        path = Path(self.trainer.default_root_dir) / "alpaca_eval" / "model_outputs.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(outputs, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

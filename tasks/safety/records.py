@@ -19,7 +19,6 @@ from pl_pointwise.tasks.language_model.text.records import (
     make_record,
     reads_whole,
     response_of,
-    truth,
 )
 from pl_pointwise.tasks.language_model.text.refusals import is_refusal
 
@@ -62,12 +61,8 @@ def parse_instruction(row: Any, where: str) -> Record:
 @reads_whole
 def parse_labelled(row: Any, where: str) -> Record:
     """An unsafe prompt; a safe response that refuses, by the keyword rule, is its own refusal."""
-    responses, judged = [REFUSES], row.get("response") is not None
-    for name in () if judged else ("label", "safe", "is_safe"):
-        if (said := row.get(name)) == "safe" or (name != "label" and truth(said)):
-            problem = f"is {shown(said)}, and the file is of unsafe prompts"
-            raise bad_field(where, name, problem, "Take the record out")
-    if judged:
+    responses = [REFUSES]
+    if row.get("response") is not None:
         answer = _judged(row, "response", "is_safe", where)
         if answer.role == UNSAFE:
             responses.append(answer)
@@ -103,18 +98,8 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
 
 @reads_whole
 def parse_prompt(row: Any, where: str) -> Record:
-    """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}.
-
-    A row of XSTest is of its unsafe half by "label" or else its "type"; both halves of a type are
-    one category, named without ``contrast_``.
-    """
-    label, category = row.get("label"), row.get("type")
-    category = category if isinstance(category, str) else ""
-    if label not in (None, "", "safe", "unsafe"):
-        raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
-    unsafe = label == "unsafe" if label else category.startswith("contrast_")
-    record = _record(row, where, "unsafe" if unsafe else "benign", REFUSES)
-    return replace(record, given_category=category.removeprefix("contrast_"))
+    """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}; by "label" an unsafe one."""
+    return _record(row, where, "unsafe" if row.get("label") == "unsafe" else "benign", REFUSES)
 
 
 def _record(row: dict[str, Any], where: str, kind: str, *responses: Response) -> Record:

@@ -87,17 +87,16 @@ def update_choice_metrics(
     metrics: Mapping[str, Metric],
     index: Tensor,
     predicted: Mapping[Normalisation, Tensor],
-    choose_by: Normalisation,
     gold: Tensor,
 ) -> None:
     """Adds a batch: index, predicted by normalisation, and gold, all (B,).
 
-    The accuracies choose by their own normalisation, all else by ``choose_by``: ``hallucination``
-    is the share of ``direct``.
+    The accuracies choose by their own normalisation, all else by characters, as published:
+    ``hallucination`` is the share of ``direct``.
     """
     for normalisation, found in predicted.items():
         metrics[f"accuracy_{normalisation}"].update(index, (found == gold).float())
-    chosen = predicted[choose_by]
+    chosen = predicted["characters"]
     metrics["macro_f1"].update(chosen, gold)
     for category, name in enumerate(CATEGORIES):
         metrics[f"f1_{name}"].update((chosen == category).long(), (gold == category).long())

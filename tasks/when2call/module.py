@@ -43,7 +43,6 @@ from pl_pointwise.tasks.language_model.text.records import Record
 
 from .metrics import (
     NORMALISATIONS,
-    Normalisation,
     choice_metrics,
     choice_scores,
     chosen_category,
@@ -64,18 +63,12 @@ class When2CallEvaluation:
     Args:
         chosen_tolerance, rejected_tolerance, ratio_tolerance, floor_tolerance: what violations are
             measured against; None takes that of training.
-        choose_by: by which score the behaviour is chosen for F1 and hallucination: the
-            log-likelihood divided by "characters" or "tokens", or its "sum".
     """
 
     chosen_tolerance: float | None = None
     rejected_tolerance: float | None = None
     ratio_tolerance: float | None = None
     floor_tolerance: float | None = None
-    choose_by: Normalisation = "characters"
-
-    def __post_init__(self) -> None:
-        one_of("choose_by", self.choose_by, NORMALISATIONS)
 
 
 DEFAULT_EVALUATION = When2CallEvaluation()
@@ -103,7 +96,7 @@ class When2CallModule(LanguageModelModule):
         objective: "kl" to stay close to the reference, or the preference losses "dpo", "simpo",
             "cpo" and "cal_dpo": baselines with formulation None, or subject to a floor.
         losses: hyper-parameters of the preference losses.
-        evaluation: tolerances of the evaluation, and how a behaviour is chosen.
+        evaluation: tolerances of the evaluation.
         training: how it is trained; by default as in the paper, AdamW at 5e-5 with a cosine
             schedule, no warm-up and no weight decay.
     """
@@ -151,7 +144,7 @@ class When2CallModule(LanguageModelModule):
 
     def evaluation_metrics(self) -> Metrics:
         """Divergence and order of the responses; of multiple choice, the When2Call table too."""
-        order = {"pairwise_accuracy": MeanMetric(), "ratio_accuracy": MeanMetric()}
+        order = {"pairwise_accuracy": MeanMetric()}
         return super().evaluation_metrics() | order | choice_metrics()
 
     def update_evaluation_metrics(
@@ -161,24 +154,16 @@ class When2CallModule(LanguageModelModule):
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
         pairs = outputs.present[:, :1] & outputs.present[:, 1:] & real[:, None]
         metrics["pairwise_accuracy"].update((log_ratio(outputs)[:, 1:] > 0)[pairs].float())
-        if outputs.reference_log_likelihood is not None:
-            moved = outputs.log_likelihood - outputs.reference_log_likelihood
-            metrics["ratio_accuracy"].update((moved[:, :1] > moved[:, 1:])[pairs].float())
         records: list[Record] = batch["records"]
         if any(record.choice for record in records):
-            predicted = {
-                name: chosen_category(self._scores(outputs, batch, name))[real]
-                for name in NORMALISATIONS
-            }
+            choices = collate_columns([*map(choices_of, records)], outputs.present.shape[1])
             right = torch.tensor([choices_of(record)[0] for record in records])
-            index, right = (each.to(real.device)[real] for each in (batch["index"], right))
-            update_choice_metrics(metrics, index, predicted, self.evaluation.choose_by, right)
-
-    def _scores(
-        self, outputs: ResponseStatistics, batch: Batch, normalisation: Normalisation
-    ) -> Tensor:
-        """Scores by behaviour, (B, 4)."""
-        scores = outputs.log_likelihood
-        choices = collate_columns([*map(choices_of, batch["records"])], scores.shape[1])
-        characters, choices = (each.to(scores.device) for each in (batch["characters"], choices))
-        return choice_scores(scores, outputs.lengths, characters, choices, normalisation)
+            characters, choices, right, index = (
+                each.to(real.device)
+                for each in (batch["characters"], choices, right, batch["index"])
+            )
+            given = outputs.log_likelihood, outputs.lengths, characters, choices
+            predicted = {
+                name: chosen_category(choice_scores(*given, name))[real] for name in NORMALISATIONS
+            }
+            update_choice_metrics(metrics, index[real], predicted, right[real])

@@ -36,9 +36,6 @@ def choices_of(record: Record) -> list[int]:
 def parse_preference(row: Any, where: str) -> Record:
     """A row of schema "when2call": the chosen answer, then the rejected one."""
     field(row, "tools", where)
-    for name in ("category", "rejected_category"):
-        if row.get(name) is not None:
-            _behaviour(row[name], name, where)
     read = read_when2call(row, where)
     return _record(read, read.responses[0].behaviour)
 

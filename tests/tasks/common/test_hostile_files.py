@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from pl_pointwise.data import fingerprint
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import (
     ConversationDataModule,
@@ -103,7 +104,7 @@ def reader(
             for dataset in module.datasets.values():
                 rows = [{**dataset[i], "index": i} for i in range(len(dataset))]
                 module.collate(rows)
-                assert dataset.fingerprint
+                assert fingerprint(dataset)
         except DataError as error:
             return error
         return None

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow.ipc
 import pytest
 
 from pl_pointwise.errors import DataError
@@ -68,12 +67,8 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     table = datasets.Dataset.from_list(ROWS)
     table.to_parquet(tmp_path / "a.parquet")
-    table.save_to_disk(tmp_path / "saved")
-    next((tmp_path / "saved").glob("*.arrow")).rename(tmp_path / "stream.arrow")
-    with pyarrow.ipc.new_file(tmp_path / "file.arrow", table.data.table.schema) as file:
-        file.write_table(table.data.table)
     paths = [path for path in sorted(tmp_path.iterdir()) if path.is_file()]
-    assert len(paths) == 10
+    assert len(paths) == 8
     expected = contents(read(tmp_path / "a.jsonl"))
     assert expected[1][1] == ROWS[1]["tools"]
     for path in paths:
@@ -84,29 +79,31 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t"], ids=["csv", "tsv"])
+@pytest.mark.filterwarnings("default:.*fields cells beyond the header of 1 of 3")
 def test_cells_of_a_table_are_what_they_say(delimiter: str, tmp_path: Path) -> None:
     path = tmp_path / ("a.csv" if delimiter == "," else "a.TSV")
     responses = [{"role": "refuse"}, {"role": "avoid", "content": "b", "tolerance": -3}]
-    cells = [
-        ["prompt", "answer", "role", "tolerance", "around", "responses", "tools"],
-        ["Say\n“a”", "a, b", "", "", "", "", ""],
-        ["p", "b", "prefer", "-0.5", "", "", json.dumps([tool("f")])],
-        ["p", "c", "forget", "", "-2", "", ""],
-        ["p", "", "", "", "", json.dumps(responses), ""],
+    tables = {
+        "answers": [
+            ["prompt", "answer", "role", "tolerance", "around", "tools"],
+            ["Say\n“a”", "a, b", "", "", "", ""],
+            ["p", "b", "prefer", "-0.5", "", json.dumps([tool("f")])],
+            ["p", "c", "forget", "", "-2", "", "r"],
+        ],
+        "lists": [["prompt", "responses"], ["p", json.dumps(responses)]],
+    }
+    found = []
+    for cells in tables.values():
+        with path.open("w", newline="", encoding="utf-8-sig") as file:
+            csv.writer(file, delimiter=delimiter).writerows(cells)
+        found += records_of(rows_of(str(path)), path.name, Reading())
+    assert [[(each.role, each.tolerance) for each in record.responses] for record in found] == [
+        [("reference", None)],
+        [("prefer", -0.5)],
+        [("forget", -2.0)],
+        [("refuse", None), ("avoid", -3.0)],
     ]
-    with path.open("w", newline="", encoding="utf-8-sig") as file:
-        csv.writer(file, delimiter=delimiter).writerows(cells)
-    found = records_of(rows_of(str(path)), path.name, Reading("answer"), skip_invalid=True)
-    assert [(r.responses[0].role, r.responses[0].tolerance) for r in found] == [
-        ("reference", None), ("prefer", -0.5), ("forget", -2.0)
-    ]  # fmt: skip
     assert (found[0].messages[0]["content"], found[1].tools) == ("Say\n“a”", [tool("f")])
-    by_list = records_of(rows_of(str(path)), path.name, Reading("records"), skip_invalid=True)
-    assert [each.role for each in by_list[0].responses] == ["refuse", "avoid"]
-    with path.open("a", encoding="utf-8") as file:
-        file.write(delimiter.join(["p", "q", *[""] * 5, "r"]) + "\n")
-    with pytest.warns(UserWarning, match="fields cells beyond the header of 1 of 4"):
-        records_of(rows_of(str(path)), path.name, Reading("answer"), skip_invalid=True)
 
 
 def test_a_table_of_which_cells_would_be_lost_is_refused(tmp_path: Path) -> None:
@@ -128,21 +125,14 @@ GOOD = '{"prompt": "Hi", "answer": "yes"}'
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ('{"prompt": "a \\ud83d b", "answer": "c"}', 'field "prompt" holds half a character'),
-        ('{"prompt": [{"role": "user", "content": "\\uDE00"}], "answer": "c"}',
-         'field "prompt[0].content" holds half'),
-        ('{"prompt": "a", "answer": "c", "\\ud83d": 1}', "holds half a character"),
+        ('{"prompt": "a \\ud83d b", "answer": "c"}', "half a character stands behind"),
+        ('{"prompt": "a", "answer": "c", "\\ud83d": 1}', "half a character stands behind"),
         ('{"prompt": "a", "answer": "c", "tools": "[{\\"name\\": \\"\\\\ud83d\\"}]"}',
-         'field "tools" is not readable JSON (field "[0].name" holds half'),
+         'field "tools" is not readable JSON (half a character'),
         ('{"prompt": "a", "answer": "c", "x": ' + "[" * 100_000 + "]" * 100_000 + "}",
          "too many lists and objects"),
-        ('{"prompt": "a", "answer": "c", "x": ' + "[" * 150 + "]" * 150 + "}",
-         "is nested more than 100 deep"),
-        ('{"prompt": "a", "answer": "c", "answer": "d"}', "the key 'answer' stands in one"),
-        ('{"prompt": [{"role": "user", "content": "a", "content": "b"}], "answer": "c"}',
-         "the key 'content' stands in one object 2 times"),
     ],
-    ids=["text", "turn", "key", "JSON in a text", "deepest", "deep", "key", "key of a turn"],
+    ids=["text", "key", "JSON in a text", "deepest"],
 )  # fmt: skip
 def test_a_line_that_nothing_can_render_is_refused_or_skipped(
     bad: str, said: str, tmp_path: Path
@@ -168,12 +158,12 @@ def test_an_emoji_of_two_halves_is_a_character(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.jsonl.zip", "a.xlsx"])
 def test_a_file_of_another_ending_says_which_are_read(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(GOOD)
-    endings = r"\.jsonl, \.json, \.csv, \.tsv, \.parquet, \.arrow, or these and \.gz"
+    endings = r"\.jsonl, \.json, \.csv, \.tsv, \.parquet, or these and \.gz"
     with pytest.raises(DataError, match=f"{name}: cannot be read .*{endings}"):
         read(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz", "a.csv.gz", "a.parquet", "a.arrow"])
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz", "a.csv.gz", "a.parquet"])
 def test_a_damaged_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
     noise = random.Random(0).randbytes(500)
     for content in (noise, gzip.compress(f"{GOOD}\n{noise.hex()}".encode())[:-100]):

@@ -72,8 +72,6 @@ def test_files_of_several_schemas_are_one_training_set(fitted, tmp_path) -> None
     files = [str(tmp_path / "pairs.parquet"), str(write_rows(tmp_path / "a.jsonl", alpaca))]
     kinds = [record.kind for record in fitted(files).datasets["train"].records]
     assert kinds == ["avoid + prefer"] * 3 + ["reference"] * 2
-    data = fitted(files[0], columns={"prompt": "prompt", "refuse": "rejected"})
-    assert [record.kind for record in data.task_records("train")] == ["refuse"] * 3
 
 
 def test_the_file_of_a_role_gives_it_to_answers_without_one(tmp_path) -> None:
@@ -115,7 +113,7 @@ def test_shipped_example_has_three_kinds_of_requirements(language_model_folder) 
         ({}, "it needs train_file"),
         ({"source": "example", "val_file": "v.jsonl"}, "takes no files"),
         ({"source": "hub"}, "hub_path"),
-        ({"train_file": "t", "columns": {"good": "x"}}, "columns"),
+        ({"train_file": "t", "role": "good"}, "role='good'"),
         ({"train_file": "t", "refusals": [" "]}, "blank"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.conversation.module import Baselines, ConversationEvaluation
-from pl_pointwise.tasks.language_model.likelihood.preference_losses import PreferenceLosses
+from pl_pointwise.tasks.conversation.module import ConversationEvaluation
 from tests.tasks.conftest import before_and_after, quiet_trainer, response_by_hand, write_rows
 from tests.tasks.conversation.conftest import data_of, made, written
 
@@ -62,57 +60,11 @@ def test_a_band_is_violated_on_either_side(scored) -> None:
         assert found.max().item() == pytest.approx(violation, abs=1e-4)
 
 
-def test_a_floor_is_under_what_the_reference_gave(scored) -> None:
-    """The same for answers with bounds of their own."""
-    tolerances = {**TOLERANCES, "prefer_tolerance": -0.02, "keep_tolerance": None}
-    for own in ({"tolerance": -1.0}, {"tolerance": 0.2, "relative": True}):
-        row = {"prompt": "a", "answer": "Yes.", "role": "prefer", **own}
-        module, batch = scored([row], floor_tolerance=0.1, **tolerances)
-        values = module.constraint_values(module(batch), batch)
-        hand = response_by_hand(module, batch, 0, 0)
-        before = hand["ref"] / int(batch["response_lengths"][0, 0])
-        assert values["floor"].item() == pytest.approx(before - hand["mean"], abs=1e-5)
-        least = before - 0.2 if "relative" in own else -1.0
-        expected = least - hand["mean"]
-        found = module.constraints["prefer"].violation(values["prefer"])
-        assert found.item() == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize("objective", ["dpo", "simpo"])
-def test_preferences_are_learnt_by_their_formulas(objective, scored) -> None:
-    row = {"prompt": "a", "chosen": "Yes, of course.", "rejected": "No."}
-    losses = PreferenceLosses(dpo_beta=0.3, simpo_beta=2.0, simpo_gamma=0.7)
-    module, batch = scored([row], objective=objective, losses=losses, **NO_BOUNDS)
-    chosen, rejected = (response_by_hand(module, batch, 0, column) for column in (0, 1))
-    sizes = batch["response_lengths"][0].tolist()
-    gains = [r["mean"] * n - r["ref"] for r, n in zip((chosen, rejected), sizes, strict=True)]
-    margin = 2.0 * (chosen["mean"] - rejected["mean"]) - 0.7
-    if objective == "dpo":
-        margin = 0.3 * (gains[0] - gains[1])
-    expected = math.log1p(math.exp(-margin))
-    assert module.objective(module(batch), batch).item() == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize(("loss", "beta"), [("ascent", 0.1), ("npo", 0.5)])
-def test_baselines_of_forgetting_are_their_formulas(loss, beta, scored) -> None:
-    baselines = Baselines(forget_loss=loss, forget_weight=0.3, npo_beta=beta)
-    module, batch = scored(ROWS, baselines=baselines, objective_roles=["keep"], **NO_BOUNDS)
-    found = module.objective(module(batch), batch)
-    hand = [response_by_hand(module, batch, row, 0) for row in range(4)]
-    forgotten = hand[2]["mean"]
-    if loss == "npo":
-        ratio = torch.tensor(hand[2]["mean"] * int(batch["response_lengths"][2, 0]))
-        ratio = ratio - hand[2]["ref"]
-        forgotten = (2 / beta * torch.log1p(torch.exp(beta * ratio))).item()
-    expected = [0.0, hand[1]["kl"], 0.3 * forgotten, hand[3]["kl"]]
-    assert found.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-
-
 @pytest.mark.parametrize(("share", "learnt"), [(0.0, 0), (0.01, 1), (0.1, 1), (0.5, 5), (1.0, 10)])
 def test_replay_learns_a_share_of_what_is_kept(share, learnt, scored) -> None:
     rows = [{"prompt": f"p{i}", "answer": f"{i}.", "role": "keep"} for i in range(10)]
     learning: dict[str, Any] = {"objective": "cross_entropy", "objective_roles": ["learn"]}
-    module, batch = scored(rows, baselines=Baselines(replay=share), **learning, **NO_BOUNDS)
+    module, batch = scored(rows, replay=share, **learning, **NO_BOUNDS)
     outputs = module(batch)
     objective = module.objective(outputs, batch)
     again = module.membership(batch)["objective"]
@@ -127,14 +79,9 @@ def test_replay_learns_a_share_of_what_is_kept(share, learnt, scored) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        (ROWS[1], {**ROWS[2], "prompt": "B "}, "kept here and forgotten in .*line 2"),
-        (ROWS[0], {**ROWS[1], "prompt": "a"}, "learnt here and kept in .*line 2"),
-        (
-            ROWS[1] | {"role": "prefer", "tolerance": -1},
-            ROWS[1] | {"role": "avoid", "tolerance": -2},
-            "answer 'Two and two.' is to be likely here and unlikely in .*line 2",
-        ),
-        (ROWS[2], {**ROWS[0], "prompt": "c"}, "forgotten here and learnt in .*line 2"),
+        (ROWS[1], {**ROWS[2], "prompt": "B "}, "keep here, and of role forget in .*line 2"),
+        (ROWS[0], {**ROWS[1], "prompt": "a"}, "learn here, and of role keep in .*line 2"),
+        (ROWS[2], {**ROWS[0], "prompt": "c"}, "forget here, and of role learn in .*line 2"),
         ({"prompt": "b", "answer": "B.", "role": "forget"}, ROWS[0], "no around, .*forget_like"),
     ],
 )
@@ -148,7 +95,7 @@ def test_what_is_held_out_must_agree_and_have_a_role(language_model_folder, tmp_
     held_out = tmp_path / "val.jsonl"
     data = data_of(written(tmp_path, ROWS), language_model_folder, val_file=str(held_out))
     write_rows(held_out, [{**ROWS[2], "prompt": "B"}])
-    with pytest.raises(DataError, match=r"line 2: .* kept here and forgotten in .*val.jsonl"):
+    with pytest.raises(DataError, match=r"line 2: .* keep here, and of role forget in .*val.jsonl"):
         data.setup("fit")
     write_rows(held_out, [{"prompt": "e", "answer": "E."}])
     with pytest.warns(UserWarning, match="held out as val are of role reference"):

@@ -111,7 +111,7 @@ def test_null_tolerance_is_no_constraint(scored, language_model_folder, conversa
     module, batch = scored(conversation_file, prefer_tolerance=None, refuse_tolerance=None)
     assert list(module.constraints) == ["avoid"]
     assert set(module.constraint_values(module(batch), batch)) == {"avoid"}
-    said = {"avoid_tolerance": 1.0, "keep_tolerance": 0.0, "forget_tolerance": 0.0}
+    said = {"avoid_tolerance": 1.0, "keep_tolerance": 0.0, "forget_tolerance": 0.0, "replay": 1.5}
     for option, value in said.items():
         with pytest.raises(ValueError, match=option):
             made(language_model_folder, **{option: value})
@@ -154,7 +154,6 @@ def test_training_meets_what_the_file_asks(language_model_folder, tmp_path) -> N
     ("role", "options", "words"),
     [
         ("prefer", {}, "objective kl.*reference.*prefer.*objective_roles"),
-        ("prefer", {"objective": "dpo"}, "objective dpo.*avoid"),
         ("reference", {"formulation": Pointwise()}, "constraint.*reference"),
         ("keep", {"formulation": Pointwise()}, "keep_tolerance"),
         ("prefer", {"formulation": Pointwise(), "prefer_tolerance": None}, "prefer_tolerance is"),
@@ -174,9 +173,7 @@ def test_training_set_without_a_term_is_refused(
 @pytest.mark.parametrize(
     ("options", "roles", "there"),
     [
-        ({"objective": "dpo"}, ["prefer", "avoid"], True),
-        ({"objective": "dpo"}, ["learn"], False),
-        ({"baselines": {"replay": 0.1}}, ["keep"], True),
+        ({"replay": 0.1}, ["keep"], True),
         ({}, ["keep"], False),
         ({}, ["learn"], True),
     ],

@@ -56,12 +56,6 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
         {"messages": ASK, "tools": [TOOL], "chosen_response": SAID, "rejected_response": CALLED},
         [("prefer", "yes"), ("avoid", [CALL])],
     ),
-    (
-        "roles",
-        {"prompt": "Hi", "prefer": ["yes", SAID | {"content": "y"}], "avoid": "no"},
-        [("prefer", "yes"), ("prefer", "y"), ("avoid", "no")],
-    ),
-    ("roles", {"prompt": "Hi", "refuse": True, "avoid": None}, [("refuse", None)]),
     ("answer", {"prompt": "Hi", "answer": "yes", "role": "keep"}, [("keep", "yes")]),
     ("instruction", {"instruction": "Hi", "output": "yes"}, [("reference", "yes")]),
     ("messages", {"messages": [*ASK, SAID]}, [("reference", "yes")]),
@@ -86,8 +80,6 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
     ("answer", {"prompt": "Hi", "completion": "no", "label": False}, PAIR[1:]),
     ("answer", {"prompt": "Hi", "completion": "no", "label": "0"}, PAIR[1:]),
     ("preference", {"prompt": "Hi", **SPOKEN, "messages": SPOKEN["chosen"]}, PAIR),
-    ("roles", {"prompt": "Hi", "refuse": "True", "prefer": "yes"}, [*PAIR[:1], ("refuse", None)]),
-    ("roles", {"prompt": "Hi", "refuse": "false", "prefer": "yes"}, PAIR[:1]),
     ("answer", {"prompt": ASK, "completion": [SAID], "label": "true"}, PAIR[:1]),
     (
         "answer",
@@ -106,25 +98,14 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
 @pytest.mark.parametrize(("schema", "row", "expected"), SCHEMAS)
 def test_schema_is_told_by_its_columns(schema, row, expected) -> None:
     assert told(row, "f") == schema
-    for name in ("auto", schema):
-        record = Reading(name)(row, "f")
-        assert record.messages == ASK
-        assert roles(record) == expected
+    record = Reading()(row, "f")
+    assert record.messages == ASK
+    assert roles(record) == expected
 
 
 def test_role_of_a_response_without_one_is_an_option() -> None:
     row = {"messages": [*ASK, SAID]}
     assert roles(Reading(role="prefer")(row, "f")) == [("prefer", "yes")]
-
-
-def test_columns_of_other_names() -> None:
-    row = {"conversation": ASK, "good": "yes", "bad": None, "category": "c", "prompt": "unused"}
-    reading = Reading(columns={"messages": "conversation", "prefer": "good", "avoid": "bad"})
-    record = reading(row, "f")
-    assert roles(record) == [("prefer", "yes")]
-    assert (record.messages, record.category) == (ASK, "c")
-    with pytest.raises(DataError, match=r'columns.prefer is "better".*conversation'):
-        Reading(columns={"messages": "conversation", "prefer": "better"})(row, "f")
 
 
 def test_pairs_of_different_conversations_are_refused() -> None:
@@ -150,17 +131,12 @@ BAD_RESPONSES: list[tuple[dict[str, Any], list[str]]] = [
     ({"role": "forget", "content": "x", "around": 1.0}, ["around, a negative"]),
 ]
 BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
-    ({"frage": "Hi", "antwort": "yes"}, ["'frage'", "no schema", "columns"]),
-    ({"prompt": "Hi", "prefer": None}, ["at least one"]),
+    ({"frage": "Hi", "antwort": "yes"}, ["'frage'", "no schema", "{prompt, answer}"]),
+    ({"prompt": "Hi", "prefer": "yes", "avoid": "no"}, ["no schema", "responses"]),
     ({"prompt": "Hi", "responses": []}, ["at least one"]),
-    ({"prompt": [{"role": "robot", "content": "x"}], "refuse": True}, ["[0].role", "'robot'"]),
+    ({"prompt": [{"role": "robot", "content": "x"}], "answer": "a"}, ["[0].role", "'robot'"]),
     ({"prompt": 5, "answer": "yes"}, ['"prompt" is a number', "Give a text"]),
-    ({"prompt": "Hi", "answer": "yes", "tolerence": 1}, ["tolerence", 'Write "tolerance"']),
-    ({"prompt": "Hi", "answer": "yes", "Role": "keep"}, ["Role", 'Write "role"']),
-    ({"prompt": "Hi", "responses": [{"role": "refuse"}], "tool": []}, ['Write "tools"']),
-    ({"prompt": "Hi", "answer": "yes", "avoid": "no"}, ['"avoid" stands beside', "responses"]),
     ({"prompt": str(ASK), "answer": "yes"}, ['"prompt" is not readable JSON', "{role, content}"]),
-    ({"prompt": "Hi", "prefer": [*ASK, SAID]}, ['"prefer" has 2 turns', "one turn"]),
     ({"prompt": "Hi", "completion": None}, ['"completion" is null', "Give a text"]),
     ({"messages": [{"role": "system", "content": ""}], "answer": "a"}, ["empty", "the user"]),
 ]
@@ -189,10 +165,6 @@ def test_other_fields_of_public_data_are_named_once_a_file() -> None:
         f"f: fields {fields} of 2 of 4 records are not read."
     ]
     assert found[3].responses == (Response("prefer", "yes", -1.0),)
-    renamed = Reading(columns={"prompt": "frage", "answer": "antwort", "question": "q"})
-    row = {"frage": "Hi", "antwort": "yes", "q": "nor this", "prompt": "not this"}
-    with pytest.warns(UserWarning, match="f: fields prompt, q of 1 of 1 records"):
-        records_of([("line 1", row)], "f", renamed)
 
 
 CONVERSED = {"messages": [*ASK, SAID]}
@@ -210,7 +182,7 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"question": "Hi", "answer": "yes", "system_prompt": "Be short."}, "system_prompt"),
     (CONVERSED | {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
     ({"query": "Hi", "response": "yes", "rejected_response": "no"}, "rejected_response"),
-    ({"prompt": "Hi", "prefer": "yes", "tolerance": -1}, "tolerance"),
+    ({"prompt": "Hi", "chosen": "yes", "rejected": "no", "tolerance": -1}, "tolerance"),
     ({"messages": [*ASK, SAID | {"masked": True}]}, "messages[1].masked"),
 ]
 OTHERS = {"is_safe": 0, "label": "bad", "kto_tag": "false", "documents": [{}], "loss_mask": [0, 0]}
@@ -219,11 +191,10 @@ CHANGED += [(CONVERSED | {name: value}, name) for name, value in OTHERS.items()]
 
 @pytest.mark.parametrize(("row", "name"), CHANGED, ids=[name for _, name in CHANGED])
 def test_a_field_that_makes_the_record_another_is_refused(row, name) -> None:
-    for reading in (Reading(), Reading(columns={each: each for each in row if each != name})):
-        with pytest.raises(DataError) as found:
-            reading(row, "f, line 3")
-        assert f'f, line 3: field "{name}" is' in str(found.value)
-        assert "makes the record another. " in str(found.value)
+    with pytest.raises(DataError) as found:
+        Reading()(row, "f, line 3")
+    assert f'f, line 3: field "{name}" is' in str(found.value)
+    assert "makes the record another. " in str(found.value)
 
 
 def test_a_mark_that_asks_for_what_is_done_anyway_is_no_fault() -> None:

@@ -14,7 +14,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pl_pointwise import Pointwise
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
-from pl_pointwise.tasks.reranker.export import chat_template
 from pl_pointwise.tasks.reranker.module import RerankerModule
 from tests.tasks.conftest import write_rows
 from tests.tasks.reranker.conftest import save_tiny_cross_encoder
@@ -149,21 +148,6 @@ def test_a_template_that_the_tokenizer_reads_differently_is_refused(tmp_path: Pa
     with pytest.raises(ValueError, match=r"cannot be exported.*Train on pairs"):
         module.export(tmp_path / "export")
     assert not (tmp_path / "export").exists()
-
-
-@pytest.mark.parametrize("content", ["text", "parts"])
-def test_the_chat_template_renders_both_forms_of_a_message(
-    content: str, tiny_tokenizer_dir: Path
-) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
-    tokenizer.chat_template = chat_template(TEMPLATE, tokenizer)
-    texts = {"query": "{{ q }}\n", "document": " d 'x'"}
-    messages = [
-        {"role": role, "content": text if content == "text" else [{"type": "text", "text": text}]}
-        for role, text in texts.items()
-    ]
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert rendered == "[CLS]Query: {{ q }}\n\nSentence:  d 'x'[SEP]"
 
 
 def test_the_card_says_what_was_required_and_what_loads_it(tmp_path: Path) -> None:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pl_pointwise.data import PADDING
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
-from pl_pointwise.tasks.reranker.metrics import (
-    QueryMean,
-    average_length,
-    hit,
-    length_rank,
-    ranked_order,
-    ranking_metrics,
-    reciprocal_rank,
-    score_spread,
-)
+from pl_pointwise.tasks.reranker.metrics import RANKING_METRICS, ranked_order
+from pl_pointwise.tasks.reranker.module import RerankerModule
 from tests.tasks.reranker.conftest import tables
 
 
@@ -43,17 +36,10 @@ def loops(scores: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> dict[
 
 
 def found(scores: Tensor, lengths: Tensor, present: Tensor) -> dict[str, Tensor]:
-    return {
-        "mrr@10": reciprocal_rank(scores, lengths, present, 10),
-        "hit@3": hit(scores, lengths, present, 3),
-        "lenrank@10": length_rank(scores, lengths, present, 10),
-        "avglength@3": average_length(scores, lengths, present, 3),
-        "score_std": score_spread(scores, lengths, present),
-    }
+    return {name: values(scores, lengths, present) for name, values in RANKING_METRICS.items()}
 
 
 Batch = tuple[Tensor, Tensor, Tensor]
-NO_LENGTHS = torch.empty(0)
 
 
 @st.composite
@@ -83,38 +69,43 @@ def test_nan_and_absent_candidates_rank_below_everything() -> None:
     assert ranked_order(scores, present)[0].tolist() == [2, 1, 0, 3]
 
 
-def test_each_metric_is_a_mean_over_queries_and_padding_is_none() -> None:
+@pytest.fixture
+def module(tiny_cross_encoder_dir: Path) -> RerankerModule:
+    return RerankerModule(str(tiny_cross_encoder_dir))
+
+
+def update(module: RerankerModule, metrics: Any, batch: Batch, real: Tensor) -> None:
+    scores, lengths, present = batch
+    fields = {"index": torch.where(real, torch.arange(len(scores)), PADDING)}
+    fields |= {"passage_lengths": lengths, "candidates": present}
+    module.update_evaluation_metrics(metrics, scores, fields, real, "val")
+
+
+def test_each_metric_is_a_mean_over_queries_and_padding_is_none(module: RerankerModule) -> None:
     scores = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 3.0], [math.nan, 1.0, 2.0]])
-    lengths, present = torch.tensor([[4.0, 9.0, 6.0]]).repeat(3, 1), torch.ones(3, 3).bool()
-    expected = found(scores, lengths, present)
-    expected["length_objective"] = length_biased_lambda_loss(scores, lengths, present)
-    metrics = {n: m for n, m in ranking_metrics().items() if isinstance(m, QueryMean)}
-    assert metrics.keys() == expected.keys()
-    for name, metric in metrics.items():
-        assert metric.compute().isnan()
-        for rows, index in ((slice(0, 1), [0]), (slice(1, 3), [1, PADDING])):
-            metric.update(scores[rows], lengths[rows], present[rows], torch.tensor(index))
-        assert metric.compute().item() == pytest.approx(expected[name][:2].mean().item()), name
+    batch = scores, torch.tensor([[4.0, 9.0, 6.0]]).repeat(3, 1), torch.ones(3, 3).bool()
+    expected = found(*batch) | {"length_objective": length_biased_lambda_loss(*batch)}
+    metrics = module.evaluation_metrics()
+    assert metrics.keys() == expected.keys() | {"wrong_order"}
+    update(module, metrics, batch, torch.tensor([True, True, False]))
+    for name, values in expected.items():
+        assert metrics[name].compute().item() == pytest.approx(values[:2].mean().item()), name
 
 
-@given(st.lists(batches(), min_size=1, max_size=3), st.randoms(use_true_random=False))
-def test_the_wrong_order_is_a_share_of_all_pairs_of_all_batches(
-    several: list[Batch], random: Any
+@given(batches(), st.randoms(use_true_random=False))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_wrong_order_is_a_share_of_all_pairs(
+    module: RerankerModule, batch: Batch, random: Any
 ) -> None:
-    metric, margins = ranking_metrics()["wrong_order"], []
-    for scores, lengths, present in several:
-        real = torch.tensor([random.random() < 0.7 for _ in scores])
-        metric.update(scores, lengths, present, torch.where(real, 0, PADDING))
-        for row in real.nonzero()[:, 0].tolist():
-            wanted = present[row].nonzero()[1:, 0].tolist()
-            margins += [(scores[row, 0] - scores[row, n]).item() for n in wanted]
-    order = metric.compute().item()
-    expected = np.mean(np.array(margins) <= 0) if margins else math.nan
+    """A score that is not a number is out of order."""
+    batch[0][0, -1] = math.nan
+    metrics, margins = module.evaluation_metrics(), []
+    real = torch.tensor([random.random() < 0.7 for _ in batch[0]])
+    update(module, metrics, batch, real)
+    scores, _, present = batch
+    for row in real.nonzero()[:, 0].tolist():
+        wanted = present[row].nonzero()[1:, 0].tolist()
+        margins += [(scores[row, 0] - scores[row, n]).item() for n in wanted]
+    expected = 1 - np.mean(np.array(margins) > 0) if margins else math.nan
+    order = metrics["wrong_order"].compute().item()
     assert order == pytest.approx(expected, abs=1e-6, nan_ok=True)
-
-
-def test_equal_scores_and_nan_are_the_wrong_order() -> None:
-    metric = ranking_metrics()["wrong_order"]
-    scores = torch.tensor([[1.0, 1.0, math.nan, 0.0]])
-    metric.update(scores, NO_LENGTHS, torch.ones(1, 4, dtype=torch.bool), torch.tensor([0]))
-    assert metric.compute().item() == pytest.approx(2 / 3)

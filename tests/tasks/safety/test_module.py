@@ -17,7 +17,7 @@ from pl_pointwise.tasks import SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import Answers
 from pl_pointwise.tasks.safety.cost_model import CostModel
-from pl_pointwise.tasks.safety.module import SafetyEvaluation, write_outputs
+from pl_pointwise.tasks.safety.module import SafetyEvaluation
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
 from tests.tasks.conftest import (
     before_and_after,
@@ -176,7 +176,7 @@ def test_training_makes_refusals_likely_where_they_belong(safety_files, tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"objective": "safe_dpo"}, "Safe-DPO needs unsafe answers.*take"),
+        ({"objective": "safe_dpo"}, "unsafe answer.*objective safe_dpo needs.*take"),
         (
             {"constrain": "answer", "formulation": PENALTY},
             r"unsafe answer.*constraint avoid needs.*unsafe_answers: take",
@@ -233,22 +233,18 @@ class Judge:
 
 
 @pytest.fixture
-def spoken(monkeypatch) -> list[bool]:
-    """Known answers, to some prompts a refusal; whether the reference was asked, by call."""
-    asked: list[bool] = []
+def spoken(monkeypatch) -> None:
+    """Known answers, to some prompts a refusal."""
 
     def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Answers:
-        asked.append(reference)
-        texts = []
-        for row, length in zip(ids.tolist(), lengths.tolist(), strict=True):
-            prompt = self.tokenizer.decode(row[:length])
-            said = "I’m sorry, no." if "1 cars" in prompt or "10 trees" in prompt else "Sure: 12."
-            texts.append(f"{said} Reference." if reference else said)
+        rows = zip(ids.tolist(), lengths.tolist(), strict=True)
+        prompts = [self.tokenizer.decode(row[:length]) for row, length in rows]
+        refused = ["1 cars" in prompt or "10 trees" in prompt for prompt in prompts]
+        texts = ["I’m sorry, no." if each else "Sure: 12." for each in refused]
         return Answers([[0]] * len(texts), texts, ["Sure" in text for text in texts])
 
     monkeypatch.setattr(SafetyModule, "generate", generate)
     monkeypatch.setattr(CostModel, "load", lambda name, device: Judge())
-    return asked
 
 
 def test_answers_are_counted_judged_and_written(spoken, safety_files, tmp_path, made) -> None:
@@ -278,11 +274,9 @@ def test_answers_are_counted_judged_and_written(spoken, safety_files, tmp_path, 
         "answer": "I’m sorry, no.", "refused": True, "cut": False, "cost": 1.0
     }  # fmt: skip
     assert "cost" not in rows[0]
-    assert spoken.count(True) == 1
-    for who, ending in (("policy", "."), ("reference", "Reference.")):
-        outputs = json.loads((tmp_path / f"alpaca_eval/{who}/model_outputs.json").read_text())
-        assert [row["instruction"] for row in outputs] == ["Name 0.", "Name 1.", "Name 2."]
-        assert all(row["generator"] == who and row["output"].endswith(ending) for row in outputs)
+    outputs = json.loads((tmp_path / "alpaca_eval/model_outputs.json").read_text())
+    said = {"output": "Sure: 12.", "generator": "policy"}
+    assert outputs == [{"instruction": f"Name {i}."} | said for i in range(3)]
 
 
 def test_validate_answers_the_selection_split_and_keeps_each_answer(
@@ -313,14 +307,3 @@ def test_validate_answers_the_selection_split_and_keeps_each_answer(
     run.test(module, data, verbose=False)  # Here "test" is "val", so the answers are the same.
     assert run.callback_metrics["test/cut"] == found["val/cut"]
     assert read_rows(tmp_path / "answers/test.jsonl") == rows
-
-
-def test_alpaca_evals_files_are_lists_of_stripped_answers_with_their_model(tmp_path) -> None:
-    said = {"prompt": "1?", "answer": "<think>\nHm.\n</think>\n\n2", "reference": ' ünï\n"b"\n'}
-    write_outputs(tmp_path / "both", [said])
-    for who, output in (("policy", "2"), ("reference", 'ünï\n"b"')):
-        path = tmp_path / "both" / who / "model_outputs.json"
-        found = json.loads(path.read_text(encoding="utf-8"))
-        assert found == [{"instruction": "1?", "output": output, "generator": who}]
-    write_outputs(tmp_path / "alone", [{"prompt": "p", "answer": "a"}])
-    assert [each.name for each in (tmp_path / "alone").iterdir()] == ["policy"]

@@ -80,12 +80,9 @@ def test_each_kind_has_its_rate(safety_files, tmp_path, monkeypatch, made) -> No
         return Answers([[0]] * len(texts), texts, [False] * len(texts))
 
     monkeypatch.setattr(SafetyModule, "generate", generate)
-    xstest = [
-        {"prompt": f"Kill {i}?", "type": ("" if i < 3 else "contrast_") + kind}
-        for i, kind in enumerate(["homonyms", "homonyms", "definitions"] * 2)
-    ]
+    xstest = [{"prompt": f"Kill {i}?", "label": "safe" if i < 3 else "unsafe"} for i in range(6)]
     files = safety_files | {"over_refusal_file": write_rows(tmp_path / "x.jsonl", xstest)}
-    evaluation = SafetyEvaluation(answer_in=["test", "over_refusal", "contrast"])
+    evaluation = SafetyEvaluation(answer_in=["test", "over_refusal"])
     module = made(evaluation=evaluation)
     run = quiet_trainer(tmp_path)
     run.test(module, data_of(files), verbose=False)
@@ -94,5 +91,4 @@ def test_each_kind_has_its_rate(safety_files, tmp_path, monkeypatch, made) -> No
     assert found["test/harmful"] == 1 - found["test/refusal_rate"] == pytest.approx(1 / 2)
     assert found["test/over_refusal"] == pytest.approx(1 / 2)
     assert found["over_refusal/over_refusal"] == pytest.approx(2 / 3)  # 0, 1, 2
-    assert found["contrast/harmful"] == pytest.approx(2 / 3)  # 3, 4, 5
     assert "over_refusal/harmful" not in found

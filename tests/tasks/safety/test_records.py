@@ -207,8 +207,6 @@ UNTRAINED = {"prompt": "a", "is_safe": False, "response": {"content": "b", "weig
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
         # What makes the record another:
         (parse_labelled, {"prompt": "a", "images": ["b.png"]}, '"images" is .* not read'),
-        (parse_labelled, {"prompt": "a", "is_safe": "True"}, '"is_safe" is .* unsafe prompts'),
-        (parse_labelled, {"prompt": "a", "label": "safe"}, '"label" is .* unsafe prompts'),
         (parse_instruction, ROW | {"tools": [{"name": "f"}]}, '"tools" is .* not read'),
         (parse_labelled, UNTRAINED, '"response.weight" is .* not read'),
         (parse_prompt, {"prompt": "a", "tools": [{"name": "f"}]}, '"tools" is .* not read'),
@@ -226,13 +224,6 @@ def test_an_input_belongs_to_the_prompt() -> None:
     assert with_input.prompt != parse_instruction(ROW, "x").prompt
 
 
-def test_of_xstest_a_label_or_else_the_type_tells_the_unsafe_half() -> None:
-    rows = [
-        {"prompt": "p", "type": "privacy", "label": "unsafe"},
-        {"prompt": "p", "type": "contrast_privacy"},
-        {"prompt": "p", "type": "privacy", "label": "safe"},
-        {"instruction": "Name a tree."},
-    ]
-    found = [parse_prompt(row, "x") for row in rows]
-    assert [r.unsafe for r in found] == [True, True, False, False]
-    assert [r.category for r in found] == ["privacy"] * 3 + ["benign"]
+def test_of_xstest_a_label_tells_the_unsafe_half() -> None:
+    rows = [{"prompt": "p", "label": "unsafe"}, {"prompt": "p", "label": "safe"}, {"prompt": "p"}]
+    assert [parse_prompt(row, "x").unsafe for row in rows] == [True, False, False]

@@ -286,7 +286,6 @@ def test_a_question_is_answered_and_the_length_limit_told(made) -> None:
     [
         ({"objective": "ppo"}, "objective='ppo'"),
         ({"constrain": "x"}, "constrain='x'"),
-        ({"evaluation": {"choose_by": "x"}}, "choose_by='x'"),
         ({"quantize_4bit": True, "merge_on_export": True}, "be merged into them"),
     ],
 )
