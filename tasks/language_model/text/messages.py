@@ -93,11 +93,6 @@ def turn_text(message: Message) -> str:
     )
 
 
-def calls_as_text(calls: Sequence[Message]) -> str:
-    """Tool calls for a template that has no form for them."""
-    return f"{_OPEN}{json.dumps(list(calls), ensure_ascii=False)}{_CLOSE}"
-
-
 # Messages -----------------------------------------------------------------------------------------
 
 
