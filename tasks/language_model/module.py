@@ -42,7 +42,7 @@ from pl_pointwise.tasks.common.models import check_weights
 from .likelihood.batch import collate_responses
 from .likelihood.reference import ReferenceCache, belongs_to_adapter
 from .likelihood.scoring import ResponseScorer, ResponseStatistics
-from .model.adapters import Lora, base_of_adapter, merged_model
+from .model.adapters import Lora, merged_model
 from .model.generation import Answers, Generation, generate_answers
 from .model.loading import load_language_model, load_tokenizer
 from .model.policy import Policy
@@ -468,21 +468,14 @@ class LanguageModelModule(PointwiseModule):
         return found.reports
 
     def export(self, path: str | Path) -> Path:
-        """Save model, tokenizer and model card as a folder, which a run takes as `model_name`.
+        """Save model, tokenizer and model card as a folder.
 
-        The adapter, which `peft.AutoPeftModelForCausalLM` loads; or the whole model, which
-        `AutoModelForCausalLM` loads, with ``merge_on_export``, without adapters, and where the base
-        is itself an adapter on another.
+        The adapter, which `peft.AutoPeftModelForCausalLM` loads; or with ``merge_on_export``, and
+        without adapters, the whole model, which `AutoModelForCausalLM` loads, and a run takes as
+        `model_name`.
         """
-        model, whole = self.model, self.policy.merge_on_export
-        if not isinstance(model, PeftModel):
-            whole = True
-        elif not whole and base_of_adapter(self.model_name, self.revision):
-            whole = True  # An adapter file can name a base, but not two adapters.
-            rank_zero_info(
-                f"{self.model_name} is an adapter itself, so the whole model is exported, with "
-                "both adapters merged into it."
-            )
+        model = self.model
+        whole = self.policy.merge_on_export or not isinstance(model, PeftModel)
         package = "transformers" if whole else "peft"
         kind = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
         with replaced_folder(Path(path)) as folder:

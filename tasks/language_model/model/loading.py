@@ -1,8 +1,7 @@
 """Loading a causal language model for fine-tuning, and a tokenizer that can chat.
 
-Any model that ``AutoModelForCausalLM`` knows loads, from a folder or the hub, and any adapter of
-such a model, which becomes part of its weights; from safetensors only and without running code
-that comes with it.
+Any model that ``AutoModelForCausalLM`` knows loads, from a folder or the hub, from safetensors only
+and without running code that comes with it.
 """
 
 from __future__ import annotations
@@ -18,17 +17,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import find_adapter_config_file
 
 from pl_pointwise.tasks.common.models import loading, model_source
 
-from .adapters import (
-    Lora,
-    add_lora,
-    base_of_adapter,
-    check_merging,
-    repository_file,
-    with_saved_adapter,
-)
+from .adapters import Lora, add_lora, check_merging
 from .policy import Policy
 
 
@@ -37,31 +30,27 @@ def load_language_model(
 ) -> PreTrainedModel | PeftModel:
     """The model of a policy or name, with fresh adapters if given; then only they are trainable.
 
-    A PEFT adapter of this name is merged into its base. Fresh adapters are in float32 even on a
-    base in half precision; with ``merge_on_export``, and on an adapter, those that cannot be merged
-    are refused.
+    Adapters are in float32 even on a base in half precision; with ``merge_on_export``, those that
+    cannot be merged are refused, and so is a model that is itself an adapter.
     """
     own = Policy(policy) if isinstance(policy, str) else policy
     name, revision, dtype = own.model_name, own.revision, own.dtype
     with loading(name):
-        base = base_of_adapter(name, revision)
-        if base and own.quantize_4bit:
+        source = model_source(name)
+        if find_adapter_config_file(source, revision=revision):
             raise ValueError(
-                f"{name} is an adapter, which cannot be merged into weights of 4 bits without "
-                "loss. Export it merged (merge_on_export), or set quantize_4bit to false."
+                f"{name} is an adapter. Give the whole model: its export with merge_on_export, or "
+                f"AutoPeftModelForCausalLM.from_pretrained({name!r}).merge_and_unload(), saved."
             )
-        source, of_base = base or (name, revision)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model_source(source),
-            revision=of_base,
+            source,
+            revision=revision,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=own.attention,
             quantization_config=_four_bits() if own.quantize_4bit else None,
             use_safetensors=True,
             trust_remote_code=False,
         )
-        if base:
-            model = with_saved_adapter(model, name, revision)
     if own.quantize_4bit:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if own.gradient_checkpointing:
@@ -69,7 +58,7 @@ def load_language_model(
     if lora is not None:
         names = set(model.state_dict())
         adapted = add_lora(model, lora)
-        if own.merge_on_export or base:
+        if own.merge_on_export:
             check_merging(adapted, names, lora)
         return adapted
     return model
@@ -93,9 +82,6 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; a :class:`~.conversations.ConversationEncoder` checks it."""
     with loading(name):
-        base = base_of_adapter(name, revision)
-        if base and not repository_file(name, "tokenizer_config.json", revision):
-            name, revision = base
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             model_source(name), revision=revision, trust_remote_code=False
         )
