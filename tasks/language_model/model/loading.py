@@ -6,10 +6,12 @@ and without running code that comes with it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from peft import PeftModel, prepare_model_for_kbit_training
+from peft import PeftConfig, PeftModel, prepare_model_for_kbit_training
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -21,7 +23,8 @@ from transformers.utils import find_adapter_config_file
 
 from pl_pointwise.tasks.common.models import loading, model_source
 
-from .adapters import Lora, add_lora, check_merging
+from ..text.conversations import ConversationEncoder
+from .adapters import Lora, add_lora, check_merging, merged_model
 from .policy import Policy
 
 
@@ -64,6 +67,21 @@ def load_language_model(
     return model
 
 
+def load_exported(folder: str) -> PreTrainedModel:
+    """The model of an export, an adapter merged into its base; from safetensors only."""
+    if find_adapter_config_file(folder) is None:
+        model = load_language_model(folder)
+    else:
+        with loading(folder):
+            config = PeftConfig.from_pretrained(folder)
+            if not (Path(folder) / "adapter_model.safetensors").is_file():
+                raise OSError(f"{folder} has no adapter_model.safetensors; others may run code.")
+            base = Policy(str(config.base_model_name_or_path), revision=config.revision)
+            model = merged_model(PeftModel.from_pretrained(load_language_model(base), folder))
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
 def checkpoint_gradients(model: PreTrainedModel) -> None:
     """Non-reentrant, as the other kind loses the gradient where a layer's input needs none."""
     # Renamed in newer versions of transformers.
@@ -73,21 +91,27 @@ def checkpoint_gradients(model: PreTrainedModel) -> None:
     enable({"use_reentrant": False})
 
 
-def load_tokenizer(
+def load_encoder(
     name: str,
-    *,
-    revision: str | None = None,
-    chat_template: str | None = None,
-    default_template: str | None = None,
-) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; a :class:`~.conversations.ConversationEncoder` checks it."""
+    revision: str | None,
+    chat_template: str | None,
+    template_arguments: Mapping[str, Any] | None,
+    default_template: str | None,
+) -> ConversationEncoder:
+    """The tokenizer of a model and its template, its own only where neither other is given."""
+    tokenizer = load_tokenizer(name, revision)
+    if chat_template is not None and chat_template.endswith(".jinja"):
+        chat_template = Path(chat_template).read_text(encoding="utf-8")
+    tokenizer.chat_template = chat_template or tokenizer.chat_template or default_template
+    return ConversationEncoder(tokenizer, template_arguments=template_arguments)
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model."""
     with loading(name):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             model_source(name), revision=revision, trust_remote_code=False
         )
-    if chat_template is not None and chat_template.endswith(".jinja"):
-        chat_template = Path(chat_template).read_text(encoding="utf-8")
-    tokenizer.chat_template = chat_template or tokenizer.chat_template or default_template
     return tokenizer
 
 

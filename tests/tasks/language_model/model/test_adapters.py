@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from pl_pointwise.tasks.language_model.likelihood.reference import adapters_off
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
 from pl_pointwise.tasks.language_model.model.adapters import Lora, add_lora, merged_model
-from pl_pointwise.tasks.language_model.model.loading import load_language_model
+from pl_pointwise.tasks.language_model.model.loading import load_exported, load_language_model
 from tests.tasks.conftest import build_model, move_adapters, random_batch
 
 EXPERTS: dict[str, Any] = {
@@ -180,3 +180,6 @@ def test_an_adapter_as_the_model_is_refused(language_model_folder, tmp_path) -> 
     adapted.save_pretrained(tmp_path / "first")
     with pytest.raises(ValueError, match=r"first is an adapter.*merge_and_unload"):
         load_language_model(str(tmp_path / "first"))
+    (tmp_path / "first/adapter_model.safetensors").rename(tmp_path / "first/adapter_model.bin")
+    with pytest.raises(OSError, match=r"no adapter_model\.safetensors.*may run code"):
+        load_exported(str(tmp_path / "first"))
