@@ -71,9 +71,9 @@ def load(
         return CrossEncoder(
             str(folder), trust_remote_code=False, model_kwargs={"use_safetensors": True}
         )
-    from .tasks.language_model.model.loading import load_language_model, load_tokenizer
+    from .tasks.language_model.model.loading import load_exported, load_tokenizer
 
-    return load_language_model(str(folder)), load_tokenizer(str(folder))
+    return load_exported(str(folder)), load_tokenizer(str(folder))
 
 
 def _module_in(checkpoint: Path, kind: type[Any] | None) -> Any:

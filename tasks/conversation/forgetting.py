@@ -46,7 +46,7 @@ def add_targets(
             "Name the one that has learned the answers: --model.init_args.policy.model_name "
             "results/keep/export."
         )
-    theirs = load_tokenizer(like, default_template="{{ messages }}").get_vocab()
+    theirs = load_tokenizer(like).get_vocab()
     if theirs != encoder.tokenizer.get_vocab():
         raise DataError(
             f"forget_like={like}: it has another vocabulary than {name}. Name a model of the same "

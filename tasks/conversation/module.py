@@ -37,8 +37,6 @@ from pl_pointwise.tasks.language_model.model.generation import text_of_response
 from pl_pointwise.tasks.language_model.model.policy import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
 from pl_pointwise.tasks.language_model.roles import Requirement, divergence, lead, mean_over
-from pl_pointwise.tasks.language_model.text.calls import call_report
-from pl_pointwise.tasks.language_model.text.messages import parts_of
 from pl_pointwise.tasks.language_model.text.records import Record
 from pl_pointwise.training.stepper import judged_values
 
@@ -125,8 +123,6 @@ class ConversationModule(LanguageModelModule):
         "refusal_rate": Rate("refused", kind="unsafe"),
         "over_refusal": Rate("refused", kind="benign"),
         "exact_answers": Rate("exact"),
-        "valid_calls": Rate("valid_call"),
-        "right_tool": Rate("right_tool"),
         "flipped": Rate("flipped"),
     }
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
@@ -276,8 +272,8 @@ class ConversationModule(LanguageModelModule):
     ) -> list[dict[str, Any]]:
         """Answers with {exact}, whether word for word a response of role prefer, learn or refuse.
 
-        Where a preferred response calls tools, with call_report(); where one is to be kept, with
-        {before, flipped}: the reference's answer (of adapters), and whether that was another.
+        Where one is to be kept, with {before, flipped}: the reference's answer (of adapters), and
+        whether that was another.
         """
         answers, kept = super().batch_answers(batch, samples, stage), []
         for answer, (row, _) in zip(answers, samples, strict=True):
@@ -286,11 +282,9 @@ class ConversationModule(LanguageModelModule):
                 texts[role].append(text_of_response(self.encoder, batch, row, column))
             if texts["keep"]:
                 kept.append((row, answer))
-            called = texts["prefer"] + texts["learn"]
-            if wanted := [text.strip() for text in called + texts["refuse"]]:
-                answer["exact"] = answer["answer"].strip() in wanted
-            if any(parts_of(each).calls for each in record.answers) and self.encoder.reads_calls:
-                answer |= call_report(answer["answer"], called, record)
+            wanted = texts["prefer"] + texts["learn"] + texts["refuse"]
+            if wanted:
+                answer["exact"] = answer["answer"].strip() in [text.strip() for text in wanted]
         if kept and self.lora is not None:
             rows = [row for row, _ in kept]
             prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]

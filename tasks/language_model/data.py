@@ -18,7 +18,7 @@ from pl_pointwise.tasks.common.data import RecordsDataModule
 from pl_pointwise.tasks.common.models import limits_of_model
 from pl_pointwise.tasks.common.splits import check_fractions
 
-from .model.loading import load_tokenizer
+from .model.loading import load_encoder
 from .roles import collate_rows
 from .text.conversations import ConversationEncoder
 from .text.encoded import EncodedResponses
@@ -146,14 +146,7 @@ class ResponseDataModule(RecordsDataModule):
         """The model, its revision, chat template and the template's arguments."""
         self.shared_option("roles", self.roles)
         options = ("revision", "chat_template", "template_arguments")
-        revision, template, arguments = (self.shared_option(name, None) for name in options)
-        taken = (self.model_name, revision, template, arguments)
+        taken = (self.model_name, *(self.shared_option(name, None) for name in options))
         if taken != known:
-            tokenizer = load_tokenizer(
-                self.model_name,
-                revision=revision,
-                chat_template=template,
-                default_template=self.default_template,
-            )
-            self._encoder = ConversationEncoder(tokenizer, template_arguments=arguments)
+            self._encoder = load_encoder(*taken, self.default_template)
         return taken

@@ -39,12 +39,11 @@ from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics, notes_of
 from pl_pointwise.tasks.common.models import check_weights
 
-from .likelihood.batch import collate_responses
 from .likelihood.reference import ReferenceCache, belongs_to_adapter
 from .likelihood.scoring import ResponseScorer, ResponseStatistics
-from .model.adapters import Lora, base_of_adapter, merged_model
+from .model.adapters import Lora, merged_model
 from .model.generation import Answers, Generation, generate_answers
-from .model.loading import load_language_model, load_tokenizer
+from .model.loading import load_encoder, load_language_model
 from .model.policy import Policy
 from .roles import Requirement, divergence, drop, lead, mean_over
 from .text.conversations import ConversationEncoder
@@ -428,13 +427,8 @@ class LanguageModelModule(PointwiseModule):
     @cached_property
     def encoder(self) -> ConversationEncoder:
         """The model's own tokenizer and chat template."""
-        tokenizer = load_tokenizer(
-            self.model_name,
-            revision=self.revision,
-            chat_template=self.chat_template,
-            default_template=self.default_template,
-        )
-        return ConversationEncoder(tokenizer, template_arguments=self.template_arguments)
+        given = (self.revision, self.chat_template, self.template_arguments)
+        return load_encoder(self.model_name, *given, self.default_template)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -445,10 +439,11 @@ class LanguageModelModule(PointwiseModule):
     ) -> Answers:
         """An answer to each prompt, (B, P) padded on the right, of the policy or the reference."""
         padded = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
-        prompts = [ids[:length] for ids, length in padded]
-        return generate_answers(
-            self.model, self.encoder, prompts, self.generation, reference=reference
-        )
+        return self._generate([ids[:length] for ids, length in padded], reference)
+
+    def _generate(self, prompts: Sequence[Sequence[int]], reference: bool) -> Answers:
+        settings = self.generation
+        return generate_answers(self.model, self.encoder, prompts, settings, reference=reference)
 
     def answers_to(
         self, prompts: Sequence[Mapping[str, Any]], *, reference: bool = False
@@ -463,26 +458,17 @@ class LanguageModelModule(PointwiseModule):
             for each in prompts
         ]
         encoded = self.encoder.encode(texts, [[]] * len(texts))
-        batch = collate_responses([ids for ids, _ in encoded], [])
-        found = self.generate(batch["prompt_ids"], batch["prompt_lengths"], reference=reference)
-        return found.reports
+        return self._generate([ids for ids, _ in encoded], reference).reports
 
     def export(self, path: str | Path) -> Path:
-        """Save model, tokenizer and model card as a folder, which a run takes as `model_name`.
+        """Save model, tokenizer and model card as a folder.
 
-        The adapter, which `peft.AutoPeftModelForCausalLM` loads; or the whole model, which
-        `AutoModelForCausalLM` loads, with ``merge_on_export``, without adapters, and where the base
-        is itself an adapter on another.
+        The adapter, which `peft.AutoPeftModelForCausalLM` loads; or with ``merge_on_export``, and
+        without adapters, the whole model, which `AutoModelForCausalLM` loads, and a run takes as
+        `model_name`.
         """
-        model, whole = self.model, self.policy.merge_on_export
-        if not isinstance(model, PeftModel):
-            whole = True
-        elif not whole and base_of_adapter(self.model_name, self.revision):
-            whole = True  # An adapter file can name a base, but not two adapters.
-            rank_zero_info(
-                f"{self.model_name} is an adapter itself, so the whole model is exported, with "
-                "both adapters merged into it."
-            )
+        model = self.model
+        whole = self.policy.merge_on_export or not isinstance(model, PeftModel)
         package = "transformers" if whole else "peft"
         kind = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
         with replaced_folder(Path(path)) as folder:

@@ -1,8 +1,7 @@
 """The reference policy: the same weights with the adapters off, and what it said, kept.
 
-The reference never changes during training, so its last hidden states at the response positions
-need to be computed only once. :class:`ReferenceCache` keeps them, by the token ids of prompt and
-response, so that another record, or another chat template is another key.
+It never changes during training, so its last hidden states at the response positions need to be
+computed only once.
 """
 
 from __future__ import annotations
@@ -88,8 +87,10 @@ def belongs_to_adapter(model: nn.Module, name: str) -> bool:
     return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))
 
 
-class ReferenceCache:
-    """Last hidden states of the reference policy, (T, H) for each (prompt, response).
+class ReferenceCache(dict[tuple[bytes, bytes], Tensor]):
+    """Last hidden states of the reference policy, (T, H) on the CPU by (prompt, response).
+
+    The keys are the token ids as bytes, so another record or chat template is another key.
 
     Args:
         model: a ValueError if :func:`caching_problem`.
@@ -98,24 +99,7 @@ class ReferenceCache:
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
         if problem := caching_problem(model):
             raise ValueError(problem)
         self.dtype = dtype
-        self.hits = self.misses = 0
-        self._kept: dict[tuple[bytes, bytes], Tensor] = {}
-
-    @staticmethod
-    def key(prompt: Tensor, response: Tensor) -> tuple[bytes, bytes]:
-        """The key of one pair: prompt (P,) and response (T,), token ids on the CPU, no padding."""
-        return prompt.numpy().tobytes(), response.numpy().tobytes()
-
-    def get(self, key: tuple[bytes, bytes]) -> Tensor | None:
-        """(T, H) on the CPU, or None if it was not kept yet."""
-        hidden = self._kept.get(key)
-        self.hits += hidden is not None
-        self.misses += hidden is None
-        return hidden
-
-    def put(self, key: tuple[bytes, bytes], hidden: Tensor) -> None:
-        """Keep the hidden states (T, H) of one pair."""
-        self._kept[key] = hidden.detach().to("cpu", self.dtype, copy=True).contiguous()

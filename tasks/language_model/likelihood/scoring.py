@@ -216,24 +216,21 @@ class ResponseScorer:
             with adapters_off(self.model):
                 return self._hidden(wanted)
         prompts, responses = wanted.prompt_ids.cpu(), wanted.response_ids.cpu()
-        keys = {
-            (row, column): ReferenceCache.key(
-                prompts[row, : wanted.prompt_lengths[row]],
-                responses[row, column, : wanted.length(row, column)],
-            )
-            for row, column in wanted.places
-        }
-        kept = {place: self.cache.get(key) for place, key in keys.items()}
-        missing = wanted.only({place for place, hidden in kept.items() if hidden is None})
+        keys = {}
+        for row, column in wanted.places:
+            prompt = prompts[row, : wanted.prompt_lengths[row]]
+            response = responses[row, column, : wanted.length(row, column)]
+            keys[row, column] = prompt.numpy().tobytes(), response.numpy().tobytes()
+        missing = wanted.only({place for place, key in keys.items() if key not in self.cache})
         if missing.places:
             with adapters_off(self.model):
                 hidden = self._hidden(missing)
             sizes = [missing.length(*place) for place in missing.places]
             for place, piece in zip(missing.places, hidden.split(sizes), strict=True):
-                self.cache.put(keys[place], piece)
-                kept[place] = piece.to(self.cache.dtype)  # so that every epoch reads the same
-        device, pieces = wanted.prompt_ids.device, (kept[place] for place in wanted.places)
-        return torch.cat([p.to(device, non_blocking=True) for p in pieces if p is not None])
+                kept = piece.detach().to("cpu", self.cache.dtype, copy=True)
+                self.cache[keys[place]] = kept.contiguous()
+        device = wanted.prompt_ids.device
+        return torch.cat([self.cache[key].to(device, non_blocking=True) for key in keys.values()])
 
 
 def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: float) -> str | None:

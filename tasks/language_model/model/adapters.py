@@ -1,27 +1,23 @@
-"""LoRA adapters: PEFT's options, where they go by default, adapters already trained, merging."""
+"""LoRA adapters: PEFT's options, where they go by default, merging."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Set
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
-from transformers.utils import cached_file
 
 from pl_pointwise.errors import UnsupportedError, one_of
-from pl_pointwise.tasks.common.models import model_source
 
 from ..likelihood.vocabulary import decoder_of
 
@@ -81,20 +77,18 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     """The model with fresh adapters, the base frozen; an error names what could take them."""
     base, targets = model.config.model_type, lora.target_modules
     unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
-        targets = _attention_targets(model, lora)
-    others, more = _other_linear_layers(model), lora.peft
-    if targets == "all-linear" and others:
-        own = more.get("exclude_modules") or []
-        pattern = "|".join([f"({own})", *map(re.escape, others)]) if isinstance(own, str) else ""
-        more = {**more, "exclude_modules": pattern or [*own, *others]}
+    routers, more = _routers(model), lora.peft
+    if targets == "all-linear" and routers:
+        more = {"exclude_modules": routers, **more}
     try:
+        if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
+            targets = _attention_targets(model, lora)
         options = {**vars(lora), "target_modules": targets, "task_type": "CAUSAL_LM"}
         del options["peft"]
         adapted = get_peft_model(model, LoraConfig(**options, **more))
         assert isinstance(adapted, PeftModel)
-        _check_targets(adapted, lora, others)
-    except (TypeError, ValueError) as error:
+        _check_targets(adapted, lora, routers)
+    except (TypeError, ValueError, UnsupportedError) as error:
         head = model.get_output_embeddings()
         endings = {
             path.removesuffix(".base_layer").rpartition(".")[2]
@@ -102,13 +96,13 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
             if isinstance(part, _LINEAR) and part is not head and "lora_" not in path
         }
         raise ValueError(
-            f'lora: {error} Set target_modules; the linear layers of this "{base}" model are '
-            f"{sorted(endings)}."
+            f"lora: {str(error).rstrip('.')}. Set target_modules; the linear layers of this "
+            f'"{base}" model are {sorted(endings)}.'
         ) from error
     return adapted
 
 
-def _check_targets(adapted: PeftModel, lora: Lora, others: list[str]) -> None:
+def _check_targets(adapted: PeftModel, lora: Lora, routers: list[str]) -> None:
     """Refuses what PEFT takes without a word, and what an adapter then does not do."""
     taken = adapted.base_model.targeted_module_names
     # Of several names it leaves out those that nothing has.
@@ -117,8 +111,8 @@ def _check_targets(adapted: PeftModel, lora: Lora, others: list[str]) -> None:
     for names, there in ((listed, taken), (lora.modules_to_save or [], paths)):
         if lost := [n for n in names if not any(f".{p}".endswith(f".{n}") for p in there)]:
             raise ValueError(f"no {lost}, or none that the other options leave.")
-    if wrong := sorted(set(taken).intersection(others)):
-        raise ValueError(f"{wrong} do not return what a linear layer does, so none can adapt them.")
+    if wrong := sorted(set(taken).intersection(routers)):
+        raise ValueError(f"{wrong} are routers, not adapted: add them to peft.exclude_modules.")
     if any(getattr(part, "kwargs", {}).get("tied_adapter") for part in adapted.modules()):
         raise ValueError(
             "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
@@ -126,20 +120,13 @@ def _check_targets(adapted: PeftModel, lora: Lora, others: list[str]) -> None:
         )
 
 
-def _other_linear_layers(model: nn.Module) -> list[str]:
-    """Paths of linear layers by class alone: routers that return scores and indices, groups."""
-    found = []
-    for path, part in model.named_modules():
-        if isinstance(part, _LINEAR) and type(part).__module__.startswith("transformers.models."):
-            weights = {name: weight.to("meta") for name, weight in part.state_dict().items()}
-            with suppress(Exception):  # Its forward is anything.
-                result = functional_call(
-                    part, weights, weights["weight"].new_empty(2, part.weight.shape[1])
-                )
-                if isinstance(result, Tensor) and result.shape == (2, part.weight.shape[0]):
-                    continue
-            found.append(path)
-    return found
+def _routers(model: nn.Module) -> list[str]:
+    """Paths of layers that are linear by class alone, and return scores and indices, or groups."""
+    return [
+        path
+        for path, part in model.named_modules()
+        if isinstance(part, nn.Linear) and re.search("Router|Grouped", type(part).__name__)
+    ]
 
 
 def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
@@ -147,13 +134,9 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
 
     Of layers_to_transform alone, which PEFT does not apply to whole paths.
     """
-    try:
-        decoder: nn.Module = decoder_of(model)
-    except UnsupportedError:
-        decoder = model
     inside = {
         id(part)
-        for attention in decoder.modules()
+        for attention in decoder_of(model).modules()
         if "attention" in type(attention).__name__.lower()
         for part in attention.modules()
         if isinstance(part, _LINEAR)
@@ -167,45 +150,7 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
     ]
 
 
-# Adapters that are already trained ----------------------------------------------------------------
-
-
-def base_of_adapter(name: str, revision: str | None = None) -> tuple[str, str | None] | None:
-    """(name, revision) of the base of a saved adapter; None where ``name`` holds none."""
-    path = repository_file(name, "adapter_config.json", revision)
-    if path is None:
-        return None
-    config = PeftConfig.from_pretrained(path.removesuffix("adapter_config.json"))
-    return str(config.base_model_name_or_path), config.revision
-
-
-def repository_file(name: str, file: str, revision: str | None = None) -> str | None:
-    """The path of a file of a folder or hub repository, None if there is none."""
-    found: str | None = cached_file(
-        model_source(name),
-        file,
-        revision=revision,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return found
-
-
-def with_saved_adapter(
-    model: PreTrainedModel, name: str, revision: str | None = None
-) -> PreTrainedModel:
-    """The model with a trained adapter merged into its weights, in their dtype."""
-    if repository_file(name, "adapter_model.safetensors", revision) is None:
-        raise OSError(
-            f"{name} has no adapter_model.safetensors, and other formats may run code. Save the "
-            "adapter again with save_pretrained."
-        )
-    adapted = PeftModel.from_pretrained(model, model_source(name), revision=revision)
-    merged = merged_model(adapted)
-    # Left behind, it would be taken for an adapter that is still there.
-    merged.__dict__.pop("peft_config", None)
-    return merged.requires_grad_(True)
+# Merging ------------------------------------------------------------------------------------------
 
 
 def merged_model(model: PeftModel, device: str = "cpu") -> PreTrainedModel:
@@ -246,6 +191,6 @@ def check_merging(model: PeftModel, names: Set[str], lora: Lora) -> None:
         problem = str(error)
     if problem:
         raise ValueError(
-            f"merge_on_export, or an adapter as model_name: adapters with lora.peft={lora.peft} "
-            f"cannot be merged: {problem} Leave such options out, or export the adapter alone."
+            f"merge_on_export: adapters with lora.peft={lora.peft} cannot be merged: {problem} "
+            "Leave such options out, or export the adapter alone."
         )

@@ -1,16 +1,17 @@
 """Loading a causal language model for fine-tuning, and a tokenizer that can chat.
 
-Any model that ``AutoModelForCausalLM`` knows loads, from a folder or the hub, and any adapter of
-such a model, which becomes part of its weights; from safetensors only and without running code
-that comes with it.
+Any model that ``AutoModelForCausalLM`` knows loads, from a folder or the hub, from safetensors only
+and without running code that comes with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from peft import PeftModel, prepare_model_for_kbit_training
+from peft import PeftConfig, PeftModel, prepare_model_for_kbit_training
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -18,17 +19,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import find_adapter_config_file
 
 from pl_pointwise.tasks.common.models import loading, model_source
 
-from .adapters import (
-    Lora,
-    add_lora,
-    base_of_adapter,
-    check_merging,
-    repository_file,
-    with_saved_adapter,
-)
+from ..text.conversations import ConversationEncoder
+from .adapters import Lora, add_lora, check_merging, merged_model
 from .policy import Policy
 
 
@@ -37,31 +33,27 @@ def load_language_model(
 ) -> PreTrainedModel | PeftModel:
     """The model of a policy or name, with fresh adapters if given; then only they are trainable.
 
-    A PEFT adapter of this name is merged into its base. Fresh adapters are in float32 even on a
-    base in half precision; with ``merge_on_export``, and on an adapter, those that cannot be merged
-    are refused.
+    Adapters are in float32 even on a base in half precision; with ``merge_on_export``, those that
+    cannot be merged are refused, and so is a model that is itself an adapter.
     """
     own = Policy(policy) if isinstance(policy, str) else policy
     name, revision, dtype = own.model_name, own.revision, own.dtype
     with loading(name):
-        base = base_of_adapter(name, revision)
-        if base and own.quantize_4bit:
+        source = model_source(name)
+        if find_adapter_config_file(source, revision=revision):
             raise ValueError(
-                f"{name} is an adapter, which cannot be merged into weights of 4 bits without "
-                "loss. Export it merged (merge_on_export), or set quantize_4bit to false."
+                f"{name} is an adapter. Give the whole model: its export with merge_on_export, or "
+                f"AutoPeftModelForCausalLM.from_pretrained({name!r}).merge_and_unload(), saved."
             )
-        source, of_base = base or (name, revision)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model_source(source),
-            revision=of_base,
+            source,
+            revision=revision,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=own.attention,
             quantization_config=_four_bits() if own.quantize_4bit else None,
             use_safetensors=True,
             trust_remote_code=False,
         )
-        if base:
-            model = with_saved_adapter(model, name, revision)
     if own.quantize_4bit:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if own.gradient_checkpointing:
@@ -69,9 +61,24 @@ def load_language_model(
     if lora is not None:
         names = set(model.state_dict())
         adapted = add_lora(model, lora)
-        if own.merge_on_export or base:
+        if own.merge_on_export:
             check_merging(adapted, names, lora)
         return adapted
+    return model
+
+
+def load_exported(folder: str) -> PreTrainedModel:
+    """The model of an export, an adapter merged into its base; from safetensors only."""
+    if find_adapter_config_file(folder) is None:
+        model = load_language_model(folder)
+    else:
+        with loading(folder):
+            config = PeftConfig.from_pretrained(folder)
+            if not (Path(folder) / "adapter_model.safetensors").is_file():
+                raise OSError(f"{folder} has no adapter_model.safetensors; others may run code.")
+            base = Policy(str(config.base_model_name_or_path), revision=config.revision)
+            model = merged_model(PeftModel.from_pretrained(load_language_model(base), folder))
+    assert isinstance(model, PreTrainedModel)
     return model
 
 
@@ -84,24 +91,27 @@ def checkpoint_gradients(model: PreTrainedModel) -> None:
     enable({"use_reentrant": False})
 
 
-def load_tokenizer(
+def load_encoder(
     name: str,
-    *,
-    revision: str | None = None,
-    chat_template: str | None = None,
-    default_template: str | None = None,
-) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; a :class:`~.conversations.ConversationEncoder` checks it."""
-    with loading(name):
-        base = base_of_adapter(name, revision)
-        if base and not repository_file(name, "tokenizer_config.json", revision):
-            name, revision = base
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            model_source(name), revision=revision, trust_remote_code=False
-        )
+    revision: str | None,
+    chat_template: str | None,
+    template_arguments: Mapping[str, Any] | None,
+    default_template: str | None,
+) -> ConversationEncoder:
+    """The tokenizer of a model and its template, its own only where neither other is given."""
+    tokenizer = load_tokenizer(name, revision)
     if chat_template is not None and chat_template.endswith(".jinja"):
         chat_template = Path(chat_template).read_text(encoding="utf-8")
     tokenizer.chat_template = chat_template or tokenizer.chat_template or default_template
+    return ConversationEncoder(tokenizer, template_arguments=template_arguments)
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model."""
+    with loading(name):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            model_source(name), revision=revision, trust_remote_code=False
+        )
     return tokenizer
 
 

@@ -19,8 +19,7 @@ class Policy:
     """A causal language model that is trained; as it was before, it is the reference policy.
 
     Args:
-        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``. For a PEFT
-            adapter, its base with the adapter merged into it, which is then the reference.
+        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``.
         revision: of the model on the hub.
         chat_template: instead of the tokenizer's own, a template or the path of a .jinja file.
         template_arguments: the chat template's arguments besides the conversation, such as
@@ -40,7 +39,7 @@ class Policy:
         generation: how prompts are answered; "default" takes the task's, and given in part it is as
             with ``lora``.
         merge_on_export: export the whole model, with its adapters merged into it, as in any case
-            where no adapters are trained, or ``model_name`` is itself an adapter.
+            where no adapters are trained.
     """
 
     model_name: str

@@ -15,19 +15,17 @@ share, so that the choice between them stays in the response. The prompt of an a
 of its own is the generation prompt alone.
 
 Templates leave out what they have no place for, in silence. So every text that is given is looked
-for in what was rendered, and a record of which one is missing is refused. Calls
-for which a template has no form are written as one text, ``<TOOLCALL>[…]</TOOLCALL>``.
+for in what was rendered, and a record of which one is missing is refused.
 """
 
 from __future__ import annotations
 
 import json
-import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
 from itertools import product
 from os.path import commonprefix
 from typing import Any
@@ -38,11 +36,8 @@ from transformers import PreTrainedTokenizerBase
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import shown
 
-from .calls import calls_in
-from .messages import Answer, Message, Parts, calls_as_text, parts_of
+from .messages import Answer, Message, Parts, parts_of
 from .reasoning import THOUGHTS, empty_thought, split_thought
-
-log = logging.getLogger(__name__)
 
 DATE = datetime(2024, 7, 26)
 """The date that a template gets as today's, or a run could not be repeated tomorrow."""
@@ -61,7 +56,6 @@ class ConversationEncoder:
         template_arguments: the template's other arguments, such as {"enable_thinking": False}.
 
     Attributes:
-        calls_by_template: whether the template has a form for tool calls.
         closing: what ends an assistant's turn, the end token included.
     """
 
@@ -83,7 +77,7 @@ class ConversationEncoder:
         self._special = _any_of([end, *(token.content for token in added if token.special)])
         self._tokens = _any_of([end, *(token.content for token in added)])
         self._thinks = any(mark in tokenizer.get_chat_template() for _, mark in THOUGHTS)
-        self._loses_calls = self.calls_by_template = self._arguments_as_text = False
+        self._calls_a_turn, self._arguments_as_text = math.inf, False
         try:
             self._cut([_ASK], [], "probe", [])
         except DataError as error:
@@ -104,15 +98,14 @@ class ConversationEncoder:
 
         Some tokenizers have a template of their own for conversations with tools (Hermes).
         """
-        written, self.calls_by_template = "", True
+        written = ""
         for tools, self._arguments_as_text in product(([], [_TOOL]), (False, True)):
-            self._probe_tools: Sequence[Message] = tools
             with suppress(DataError):
                 written = self._answered([_ASK], tools, "probe", Parts(calls=[_CALL]))
             if _VALUE in written:
                 break
         else:
-            self.calls_by_template, self._probe_tools = False, []
+            self._calls_a_turn = 0
             return
         tail = written.rpartition(_VALUE)[2]
         marks = list(re.finditer(self._special, tail))
@@ -121,22 +114,8 @@ class ConversationEncoder:
         self._behind_call = end
         both = Parts(calls=[_CALL, {**_CALL, "name": _SECOND}])
         with suppress(DataError):
-            self._loses_calls = _SECOND not in self._answered([_ASK], tools, "probe", both)
-
-    @cached_property
-    def reads_calls(self) -> bool:
-        """Whether :func:`~.calls.calls_in` reads a call as this template writes it."""
-        read = False
-        with suppress(DataError):
-            _, (text,) = self.texts([_ASK], self._probe_tools, "probe", [[_CALL]])
-            read = calls_in(text[: self.characters(text)]) == [_CALL]
-        if not read:
-            log.warning(
-                "Tool calls in the form of the chat template of %s are not read back: answers have "
-                "no valid_call and right_tool.",
-                self.tokenizer.name_or_path,
-            )
-        return read
+            if _SECOND not in self._answered([_ASK], tools, "probe", both):
+                self._calls_a_turn = 1
 
     @property
     def end_ids(self) -> list[int]:
@@ -208,7 +187,7 @@ class ConversationEncoder:
         stem = base.removesuffix(thought)
         texts = self._answered(messages, tools, where, Parts(_PROBE))
         head = texts[: texts.rfind(_PROBE)]
-        if self.calls_by_template and (tools or any(parts.calls for parts in answers)):
+        if self._calls_a_turn and (tools or any(parts.calls for parts in answers)):
             called = self._answered(messages, tools, where, Parts(calls=[_CALL]))
             place = _shared(head, called)
             inside = (found.span() for found in re.finditer(self._tokens, texts))
@@ -267,11 +246,7 @@ class ConversationEncoder:
                     new = {"type": "function", "id": f"call{known:05d}", "function": function}
                     waiting.append((call.get("id"), new))
                     known += 1
-                if self.calls_by_template:
-                    turn["tool_calls"] = [call for _, call in waiting]
-                else:
-                    text = calls_as_text([call["function"] for call in calls])
-                    turn["content"] = "\n".join(filter(None, [turn["content"], text]))
+                turn["tool_calls"] = [call for _, call in waiting]
             turns.append(turn)
         return turns
 
@@ -295,10 +270,12 @@ class ConversationEncoder:
     ) -> str:
         """The conversation, up to where the assistant begins unless it is ``answered``."""
         turns = self._turns(messages)
-        if self._loses_calls and any(len(each.get("tool_calls") or ()) > 1 for each in turns):
+        calls = max(len(turn.get("tool_calls") or ()) for turn in turns)
+        if calls > self._calls_a_turn:
             raise DataError(
-                f"{where}: the chat template writes one tool call a turn, and there are several. "
-                "Give each a turn of its own, followed by its result, or take the record out."
+                f"{where}: the chat template takes at most {self._calls_a_turn} tool calls a turn "
+                f"(here: {calls}). Take another in chat_template, give each call its own turn, "
+                "followed by its result, or take the record out."
             )
         listed: list[dict[str, Any]] = [
             dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}

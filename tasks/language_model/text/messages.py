@@ -93,11 +93,6 @@ def turn_text(message: Message) -> str:
     )
 
 
-def calls_as_text(calls: Sequence[Message]) -> str:
-    """Tool calls for a template that has no form for them."""
-    return f"{_OPEN}{json.dumps(list(calls), ensure_ascii=False)}{_CLOSE}"
-
-
 # Messages -----------------------------------------------------------------------------------------
 
 
@@ -121,7 +116,7 @@ def as_turns(value: Any, where: str, name: str) -> Any:
 
     Weights are dropped where they ask for what is done: the assistant's last turn is trained on.
     """
-    listed = name in ("responses", "history") or re.match(_LIST_OF_TURNS, str(value), re.DOTALL)
+    listed = name == "responses" or re.match(_LIST_OF_TURNS, str(value), re.DOTALL)
     if listed and isinstance(value, str):
         value = tracked(from_text(value, where, name, "Give a list of {role, content} as JSON"))
     if not isinstance(value, list):

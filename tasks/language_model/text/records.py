@@ -189,7 +189,7 @@ def conversation(
 ) -> list[dict[str, Any]]:
     """The turns in the first of ``prompts``, a list or the user's text, behind a "system" prompt.
 
-    A text stands behind the turns of "history", and an "instruction" has its "input".
+    An "instruction" has its "input".
 
     then: turns that stand behind them or begin with them, as those in front of an answer.
     """
@@ -214,21 +214,10 @@ def _turns(row: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
         text = text_field(given, name, where)
         if name == "instruction" and str(more := row.get("input") or "").strip():
             text = f"{text}\n\n{text_field(more, 'input', where)}"
-        given = [*_earlier(row.get("history") or [], where), {"role": "user", "content": text}]
+        given = [{"role": "user", "content": text}]
     if not isinstance(given, list):
         raise bad_field(where, name, f"is {kind(given)}", "Give a text, or [{role, content}]")
     return parse_messages(given, where)
-
-
-def _earlier(history: Any, where: str) -> list[dict[str, Any]]:
-    """The turns of a history, that is turns, or lists of what was asked and answered."""
-    if is_turns(history):
-        return list(history)
-    if not isinstance(history, list) or any(type(e) is not list or len(e) != 2 for e in history):
-        remedy = "Give a list of [question, answer]"
-        raise bad_field(where, "history", "is no list of exchanges", remedy)
-    said = [turn for exchange in history for turn in exchange]
-    return [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(said)]
 
 
 def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]]:

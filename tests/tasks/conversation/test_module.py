@@ -24,18 +24,6 @@ from tests.tasks.conftest import (
 from tests.tasks.conversation.conftest import ADAPTERS as ADAPTERS  # Of tests/callbacks too.
 from tests.tasks.conversation.conftest import conversation_rows, data_of, made, written
 
-
-@pytest.mark.parametrize("read", [True, False])
-def test_calls_are_judged_where_those_of_the_template_are_read(
-    scored, conversation_file, read
-) -> None:
-    module, batch = scored(conversation_file)
-    module.encoder.__dict__["reads_calls"] = read
-    answers = module.batch_answers(batch, [(row, row) for row in range(4)], "test")
-    judged = [{"valid_call", "right_tool"} <= set(each) for each in answers]
-    assert sum(judged) == read
-
-
 # Terms --------------------------------------------------------------------------------------------
 
 

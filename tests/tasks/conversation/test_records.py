@@ -169,7 +169,7 @@ def test_other_fields_of_public_data_are_named_once_a_file() -> None:
 
 CONVERSED = {"messages": [*ASK, SAID]}
 CHANGED: list[tuple[dict[str, Any], str]] = [
-    (CONVERSED | {"history": [["a", "b"]]}, "history"),
+    ({"query": "Hi", "response": "yes", "history": [["a", "b"]]}, "history"),
     (CONVERSED | {"images": ["a.png"]}, "images"),
     (CONVERSED | {"train": False}, "train"),
     ({"prompt": "Hi", "answer": "yes", "role": "keep", "label": False}, "label"),
@@ -237,23 +237,6 @@ def test_a_prompt_and_the_turns_of_the_answers_are_one_conversation(
         else:
             record = Reading()(front | given, "f")
             assert (record.messages, roles(record)) == (expected, answers)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"instruction": "Well?", "input": "", "output": "yes"},
-        {"query": "Well?", "response": "yes", "system": "Be short."},
-        {"prompt": "Well?", "completion": "yes"},
-    ],
-)
-def test_history_is_the_earlier_turns(row) -> None:
-    for history in ([["Hi", "What?"]], json.dumps([["Hi", "What?"]]), MORE[:2]):
-        record = Reading()(row | {"history": history}, "f")
-        assert record.messages[-3:] == MORE
-        assert record.messages[:-3] == [BRIEF] * ("system" in row)
-    with pytest.raises(DataError, match='"history" is no list of exchanges'):
-        Reading()(row | {"history": [["Hi"]]}, "f")
 
 
 def test_turns_of_others_have_our_roles() -> None:

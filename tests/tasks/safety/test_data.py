@@ -14,8 +14,7 @@ from pl_pointwise.data import categories_of, units_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.data import Preparation
-from pl_pointwise.tasks.language_model.model.loading import load_tokenizer
-from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.model.loading import load_encoder
 from pl_pointwise.tasks.safety.data import (
     ALPACA_TEMPLATE,
     PAPER_CATEGORIES,
@@ -205,7 +204,7 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
     tokenizer = build_tokenizer()
     tokenizer.chat_template = None
     tokenizer.save_pretrained(bare)
-    encoder = ConversationEncoder(load_tokenizer(str(bare), default_template=ALPACA_TEMPLATE))
+    encoder = load_encoder(str(bare), None, None, None, ALPACA_TEMPLATE)
     messages = [{"role": "user", "content": "Name a tree."}]
     prompt = encoder.prompt(messages, [], "x")
     assert prompt.startswith("<|start|>Below is an instruction that describes a task.")
@@ -213,8 +212,8 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
     assert encoder.texts(messages, [], "x", ["The oak."]) == (prompt, ["The oak.<|end|>"])
     path = tmp_path / "mine.jinja"
     path.write_text(ALPACA_TEMPLATE)
-    given = load_tokenizer(str(language_model_folder), chat_template=str(path))
-    assert given.chat_template == ALPACA_TEMPLATE
+    given = load_encoder(str(language_model_folder), None, str(path), None, None)
+    assert given.tokenizer.chat_template == ALPACA_TEMPLATE
 
 
 # Refused ------------------------------------------------------------------------------------------

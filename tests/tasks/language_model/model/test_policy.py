@@ -216,7 +216,8 @@ def test_a_name_instead_of_a_policy_is_explained(language_model_folder) -> None:
 def test_the_data_take_model_and_template_from_the_module(
     language_model_folder, data, tmp_path
 ) -> None:
-    template = "{{ tools }}{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}"
+    template = "{{ tools }}{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }}"
+    template += "{% endfor %}"
     template += "{% if add_generation_prompt %}assistant:{% endif %}"
     policy = Policy(str(language_model_folder), chat_template=template, lora=SMALL)
     quiet_trainer(tmp_path, max_steps=1).fit(When2CallModule(policy), data)

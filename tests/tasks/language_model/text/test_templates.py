@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.model import generation
 from pl_pointwise.tasks.language_model.model.generation import Generation, generate_answers
-from pl_pointwise.tasks.language_model.text.calls import calls_in
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.text.messages import parts_of
 from pl_pointwise.tasks.language_model.text.refusals import is_refusal
@@ -57,7 +56,7 @@ THINKING = [
     *("deepseek_r1", "deepseek_v3", "glm_4_5", "glm_4_7", "gpt_oss", "nemotron_3", "qwen3", "qwq")
 ]
 
-# by template: what a call is written as behind the prompt; None: as <TOOLCALL>[…]</TOOLCALL>
+# by template: what a call is written as behind the prompt; None: it is refused
 CALLS = {
     **dict.fromkeys(["deepseek_r1", "gemma_2", "gemma_3", "llama_3"]),
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n",
@@ -73,9 +72,7 @@ CALLS = {
     "nemotron_3": '\n<tool_call>\n<function=add>{"a": 1}</function>\n</tool_call><|im_end|>',
     "qwq": f"\n{QWEN}<|im_end|>",
 }
-READ_BACK = {"llama_3_1", "llama_3_2", "mistral_v3", "qwen2_5", "qwen3", "qwq"} | {
-    name for name, form in CALLS.items() if form is None
-}
+CALLING = [name for name in ALL if CALLS[name]]
 BOTH = {"content": "Let me add.", "tool_calls": [CALL]}
 SYSTEM = {"role": "system", "content": "Be kind."}
 MARKED = "Write `</think>` to end a thought, then the answer."
@@ -127,14 +124,11 @@ def test_template_arguments_reach_the_template(name) -> None:
     assert ("/nothink" in prompt) == (name == "glm_4_5")
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", CALLING)
 def test_a_tool_call_is_behind_the_same_prompt_as_a_text(name) -> None:
     made = encoder(name)
-    assert made.calls_by_template == (CALLS[name] is not None)
-    answers = [[CALL], REFUSAL]
-    prompt, (call, text) = made.texts(ASKED, [], "here", answers)
-    as_text = '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>'
-    assert call.startswith(CALLS[name] or as_text)
+    prompt, (call, text) = made.texts(ASKED, [], "here", [[CALL], REFUSAL])
+    assert call.startswith(CALLS[name])
     assert REFUSAL in text
     ((_, (ids, _)),) = made.encode([prompt], [[call, text]])
     assert ids[-1] in made.end_ids  # or generation would run on behind a call
@@ -189,7 +183,7 @@ def test_prompt_and_response_are_the_tokens_of_the_whole(name, kind) -> None:
     """So no seam is within a special token; and only the last token of a response ends it."""
     made, (messages, tools) = encoder(name), CONVERSATIONS[kind]
     answers = [REFUSAL, "e", 'One.\n\nTwo {b}: "c"', [CALL]]
-    for answer in answers:
+    for answer in answers if CALLS[name] else answers[:3]:
         prompt, response = rendered(name, answer, messages, tools)
         ((prompt_ids, (ids,)),) = made.encode([prompt], [[response]])
         whole = made.tokenizer(prompt + response, add_special_tokens=False).input_ids
@@ -259,15 +253,6 @@ def test_thoughts_of_earlier_turns_may_be_left_out() -> None:
     assert "Who is it?" not in prompt
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_calls_are_read_back_or_not_judged(name) -> None:
-    made = encoder(name)
-    assert made.reads_calls == (name in READ_BACK)
-    response = rendered(name, [CALL])[1]
-    read = calls_in(response[: made.characters(response)])
-    assert read == ([CALL] if made.reads_calls else None)
-
-
 @pytest.mark.parametrize(
     ("names", "answer", "tools", "said"),
     [
@@ -281,6 +266,14 @@ def test_what_a_template_leaves_out_is_refused(names, answer, tools, said) -> No
             rendered(name, answer, ASKED, tools)
 
 
+@pytest.mark.parametrize("name", sorted({*ALL} - {*CALLING}))
+def test_calls_for_which_a_template_has_no_form_are_refused(name) -> None:
+    """Also where the text beside them has all of their words."""
+    for answer, messages in (([CALL], ASKED), (BOTH, ASKED), (REFUSAL, HISTORY)):
+        with pytest.raises(DataError, match=r"here: .* at most 0 tool calls.* chat_template"):
+            rendered(name, answer, messages)
+
+
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm_4_5", "gpt_oss", "qwen2_5", "qwen3"])
 def test_an_answer_of_text_and_call_keeps_both(name) -> None:
     _, response = rendered(name, BOTH)
@@ -288,12 +281,12 @@ def test_an_answer_of_text_and_call_keeps_both(name) -> None:
     assert "add" in response.partition("Let me add.")[2]
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if CALLS[n]])
+@pytest.mark.parametrize("name", CALLING)
 def test_several_calls_are_all_written_or_refused(name) -> None:
     """gpt-oss's template writes the first and drops the others."""
     calls = [CALL, CALL | {"name": "subtract"}]
     if name in ("gpt_oss", "llama_3_1", "llama_3_2"):
-        with pytest.raises(DataError, match=r"here: .*(one tool call a turn|single tool-calls)"):
+        with pytest.raises(DataError, match=r"here: .*(at most 1 tool call|single tool-call)"):
             rendered(name, calls)
     else:
         response = rendered(name, calls)[1]
@@ -307,7 +300,7 @@ HISTORY: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if CALLS[n]])
+@pytest.mark.parametrize("name", CALLING)
 @pytest.mark.parametrize("thanks", [False, True])
 def test_calls_and_results_of_earlier_turns_stay(name, thanks) -> None:
     """With a result last, and with a user's turn behind it."""
@@ -338,7 +331,6 @@ def test_a_template_of_its_own_for_tools_writes_the_calls() -> None:
         "<tool_call>",
         "</tool_call><|end|>",
     )
-    assert made.reads_calls
     with pytest.raises(DataError, match="leaves out a tool call of an answer"):
         made.texts(ASKED, [], "here", [[CALL]])
     of = "(call.function or call)"
