@@ -12,15 +12,15 @@ from pandas import DataFrame
 
 from pl_pointwise.certificates import ASSUMPTIONS
 
-from .p_values import Losses, p_value, samples_needed_like, upper_bound
-from .requirement import Requirement, Subject
+from .p_values import Losses, p_value, samples_needed, samples_needed_like, upper_bound
+from .requirement import Requirement
 from .samples import (
     CERTIFICATION,
     SELECTION,
     lines_about,
     losses_by_unit,
     losses_of,
-    subjects_in,
+    require_known,
 )
 from .selection import Candidate, Selection, select
 
@@ -38,7 +38,7 @@ class MeasuredModel:
 class Finding:
     """One requirement on one model's certification samples, or new records."""
 
-    subject: Subject
+    requirement: Requirement
     lines: DataFrame
     """Of the samples that it is about, with the loss of each."""
     losses: Losses
@@ -53,18 +53,19 @@ class Finding:
 
     @classmethod
     def of(
-        cls, samples: DataFrame, subject: Subject, zero_one: bool, sure: float, sure_of_bound: float
+        cls,
+        samples: DataFrame,
+        requirement: Requirement,
+        zero_one: bool,
+        sure: float,
+        sure_of_bound: float,
     ) -> Finding:
         """sure, sure_of_bound: the confidence of the p-value, and of the bound."""
-        lines = lines_about(samples, subject, CERTIFICATION)
-        losses = losses_by_unit(lines, subject.requirement)
-        p = p_value(losses, subject.requirement.at_most, sure, zero_one)
+        lines = lines_about(samples, requirement, CERTIFICATION)
+        losses = losses_by_unit(lines, requirement)
+        p = p_value(losses, requirement.at_most, sure, zero_one)
         bound = upper_bound(losses, sure_of_bound, zero_one)
-        return cls(subject, lines, losses, zero_one, sure, p, bound)
-
-    @property
-    def requirement(self) -> Requirement:
-        return self.subject.requirement
+        return cls(requirement, lines, losses, zero_one, sure, p, bound)
 
     @property
     def n(self) -> int:
@@ -81,8 +82,10 @@ class Finding:
 
     def samples_needed(self) -> int | None:
         """How many units like these would show it; None: no number would."""
-        at_most = self.requirement.at_most
-        return samples_needed_like(self.losses, at_most, self.confidence, self.zero_one)
+        at_most, sure = self.requirement.at_most, self.confidence
+        if self.zero_one or not self.n:
+            return samples_needed(at_most, self.share, sure)
+        return samples_needed_like(self.losses, at_most, sure)
 
     def _met_before(self) -> str:
         """On how many units the predecessor meets what may be lost or gained."""
@@ -133,7 +136,7 @@ class Answer:
     """What came of the test; made by :func:`choose_model`."""
 
     models: Sequence[MeasuredModel]
-    subjects: Sequence[Subject]
+    requirements: Sequence[Requirement]
     confidence: float
     selection: Selection
     predecessor: str | None = None
@@ -148,11 +151,13 @@ class Answer:
     def findings(self) -> list[list[Finding]]:
         """By model and requirement, on the certification split."""
         # Over all models and requirements at once, so that every bound may be read.
-        each = 1 - (1 - self.confidence) / (len(self.models) * len(self.subjects))
+        each = 1 - (1 - self.confidence) / (len(self.models) * len(self.requirements))
         found = [
             [
-                Finding.of(model.samples, subject, kind, self.confidence, each)
-                for subject, kind in zip(self.subjects, self.selection.zero_one, strict=True)
+                Finding.of(model.samples, requirement, kind, self.confidence, each)
+                for requirement, kind in zip(
+                    self.requirements, self.selection.zero_one, strict=True
+                )
             ]
             for model in self.models
         ]
@@ -186,7 +191,7 @@ class Answer:
         shown = self.nearest() if chosen is None else chosen
         name, sure = self.models[shown].name, f"{100 * self.confidence:g} %"
         wrong = f"{100 * (1 - self.confidence):.3g}"
-        met = "the requirement" if len(self.subjects) == 1 else "all requirements together"
+        met = "the requirement" if len(self.requirements) == 1 else "all requirements together"
         if chosen is None:
             first = f"None of the {count} models is certified to meet {met} with {sure} confidence."
             first += f" {name} comes nearest:"
@@ -239,9 +244,8 @@ class Answer:
                 {
                     "text": each.requirement.text,
                     "seen": each.text(),
-                    "dataset": each.subject.dataset,
-                    "quantity": each.subject.quantity,
-                    "category": each.subject.category,
+                    "quantity": each.requirement.quantity,
+                    "category": each.requirement.category,
                     "at_most": each.requirement.at_most,
                     **{name: getattr(each, name) for name in ("n", "share", "p", "bound")},
                 }
@@ -259,16 +263,16 @@ def choose_model(
     predecessor: str | None = None,
 ) -> Answer:
     """Which model meets all requirements, with its certificate; ``predecessor``: for the text."""
-    subjects = subjects_in(models[0].samples, requirements)
+    require_known(models[0].samples, requirements)
     candidates = [
         Candidate(
             model.name,
             float(np.nan_to_num(model.objective[SELECTION], nan=np.inf)),
-            [losses_of(model.samples, subject, SELECTION) for subject in subjects],
-            [losses_of(model.samples, subject, CERTIFICATION) for subject in subjects],
+            [losses_of(model.samples, each, SELECTION) for each in requirements],
+            [losses_of(model.samples, each, CERTIFICATION) for each in requirements],
         )
         for model in models
     ]
     rates = [requirement.at_most for requirement in requirements]
     selection = select(candidates, rates, confidence)
-    return Answer(models, subjects, confidence, selection, predecessor)
+    return Answer(models, requirements, confidence, selection, predecessor)

@@ -24,7 +24,7 @@ from .samples import (
     Source,
     lines_about,
     records_not_known,
-    subjects_in,
+    require_known,
     units_in,
 )
 
@@ -78,13 +78,14 @@ def check_splits(
             )
     require_separate_splits(samples)
     samples = samples.assign(before=torch.nan)  # Nothing is measured.
-    for subject in subjects_in(samples, requirements):
-        n = lines_about(samples, subject, CERTIFICATION)["unit"].nunique()
-        needed = subject.requirement.fewest_samples(confidence)
+    require_known(samples, requirements)
+    for each in requirements:
+        n = lines_about(samples, each, CERTIFICATION)["unit"].nunique()
+        needed = each.fewest_samples(confidence)
         if n < needed:
-            of = f" of category {subject.category}" if subject.category is not None else ""
+            of = f" of category {each.category}" if each.category else ""
             raise RequirementError(
-                f"{subject.requirement.text!r}: certifying this at {100 * confidence:g} % takes at "
+                f"{each.text!r}: certifying this at {100 * confidence:g} % takes at "
                 f"least {needed:,} independent samples, all of them satisfied (or equal to the "
                 f"predecessor's), and the certification split has {n:,}{of}. Hold out more, "
                 "require less, or lower --confidence."

@@ -37,10 +37,10 @@ from .requirement import Requirement, RequirementError
 from .samples import (
     CERTIFICATION,
     beside,
-    known_from,
+    quantities_in,
     records_not_known,
+    require_known,
     require_same_bounds,
-    subjects_in,
 )
 from .uses import remember_use, uses_of
 
@@ -89,7 +89,7 @@ def check_models(
     require_same_bounds({str(folder): bounds, str(against): theirs})
     texts = require or [
         *(each["text"] for each in certificate["requirements"]),
-        *(f"lost({name}) <= 0.05" for name in known_from(new).constraints),
+        *(f"lost({name}) <= 0.05" for name in quantities_in(new, "constraint")),
     ]
     requirements = [Requirement.parse(text) for text in texts]
     found = check(beside(new, before, requirements), requirements, confidence)
@@ -114,12 +114,12 @@ def check(
     samples: of :func:`~.samples.beside`; ``split`` is not read.
     """
     samples, verdicts = samples.assign(split=CERTIFICATION), list[Finding]()
-    for subject in subjects_in(samples, requirements):
-        zero_one = subject.requirement.beyond is not None  # Not by a look at the losses.
-        verdicts.append(Finding.of(samples, subject, zero_one, confidence, confidence))
+    require_known(samples, requirements)
+    for each in requirements:
+        zero_one = each.beyond is not None  # Not by a look at the losses.
+        verdicts.append(Finding.of(samples, each, zero_one, confidence, confidence))
         if not verdicts[-1].n:
-            text = subject.requirement.text
-            raise RequirementError(f"{text!r}: none of the records is about it.")
+            raise RequirementError(f"{each.text!r}: none of the records is about it.")
     return verdicts
 
 
