@@ -7,9 +7,9 @@ Both folders are ones that ``compare --require`` exported; ``--against start`` i
 was trained from. Both are measured on the records, which
 must have chosen neither. The answer is yes if every requirement is met; where one is not, that
 happens with a probability of at most 1 − confidence. Without --require: what NEW is certified for,
-and "lost(…) <= 0.05" for each of its constraints. Exit status: 0 for yes, 1 for no. --summary
-writes the table as Markdown, for a pull request. From the folders' configurations only classes of
-this package are built; --config names one that you trust.
+and "lost(…) <= 0.05" for each of its constraints. The answer is Markdown; exit status: 0 for yes, 1
+for no. From the folders' configurations only classes of this package are built; --config names one
+that you trust.
 """
 
 from __future__ import annotations
@@ -52,16 +52,12 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--against", required=True, metavar="OLD", help=f"another, or {START}")
     parser.add_argument("--require", action="append", default=[], help="a condition; several hold")
     parser.add_argument("--confidence", type=fraction, default=0.95)
-    parser.add_argument("--summary", type=Path, help="a Markdown file for the answer")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
     rest = known.require, known.confidence, known.config
     with short_errors(parser.prog, REFUSED):
         found = check_models(known.folder, known.against, options, *rest)
-    text = report(found)
-    print(text)
-    if known.summary is not None:
-        known.summary.write_text(text + "\n", encoding="utf-8")
+    print(report(found))
     if not all(each.met for each in found):
         raise SystemExit(1)
 

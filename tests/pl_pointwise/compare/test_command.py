@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -165,16 +164,3 @@ def test_a_method_that_is_wrong_is_named_before_the_first_run(
     assert "error: nothing was run; wrong: " in line
     assert said in line
     assert not (tmp_path / "out").exists()
-
-
-def test_a_dry_run_lists_the_runs_and_the_command_of_each(files, tmp_path, capsys) -> None:
-    seeds = ["--seeds", "0", "1", "0"]  # Twice it would count as two runs.
-    main(["compare", *files, "--output", str(tmp_path / "out"), *seeds, "--dry-run"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "4 runs, 4 of them to do:"
-    assert lines[1] == "  [1/4] plain · seed 0: to do"
-    assert lines[2].strip().endswith(f"--output {tmp_path / 'out'} --seeds 0 1 0 --only 1")
-    assert len(lines) == 9
-    assert not (tmp_path / "out").exists()
-    main(shlex.split(lines[4])[1:])
-    assert [path.parent.name for path in (tmp_path / "out").rglob("result.json")] == ["seed-1"]
