@@ -92,15 +92,8 @@ def pareto(runs: DataFrame, axes: Sequence[str], styles: Styles) -> Figure:
     # Between two points of the frontier lies what the worse coordinates of both attain.
     panel.step(*stairs.T, where="post", color="black", linewidth=1.2, zorder=1, label="frontier")
     for method, mean, std in zip(means.index, points, stds.to_numpy(), strict=True):
-        panel.errorbar(
-            *mean,
-            *std[::-1],  # y's comes first.
-            **{**styles[method], "linestyle": "none"},
-            markersize=8,
-            capsize=2,
-            elinewidth=0.9,
-            label=method,
-        )
+        look = {**styles[method], "linestyle": "none", "markersize": 8, "capsize": 2}
+        panel.errorbar(*mean, *std[::-1], **look, elinewidth=0.9, label=method)  # y's std first.
     panel.set_xlabel(f"{x}\n(lower is better)")
     panel.set_ylabel(f"{y}\n(lower is better)")
     panel.grid(alpha=0.3)
@@ -108,7 +101,7 @@ def pareto(runs: DataFrame, axes: Sequence[str], styles: Styles) -> Figure:
     if 0 < 30 * points[:, 1].min() < points[:, 1].max():
         panel.set_yscale("log")
     note = "Mean ± standard deviation over the seeds. Frontier: no method is better in both."
-    return with_legend(figure, ["frontier", *means.index], 3, note)
+    return with_legend(figure, 3, note)
 
 
 def frontier(points: Any) -> list[int]:
@@ -120,12 +113,9 @@ def frontier(points: Any) -> list[int]:
     [0, 1, 3]
     """
     costs = np.array(points, dtype=float).reshape(-1, 2)
-    return [
-        place
-        for place, cost in enumerate(costs)
-        if np.isfinite(cost).all()
-        and not ((costs <= cost).all(axis=1) & (costs < cost).any(axis=1)).any()
-    ]
+    no_higher, lower = costs[:, None] <= costs, costs[:, None] < costs
+    beaten = (no_higher.all(2) & lower.any(2)).any(0)
+    return np.flatnonzero(np.isfinite(costs).all(1) & ~beaten).tolist()
 
 
 Curves = Mapping[str, Mapping[str, np.ndarray]]
@@ -165,7 +155,7 @@ def violation_cdfs(violations: Curves, styles: Styles) -> Figure:
         _compress(of_row, beside)
         beside[0].set_ylabel("share of values")
     note = "All seeds of a method together. Left of the line: satisfied."
-    return with_legend(figure, list(styles), 3 if len(stages) > 1 else 2, note)
+    return with_legend(figure, 3 if len(stages) > 1 else 2, note)
 
 
 def _compress(values: Sequence[np.ndarray], panels: Iterable[Any]) -> None:
@@ -181,19 +171,18 @@ def _compress(values: Sequence[np.ndarray], panels: Iterable[Any]) -> None:
         panel.set_xlabel(f"{panel.get_xlabel()}, logarithmic beyond ±{bound:g}")
 
 
-def with_legend(figure: Figure, names: Sequence[str], columns: int, note: str) -> Figure:
-    """Returns the figure with the curves of these names, and a note, below it."""
+def with_legend(figure: Figure, columns: int, note: str) -> Figure:
+    """Returns the figure with its curves, each once, and a note below it."""
     handles = {
         label: handle
         for panel in figure.axes
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    shown = [name for name in names if name in handles]
     figure.legend(
-        [handles[name] for name in shown],
-        shown,
+        handles.values(),
+        handles.keys(),
         loc="outside lower center",
-        ncols=max(1, min(columns, len(shown))),
+        ncols=max(1, min(columns, len(handles))),
         title=note,
         title_fontsize="small",
         fontsize="small",

@@ -12,7 +12,7 @@ from pandas import DataFrame
 
 from pl_pointwise.certificates import ASSUMPTIONS
 
-from .p_values import Losses, p_value, samples_needed, samples_needed_like, upper_bound
+from .p_values import Losses, p_value, samples_needed, upper_bound
 from .requirement import Requirement
 from .samples import (
     CERTIFICATION,
@@ -81,15 +81,13 @@ class Finding:
         return self.p <= 1 - self.confidence
 
     def samples_needed(self) -> int | None:
-        """How many units like these would show it; None: no number would."""
-        at_most, sure = self.requirement.at_most, self.confidence
-        if self.zero_one or not self.n:
-            return samples_needed(at_most, self.share, sure)
-        return samples_needed_like(self.losses, at_most, sure)
+        """How many units like these would show it; None: no number would, or of a metric."""
+        found = samples_needed(self.requirement.at_most, self.share, self.confidence)
+        return found if self.zero_one else None
 
     def _met_before(self) -> str:
-        """On how many units the predecessor meets what may be lost or gained."""
-        if self.requirement.beside not in ("lost", "gained"):
+        """On how many units the predecessor meets what may be lost."""
+        if self.requirement.beside != "lost":
             return ""
         share = (self.lines.groupby("unit")["before"].max() <= 0).mean()
         return f"; the predecessor meets it on {100 * share:.3g} % of them"
@@ -176,8 +174,10 @@ class Answer:
     def _advice(self, position: int) -> list[str]:
         """What may help a model that is not certified, by its largest p-value."""
         finding = max(self.findings[position], key=lambda each: each.p)
-        rate, more = finding.requirement.at_most, "More certification samples alone do not help."
-        if (needed := finding.samples_needed()) is not None:
+        rate, more = finding.requirement.at_most, "More certification samples may show it."
+        if finding.share >= rate:
+            more = "More certification samples alone do not help."
+        elif (needed := finding.samples_needed()) is not None:
             more = f"If that holds for new inputs, {needed:,} samples show it four times in five."
         return [
             f"{finding.requirement.text}: a mean loss of {finding.share:.3g} was seen, and at most "
@@ -245,7 +245,7 @@ class Answer:
                     "text": each.requirement.text,
                     "seen": each.text(),
                     "quantity": each.requirement.quantity,
-                    "category": each.requirement.category,
+                    "category": each.requirement.category or None,
                     "at_most": each.requirement.at_most,
                     **{name: getattr(each, name) for name in ("n", "share", "p", "bound")},
                 }

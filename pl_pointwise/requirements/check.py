@@ -148,7 +148,7 @@ def report(found: Sequence[Finding]) -> str:
             f"| {each.n:,} | {positions} |"
         )
     for each in found:
-        if each.requirement.beside in ("lost", "gained"):
+        if each.requirement.beside == "lost":
             lines += ["", f"{each.requirement.text}: {each.text()}."]
         if not each.met and (needed := each.samples_needed()) is not None:
             lines += [

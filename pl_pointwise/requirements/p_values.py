@@ -11,7 +11,6 @@ largest wealth of a gambler who bets that the mean is below; Waudby-Smith and Ra
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,23 +127,3 @@ def samples_needed(
     # Not by bisection: the power falls while the number that may be violated stays.
     lapses = np.append(0, n[binom.cdf(allowed, n, share) < power])
     return None if share >= at_most or lapses[-1] == n[-1] else int(lapses[-1]) + 1
-
-
-def samples_needed_like(losses: Losses, at_most: float, confidence: float = 0.95) -> int | None:
-    """Returns from how many samples on draws of these losses are certified by betting.
-
-    Four times in five, found by simulation; None where ten million losses are too few for it.
-
-    >>> samples_needed_like(np.array([0.5]), 0.51)  # Equal, 0.02 allowed.
-    173
-    """
-    draws = 100 if losses.std() > 0 else 1
-
-    def suffices(n: int) -> bool:
-        random = np.random.default_rng(0)
-        values = (betting(random.choice(losses, n), at_most, confidence) for _ in range(draws))
-        return sum(value <= 1 - confidence for value in values) >= 0.8 * draws
-
-    sizes = (2**k for k in range(24) if 2**k * draws <= 10_000_000)
-    most = next(filter(suffices, sizes), None) if losses.mean() < at_most else None
-    return None if most is None else bisect_left(range(most), True, key=suffices)

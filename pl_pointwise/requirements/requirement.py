@@ -6,7 +6,6 @@
     over_refusal <= 0.05                 a metric of the task that is a mean of values in [0, 1]
     mrr@10 >= 0.3
     lost(refuse) <= 0.02                 of all inputs: a predecessor met it, this model does not
-    gained(refuse/malware) >= 0.3        the other way round
     mrr@10 >= predecessor - 0.02         the difference of a metric
 
 All are of the splits, none of data sets besides. Each is a condition on one mean of losses in
@@ -18,7 +17,7 @@ counts, or of a metric their mean. A difference d of metrics in [0, 1] is the lo
 from __future__ import annotations
 
 import re
-import sys
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,12 +25,12 @@ import numpy as np
 
 from pl_pointwise.errors import DataError
 
-from .p_values import Losses, fewest_samples, samples_needed_like
+from .p_values import Losses, betting, fewest_samples
 
 NUMBER = r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
 LONGEST = 500
 FORM = re.compile(  # Of a text with single blanks, and none at its ends.
-    r"((?P<change>lost|gained)\s*\((?P<of>[^()]+)\)"
+    r"((?P<change>lost)\s*\((?P<of>[^()]+)\)"
     r"|(?P<name>[^:<>=]+?)(\s*:\s*(?P<statistic>violated|q\d{1,2}(\.\d+)?))?)"
     rf"\s*(?P<sign><=|>=)\s*((?P<bound>[-+]?{NUMBER})"
     rf"|predecessor\s*(?P<margin>[-+]\s*{NUMBER})?)"
@@ -63,7 +62,7 @@ class Requirement:
     """A violation above it counts as a loss; None for a metric."""
     complement: bool = False
     """Whether a metric has to be large, so that the loss is 1 − its value."""
-    beside: Literal["lost", "gained", "difference"] | None = None
+    beside: Literal["lost", "difference"] | None = None
     """What is compared with a predecessor; None for a requirement of one model."""
 
     @classmethod
@@ -86,10 +85,8 @@ class Requirement:
         quantity, _, category = (found["of"] or found["name"]).partition("/")
         about = text, quantity.strip(), category.strip()
         number = float("".join((bound or found["margin"] or "0").split()))
-        if statistic and large:
-            raise RequirementError(f"{text!r}: a violation has to be small. Write <=.")
-        if change and large != (change == "gained"):
-            raise RequirementError(f'{text!r}: write "lost(…) <= …" or "gained(…) >= …".')
+        if large and (statistic or change):
+            raise RequirementError(f"{text!r}: what is violated or lost has to be small. Write <=.")
         if bound is None:
             if number and large != (number < 0):
                 raise RequirementError(
@@ -117,8 +114,12 @@ class Requirement:
     def fewest_samples(self, confidence: float) -> int:
         """The fewest that certify a model which never fails; of a difference, an equal model."""
         if self.beside == "difference" and self.at_most > 0.5:
-            equal = np.array([0.5])
-            return samples_needed_like(equal, self.at_most, confidence) or sys.maxsize
+            equal = np.full(1_000_000, 0.5)
+
+            def suffices(n: int) -> bool:
+                return betting(equal[:n], self.at_most, confidence) <= 1 - confidence
+
+            return 1 + bisect_left(range(1, len(equal)), True, key=suffices)
         return fewest_samples(self.at_most, confidence)
 
     def losses(self, values: np.ndarray, before: np.ndarray | None = None) -> Losses:
@@ -130,10 +131,7 @@ class Requirement:
                 f"{self.text!r} is about a predecessor: pl-pointwise check MODEL --against OLD."
             )
         now, then = self._losses(values), self._losses(before)
-        if self.beside == "difference":
-            return (1 + now - then) / 2
-        counts = now > then if self.beside == "lost" else now >= then  # Of 0 and 1.
-        return counts.astype(float)
+        return (1 + now - then) / 2 if self.beside == "difference" else (now > then).astype(float)
 
     def _losses(self, values: np.ndarray) -> Losses:
         """The losses of one model."""

@@ -34,11 +34,10 @@ def table(values: object, kind: str = "constraint", units: object = None) -> pd.
     ("text", "losses"),
     [
         ("lost(refuse) <= 0.1", [0, 0, 1, 0]),
-        ("gained(refuse) >= 0.1", [1, 0, 1, 1]),
         ("refuse: violated <= 0.1", [0, 0, 1, 1]),
     ],
 )
-def test_lost_and_gained_are_of_all_inputs(text: str, losses: list[float]) -> None:
+def test_what_is_lost_is_of_all_inputs(text: str, losses: list[float]) -> None:
     now, before = np.array([-1.0, -1, 1, 1]), np.array([-1.0, 1, -1, 1])
     assert Requirement.parse(text).losses(now, before).tolist() == losses
 
@@ -100,7 +99,6 @@ def test_an_equal_model_needs_the_samples_of_the_test_that_is_made(
     assert required[0].fewest_samples(0.95) == needed
     equal = table([0.5] * 20, "metric")
     said = report(check(beside(equal, equal, required), required))
-    assert f"0 worse here is below the bound; if that holds, {needed} samples" in said
     assert f"| {margin} worse |" in said
     equal = table([0.5] * needed, "metric")
     assert all(each.met for each in check(beside(equal, equal, required), required))
