@@ -26,11 +26,11 @@ from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
 from .exported import (
+    CERTIFICATE,
     CHECKPOINT,
     REFUSED,
     START,
     measure_new_records,
-    model_files,
     read_certificate,
 )
 from .requirement import Requirement, RequirementError
@@ -89,7 +89,7 @@ def check_models(
     ]
     requirements = [Requirement.parse(text) for text in texts]
     found = check(beside(new, before, requirements), requirements, confidence)
-    weights = [digest_now(model_files(each) / CHECKPOINT) for each in (folder, old)]
+    weights = [digest_now(Path(each) / CERTIFICATE / CHECKPOINT) for each in (folder, old)]
     use = {"requirements": sorted(texts), "confidence": confidence, "weights": weights}
     used = sum(each["use"] != use for each in uses_of(new["unit"]).values())
     remember_use(use, new["unit"], Path(folder))
@@ -129,32 +129,19 @@ def report(found: Sequence[Finding]) -> str:
     """Returns the answer as Markdown."""
     confidence = found[0].confidence
     sure, wrong = f"{100 * confidence:g} %", f"{100 * (1 - confidence):.3g} %"
-    lines = [
-        f"**Yes**, with {sure} confidence: every requirement was shown to be met on inputs like "
-        f"these, by a test that says so wrongly in at most {wrong} of cases."
-        if all(each.met for each in found)
-        else f"**No**: not shown with {sure} confidence.",
-        "",
-        f"| required | met | seen here | at most, each alone with {sure} | required at most "
-        "| p | samples | against it, first samples |",
-        "|---" * 8 + "|",
-    ]
-    for each in found:
-        positions = ", ".join(map(str, against(each))) or "–"
-        seen, bound, most = map(each.shown, (each.share, each.bound, each.requirement.at_most))
-        met = "yes" if each.met else "no"
-        lines.append(
-            f"| {each.requirement.text} | {met} | {seen} | {bound} | {most} | {each.p:.2g} "
-            f"| {each.n:,} | {positions} |"
+    lines = [f"**No**: not shown with {sure} confidence.", ""]
+    if all(each.met for each in found):
+        lines[0] = (
+            f"**Yes**, with {sure} confidence: every requirement was shown to be met on inputs "
+            f"like these, by a test that says so wrongly in at most {wrong} of cases."
         )
     for each in found:
-        if each.requirement.beside == "lost":
-            lines += ["", f"{each.requirement.text}: {each.text()}."]
+        said = "met" if each.met else "not shown"
+        line = f"- {each.requirement.text}: **{said}**. {each.text()}."
+        if positions := against(each):
+            line += f" First samples against it: {', '.join(map(str, positions))}."
         if not each.met and (needed := each.samples_needed()) is not None:
-            lines += [
-                "",
-                f"{each.requirement.text}: {each.shown(each.share)} here is below the bound; "
-                f"if that holds, {needed:,} samples show it four times in five. Give more.",
-            ]
-    note = f"Assumptions: {ASSUMPTIONS} {found[0].note}".strip()
-    return "\n".join([*lines, "", *repetitions(found), note])
+            line += f" If that share holds, {needed:,} samples show it four times in five."
+        lines.append(line)
+    each_alone = f"Each bound holds alone with {sure}. Assumptions: {ASSUMPTIONS} {found[0].note}"
+    return "\n".join([*lines, "", *repetitions(found), each_alone.strip()])

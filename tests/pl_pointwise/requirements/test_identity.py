@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command
 from pl_pointwise.data import IndexedDataset
+from pl_pointwise.errors import DataError
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import MeasuredModel, choose_model
@@ -264,7 +265,7 @@ def test_other_weights_than_the_certified_are_named(here, name) -> None:
         lambda: monitor(model, NEW, own(model), here / "state.json"),
         lambda: check_models(model, "start", NEW, configs=own(model)),
     ):
-        with pytest.raises(RequirementError, match=differs):
+        with pytest.raises(DataError, match=differs):
             ask()
 
 

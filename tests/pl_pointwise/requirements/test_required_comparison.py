@@ -426,7 +426,7 @@ def test_check_says_whether_a_model_may_replace_another(certified, capsys) -> No
     main(["check", *words, "--against", words[0]])  # Nothing is lost against itself.
     said = capsys.readouterr().out
     assert "**Yes**" in said
-    assert "lost(near) <= 0.05 | yes | 0 |" in said
+    assert "- lost(near) <= 0.05: **met**. 0 of 200 units" in said
     with pytest.raises(SystemExit) as end:
         main(["check", *words, "--against", "start", "--require", "near: violated <= 0.001"])
     assert end.value.code == 1
