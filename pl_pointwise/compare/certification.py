@@ -170,7 +170,7 @@ def _write(found: Answer, output: Path) -> None:
     note = (
         "Order: in which the models were tested; – for one that another beats in p-value and "
         "objective on the selection split. Shares and p, the largest over the requirements, are of "
-        "the certification split. Bound: an upper bound that holds for all models together."
+        "the certification split; ≤: an upper bound that holds for all models together."
     )
     table = Table("Models", note, found.table()).markdown()
     text = f"# Answer\n\n{escaped(found.statement())}\n\n{table}"

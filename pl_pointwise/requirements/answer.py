@@ -118,15 +118,14 @@ def _better(loss: float) -> str:
 def repetitions(found: Sequence[Finding]) -> list[str]:
     """Returns what is to be said where units have several samples, which count as one."""
     most = max(found, key=lambda each: len(each.lines) / max(each.n, 1))
-    samples = len(most.lines)
-    if samples == most.n:
+    if len(most.lines) == most.n:
         return []
     largest = most.lines["unit"].value_counts(normalize=True).max()
-    told = f"Each distinct prompt or query counts once: {samples:,} samples are of {most.n:,}"
-    told += f", the largest has {100 * largest:.3g} % of them"
-    if samples > 1.1 * most.n:
-        told += ". Warning: of inputs that come as often as these, another share may fail"
-    return [f"{told}."]
+    return [
+        f"Each distinct prompt or query counts once: {len(most.lines):,} samples are of "
+        f"{most.n:,}, the largest has {100 * largest:.3g} % of them. Of inputs that come as often "
+        "as these, another share may fail."
+    ]
 
 
 @dataclass
@@ -219,16 +218,19 @@ class Answer:
         placed, lines = self.selection.order, []
         for position in [*placed, *(n for n in range(len(self.models)) if n not in placed)]:
             model, tested = self.models[position], self.selection.tested[position]
+            found = {
+                each.requirement.text: f"{each.shown(each.share)} (≤ {each.shown(each.bound)})"
+                for each in self.findings[position]
+            }
             line = {
                 "order": "–" if tested.place is None else str(tested.place + 1),
                 "model": model.name + (" (chosen)" if position == self.chosen else ""),
                 "objective, selection": f"{model.objective[SELECTION]:.4g}",
+                **found,
+                "p": f"{tested.p:.2g}",
+                "certified": "yes" if tested.certified else "–",
             }
-            for each in self.findings[position]:
-                line[each.requirement.text] = each.shown(each.share)
-                line[f"{each.requirement.text}: bound"] = each.shown(each.bound)
-            certified = "yes" if tested.certified else "–"
-            lines.append({**line, "p": f"{tested.p:.2g}", "certified": certified})
+            lines.append(line)
         return DataFrame(lines)
 
     def as_dict(self) -> dict[str, Any]:
