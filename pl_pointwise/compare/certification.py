@@ -20,7 +20,7 @@ from pandas import DataFrame, read_parquet
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.next_steps import exports
 from pl_pointwise.errors import DataError
-from pl_pointwise.printing import Table, escaped
+from pl_pointwise.printing import escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
 from pl_pointwise.requirements.beforehand import (
@@ -167,13 +167,7 @@ def _is_there(model: Path, use: str | None = None) -> bool:
 
 
 def _write(found: Answer, output: Path) -> None:
-    note = (
-        "Order: in which the models were tested; – for one that another beats in p-value and "
-        "objective on the selection split. Shares and p, the largest over the requirements, are of "
-        "the certification split; ≤: an upper bound that holds for all models together."
-    )
-    table = Table("Models", note, found.table()).markdown()
-    text = f"# Answer\n\n{escaped(found.statement())}\n\n{table}"
+    text = f"# Answer\n\n{escaped(found.statement())}\n"
     (output / "answer.md").write_text(text, encoding="utf-8")
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
     more = "" if found.chosen is None else ", and the certified model is in model/"

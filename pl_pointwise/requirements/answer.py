@@ -104,10 +104,6 @@ class Finding:
             what = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
         return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{self._met_before()}"
 
-    def shown(self, loss: float) -> str:
-        """Returns a mean loss; of a difference, in the metric's own unit."""
-        return _better(loss) if self.requirement.beside == "difference" else f"{loss:.3g}"
-
 
 def _better(loss: float) -> str:
     """A difference of metrics from its loss (1 + d) / 2, where d is how much worse it is."""
@@ -145,34 +141,36 @@ class Answer:
         return self.selection.position
 
     @cached_property
-    def findings(self) -> list[list[Finding]]:
-        """By model and requirement, on the certification split."""
-        # Over all models and requirements at once, so that every bound may be read.
-        each = 1 - (1 - self.confidence) / (len(self.models) * len(self.requirements))
+    def shown(self) -> int:
+        """The position of the chosen model, else of the nearest: the smallest p-value, of equal
+        ones the smaller mean loss over rate."""
+
+        def distance(position: int) -> tuple[float, float]:
+            tested = self.selection.tested[position]
+            losses = zip(tested.candidate.certification, self.requirements, strict=True)
+            shares = (each.mean() / of.at_most if len(each) else np.inf for each, of in losses)
+            return tested.p, max(map(float, shares))
+
+        return min(range(len(self.models)), key=distance) if self.chosen is None else self.chosen
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """By requirement, of the model that is shown, on the certification split."""
+        # Over all models and requirements, of which the split's own values chose what is shown.
+        sure = 1 - (1 - self.confidence) / (len(self.models) * len(self.requirements))
+        samples, kinds = self.models[self.shown].samples, self.selection.zero_one
         found = [
-            [
-                Finding.of(model.samples, requirement, kind, self.confidence, each)
-                for requirement, kind in zip(
-                    self.requirements, self.selection.zero_one, strict=True
-                )
-            ]
-            for model in self.models
+            Finding.of(samples, requirement, kind, self.confidence, sure)
+            for requirement, kind in zip(self.requirements, kinds, strict=True)
         ]
-        if self.chosen is not None:  # Of which the test says that it is within what is required.
-            found[self.chosen] = [
-                replace(each, bound=min(each.bound, each.requirement.at_most))
-                for each in found[self.chosen]
-            ]
-        return found
+        if self.chosen is None:
+            return found
+        # Of the chosen one the test says that it is within what is required.
+        return [replace(f, bound=min(f.bound, f.requirement.at_most)) for f in found]
 
-    def nearest(self) -> int:
-        """The position of the smallest p-value, of equal ones the smaller mean loss over rate."""
-        worst = [max(f.share / f.requirement.at_most for f in of) for of in self.findings]
-        return min(range(len(worst)), key=lambda each: (self.selection.tested[each].p, worst[each]))
-
-    def _advice(self, position: int) -> list[str]:
+    def _advice(self) -> list[str]:
         """What may help a model that is not certified, by its largest p-value."""
-        finding = max(self.findings[position], key=lambda each: each.p)
+        finding = max(self.findings, key=lambda each: each.p)
         rate, more = finding.requirement.at_most, "More certification samples may show it."
         if finding.share >= rate:
             more = "More certification samples alone do not help."
@@ -186,15 +184,14 @@ class Answer:
 
     def statement(self) -> str:
         """Returns the answer in plain sentences."""
-        chosen, count = self.chosen, len(self.models)
-        shown = self.nearest() if chosen is None else chosen
-        name, sure = self.models[shown].name, f"{100 * self.confidence:g} %"
+        count, name = len(self.models), self.models[self.shown].name
+        sure = f"{100 * self.confidence:g} %"
         wrong = f"{100 * (1 - self.confidence):.3g}"
         met = "the requirement" if len(self.requirements) == 1 else "all requirements together"
-        if chosen is None:
+        if self.chosen is None:
             first = f"None of the {count} models is certified to meet {met} with {sure} confidence."
             first += f" {name} comes nearest:"
-            after = self._advice(shown)
+            after = self._advice()
         else:
             first = (
                 f"{name} was shown to meet {met} on new inputs, with {sure} confidence: by a test "
@@ -205,43 +202,23 @@ class Answer:
                 f"from the selection split, and at most {len(self.selection.order)} were tested "
                 "one after the other on the certification split (fixed-sequence testing), which no "
                 "other comparison has used by this user's record. "
-                "The bounds in percent hold for all of them together (Bonferroni).",
+                "The bounds in percent hold together, whichever is chosen (Bonferroni).",
                 f"Assumptions: {ASSUMPTIONS}",
             ]
-        seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[shown]]
+        seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings]
         if self.predecessor is not None:
             seen.append(f"- The predecessor is {self.predecessor}.")
-        return "\n".join([first, "", *seen, "", *repetitions(self.findings[shown]), *after])
-
-    def table(self) -> DataFrame:
-        """Returns a line per model, those of the sequence first, in its order."""
-        placed, lines = self.selection.order, []
-        for position in [*placed, *(n for n in range(len(self.models)) if n not in placed)]:
-            model, tested = self.models[position], self.selection.tested[position]
-            found = {
-                each.requirement.text: f"{each.shown(each.share)} (≤ {each.shown(each.bound)})"
-                for each in self.findings[position]
-            }
-            line = {
-                "order": "–" if tested.place is None else str(tested.place + 1),
-                "model": model.name + (" (chosen)" if position == self.chosen else ""),
-                "objective, selection": f"{model.objective[SELECTION]:.4g}",
-                **found,
-                "p": f"{tested.p:.2g}",
-                "certified": "yes" if tested.certified else "–",
-            }
-            lines.append(line)
-        return DataFrame(lines)
+        return "\n".join([first, "", *seen, "", *repetitions(self.findings), *after])
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the certificate of the chosen model as plain values; for a file."""
-        at = self.nearest() if self.chosen is None else self.chosen
+        model = self.models[self.shown]
         return {
-            "certified": None if self.chosen is None else self.models[at].name,
+            "certified": None if self.chosen is None else model.name,
             "confidence": self.confidence,
             "candidates": len(self.models),
             "predecessor": self.predecessor,
-            "nearest": self.models[at].name,
+            "nearest": model.name,
             "requirements": [
                 {
                     "text": each.requirement.text,
@@ -251,9 +228,9 @@ class Answer:
                     "at_most": each.requirement.at_most,
                     **{name: getattr(each, name) for name in ("n", "share", "p", "bound")},
                 }
-                for each in self.findings[at]
+                for each in self.findings
             ],
-            "objective": dict(self.models[at].objective),
+            "objective": dict(model.objective),
             "statement": self.statement(),
         }
 
