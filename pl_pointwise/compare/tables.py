@@ -48,7 +48,7 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     runs, names = DataFrame(run_lines(outcomes)), metric_names(outcomes)
     done = runs[runs["error"] == ""]
     first = results_table(runs, names, shared_objective(outcomes))
-    return [first, *([metrics_table(done, names)] if len(done) else [])]
+    return [first, *([metrics_table(done, names)] if len(done) and names else [])]
 
 
 def deciding_stage(names: Sequence[str]) -> str:

@@ -400,27 +400,6 @@ def test_a_verdict_is_said_where_the_state_cannot_be_written(
     assert not [*tmp_path.glob("*.json"), *tmp_path.glob("*.part")]
 
 
-def test_only_what_the_user_names_is_imported(certified, tmp_path, monkeypatch) -> None:
-    """And callbacks and loggers of a folder's own file are left out."""
-    folder, crater = tmp_path / "model", tmp_path / "crater"
-    shutil.copytree(certified / "model", folder)
-    (tmp_path / "evil.py").write_text(f"import os\nos.mkdir({str(crater)!r})\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    inside = folder / "certificate/config.yaml"
-    config = yaml.safe_load(inside.read_text())
-    evil = {"class_path": "evil.Boom"}
-    told = {"callbacks": [evil], "logger": {**evil}}
-    inside.write_text(yaml.safe_dump({**config, "trainer": told}))
-    assert monitor(folder, LIKE)[0].verdict == "believable"
-    inside.write_text(yaml.safe_dump({**config, "model": evil}))
-    with pytest.raises(RequirementError, match=r"names evil\.Boom, which pl_pointwise does"):
-        monitor(folder, LIKE)
-    assert not crater.exists()
-    with pytest.raises(Exception, match="evil"):  # The user's own word for it is taken.
-        monitor(folder, LIKE, [str(inside)])
-    assert crater.exists()
-
-
 def test_check_says_whether_a_model_may_replace_another(certified, capsys) -> None:
     words = [str(certified / "model"), *LIKE]
     main(["check", *words, "--against", words[0]])  # Nothing is lost against itself.
