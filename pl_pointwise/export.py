@@ -37,9 +37,6 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument(
         "-c", "--config", action="append", default=[], help="names the class of a task of your own"
     )
-    parser.add_argument("--license", help="of the model, for its card: apache-2.0, …")
-    parser.add_argument("--language", nargs="+", default=[], help="of the data: en, …")
-    parser.add_argument("--datasets", nargs="+", default=[], help="trained on, names on the hub")
     known = parser.parse_args(list(args))
     with short_errors(parser.prog, MISTAKES):
         module = module_of(known.ckpt_path, known.config)
@@ -47,9 +44,6 @@ def main(args: Sequence[str]) -> None:
         run = Path(known.ckpt_path).parent if config is None else config.parent
         folder = known.output or run / "export"
         check_export_folder(folder)
-        notes_of(module).facts = {
-            name: getattr(known, name) for name in ("license", "language", "datasets")
-        }
         with replaced_folder(folder) as whole:
             module.export(whole)
     print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")

@@ -91,14 +91,10 @@ def _module_in(checkpoint: Path, kind: type[Any] | None) -> Any:
 
 def required_of(folder: Path) -> str:
     """What an exported folder's certificate says, a line a requirement."""
-    if not (folder / CERTIFICATE).is_file():
-        return f"{folder}: no certificate. What it does on new inputs was not tested."
     try:
         found = certificate_in(folder)
     except DataError as error:
-        return str(error)
-    if changed := changed_files(folder, found.get("files", {})):
-        return printable(f"{folder}: {changed}. What it does on new inputs was not tested.")
+        return f"{printable(error)} What it does on new inputs was not tested."
     sure = f"{100 * found['confidence']:g} % confidence, since {found.get('date', 'some day')}"
     lines = [
         f"{folder}: its certificate.json says, with {sure}",
@@ -109,16 +105,26 @@ def required_of(folder: Path) -> str:
 
 
 def certificate_in(folder: Path) -> dict[str, Any]:
-    """Returns an exported folder's certificate; DataError where none can be read."""
-    found = _mapping_in(folder / CERTIFICATE)
+    """Returns an exported folder's certificate.
+
+    Raises:
+        DataError: there is none, it cannot be read, or a file is not as it was certified.
+    """
+    path = folder / CERTIFICATE
+    if not path.is_file():
+        raise DataError(f"{folder}: there is no certificate, as compare --require writes it.")
+    found = _mapping_in(path)
     try:
-        texts = [each["text"] for each in found["requirements"]]
-        whole = texts and all(isinstance(text, str) for text in texts)
-        if whole and 0 < found["confidence"] < 1 and isinstance(found.get("files", {}), dict):
-            return found
+        texts, files = [each["text"] for each in found["requirements"]], found.get("files", {})
+        whole = texts and all(isinstance(text, str) for text in texts) and isinstance(files, dict)
+        whole = whole and 0 < found["confidence"] < 1
     except (LookupError, TypeError):
-        pass
-    raise DataError(f"{folder / CERTIFICATE} {DAMAGED}")
+        whole = False
+    if not whole:
+        raise DataError(f"{path} {DAMAGED}")
+    if changed := changed_files(folder, files):
+        raise DataError(f"{folder}: {changed}. Take the folder as it was written.")
+    return found
 
 
 def _require_torch_modules(folder: Path) -> None:

@@ -75,7 +75,6 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(compare, "check_methods", lambda *_: None)
     monkeypatch.setattr(compare, "check_requirements", lambda *_: None)
     monkeypatch.setattr(compare, "compare", lambda comparison, *_: taken.append(comparison))
-    monkeypatch.setattr(compare, "_print_runs", taken.append)
     monkeypatch.setattr(monitor, "monitor", lambda *_: [])
     monkeypatch.setattr(check, "check_models", lambda *_: [])
     monkeypatch.setattr(check, "report", lambda *_: "")

@@ -1,4 +1,5 @@
-"""``pl-pointwise compare … --require``: from finished runs to one model with its certificate.
+"""``pl-pointwise compare … --require``: what is refused before training, and from finished runs to
+one model with its certificate.
 
 The output folder then holds, besides the tables of the selection split, answer.md and .json, the
 exported model/, and certification/ (uses.py). The predecessor is the first run's model before
@@ -11,23 +12,24 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
-from pandas import DataFrame, read_parquet
+from pandas import DataFrame, concat, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.next_steps import exports
+from pl_pointwise.data import TRAIN, dataset_of
 from pl_pointwise.errors import DataError
-from pl_pointwise.printing import Table, escaped
+from pl_pointwise.evaluation import MeanBySample, loaders_by_name
+from pl_pointwise.lagrangian.terms import carries
+from pl_pointwise.module import PointwiseModule
+from pl_pointwise.printing import escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
-from pl_pointwise.requirements.beforehand import (
-    check_splits,
-    require_separate_splits,
-    samples_to_come,
-)
 from pl_pointwise.requirements.exported import (
     CHECKPOINT,
     SAMPLES,
@@ -36,13 +38,20 @@ from pl_pointwise.requirements.exported import (
     write_certificate,
 )
 from pl_pointwise.requirements.samples import (
+    CERTIFICATION,
+    COLUMNS,
     SELECTION,
     TRAINING,
+    Source,
     beside,
+    lines_about,
+    records_not_known,
+    require_known,
     units_in,
 )
 from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
+from pl_pointwise.training.stepper import micro_batches_of
 
 from .runner import on_first_rank
 from .runs import Comparison, Run
@@ -77,6 +86,78 @@ def check_requirements(comparison: Comparison, cli: PointwiseCLI) -> None:
             f"{' and '.join(changed)}: not what {first.title} was made with, though the options "
             "are the same. Put it back, or take another --output."
         )
+
+
+def samples_to_come(module: PointwiseModule, data: Any) -> tuple[DataFrame, dict[str, Source]]:
+    """The table of samples.py before any forward pass, with the training data, and its data sets.
+
+    Values are NaN, and metrics of every sample.
+
+    data: the data module, or the module itself, after the set-up of ``validate`` and ``test``.
+    """
+    loaders: dict[str, Any] = {}
+    for stage in ("val", "test"):
+        loaders |= loaders_by_name(stage, getattr(data, f"{stage}_dataloader")())
+    loaders.pop(TRAIN.key, None)
+    sources = {name: Source(name, dataset_of(loader)) for name, loader in loaders.items()}
+    metrics = [n for n, m in module.evaluation_metrics().items() if isinstance(m, MeanBySample)]
+    parts = []
+    for dataset, loader in loaders.items():
+        carried: dict[tuple[str, str], list[torch.Tensor]] = {}
+        for micro in (micro for batch in loader for micro in micro_batches_of(module, batch)):
+            real = micro.index >= 0
+            masks = {("metric", name): real for name in metrics}
+            for name in module.evaluation_constraints:
+                masks["constraint", name] = carries(micro.masks[name]).cpu() & real
+            for key, mask in masks.items():
+                carried.setdefault(key, []).append(micro.index[mask])
+        for (kind, name), found in carried.items():
+            index = torch.cat(found)
+            values = torch.full_like(index, torch.nan, dtype=torch.float64)
+            parts.append(sources[dataset].lines(kind, name, index, values))
+    if TRAIN.key in (known := getattr(data, "datasets", {})):
+        sources[TRAIN.key] = Source(TRAIN.key, known[TRAIN.key])
+        parts.append(sources[TRAIN.key].training_lines())
+    samples = concat(parts, ignore_index=True) if parts else DataFrame(columns=COLUMNS)
+    return samples, sources
+
+
+def check_splits(
+    samples: DataFrame, requirements: Sequence[Requirement], confidence: float
+) -> None:
+    """Refuses splits that overlap or are missing, what there is not, and too few samples."""
+    for split in (SELECTION, CERTIFICATION):
+        if not units_in(samples, split):
+            raise RequirementError(
+                f"There is no {split} split. Hold out validation data to choose by and test data "
+                "to certify with."
+            )
+    require_separate_splits(samples)
+    samples = samples.assign(before=torch.nan)  # Nothing is measured.
+    require_known(samples, requirements)
+    for each in requirements:
+        n = lines_about(samples, each, CERTIFICATION)["unit"].nunique()
+        needed = each.fewest_samples(confidence)
+        if n < needed:
+            of = f" of category {each.category}" if each.category else ""
+            raise RequirementError(
+                f"{each.text!r}: certifying this at {100 * confidence:g} % takes at "
+                f"least {needed:,} independent samples, all of them satisfied (or equal to the "
+                f"predecessor's), and the certification split has {n:,}{of}. Hold out more, "
+                "require less, or lower --confidence."
+            )
+
+
+def require_separate_splits(samples: DataFrame) -> None:
+    """Refuses units that stand in two splits of a table; those of the training data among them."""
+    for one, other in combinations((TRAINING, SELECTION, CERTIFICATION), 2):
+        of_other = samples[samples["split"] == other]
+        if both := records_not_known(of_other, units_in(samples, one))[1]:
+            raise RequirementError(
+                f"The {one} and the {other} split share {both:,} of "
+                f"{of_other['unit'].nunique():,} units (prompts, queries or records). Take what "
+                "stands in both out of one (test_fraction, or a test file)."
+            )
 
 
 def _predecessor(comparison: Comparison) -> str | None:
@@ -167,13 +248,7 @@ def _is_there(model: Path, use: str | None = None) -> bool:
 
 
 def _write(found: Answer, output: Path) -> None:
-    note = (
-        "Order: in which the models were tested; – for one that another beats in p-value and "
-        "objective on the selection split. Shares and p, the largest over the requirements, are of "
-        "the certification split. Bound: an upper bound that holds for all models together."
-    )
-    table = Table("Models", note, found.table()).markdown()
-    text = f"# Answer\n\n{escaped(found.statement())}\n\n{table}"
+    text = f"# Answer\n\n{escaped(found.statement())}\n"
     (output / "answer.md").write_text(text, encoding="utf-8")
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
     more = "" if found.chosen is None else ", and the certified model is in model/"

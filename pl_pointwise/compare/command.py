@@ -1,14 +1,13 @@
-"""``pl-pointwise compare``: one configuration × methods × settings × seeds, as tables and plots.
+"""``pl-pointwise compare``: one configuration × methods × settings × seeds, as tables and a plot.
 
 A run that is complete and whose configuration has not changed since is not run again; one that was
-interrupted goes on; one that failed is a line that says why. docs/compare.md lists the files.
+interrupted starts again; one that failed is a line that says why. docs/compare.md lists the files.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from pl_pointwise.printing import quieten
 from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 
 from .certification import answer_requirements, check_requirements
-from .plots import PLOTS
+from .plots import PLOT
 from .plots import draw as draw_plots
 from .runner import alone_in, execute, on_first_rank
 from .runs import Comparison, Outcome, Run, errors_of
@@ -46,9 +45,6 @@ def main(args: Sequence[str]) -> None:
         return
     try:
         check_methods(comparison)
-        if known.dry_run:
-            _print_runs(comparison, [word for word in args if word != "--dry-run"])
-            return
         failed = compare(comparison)
     except OSError as error:
         where = error.filename or known.output
@@ -93,20 +89,6 @@ def _check_data(cli: PointwiseCLI) -> None:
         )
 
 
-def _print_runs(comparison: Comparison, words: Sequence[str]) -> None:
-    """Prints every run, and of those to come the command that runs it alone.
-
-    words: of the command line that runs all.
-    """
-    runs = comparison.runs
-    waiting = sum(not run.finished for run in runs)
-    print(f"{len(runs)} runs, {waiting} of them to do:")
-    for number, run in enumerate(runs, start=1):
-        print(f"  [{number}/{len(runs)}] {run.title}: {'finished' if run.finished else 'to do'}")
-        if not run.finished:
-            print(f"    {shlex.join(['pl-pointwise', 'compare', *words])} --only {number}")
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser("compare", __doc__.split("\n")[0], overview())
     several: dict[str, Any] = {"action": "append", "default": []}
@@ -128,17 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--confidence", type=fraction, default=0.95, help="of the certificate, the choice included"
     )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check every method, then list the runs and their commands; run and write nothing",
-    )
     parser.add_argument("--only", type=int, metavar="N", help="the N-th run, and no tables")
     return parser
 
 
 def compare(comparison: Comparison) -> list[str]:
-    """Runs what is left, then writes tables and plots; returns what failed."""
+    """Runs what is left, then writes tables and the plot; returns what failed."""
     quieten()
     with alone_in(comparison.output):
         outcomes = _run(comparison.runs)
@@ -164,14 +141,12 @@ def _run(runs: Sequence[Run]) -> list[Outcome]:
 
 
 def write_results(outcomes: Sequence[Outcome], output: Path) -> None:
-    """Writes the tables and the plots into the comparison's folder."""
+    """Writes the tables and the plot into the comparison's folder."""
     found = tables(outcomes)
     write_csv(outcomes, output / "comparison.csv")
     text = "\n".join(table.markdown() for table in found)
     (output / "comparison.md").write_text(text, encoding="utf-8")
     print(f"\n{found[0].markdown()}", flush=True)
     done = [outcome for outcome in outcomes if "error" not in outcome[1]]
-    if done:
-        draw_plots(done, output)
-    drawn = [name for name in PLOTS if (output / name).is_file()]
-    print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
+    drawn = f", {PLOT}" if draw_plots(done, output) else ""
+    print(f"Written to {output}: comparison.md, comparison.csv{drawn}")

@@ -47,7 +47,7 @@ from .runs import VIOLATIONS, Run, files_read
 
 log = logging.getLogger(__name__)
 
-RESULT, STARTED = "result.json", "started.json"
+RESULT = "result.json"
 
 
 def on_first_rank() -> bool:
@@ -73,7 +73,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def execute(run: Run) -> dict[str, Any]:
-    """Fits and tests one run, on from its newest checkpoint if any; an error becomes the result."""
+    """Fits and tests one run; an error becomes the result."""
     result: dict[str, Any] = {"digest": run.digest}
     try:
         with alone_in(run.folder):
@@ -96,7 +96,6 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     """Fits, tests, adds to the result and writes it."""
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / RESULT).unlink(missing_ok=True)  # The error of an earlier attempt.
-    checkpoint = _checkpoint(run)
     cli = PointwiseCLI(run.arguments, run=False)
     config = yaml.safe_dump(cli.config_dump, sort_keys=False)
     (run.folder / "config.yaml").write_text(config)
@@ -106,7 +105,7 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     for logger in cli.trainer.loggers if on_first_rank() else ():
         logger.log_hyperparams({**of_module, "method": run.method, "seed": run.seed})
     started = time.perf_counter()
-    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+    cli.trainer.fit(cli.model, cli.datamodule)
     result["fit_seconds"] = time.perf_counter() - started
     if run.certified:
         cli.trainer.save_checkpoint(run.folder / CHECKPOINT, weights_only=True)
@@ -115,7 +114,6 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
         if cli.trainer.is_global_zero:
             result["wrote"] = {name: digest_now(run.folder / name) for name in run.writes}
             write_whole(run.folder / RESULT, json.dumps(result, indent=1))
-            (run.folder / STARTED).unlink(missing_ok=True)
     finally:
         cli.trainer.strategy.barrier()  # The other ranks look at the files too.
 
@@ -182,17 +180,4 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         "metrics": {name: value for name, value in logged.items() if shown(name)},
         "bounds": bounds_of(module),
         "shared_objective": module.shared_objective,
-        "shared_violation": module.shared_violation,
     }
-
-
-def _checkpoint(run: Run) -> Path | None:
-    """The newest checkpoint of an unfinished run: younger than the file that marks its start."""
-    marker = run.folder / STARTED
-    if not marker.is_file() or json.loads(marker.read_text()) != {"digest": run.digest}:
-        write_whole(marker, json.dumps({"digest": run.digest}))
-        return None
-    times = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*.ckpt")}
-    times.pop(run.folder / CHECKPOINT, None)  # It holds the weights alone.
-    newest = max(times, key=lambda path: times[path], default=None)
-    return None if newest is None or times[newest] < marker.stat().st_mtime_ns else newest

@@ -47,11 +47,8 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     """Returns every table there is something to say in; the first one has what decides."""
     runs, names = DataFrame(run_lines(outcomes)), metric_names(outcomes)
     done = runs[runs["error"] == ""]
-    found = [
-        results_table(runs, names, shared_objective(outcomes)),
-        metrics_table(done, names),
-    ]
-    return [table for table in found if len(table.cells)]
+    first = results_table(runs, names, shared_objective(outcomes))
+    return [first, *([metrics_table(done, names)] if len(done) and names else [])]
 
 
 def deciding_stage(names: Sequence[str]) -> str:
@@ -109,7 +106,8 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str) -> Tabl
 def metrics_table(done: DataFrame, names: Sequence[str]) -> Table:
     """Returns a line per method, a column per metric."""
     note = f"{_seeds(done).capitalize()}. `objective` is what the method itself was trained by."
-    return Table("All metrics", note, _by_method(done[[*names]], done))
+    cells = done.groupby("method", sort=False)[[*names]].agg(mean_and_std).reset_index()
+    return Table("All metrics", note, cells)
 
 
 def mean_and_std(values: Series) -> str:
@@ -124,14 +122,6 @@ def mean_and_std(values: Series) -> str:
     if len(numbers) < 2:
         return "".join(f"{number:.3g}" for number in numbers)
     return f"{numbers.mean():.4g} ± {numbers.std(ddof=1):.2g}"
-
-
-def _by_method(values: DataFrame, runs: DataFrame) -> DataFrame:
-    """Mean and std over the seeds of every column."""
-    if values.empty:
-        return DataFrame()
-    methods = runs["method"].loc[values.index]
-    return values.groupby(methods, sort=False).agg(mean_and_std).reset_index()
 
 
 def _seeds(runs: DataFrame) -> str:

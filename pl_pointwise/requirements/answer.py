@@ -12,15 +12,15 @@ from pandas import DataFrame
 
 from pl_pointwise.certificates import ASSUMPTIONS
 
-from .p_values import Losses, p_value, samples_needed_like, upper_bound
-from .requirement import Requirement, Subject
+from .p_values import Losses, p_value, samples_needed, upper_bound
+from .requirement import Requirement
 from .samples import (
     CERTIFICATION,
     SELECTION,
     lines_about,
     losses_by_unit,
     losses_of,
-    subjects_in,
+    require_known,
 )
 from .selection import Candidate, Selection, select
 
@@ -38,7 +38,7 @@ class MeasuredModel:
 class Finding:
     """One requirement on one model's certification samples, or new records."""
 
-    subject: Subject
+    requirement: Requirement
     lines: DataFrame
     """Of the samples that it is about, with the loss of each."""
     losses: Losses
@@ -53,18 +53,19 @@ class Finding:
 
     @classmethod
     def of(
-        cls, samples: DataFrame, subject: Subject, zero_one: bool, sure: float, sure_of_bound: float
+        cls,
+        samples: DataFrame,
+        requirement: Requirement,
+        zero_one: bool,
+        sure: float,
+        sure_of_bound: float,
     ) -> Finding:
         """sure, sure_of_bound: the confidence of the p-value, and of the bound."""
-        lines = lines_about(samples, subject, CERTIFICATION)
-        losses = losses_by_unit(lines, subject.requirement)
-        p = p_value(losses, subject.requirement.at_most, sure, zero_one)
+        lines = lines_about(samples, requirement, CERTIFICATION)
+        losses = losses_by_unit(lines, requirement)
+        p = p_value(losses, requirement.at_most, sure, zero_one)
         bound = upper_bound(losses, sure_of_bound, zero_one)
-        return cls(subject, lines, losses, zero_one, sure, p, bound)
-
-    @property
-    def requirement(self) -> Requirement:
-        return self.subject.requirement
+        return cls(requirement, lines, losses, zero_one, sure, p, bound)
 
     @property
     def n(self) -> int:
@@ -80,13 +81,13 @@ class Finding:
         return self.p <= 1 - self.confidence
 
     def samples_needed(self) -> int | None:
-        """How many units like these would show it; None: no number would."""
-        at_most = self.requirement.at_most
-        return samples_needed_like(self.losses, at_most, self.confidence, self.zero_one)
+        """How many units like these would show it; None: no number would, or of a metric."""
+        found = samples_needed(self.requirement.at_most, self.share, self.confidence)
+        return found if self.zero_one else None
 
     def _met_before(self) -> str:
-        """On how many units the predecessor meets what may be lost or gained."""
-        if self.requirement.beside not in ("lost", "gained"):
+        """On how many units the predecessor meets what may be lost."""
+        if self.requirement.beside != "lost":
             return ""
         share = (self.lines.groupby("unit")["before"].max() <= 0).mean()
         return f"; the predecessor meets it on {100 * share:.3g} % of them"
@@ -103,10 +104,6 @@ class Finding:
             what = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
         return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{self._met_before()}"
 
-    def shown(self, loss: float) -> str:
-        """Returns a mean loss; of a difference, in the metric's own unit."""
-        return _better(loss) if self.requirement.beside == "difference" else f"{loss:.3g}"
-
 
 def _better(loss: float) -> str:
     """A difference of metrics from its loss (1 + d) / 2, where d is how much worse it is."""
@@ -117,15 +114,14 @@ def _better(loss: float) -> str:
 def repetitions(found: Sequence[Finding]) -> list[str]:
     """Returns what is to be said where units have several samples, which count as one."""
     most = max(found, key=lambda each: len(each.lines) / max(each.n, 1))
-    samples = len(most.lines)
-    if samples == most.n:
+    if len(most.lines) == most.n:
         return []
     largest = most.lines["unit"].value_counts(normalize=True).max()
-    told = f"Each distinct prompt or query counts once: {samples:,} samples are of {most.n:,}"
-    told += f", the largest has {100 * largest:.3g} % of them"
-    if samples > 1.1 * most.n:
-        told += ". Warning: of inputs that come as often as these, another share may fail"
-    return [f"{told}."]
+    return [
+        f"Each distinct prompt or query counts once: {len(most.lines):,} samples are of "
+        f"{most.n:,}, the largest has {100 * largest:.3g} % of them. Of inputs that come as often "
+        "as these, another share may fail."
+    ]
 
 
 @dataclass
@@ -133,7 +129,7 @@ class Answer:
     """What came of the test; made by :func:`choose_model`."""
 
     models: Sequence[MeasuredModel]
-    subjects: Sequence[Subject]
+    requirements: Sequence[Requirement]
     confidence: float
     selection: Selection
     predecessor: str | None = None
@@ -145,34 +141,40 @@ class Answer:
         return self.selection.position
 
     @cached_property
-    def findings(self) -> list[list[Finding]]:
-        """By model and requirement, on the certification split."""
-        # Over all models and requirements at once, so that every bound may be read.
-        each = 1 - (1 - self.confidence) / (len(self.models) * len(self.subjects))
+    def shown(self) -> int:
+        """The position of the chosen model, else of the nearest: the smallest p-value, of equal
+        ones the smaller mean loss over rate."""
+
+        def distance(position: int) -> tuple[float, float]:
+            tested = self.selection.tested[position]
+            losses = zip(tested.candidate.certification, self.requirements, strict=True)
+            shares = (each.mean() / of.at_most if len(each) else np.inf for each, of in losses)
+            return tested.p, max(map(float, shares))
+
+        return min(range(len(self.models)), key=distance) if self.chosen is None else self.chosen
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """By requirement, of the model that is shown, on the certification split."""
+        # Over all models and requirements, of which the split's own values chose what is shown.
+        sure = 1 - (1 - self.confidence) / (len(self.models) * len(self.requirements))
+        samples, kinds = self.models[self.shown].samples, self.selection.zero_one
         found = [
-            [
-                Finding.of(model.samples, subject, kind, self.confidence, each)
-                for subject, kind in zip(self.subjects, self.selection.zero_one, strict=True)
-            ]
-            for model in self.models
+            Finding.of(samples, requirement, kind, self.confidence, sure)
+            for requirement, kind in zip(self.requirements, kinds, strict=True)
         ]
-        if self.chosen is not None:  # Of which the test says that it is within what is required.
-            found[self.chosen] = [
-                replace(each, bound=min(each.bound, each.requirement.at_most))
-                for each in found[self.chosen]
-            ]
-        return found
+        if self.chosen is None:
+            return found
+        # Of the chosen one the test says that it is within what is required.
+        return [replace(f, bound=min(f.bound, f.requirement.at_most)) for f in found]
 
-    def nearest(self) -> int:
-        """The position of the smallest p-value, of equal ones the smaller mean loss over rate."""
-        worst = [max(f.share / f.requirement.at_most for f in of) for of in self.findings]
-        return min(range(len(worst)), key=lambda each: (self.selection.tested[each].p, worst[each]))
-
-    def _advice(self, position: int) -> list[str]:
+    def _advice(self) -> list[str]:
         """What may help a model that is not certified, by its largest p-value."""
-        finding = max(self.findings[position], key=lambda each: each.p)
-        rate, more = finding.requirement.at_most, "More certification samples alone do not help."
-        if (needed := finding.samples_needed()) is not None:
+        finding = max(self.findings, key=lambda each: each.p)
+        rate, more = finding.requirement.at_most, "More certification samples may show it."
+        if finding.share >= rate:
+            more = "More certification samples alone do not help."
+        elif (needed := finding.samples_needed()) is not None:
             more = f"If that holds for new inputs, {needed:,} samples show it four times in five."
         return [
             f"{finding.requirement.text}: a mean loss of {finding.share:.3g} was seen, and at most "
@@ -182,15 +184,14 @@ class Answer:
 
     def statement(self) -> str:
         """Returns the answer in plain sentences."""
-        chosen, count = self.chosen, len(self.models)
-        shown = self.nearest() if chosen is None else chosen
-        name, sure = self.models[shown].name, f"{100 * self.confidence:g} %"
+        count, name = len(self.models), self.models[self.shown].name
+        sure = f"{100 * self.confidence:g} %"
         wrong = f"{100 * (1 - self.confidence):.3g}"
-        met = "the requirement" if len(self.subjects) == 1 else "all requirements together"
-        if chosen is None:
+        met = "the requirement" if len(self.requirements) == 1 else "all requirements together"
+        if self.chosen is None:
             first = f"None of the {count} models is certified to meet {met} with {sure} confidence."
             first += f" {name} comes nearest:"
-            after = self._advice(shown)
+            after = self._advice()
         else:
             first = (
                 f"{name} was shown to meet {met} on new inputs, with {sure} confidence: by a test "
@@ -201,53 +202,35 @@ class Answer:
                 f"from the selection split, and at most {len(self.selection.order)} were tested "
                 "one after the other on the certification split (fixed-sequence testing), which no "
                 "other comparison has used by this user's record. "
-                "The bounds in percent hold for all of them together (Bonferroni).",
+                "The bounds in percent hold together, whichever is chosen (Bonferroni).",
                 f"Assumptions: {ASSUMPTIONS}",
             ]
-        seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[shown]]
+        seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings]
         if self.predecessor is not None:
             seen.append(f"- The predecessor is {self.predecessor}.")
-        return "\n".join([first, "", *seen, "", *repetitions(self.findings[shown]), *after])
-
-    def table(self) -> DataFrame:
-        """Returns a line per model, those of the sequence first, in its order."""
-        placed, lines = self.selection.order, []
-        for position in [*placed, *(n for n in range(len(self.models)) if n not in placed)]:
-            model, tested = self.models[position], self.selection.tested[position]
-            line = {
-                "order": "–" if tested.place is None else str(tested.place + 1),
-                "model": model.name + (" (chosen)" if position == self.chosen else ""),
-                "objective, selection": f"{model.objective[SELECTION]:.4g}",
-            }
-            for each in self.findings[position]:
-                line[each.requirement.text] = each.shown(each.share)
-                line[f"{each.requirement.text}: bound"] = each.shown(each.bound)
-            certified = "yes" if tested.certified else "–"
-            lines.append({**line, "p": f"{tested.p:.2g}", "certified": certified})
-        return DataFrame(lines)
+        return "\n".join([first, "", *seen, "", *repetitions(self.findings), *after])
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the certificate of the chosen model as plain values; for a file."""
-        at = self.nearest() if self.chosen is None else self.chosen
+        model = self.models[self.shown]
         return {
-            "certified": None if self.chosen is None else self.models[at].name,
+            "certified": None if self.chosen is None else model.name,
             "confidence": self.confidence,
             "candidates": len(self.models),
             "predecessor": self.predecessor,
-            "nearest": self.models[at].name,
+            "nearest": model.name,
             "requirements": [
                 {
                     "text": each.requirement.text,
                     "seen": each.text(),
-                    "dataset": each.subject.dataset,
-                    "quantity": each.subject.quantity,
-                    "category": each.subject.category,
+                    "quantity": each.requirement.quantity,
+                    "category": each.requirement.category or None,
                     "at_most": each.requirement.at_most,
                     **{name: getattr(each, name) for name in ("n", "share", "p", "bound")},
                 }
-                for each in self.findings[at]
+                for each in self.findings
             ],
-            "objective": dict(self.models[at].objective),
+            "objective": dict(model.objective),
             "statement": self.statement(),
         }
 
@@ -259,16 +242,16 @@ def choose_model(
     predecessor: str | None = None,
 ) -> Answer:
     """Which model meets all requirements, with its certificate; ``predecessor``: for the text."""
-    subjects = subjects_in(models[0].samples, requirements)
+    require_known(models[0].samples, requirements)
     candidates = [
         Candidate(
             model.name,
             float(np.nan_to_num(model.objective[SELECTION], nan=np.inf)),
-            [losses_of(model.samples, subject, SELECTION) for subject in subjects],
-            [losses_of(model.samples, subject, CERTIFICATION) for subject in subjects],
+            [losses_of(model.samples, each, SELECTION) for each in requirements],
+            [losses_of(model.samples, each, CERTIFICATION) for each in requirements],
         )
         for model in models
     ]
     rates = [requirement.at_most for requirement in requirements]
     selection = select(candidates, rates, confidence)
-    return Answer(models, subjects, confidence, selection, predecessor)
+    return Answer(models, requirements, confidence, selection, predecessor)

@@ -7,9 +7,9 @@ Both folders are ones that ``compare --require`` exported; ``--against start`` i
 was trained from. Both are measured on the records, which
 must have chosen neither. The answer is yes if every requirement is met; where one is not, that
 happens with a probability of at most 1 − confidence. Without --require: what NEW is certified for,
-and "lost(…) <= 0.05" for each of its constraints. Exit status: 0 for yes, 1 for no. --summary
-writes the table as Markdown, for a pull request. From the folders' configurations only classes of
-this package are built; --config names one that you trust.
+and "lost(…) <= 0.05" for each of its constraints. The answer is Markdown; exit status: 0 for yes, 1
+for no. From the folders' configurations only classes of this package are built; --config names one
+that you trust.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
 from .exported import (
+    CERTIFICATE,
     CHECKPOINT,
     REFUSED,
     START,
     measure_new_records,
-    model_files,
     read_certificate,
 )
 from .requirement import Requirement, RequirementError
 from .samples import (
     CERTIFICATION,
     beside,
-    known_from,
+    quantities_in,
     records_not_known,
+    require_known,
     require_same_bounds,
-    subjects_in,
 )
 from .uses import remember_use, uses_of
 
@@ -52,16 +52,12 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--against", required=True, metavar="OLD", help=f"another, or {START}")
     parser.add_argument("--require", action="append", default=[], help="a condition; several hold")
     parser.add_argument("--confidence", type=fraction, default=0.95)
-    parser.add_argument("--summary", type=Path, help="a Markdown file for the answer")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
     rest = known.require, known.confidence, known.config
     with short_errors(parser.prog, REFUSED):
         found = check_models(known.folder, known.against, options, *rest)
-    text = report(found)
-    print(text)
-    if known.summary is not None:
-        known.summary.write_text(text + "\n", encoding="utf-8")
+    print(report(found))
     if not all(each.met for each in found):
         raise SystemExit(1)
 
@@ -89,11 +85,11 @@ def check_models(
     require_same_bounds({str(folder): bounds, str(against): theirs})
     texts = require or [
         *(each["text"] for each in certificate["requirements"]),
-        *(f"lost({name}) <= 0.05" for name in known_from(new).constraints),
+        *(f"lost({name}) <= 0.05" for name in quantities_in(new, "constraint")),
     ]
     requirements = [Requirement.parse(text) for text in texts]
     found = check(beside(new, before, requirements), requirements, confidence)
-    weights = [digest_now(model_files(each) / CHECKPOINT) for each in (folder, old)]
+    weights = [digest_now(Path(each) / CERTIFICATE / CHECKPOINT) for each in (folder, old)]
     use = {"requirements": sorted(texts), "confidence": confidence, "weights": weights}
     used = sum(each["use"] != use for each in uses_of(new["unit"]).values())
     remember_use(use, new["unit"], Path(folder))
@@ -114,12 +110,12 @@ def check(
     samples: of :func:`~.samples.beside`; ``split`` is not read.
     """
     samples, verdicts = samples.assign(split=CERTIFICATION), list[Finding]()
-    for subject in subjects_in(samples, requirements):
-        zero_one = subject.requirement.beyond is not None  # Not by a look at the losses.
-        verdicts.append(Finding.of(samples, subject, zero_one, confidence, confidence))
+    require_known(samples, requirements)
+    for each in requirements:
+        zero_one = each.beyond is not None  # Not by a look at the losses.
+        verdicts.append(Finding.of(samples, each, zero_one, confidence, confidence))
         if not verdicts[-1].n:
-            text = subject.requirement.text
-            raise RequirementError(f"{text!r}: none of the records is about it.")
+            raise RequirementError(f"{each.text!r}: none of the records is about it.")
     return verdicts
 
 
@@ -133,32 +129,19 @@ def report(found: Sequence[Finding]) -> str:
     """Returns the answer as Markdown."""
     confidence = found[0].confidence
     sure, wrong = f"{100 * confidence:g} %", f"{100 * (1 - confidence):.3g} %"
-    lines = [
-        f"**Yes**, with {sure} confidence: every requirement was shown to be met on inputs like "
-        f"these, by a test that says so wrongly in at most {wrong} of cases."
-        if all(each.met for each in found)
-        else f"**No**: not shown with {sure} confidence.",
-        "",
-        f"| required | met | seen here | at most, each alone with {sure} | required at most "
-        "| p | samples | against it, first samples |",
-        "|---" * 8 + "|",
-    ]
-    for each in found:
-        positions = ", ".join(map(str, against(each))) or "–"
-        seen, bound, most = map(each.shown, (each.share, each.bound, each.requirement.at_most))
-        met = "yes" if each.met else "no"
-        lines.append(
-            f"| {each.requirement.text} | {met} | {seen} | {bound} | {most} | {each.p:.2g} "
-            f"| {each.n:,} | {positions} |"
+    lines = [f"**No**: not shown with {sure} confidence.", ""]
+    if all(each.met for each in found):
+        lines[0] = (
+            f"**Yes**, with {sure} confidence: every requirement was shown to be met on inputs "
+            f"like these, by a test that says so wrongly in at most {wrong} of cases."
         )
     for each in found:
-        if each.requirement.beside in ("lost", "gained"):
-            lines += ["", f"{each.requirement.text}: {each.text()}."]
+        said = "met" if each.met else "not shown"
+        line = f"- {each.requirement.text}: **{said}**. {each.text()}."
+        if positions := against(each):
+            line += f" First samples against it: {', '.join(map(str, positions))}."
         if not each.met and (needed := each.samples_needed()) is not None:
-            lines += [
-                "",
-                f"{each.requirement.text}: {each.shown(each.share)} here is below the bound; "
-                f"if that holds, {needed:,} samples show it four times in five. Give more.",
-            ]
-    note = f"Assumptions: {ASSUMPTIONS} {found[0].note}".strip()
-    return "\n".join([*lines, "", *repetitions(found), note])
+            line += f" If that share holds, {needed:,} samples show it four times in five."
+        lines.append(line)
+    each_alone = f"Each bound holds alone with {sure}. Assumptions: {ASSUMPTIONS} {found[0].note}"
+    return "\n".join([*lines, "", *repetitions(found), each_alone.strip()])

@@ -28,7 +28,7 @@ from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import MISTAKES
 from pl_pointwise.command_line.foreign_names import foreign_names, read_foreign
 from pl_pointwise.errors import printable
-from pl_pointwise.files import changed_files, digest_now
+from pl_pointwise.files import digest_now
 from pl_pointwise.loading import certificate_in
 
 from .requirement import RequirementError
@@ -64,7 +64,7 @@ def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -
 
 def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
     """Returns the certificate, and the table of samples.py that it was made by."""
-    path, certificate = model_files(folder) / SAMPLES, certificate_in(Path(folder))
+    path, certificate = Path(folder) / CERTIFICATE / SAMPLES, certificate_in(Path(folder))
     try:
         return certificate, pd.read_parquet(path, columns=list(COLUMNS))
     except (OSError, ValueError) as error:  # pyarrow's are of both.
@@ -78,13 +78,13 @@ def measure_new_records(
     the bounds that its violations are measured by.
 
     Args:
-        folder: the exported model's.
+        folder: the exported model's, of which :func:`read_certificate` has read the certificate.
         options: of LightningCLI, which say where the records are:
             ``["--data.init_args.test_file", "new.jsonl"]``.
         configs: names or paths, instead of the folder's configuration: their classes are imported.
         trained: False for the model that it was trained from.
     """
-    inside = model_files(folder)
+    inside = Path(folder) / CERTIFICATE
     if not any(option.startswith("--data") for option in options):
         raise RequirementError(
             "Say where the new records are: --data.init_args.test_file new.jsonl, or what the "
@@ -107,22 +107,6 @@ def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = Fal
         trainer.validate(cli.model, cli.datamodule, **read)
     trainer.test(cli.model, cli.datamodule, **read)
     return samples_of(cli.model)
-
-
-def model_files(folder: str | Path) -> Path:
-    """Returns where an export's configuration and checkpoint lie; refuses files that are not those
-    that were written."""
-    inside = Path(folder) / CERTIFICATE
-    there = [(inside / name).is_file() for name in ("certificate.json", "config.yaml")]
-    digests = certificate_in(Path(folder)).get("files", {}) if there[0] else {}
-    if not all(there):
-        raise RequirementError(
-            f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
-            "--require wrote."
-        )
-    if changed := changed_files(Path(folder), digests):
-        raise RequirementError(f"{folder}: {changed}. Take the folder as it was written.")
-    return inside
 
 
 def own_classes_only(path: Path) -> dict[str, Any]:

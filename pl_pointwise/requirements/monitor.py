@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,13 @@ from pl_pointwise.files import write_whole
 
 from .anytime import MeanAbove
 from .exported import CERTIFICATE, REFUSED, measure_new_records, read_certificate
-from .requirement import Requirement, RequirementError, Subject
+from .requirement import Requirement, RequirementError
 from .samples import (
     CERTIFICATION,
     lines_about,
     losses_by_unit,
     records_not_known,
-    subjects_in,
+    require_known,
 )
 
 BROKEN, BELIEVABLE, NOT_WATCHED = "broken", "believable", "not watched"
@@ -53,20 +53,19 @@ class Check:
 
     Attributes:
         n: independent samples among the records of this call, without the ``again`` known already.
-        share: their mean loss, None without any; ``certified_share`` when it was certified.
+        share: their mean loss, None without any.
         so_far, looks: independent samples of all calls on record, and calls that had any.
         broken: p-value of "the mean loss is at most what is required", over all calls.
     """
 
     requirement: str  #: its text
-    n: int
-    share: float | None
-    so_far: int
-    looks: int
-    certified_share: float | None
-    broken: float
-    again: int
     verdict: str  #: "broken", "believable" or "not watched"
+    n: int = 0
+    share: float | None = None
+    so_far: int = 0
+    looks: int = 0
+    broken: float = 1.0
+    again: int = 0
 
     def statement(self) -> str:
         """Returns the check in one line."""
@@ -76,11 +75,9 @@ class Check:
         new = f"{self.n:,} new samples" if self.n else "no new records"
         new += f", {self.again:,} left out as known already" if self.again else ""
         new += "" if self.share is None else f": mean loss {self.share:.3g}"
-        before = f"{self.certified_share or 0:.3g} when it was certified"
         return (
-            f"{self.requirement}: {said}. {new}, {before}. "
-            f"{self.so_far:,} samples in {self.looks} calls: mean loss as required, p = "
-            f"{self.broken:.2g}"
+            f"{self.requirement}: {said}. {new}. {self.so_far:,} samples in {self.looks} calls: "
+            f"mean loss as required, p = {self.broken:.2g}"
         )
 
 
@@ -88,15 +85,12 @@ def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options go to LightningCLI and say where the new records are."""
     parser = CommandParser("monitor", __doc__)
     parser.add_argument("folder", type=Path, help="what compare --require exported")
-    parser.add_argument("--output", type=Path, help="a JSON file for the checks")
     parser.add_argument("--state", type=Path, help=f"instead of FOLDER/{CERTIFICATE}/{STATE}")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
     with short_errors(parser.prog, REFUSED):
         checks = monitor(known.folder, options, known.config, known.state)
     print(*(each.statement() for each in checks), sep="\n", flush=True)
-    if known.output is not None:
-        known.output.write_text(json.dumps([asdict(check) for check in checks], indent=1))
     if any(check.verdict == BROKEN for check in checks):
         raise SystemExit(1)
 
@@ -127,10 +121,10 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
             certificate, in use, or that cannot be written: then it says the checks too.
     """
     certificate, before = read_certificate(folder)
-    texts = [each["text"] for each in certificate["requirements"]]
-    subjects = subjects_in(before, map(Requirement.parse, texts))
+    requirements = [Requirement.parse(each["text"]) for each in certificate["requirements"]]
+    require_known(before, requirements)  # A certificate of an earlier version may name more.
     # Those against a predecessor need its values of the new records.
-    watched = [subject for subject in subjects if not subject.requirement.beside]
+    watched = [each for each in requirements if not each.beside]
     if not watched:
         raise RequirementError(
             f"{folder} is certified only against a predecessor. With it: pl-pointwise check "
@@ -144,7 +138,7 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT):
             calls = _calls(path, digest)
-            checks = [_judge(subject, before, samples, calls, delta) for subject in subjects]
+            checks = [_judge(each, before, samples, calls, delta) for each in requirements]
             if not getattr(rank_zero_only, "rank", 0):  # The others have the same values.
                 found = {"certificate": digest, "digest": _digest(calls), "calls": calls}
                 write_whole(path, json.dumps(found))
@@ -186,18 +180,20 @@ def _calls(path: Path, certificate: str) -> dict[str, Any]:
 
 
 def _judge(
-    subject: Subject, before: DataFrame, new: DataFrame, calls: dict[str, Any], delta: float
+    requirement: Requirement,
+    before: DataFrame,
+    new: DataFrame,
+    calls: dict[str, Any],
+    delta: float,
 ) -> Check:
-    requirement = subject.requirement
+    """Adds the new records' losses to the requirement's calls."""
     if requirement.beside:
-        return Check(requirement.text, 0, None, 0, 0, None, 1.0, 0, NOT_WATCHED)
+        return Check(requirement.text, NOT_WATCHED)
     past = calls.get(requirement.text, {"units": [], "mean": {}, "looks": 0})
-    certified, lines = (lines_about(each, subject, CERTIFICATION) for each in (before, new))
+    lines = lines_about(new, requirement, CERTIFICATION)
     lines, again = records_not_known(lines, {*before["unit"], *past["units"]})
-    losses, mean = (
-        losses_by_unit(lines, requirement),
-        MeanAbove(requirement.at_most, **past["mean"]),
-    )
+    losses = losses_by_unit(lines, requirement)
+    mean = MeanAbove(requirement.at_most, **past["mean"])
     if len(losses):
         mean.add(losses)
         calls[requirement.text] = past = {
@@ -207,12 +203,11 @@ def _judge(
         }
     return Check(
         requirement.text,
+        BROKEN if mean.p_value <= delta else BELIEVABLE,
         n=len(losses),
         share=float(losses.mean()) if len(losses) else None,
         so_far=len(past["units"]),
         looks=past["looks"],
-        certified_share=float(losses_by_unit(certified, requirement).mean()),
         broken=mean.p_value,
         again=again,
-        verdict=BROKEN if mean.p_value <= delta else BELIEVABLE,
     )

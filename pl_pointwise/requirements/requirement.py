@@ -3,44 +3,41 @@
     relevance: violated <= 0.05          at most 5 % of new inputs violate the constraint
     relevance: q90 <= 0.5                at least 90 % of new inputs violate it by at most 0.5
     refuse/malware: violated <= 0.1      of the inputs of a category
-    mcq/tool_call: violated <= 0.1       of a data set besides the splits; its only constraint
     over_refusal <= 0.05                 a metric of the task that is a mean of values in [0, 1]
     mrr@10 >= 0.3
     lost(refuse) <= 0.02                 of all inputs: a predecessor met it, this model does not
-    gained(refuse/malware) >= 0.3        the other way round
     mrr@10 >= predecessor - 0.02         the difference of a metric
 
-A name has up to three parts, DATASET/CONSTRAINT/CATEGORY. Each is a condition on one mean of losses
-in [0, 1]: a sample's worst violation above the bound counts 1, else 0; a metric that has to be
-large counts 1 − its value. The mean is over units (prompts, queries): of a unit's samples the worst
+All are of the splits, none of data sets besides. Each is a condition on one mean of losses in
+[0, 1]: a sample's worst violation above the bound counts 1, else 0; a metric that has to be large
+counts 1 − its value. The mean is over units (prompts, queries): of a unit's samples the worst
 counts, or of a metric their mean. A difference d of metrics in [0, 1] is the loss (1 + d) / 2.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from pl_pointwise.errors import DataError
 
-from .p_values import Losses, fewest_samples, samples_needed_like
+from .p_values import Losses, betting, fewest_samples
 
 NUMBER = r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
 LONGEST = 500
 FORM = re.compile(  # Of a text with single blanks, and none at its ends.
-    r"((?P<change>lost|gained)\s*\((?P<of>[^()]+)\)"
+    r"((?P<change>lost)\s*\((?P<of>[^()]+)\)"
     r"|(?P<name>[^:<>=]+?)(\s*:\s*(?P<statistic>violated|q\d{1,2}(\.\d+)?))?)"
     rf"\s*(?P<sign><=|>=)\s*((?P<bound>[-+]?{NUMBER})"
     rf"|predecessor\s*(?P<margin>[-+]\s*{NUMBER})?)"
 )
 
 EXAMPLES = (
-    '"relevance: violated <= 0.05", "relevance: q90 <= 0.5", "mcq/tool_call: violated <= 0.1" or '
+    '"relevance: violated <= 0.05", "relevance: q90 <= 0.5", "refuse/malware: violated <= 0.1" or '
     '"over_refusal <= 0.05"'
 )
 
@@ -55,15 +52,17 @@ class Requirement:
 
     text: str
     """As it was written."""
-    parts: tuple[str, ...]
-    """The parts of the name, between slashes."""
+    quantity: str
+    """The name of the constraint, or of the metric."""
+    category: str
+    """What follows a slash in the name; "" for all inputs."""
     at_most: float
     """The largest mean loss."""
     beyond: float | None
     """A violation above it counts as a loss; None for a metric."""
     complement: bool = False
     """Whether a metric has to be large, so that the loss is 1 − its value."""
-    beside: Literal["lost", "gained", "difference"] | None = None
+    beside: Literal["lost", "difference"] | None = None
     """What is compared with a predecessor; None for a requirement of one model."""
 
     @classmethod
@@ -83,12 +82,11 @@ class Requirement:
         if not match or (bound is None and (change or statistic)):
             raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
         large = found["sign"] == ">="
-        parts = tuple(part.strip() for part in (found["of"] or found["name"]).split("/"))
+        quantity, _, category = (found["of"] or found["name"]).partition("/")
+        about = text, quantity.strip(), category.strip()
         number = float("".join((bound or found["margin"] or "0").split()))
-        if statistic and large:
-            raise RequirementError(f"{text!r}: a violation has to be small. Write <=.")
-        if change and large != (change == "gained"):
-            raise RequirementError(f'{text!r}: write "lost(…) <= …" or "gained(…) >= …".')
+        if large and (statistic or change):
+            raise RequirementError(f"{text!r}: what is violated or lost has to be small. Write <=.")
         if bound is None:
             if number and large != (number < 0):
                 raise RequirementError(
@@ -96,24 +94,32 @@ class Requirement:
                     '">= predecessor - 0.02" or "<= predecessor + 0.02".'
                 )
             share = abs(number)
-            read = cls(text, parts, (1 + share) / 2, None, large, "difference")
+            read = cls(*about, (1 + share) / 2, None, large, "difference")
         elif statistic and statistic != "violated":
             share = float(statistic[1:]) / 100
-            read = cls(text, parts, 1 - share, number)
+            read = cls(*about, 1 - share, number)
         else:
             share, of_metric = number, not statistic and not change
             rate, beyond = 1 - share if large else share, None if of_metric else 0.0
-            read = cls(text, parts, rate, beyond, of_metric and large, change)
+            read = cls(*about, rate, beyond, of_metric and large, change)
         if not 0 < read.at_most < 1:
             raise RequirementError(f"{text!r}: {share:g} is no share between 0 and 1.")
         return read
 
+    @property
+    def kind(self) -> Literal["constraint", "metric"]:
+        """What the quantity is."""
+        return "metric" if self.beyond is None else "constraint"
+
     def fewest_samples(self, confidence: float) -> int:
         """The fewest that certify a model which never fails; of a difference, an equal model."""
         if self.beside == "difference" and self.at_most > 0.5:
-            equal = np.array([0.5])
-            found = samples_needed_like(equal, self.at_most, confidence, zero_one=False)
-            return found or sys.maxsize
+            equal = np.full(1_000_000, 0.5)
+
+            def suffices(n: int) -> bool:
+                return betting(equal[:n], self.at_most, confidence) <= 1 - confidence
+
+            return 1 + bisect_left(range(1, len(equal)), True, key=suffices)
         return fewest_samples(self.at_most, confidence)
 
     def losses(self, values: np.ndarray, before: np.ndarray | None = None) -> Losses:
@@ -125,10 +131,7 @@ class Requirement:
                 f"{self.text!r} is about a predecessor: pl-pointwise check MODEL --against OLD."
             )
         now, then = self._losses(values), self._losses(before)
-        if self.beside == "difference":
-            return (1 + now - then) / 2
-        counts = now > then if self.beside == "lost" else now >= then  # Of 0 and 1.
-        return counts.astype(float)
+        return (1 + now - then) / 2 if self.beside == "difference" else (now > then).astype(float)
 
     def _losses(self, values: np.ndarray) -> Losses:
         """The losses of one model."""
@@ -140,54 +143,3 @@ class Requirement:
             between = f"between {np.nanmin(values):g} and {np.nanmax(values):g}"
             raise RequirementError(f"{self.text!r}: its values lie {between}, and not in [0, 1].")
         return losses
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What a requirement is about, once its name has been looked up."""
-
-    requirement: Requirement
-    dataset: str | None
-    """A data set besides the splits; None for the splits."""
-    quantity: str
-    """The constraint, or the metric."""
-    category: str | None
-
-
-@dataclass(frozen=True)
-class Known:
-    """What there is to require something of.
-
-    constraints: names. metrics: of values in [0, 1], sample by sample. datasets: besides the
-    splits, name → their constraints. categories: data set, "test" for the split → names.
-    """
-
-    constraints: Sequence[str]
-    metrics: Sequence[str] = ()
-    datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    categories: Mapping[str, Collection[str]] = field(default_factory=dict)
-
-    def subject(self, requirement: Requirement) -> Subject:
-        """Returns what the requirement is about, if there is that."""
-        parts, text = list(requirement.parts), repr(requirement.text)
-        dataset = parts.pop(0) if parts[0] in self.datasets else None
-        kind, names = "metric of values in [0, 1]", self.metrics
-        if requirement.beyond is not None:
-            kind, names = "constraint", self.datasets.get(dataset or "", self.constraints)
-        if parts and parts[0] in names:
-            quantity = parts.pop(0)
-        elif kind == "constraint" and dataset is not None and len(names) == 1:
-            quantity = names[0]
-        else:
-            start = "" if dataset is None else f"{dataset}/"
-            there = ", ".join([*(f"{start}{n}" for n in names), *(f"{n}/…" for n in self.datasets)])
-            there = f"There are: {there}." if there else "No held-out sample has any."
-            if kind != "constraint" and parts and parts[0] in self.constraints:
-                there = f'Of a constraint write "{parts[0]}: violated <= {requirement.at_most:g}".'
-            raise RequirementError(f"{text}: there is no {kind} {'/'.join(parts)!r}. {there}")
-        category = "/".join(parts) if parts else None
-        known = self.categories.get(dataset or "test", ())
-        if category is not None and category not in known:
-            which = f"It has {', '.join(known)}." if known else "Its samples have no categories."
-            raise RequirementError(f"{text}: there is no category {category!r}. {which}")
-        return Subject(requirement, dataset, quantity, category)

@@ -2,7 +2,7 @@
 
 A line per sample and quantity, with the columns
 
-    split      "selection" or "certification"
+    split      "selection" or "certification", of data sets besides the splits the latter
     dataset    the name in the log keys: "val", "test", or of a data set besides the splits
     kind       "constraint" or "metric"
     quantity   the constraint's or the metric's name
@@ -34,7 +34,7 @@ from pl_pointwise.data import SPLITS, TEST, TRAIN, VAL, categories_of, units_of,
 from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows
 
 from .p_values import Losses
-from .requirement import Known, Requirement, RequirementError, Subject
+from .requirement import Requirement, RequirementError
 
 if TYPE_CHECKING:
     from pl_pointwise.module import PointwiseModule
@@ -45,9 +45,6 @@ Bounds = Mapping[str, Mapping[str, float]]
 TRAINING, SELECTION, CERTIFICATION = TRAIN.role, VAL.role, TEST.role
 
 COLUMNS = ("split", "dataset", "kind", "quantity", "index", "value", "unit", "category")
-
-FOR_SELECTION = 1 / 3
-"""The share of the units of a data set besides the splits that goes to selection."""
 
 
 class Source:
@@ -106,10 +103,9 @@ class Source:
         """Returns the lines of one quantity; index, values: (n,)."""
         positions = index.tolist()
         categories, found = self.categories, self.units_at(positions)
-        role = SPLITS[self.name].role if self.name in SPLITS else None
         return DataFrame(
             {
-                "split": [role or _drawn(unit) for unit in found],
+                "split": SPLITS.get(self.name, TEST).role,  # What a test shows is shown.
                 "dataset": self.name,
                 "kind": kind,
                 "quantity": quantity,
@@ -156,42 +152,37 @@ def hash_of(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _drawn(unit: str) -> str:
-    """The split of a unit of a data set that has only one, the same in every run."""
-    drawn = int(hash_of(f"split {unit}"), 16) / 2**64
-    return SELECTION if drawn < FOR_SELECTION else CERTIFICATION
-
-
 def units_in(samples: DataFrame, split: str = CERTIFICATION) -> set[str]:
     return set(samples[samples["split"] == split]["unit"])
 
 
-def known_from(samples: DataFrame) -> Known:
-    """Returns what the table has to require something of."""
-    samples = samples[samples["split"] != TRAINING]
-    of_constraints = samples[samples["kind"] == "constraint"]
-    of_metrics = samples[samples["kind"] == "metric"]
-    categories = samples[samples["category"] != ""].groupby("dataset")["category"].unique()
-    return Known(
-        constraints=_names(of_constraints),
-        metrics=_names(of_metrics),
-        datasets={
-            name: _names(of_constraints[of_constraints["dataset"] == name])
-            for name in samples["dataset"].unique()
-            if name not in SPLITS
-        },
-        categories={name: sorted(found) for name, found in categories.items()},
-    )
+def quantities_in(samples: DataFrame, kind: str) -> list[str]:
+    """The constraints, or the metrics, that the splits have values of."""
+    held_out = samples["dataset"].isin((VAL.key, TEST.key)) & (samples["kind"] == kind)
+    return [str(name) for name in samples[held_out]["quantity"].unique()]
 
 
-def _names(samples: DataFrame) -> list[str]:
-    return [str(name) for name in samples["quantity"].unique()]
-
-
-def subjects_in(samples: DataFrame, requirements: Iterable[Requirement]) -> list[Subject]:
-    """Returns what of the table each requirement is about; refuses what there is not."""
-    known = known_from(samples)
-    return [known.subject(requirement) for requirement in requirements]
+def require_known(samples: DataFrame, requirements: Iterable[Requirement]) -> None:
+    """Refuses a requirement on what no sample of the splits has."""
+    constraints, metrics = (quantities_in(samples, kind) for kind in ("constraint", "metric"))
+    of_test = samples[samples["dataset"] == TEST.key]
+    categories = sorted({*of_test["category"]} - {""})
+    for each in requirements:
+        name, category = each.quantity, each.category
+        kind, names = "metric of values in [0, 1]", metrics
+        if each.kind == "constraint":
+            kind, names = "constraint", constraints
+        if name not in names:
+            there = f"There are: {', '.join(names)}." if names else "No held-out sample has any."
+            if name in constraints:
+                there = f'Of a constraint write "{name}: violated <= {each.at_most:g}".'
+            elif name in {*samples["dataset"]}:
+                there = "Of data besides the splits: give them as the test data."
+            raise RequirementError(f"{each.text!r}: there is no {kind} {name!r}. {there}")
+        if category and category not in categories:
+            which = f"It has {', '.join(categories)}."
+            which = which if categories else "Its samples have no categories."
+            raise RequirementError(f"{each.text!r}: there is no category {category!r}. {which}")
 
 
 def losses_by_unit(lines: DataFrame, requirement: Requirement) -> Losses:
@@ -200,28 +191,26 @@ def losses_by_unit(lines: DataFrame, requirement: Requirement) -> Losses:
     return np.asarray(by_unit.mean() if requirement.beyond is None else by_unit.max(), float)
 
 
-def losses_of(samples: DataFrame, subject: Subject, split: str) -> Losses:
+def losses_of(samples: DataFrame, requirement: Requirement, split: str) -> Losses:
     """Returns the losses of the lines that a requirement is about: (units,)."""
-    return losses_by_unit(lines_about(samples, subject, split), subject.requirement)
+    return losses_by_unit(lines_about(samples, requirement, split), requirement)
 
 
-def lines_about(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
+def lines_about(samples: DataFrame, requirement: Requirement, split: str) -> DataFrame:
     """Returns the lines of the table that a requirement is about, of one split, with their loss."""
-    dataset = subject.dataset
-    if dataset is None:
-        dataset = next(key for key, each in SPLITS.items() if each.role == split)
-    chosen = _of_quantity(samples, subject)
+    dataset = next(key for key, each in SPLITS.items() if each.role == split)
+    chosen = _of_quantity(samples, requirement)
     chosen &= (samples["split"] == split) & (samples["dataset"] == dataset)
-    if subject.category is not None:
-        chosen &= samples["category"] == subject.category
+    if requirement.category:
+        chosen &= samples["category"] == requirement.category
     found = samples[chosen]
     before = found["before"].to_numpy() if "before" in found else None
-    return found.assign(loss=subject.requirement.losses(found["value"].to_numpy(), before))
+    return found.assign(loss=requirement.losses(found["value"].to_numpy(), before))
 
 
-def _of_quantity(samples: DataFrame, subject: Subject) -> pd.Series:
-    kind = "metric" if subject.requirement.beyond is None else "constraint"
-    return (samples["kind"] == kind) & (samples["quantity"] == subject.quantity)
+def _of_quantity(samples: DataFrame, requirement: Requirement) -> pd.Series:
+    of_kind = samples["kind"] == requirement.kind
+    return of_kind & (samples["quantity"] == requirement.quantity)
 
 
 def beside(
@@ -231,13 +220,15 @@ def beside(
     places = ["dataset", "kind", "quantity", "index", "unit"]
     before = predecessor[[*places, "value"]].rename(columns={"value": "before"})
     found = samples.merge(before, "left", on=places, indicator=True, validate="one_to_one")
-    for subject in subjects_in(samples, [each for each in requirements if each.beside]):
-        of = _of_quantity(found, subject)
+    compared = [each for each in requirements if each.beside]
+    require_known(samples, compared)
+    for each in compared:
+        of = _of_quantity(found, each)
         alone = found[of & (found["_merge"] != "both")]
         if len(alone):
             first = alone.iloc[0]
             raise RequirementError(
-                f"{len(alone):,} of {of.sum():,} values of {subject.quantity!r} have none of the "
+                f"{len(alone):,} of {of.sum():,} values of {each.quantity!r} have none of the "
                 f"predecessor to compare, first sample {first['index']} of {first['dataset']!r}. "
                 "Measure both models on the same records."
             )

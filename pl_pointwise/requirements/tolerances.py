@@ -2,7 +2,7 @@
 
 The starting model runs once over all data but the certification split: an ε that was chosen by a
 model's values on that split could not be certified on it any more. The output folder then holds
-``tolerances.md``, the tables, and ``tolerances.csv``, those of the constraints with all digits.
+``tolerances.md``, the table, and ``tolerances.csv``, the same with all digits.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ from .samples import Source
 SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
 """Shares of the samples that are to meet an ε."""
 
-EQUAL = 1e-6
-"""What lies closer together differs by rounding."""
-
 
 def main(args: Sequence[str]) -> None:
     """Runs the command; options it does not know are LightningCLI's."""
@@ -49,8 +46,7 @@ def main(args: Sequence[str]) -> None:
         return
     constraints = cli.model.evaluation_constraints
     shares = met_shares(samples, constraints)
-    tables = [tolerance_table(name, bounds, shares) for name, bounds in constraints.items()]
-    text = "\n".join([*(table.markdown() for table in tables if len(table.cells)), *notes])
+    text = "\n".join([tolerance_table(shares, constraints).markdown(), *notes])
     print(f"\n{text}")
     known.output.mkdir(parents=True, exist_ok=True)
     (known.output / "tolerances.md").write_text(text, encoding="utf-8")
@@ -158,36 +154,30 @@ def tolerance(constraint: Constraint, shift: float) -> float:
     return shift if high is None or low is not None else high + shift
 
 
-def in_words(name: str, constraint: Constraint) -> tuple[str, str]:
-    """Returns the constraint as configured, and what the columns of shares show of it."""
-    low, high, equals = constraint.at_least, constraint.at_most, constraint.equals
-    if equals is not None:
-        return f"{name} = {equals:g}", f"the δ of {equals:g} ± δ"
-    if low is not None and high is not None:
-        return f"{low:g} ≤ {name} ≤ {high:g}", "by how much both bounds must be widened"
-    return (f"{name} ≥ {low:g}" if high is None else f"{name} ≤ {high:g}"), "the ε"
-
-
-def tolerance_table(name: str, constraint: Constraint, shares: DataFrame) -> Table:
-    """Returns the lines of one constraint, rounded."""
-    bound, meaning = in_words(name, constraint)
-    found = shares[shares["constraint"] == name]
-    columns = [f"{100 * share:g}%" for share in SHARES]
+def tolerance_table(shares: DataFrame, constraints: Mapping[str, Constraint]) -> Table:
+    """Returns the lines, rounded, with the constraints as configured."""
+    ends = [f"{100 * share:g}%" for share in SHARES]
     cells = DataFrame(
         {
-            "data": found["data"].map(title_of),
-            "category": found["category"].replace("", "all"),
-            "samples": found["samples"].map("{:,}".format),
-            "meet it": found["met"].map(lambda met: f"{100 * met:.3g} %"),
-            **{each.replace("%", " %"): found[each].map("{:.4g}".format) for each in columns},
+            "required": shares["constraint"].map(lambda name: in_words(name, constraints[name])),
+            "data": shares["data"].map(title_of),
+            "category": shares["category"].replace("", "all"),
+            "samples": shares["samples"].map("{:,}".format),
+            "meet it": shares["met"].map(lambda met: f"{100 * met:.3g} %"),
+            **{each.replace("%", " %"): shares[each].map("{:.4g}".format) for each in ends},
         }
     )
-    note = f"Under 50 % to 99 %: {meaning} that this share of the samples meets."
-    if len(found) and (found[columns].max(axis=1) - found[columns].min(axis=1)).max() < EQUAL:
-        note += (
-            " They are all one value, as where a model is compared with itself: that is no "
-            "tolerance to choose. Choose by what the quantity means (docs/settings.md)."
-        )
-    elif len(found) and not found["met"].any():
-        note += " No sample meets the bound yet: an ε that some meet is surely within reach."
-    return Table(bound, note, cells)
+    note = (
+        "Under 50 % to 99 %: the ε that this share of the samples meets; of an interval by how "
+        "much both bounds must be widened, of an equality to c the δ of c ± δ. Where all are one "
+        "value, as of a model compared with itself, choose by what the quantity means "
+        "(docs/settings.md)."
+    )
+    return Table("Tolerances", note, cells)
+
+
+def in_words(name: str, constraint: Constraint) -> str:
+    """Returns the constraint as configured."""
+    bounds = {"=": constraint.equals, "≥": constraint.at_least, "≤": constraint.at_most}
+    given = (f"{sign} {at:g}" for sign, at in bounds.items() if at is not None)
+    return f"{name} {' and '.join(given)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import yaml
 
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import command as compare
-from pl_pointwise.compare.plots import PLOTS
+from pl_pointwise.compare.plots import PLOT
 from pl_pointwise.compare.runs import Run
 from tests.pl_pointwise.line_task import LineData
 
@@ -88,7 +87,7 @@ def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
     assert "±" in table
     for title in ("Results", "All metrics"):
         assert f"## {title}" in table
-    assert {path.name for path in compared.glob("*.p*")} == set(PLOTS)
+    assert [path.name for path in compared.glob("*.p*")] == [PLOT]
 
 
 def test_the_configuration_left_behind_is_that_of_the_run(compared) -> None:
@@ -165,16 +164,3 @@ def test_a_method_that_is_wrong_is_named_before_the_first_run(
     assert "error: nothing was run; wrong: " in line
     assert said in line
     assert not (tmp_path / "out").exists()
-
-
-def test_a_dry_run_lists_the_runs_and_the_command_of_each(files, tmp_path, capsys) -> None:
-    seeds = ["--seeds", "0", "1", "0"]  # Twice it would count as two runs.
-    main(["compare", *files, "--output", str(tmp_path / "out"), *seeds, "--dry-run"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "4 runs, 4 of them to do:"
-    assert lines[1] == "  [1/4] plain · seed 0: to do"
-    assert lines[2].strip().endswith(f"--output {tmp_path / 'out'} --seeds 0 1 0 --only 1")
-    assert len(lines) == 9
-    assert not (tmp_path / "out").exists()
-    main(shlex.split(lines[4])[1:])
-    assert [path.parent.name for path in (tmp_path / "out").rglob("result.json")] == ["seed-1"]

@@ -1,6 +1,6 @@
 """Runs are independent: one after another or side by side, the results are the same.
 
-What ends a run badly is said in its line; what was interrupted goes on.
+What ends a run badly is said in its line.
 """
 
 from __future__ import annotations
@@ -10,22 +10,16 @@ import errno
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command, runner
 from pl_pointwise.compare.runner import alone_in
-from tests.pl_pointwise.compare.test_command import write_files
-from tests.pl_pointwise.line_task import LineModule
+from tests.pl_pointwise.compare.test_command import METHODS, write_files
 
 ROOT = Path(__file__).resolve().parents[3]
-# With a number for α: finding it takes one more pass, which would count as a step here.
-POINTWISE = (
-    "pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise, "
-    "init_args: {alpha: 1.0}}}}}\n"
-)
+POINTWISE = METHODS.splitlines()[-1] + "\n"
 
 
 @pytest.fixture(autouse=True)
@@ -62,51 +56,6 @@ def test_runs_side_by_side_give_the_same_results(tmp_path, capsys) -> None:
     here, there = lines(tmp_path / "here"), lines(tmp_path / "apart")
     for method in ("pointwise", "plain"):
         assert metrics(there[method]) == metrics(here[method])
-
-
-def failing(monkeypatch: pytest.MonkeyPatch, at: list[int]) -> list[int]:
-    """Makes the given training steps fail, counted from 1 over all runs; the steps' epochs."""
-    objective = LineModule.objective
-    epochs: list[int] = []
-
-    def fails(self: LineModule, outputs: Any, batch: Any) -> Any:
-        if self.trainer.training:
-            epochs.append(self.current_epoch)
-            if len(epochs) in at:
-                raise RuntimeError("the power went")
-        return objective(self, outputs, batch)
-
-    monkeypatch.setattr(LineModule, "objective", fails)
-    return epochs
-
-
-def test_an_interrupted_run_goes_on_from_its_checkpoint_and_ends_alike(
-    tmp_path, monkeypatch
-) -> None:
-    common = files(tmp_path, POINTWISE)
-    common += ["--trainer.enable_checkpointing", "true", "--trainer.max_epochs", "4"]
-    main(["compare", *common, "--output", str(tmp_path / "whole")])
-    epochs = failing(monkeypatch, at=[3])
-    with pytest.raises(SystemExit):
-        main(["compare", *common, "--output", str(tmp_path / "parts")])
-    assert lines(tmp_path / "parts")["pointwise"]["error"] == "RuntimeError: the power went"
-    main(["compare", *common, "--output", str(tmp_path / "parts")])
-    assert epochs == [0, 1, 2, 2, 3]
-    whole, parts = (lines(tmp_path / name)["pointwise"] for name in ("whole", "parts"))
-    assert metrics(parts) == metrics(whole)
-
-
-def test_no_run_goes_on_from_a_checkpoint_of_another_configuration(tmp_path, monkeypatch) -> None:
-    common = [*files(tmp_path, POINTWISE), "--output", str(tmp_path / "out")]
-    common += ["--trainer.enable_checkpointing", "true"]
-    epochs = failing(monkeypatch, at=[3, 4])
-    with pytest.raises(SystemExit):
-        main(["compare", *common])
-    common += ["--model.tolerance", "0.4"]
-    with pytest.raises(SystemExit):
-        main(["compare", *common])  # Before it has a checkpoint of its own.
-    main(["compare", *common])
-    assert epochs == [0, 1, 2, 0, 0, 1, 2]
 
 
 def test_a_second_comparison_in_a_folder_is_refused_and_changes_nothing(tmp_path, capsys) -> None:

@@ -34,11 +34,10 @@ def table(values: object, kind: str = "constraint", units: object = None) -> pd.
     ("text", "losses"),
     [
         ("lost(refuse) <= 0.1", [0, 0, 1, 0]),
-        ("gained(refuse) >= 0.1", [1, 0, 1, 1]),
         ("refuse: violated <= 0.1", [0, 0, 1, 1]),
     ],
 )
-def test_lost_and_gained_are_of_all_inputs(text: str, losses: list[float]) -> None:
+def test_what_is_lost_is_of_all_inputs(text: str, losses: list[float]) -> None:
     now, before = np.array([-1.0, -1, 1, 1]), np.array([-1.0, 1, -1, 1])
     assert Requirement.parse(text).losses(now, before).tolist() == losses
 
@@ -81,7 +80,7 @@ def test_a_prompt_that_comes_often_is_named() -> None:
     model = MeasuredModel("m", samples, {"selection": 0.0})
     said = choose_model([model], [Requirement.parse("refuse: violated <= 0.05")]).statement()
     assert "1 of 301 units (prompts, queries) fail" in said
-    assert "600 samples are of 301, the largest has 50 % of them. Warning: of inputs" in said
+    assert "600 samples are of 301, the largest has 50 % of them. Of inputs" in said
 
 
 def test_of_what_is_lost_it_is_said_how_much_there_was_to_lose() -> None:
@@ -100,8 +99,7 @@ def test_an_equal_model_needs_the_samples_of_the_test_that_is_made(
     assert required[0].fewest_samples(0.95) == needed
     equal = table([0.5] * 20, "metric")
     said = report(check(beside(equal, equal, required), required))
-    assert f"0 worse here is below the bound; if that holds, {needed} samples" in said
-    assert f"| {margin} worse |" in said
+    assert "0 worse than the predecessor over 20 samples" in said
     equal = table([0.5] * needed, "metric")
     assert all(each.met for each in check(beside(equal, equal, required), required))
 

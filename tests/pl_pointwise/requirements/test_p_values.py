@@ -173,6 +173,6 @@ def test_samples_needed_against_every_number_of_samples(
         assert reached(found - 1) < power
 
 
-@pytest.mark.parametrize("share", [0.05, 0.0499])  # The second takes more than a million.
+@pytest.mark.parametrize("share", [0.05, 0.0499])  # The second takes millions.
 def test_samples_needed_is_none_where_no_number_would_do(share: float) -> None:
     assert samples_needed(0.05, share) is None

@@ -7,37 +7,40 @@ import re
 
 import numpy as np
 import pytest
+from pandas import DataFrame
 
-from pl_pointwise.requirements.requirement import EXAMPLES, Known, Requirement, RequirementError
+from pl_pointwise.requirements.requirement import EXAMPLES, Requirement, RequirementError
+from pl_pointwise.requirements.samples import require_known
 
 
 @pytest.mark.parametrize(
-    ("text", "parts", "at_most", "beyond", "complement"),
+    ("text", "name", "at_most", "beyond", "complement"),
     [
-        ("relevance: violated <= 0.05", ("relevance",), 0.05, 0.0, False),
-        ("  relevance:violated<=.05 ", ("relevance",), 0.05, 0.0, False),
-        ("relevance: q99.5 <= -2", ("relevance",), 0.005, -2.0, False),
-        ("mcq/reference/tool_call: q90 <= 0", ("mcq", "reference", "tool_call"), 0.1, 0.0, False),
-        ("over_refusal <= 0.05", ("over_refusal",), 0.05, None, False),
-        ("mrr@10 >= 0.3", ("mrr@10",), 0.7, None, True),
+        ("relevance: violated <= 0.05", "relevance", 0.05, 0.0, False),
+        ("  relevance:violated<=.05 ", "relevance", 0.05, 0.0, False),
+        ("relevance: q99.5 <= -2", "relevance", 0.005, -2.0, False),
+        ("refuse/ a/b : q90 <= 0", "refuse/a/b", 0.1, 0.0, False),
+        ("over_refusal <= 0.05", "over_refusal", 0.05, None, False),
+        ("mrr@10 >= 0.3", "mrr@10", 0.7, None, True),
         # Names that end as a statistic does, or are one.
-        ("length_q90 <= 0.1", ("length_q90",), 0.1, None, False),
-        ("violated <= 0.1", ("violated",), 0.1, None, False),
+        ("length_q90 <= 0.1", "length_q90", 0.1, None, False),
+        ("violated <= 0.1", "violated", 0.1, None, False),
     ],
 )
 def test_every_form_is_read(
-    text: str, parts: tuple[str, ...], at_most: float, beyond: float | None, complement: bool
+    text: str, name: str, at_most: float, beyond: float | None, complement: bool
 ) -> None:
     found = Requirement.parse(text)
     assert found.text == text
-    assert found.parts == parts
+    assert (found.quantity, found.category) == (name.partition("/")[0], name.partition("/")[2])
     assert found.at_most == pytest.approx(at_most)
     assert found.beyond == beyond
     assert found.complement is complement
 
 
 @pytest.mark.parametrize(
-    "text", ["relevance", "lost(refuse) <= predecessor", "relevance: q100 <= 0.5"]
+    "text",
+    ["relevance", "gained(refuse) >= 0.1", "lost(refuse) <= predecessor", "relevance: q100 <= 0.5"],
 )
 def test_what_cannot_be_read_is_refused_with_all_forms(text: str) -> None:
     with pytest.raises(RequirementError) as error:
@@ -60,8 +63,7 @@ def test_the_forms_that_the_refusal_shows_can_be_read() -> None:
         ("relevance: q0 <= 0.5", "0 is no share"),
         ("mrr@10 >= 0", "0 is no share"),
         ("lost(a) <= 1.5", "1.5 is no share"),
-        ("lost(refuse) >= 0.1", "lost(…) <= …"),
-        ("gained(refuse) <= 0.1", "gained(…) >= …"),
+        ("lost(refuse) >= 0.1", "Write <="),
         ("mrr >= predecessor + 0.1", "an improvement of every draw"),
     ],
 )
@@ -88,54 +90,37 @@ def test_values_without_a_loss_are_refused() -> None:
         Requirement.parse("m >= 0.1").losses(np.array([-0.5, 1.0, math.nan]))
 
 
-KNOWN = Known(
-    constraints=["relevance", "refuse"],
-    metrics=["mrr@10", "over_refusal"],
-    datasets={"mcq": ["relevance"], "over_refusal": ["relevance", "refuse"]},
-    categories={"test": ["malware", "fraud"], "mcq": ["tool_call", "direct"]},
-)
-
-
-def subject(text: str, known: Known = KNOWN) -> tuple[str | None, str, str | None]:
-    found = known.subject(Requirement.parse(text))
-    assert found.requirement.text == text
-    return found.dataset, found.quantity, found.category
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
+KNOWN = DataFrame(
     [
-        ("refuse/malware: violated <= 0.1", (None, "refuse", "malware")),
-        ("mcq: violated <= 0.1", ("mcq", "relevance", None)),
-        ("mcq/relevance/direct: violated <= 0.1", ("mcq", "relevance", "direct")),
-        ("over_refusal/over_refusal <= 0.05", ("over_refusal", "over_refusal", None)),
-        ("mrr@10 >= 0.3", (None, "mrr@10", None)),
-        ("mcq/mrr@10/direct >= 0.3", ("mcq", "mrr@10", "direct")),
+        ("test", "constraint", "relevance", "malware"),
+        ("test", "constraint", "refuse", "fraud"),
+        ("test", "metric", "mrr@10", ""),
+        ("val", "metric", "over_refusal", "of selection"),
+        ("mcq", "constraint", "choice", "tool_call"),
     ],
+    columns=["dataset", "kind", "quantity", "category"],
 )
-def test_a_name_is_looked_up(text: str, expected: tuple[str | None, str, str | None]) -> None:
-    assert subject(text) == expected
-
-
-def test_a_metric_that_is_called_as_no_data_set_is_of_the_splits() -> None:
-    known = Known(["refuse"], ["over_refusal"])
-    assert subject("over_refusal <= 0.05", known) == (None, "over_refusal", None)
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("relevanse: violated <= 0.05", ["'relevanse'", "relevance, refuse, mcq/…"]),
-        ("mrr >= 0.3", ["'mrr'", "mrr@10"]),
+        ("refuse/malware: violated <= 0.1", []),
+        ("over_refusal <= 0.1", []),
+        (
+            "relevanse: violated <= 0.05",
+            ["constraint 'relevanse'", "There are: relevance, refuse."],
+        ),
+        ("mrr >= 0.3", ["'mrr'", "mrr@10, over_refusal"]),
         ("refuse/violated <= 0.05", ['write "refuse: violated <= 0.05"']),
-        ("over_refusal <= 0.05", ["over_refusal/mrr@10, over_refusal/over_refusal"]),
-        ("refuse/malwear: violated <= 0.1", ["'malwear'", "malware, fraud"]),
-        # A constraint that it does not carry.
-        ("mcq/refuse: violated <= 0.1", ["'refuse'", "tool_call, direct"]),
-        ("over_refusal/refuse/malware: violated <= 0.1", ["'malware'", "no categories"]),
+        ("refuse/malwear: violated <= 0.1", ["'malwear'", "fraud, malware"]),
+        ("mcq/tool_call: violated <= 0.1", ["'mcq'", "give them as the test data"]),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_known_ones(text: str, named: list[str]) -> None:
+    if not named:
+        require_known(KNOWN, [Requirement.parse(text)])
+        return
     with pytest.raises(RequirementError) as error:
-        subject(text)
+        require_known(KNOWN, [Requirement.parse(text)])
     assert not [part for part in [repr(text), *named] if part not in str(error.value)]
