@@ -35,7 +35,7 @@ class HardestSamples(Callback):
     """At the end of training, the samples of every constraint with the largest mean violation.
 
     Listed is a sample whose mean violation is above 0, or whose λ or u* is not 0, of a constraint
-    with one multiplier per sample. Texts are those of
+    with one multiplier per sample or group. Texts are those of
     :meth:`~pl_pointwise.data.PointwiseDataModule.describe`, or of the sample itself.
 
     Args:
@@ -73,6 +73,8 @@ class HardestSamples(Callback):
         rows = []
         for name, last in self._tables.last.items():
             multipliers, constraint = module.multipliers[name], module.constraints[name]
+            if (groups := module._run.duals.groups) is not None:  # Of each sample its group's.
+                multipliers = multipliers[groups]
             relaxation = getattr(module._run.in_force(name), "relaxation", None)
             unknown = torch.full_like(last, math.nan)
             relaxed = unknown if relaxation is None else relaxation(last, multipliers)
@@ -172,9 +174,9 @@ class Violations:
 
     def add(self, module: PointwiseModule) -> None:
         """Adds what the module's last training step found."""
-        measured, samples = module.measured, module.multipliers.samples
-        if measured is None or not samples:  # Rows of a stream belong to no known sample.
-            return
+        measured = module.measured
+        if measured is None or not module.multipliers.samples:
+            return  # Rows of a stream belong to no known sample.
         for name, formulation in module.formulations.items():
             mask = measured.masks[name]
             rows = mask.any(1)  # Padding is of no sample, and has no index of its own.
@@ -182,6 +184,7 @@ class Violations:
                 continue
             found = measured.judged[name][rows].float().masked_fill(~mask[rows], math.nan)
             if name not in self.last:
+                samples = len(module.trainer.train_dataloader.dataset)
                 unseen = torch.full((samples, found.shape[1]), math.nan)
                 self.last[name], self.mean[name] = unseen, unseen.clone()
                 self.visits[name] = torch.zeros(unseen.shape, dtype=torch.int32)

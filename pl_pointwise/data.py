@@ -12,10 +12,12 @@ from typing import Any, Protocol
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
+from .lagrangian.duals import group_numbers
 from .lagrangian.terms import PADDING
 from .training.sampler import Drawing
 from .training.sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
@@ -69,10 +71,16 @@ class IndexedDataset(Dataset[dict[str, Any]]):
     Args:
         rows: a map-style data set. Wrap a Subset or ConcatDataset as a whole.
         fields: names of the entries of rows that are tuples or tensors, such as ``("x", "y")``.
+        groups: (N,), the number of each row's group, from 0: see :class:`PointwiseDataModule`.
     """
 
-    def __init__(self, rows: Rows, fields: Sequence[str] | None = None) -> None:
-        self.rows = rows
+    def __init__(
+        self,
+        rows: Rows,
+        fields: Sequence[str] | None = None,
+        groups: Sequence[int] | Tensor | None = None,
+    ) -> None:
+        self.rows, self.groups = rows, groups
         self.fields = (fields,) if isinstance(fields, str) else fields
 
     def __len__(self) -> int:
@@ -184,6 +192,8 @@ class PointwiseDataModule(LightningDataModule):
 
     What a data set may say of its N samples, by attributes; none is required:
 
+    - ``groups``, numbers from 0: samples of a group share a multiplier, which follows the mean of
+      their violations in a step. Rows without attributes: ``IndexedDataset(rows, groups=…)``.
     - ``strata``, numbers: the kind of each; the training set's are spread evenly over the batches.
     - ``categories``, texts: the kind of each by its name, "" if unknown, for requirements.
     - ``units``, texts: what samples share, as their prompt; without it, the whole row. Samples of
@@ -332,27 +342,40 @@ def categories_of(rows: Rows) -> list[str] | None:
     return _texts_of(rows, "categories")
 
 
+def groups_of(rows: Rows) -> Tensor | None:
+    """The attribute ``groups`` of each sample, (N,) int64, if the data set has it."""
+    own = _entries_of(rows, "groups")
+    whose = f"groups of {type(without_index(rows)).__name__}"
+    return None if own is None else group_numbers(own, len(rows), whose)
+
+
 def units_of(rows: Rows) -> list[str] | None:
     """The attribute ``units``, if the data set has it."""
     return _texts_of(rows, "units")
 
 
 def _texts_of(rows: Any, name: str) -> list[str] | None:
+    own = _entries_of(rows, name)
+    return None if own is None else ["" if text is None else str(text) for text in own]
+
+
+def _entries_of(rows: Any, name: str) -> Any:
+    """An attribute of each sample, (N,), also through what wraps a data set; None without one."""
     own = getattr(rows, name, None)
     if own is not None:
         if len(own) != len(rows):
             raise DataError(
                 f"{type(rows).__name__}.{name} has {len(own):,} entries for {len(rows):,} samples: "
-                "give a text or None for each."
+                "give a text or None for each; of groups a number."
             )
-        return ["" if text is None else str(text) for text in own]
+        return own
     if isinstance(rows, IndexedDataset):
-        return _texts_of(rows.rows, name)
+        return _entries_of(rows.rows, name)
     if isinstance(rows, Subset):
-        whole = _texts_of(rows.dataset, name)
+        whole = _entries_of(rows.dataset, name)
         return None if whole is None else [whole[position] for position in rows.indices]
     if isinstance(rows, ConcatDataset):
-        parts = [_texts_of(part, name) for part in rows.datasets]
+        parts = [_entries_of(part, name) for part in rows.datasets]
         known = [part for part in parts if part is not None]
-        return [text for part in known for text in part] if len(known) == len(parts) else None
+        return [entry for part in known for entry in part] if len(known) == len(parts) else None
     return None

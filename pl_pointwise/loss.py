@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from numbers import Integral
 from typing import Any
 
@@ -18,7 +17,7 @@ from .constraint import Constraint
 from .errors import DataError, TrainingError, one_of
 from .formulations import Formulation
 from .lagrangian.batch_statistic import Slope
-from .lagrangian.duals import Duals
+from .lagrangian.duals import Duals, group_numbers
 from .lagrangian.terms import (
     OBJECTIVE,
     PADDING,
@@ -108,23 +107,9 @@ class PointwiseLoss:
             if not isinstance(count, Integral) or count < 1:
                 raise DataError(f"{name}={count!r}: give a whole number from 1.")
         one_of("order", order, ("simultaneous", "dual_first"))
-        self.samples = owners = samples or 0
-        given = None
-        if groups is not None:
-            with suppress(ValueError, TypeError):  # Of texts.
-                given = torch.as_tensor(groups).cpu()
-            if (
-                given is None
-                or not is_index(given)
-                or len(given) != self.samples
-                or int(given.min()) < 0
-            ):
-                raise DataError(
-                    f"groups: a whole number from 0 for each of the {self.samples:,} samples, got "
-                    f"{shape_of(groups)}; np.unique(groups, return_inverse=True)[1] numbers them."
-                )
-            given, owners = given.long(), int(given.max()) + 1
-        self.duals = Duals(self.constraints, formulations, owners, primal_steps, order, given)
+        self.samples = samples or 0
+        given = None if groups is None else group_numbers(groups, self.samples)
+        self.duals = Duals(self.constraints, formulations, self.samples, primal_steps, order, given)
         self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
         self.steps = 0  # Of the weights.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ..constraint import Constraint
-from ..errors import TrainingError
+from ..errors import DataError, TrainingError
 from ..formulations import BatchFormulation, Formulation
 from ..multipliers import Multipliers
 from .batch_statistic import (
@@ -24,7 +25,7 @@ from .batch_statistic import (
     stepped_threshold,
 )
 from .gradient_units import GradientUnits
-from .terms import DualStep, Measured, Terms, carries, last_visits, weights
+from .terms import DualStep, Measured, Terms, carries, is_index, last_visits, shape_of, weights
 
 log = logging.getLogger(__name__)
 CPU = torch.device("cpu")
@@ -52,9 +53,9 @@ class Duals:
         order: str = "simultaneous",
         groups: Tensor | None = None,
     ) -> None:
-        self.constraints, self.groups = constraints, groups
-        self.configure(formulations, primal_steps, order)
-        self.multipliers = Multipliers(samples)
+        self.constraints = constraints
+        self.configure(formulations, primal_steps, order, groups)
+        self.multipliers = Multipliers(self.owners_of(samples))
         self.thresholds: dict[str, Tensor] = {}
         self.units = GradientUnits()
         self.in_force: dict[str, Formulation] = {}
@@ -63,13 +64,21 @@ class Duals:
         """The updated samples of the steps since the last dual step."""
 
     def configure(
-        self, formulations: Mapping[str, Formulation], primal_steps: int, order: str
+        self,
+        formulations: Mapping[str, Formulation],
+        primal_steps: int,
+        order: str,
+        groups: Tensor | None,
     ) -> None:
-        """How λ moves from now on."""
-        self.formulations = formulations
+        """How λ moves from now on, and whose it is."""
+        self.formulations, self.groups = formulations, groups
         self.primal_steps, self.dual_first = primal_steps, order == "dual_first"
         self.scopes = {name: scope_of(name, self) for name in formulations}
         self.on_batch = {n: s for n, s in self.scopes.items() if isinstance(s, PerBatch)}
+
+    def owners_of(self, samples: int) -> int:
+        """How many rows λ has: one a sample, or one a group."""
+        return samples if self.groups is None else int(self.groups.max()) + 1
 
     # In a step ----------------------------------------------------------------------------------
 
@@ -130,7 +139,7 @@ class Duals:
         if not resumed and fingerprint != self.fingerprint:
             if self.fingerprint is not None and samples:
                 self.warn("Another training set than before: the multipliers start at 0 again.")
-            self.multipliers = self.multipliers.for_samples(samples)
+            self.multipliers = self.multipliers.for_samples(self.owners_of(samples))
             self.thresholds, self.units, self._window = {}, GradientUnits(), []
         self.fingerprint = fingerprint
         self.fit_tables()
@@ -401,6 +410,19 @@ class PerBatch(Weight):
     ) -> BatchStatistic:
         formulation, threshold = self.formulation, self.threshold
         return batch_statistic(formulation, parts, self.sides, count, threshold, device, reduce)
+
+
+def group_numbers(groups: Any, samples: int, whose: str = "groups") -> Tensor:
+    """The group of each of N samples, (N,) int64; refuses what is no number from 0 for each."""
+    found = None
+    with suppress(ValueError, TypeError):  # Of texts.
+        found = torch.as_tensor(groups).cpu()
+    if found is None or not is_index(found) or len(found) != samples or (found < 0).any():
+        raise DataError(
+            f"{whose}: a whole number from 0 for each of the {samples:,} samples, got "
+            f"{shape_of(groups)}; np.unique(groups, return_inverse=True)[1] numbers them."
+        )
+    return found.long()
 
 
 def scope_of(name: str, state: Duals) -> Weight:

@@ -339,12 +339,11 @@ class FirstSteps:
         trained = {name for name, f in task.formulations.items() if f.needs_gradient}
         self.unproven, self._visited = {OBJECTIVE, *trained}, None
 
-    def epoch(self, task: Task, samples: int) -> None:
-        """At the start of an epoch of N samples."""
-        watched = has_multipliers_per_sample(task) and gives_each_once(
-            task.trainer.train_dataloader
-        )
-        self._visited = np.zeros(samples, dtype=bool) if watched else None
+    def epoch(self, task: Task) -> None:
+        """At the start of an epoch."""
+        loader = task.trainer.train_dataloader
+        watched = has_multipliers_per_sample(task) and gives_each_once(loader)
+        self._visited = np.zeros(len(loader.dataset), dtype=bool) if watched else None
 
     def require_gradients(self, task: Task, terms: Terms) -> None:
         """Refuses values without a gradient, in the first batch that a term applies to."""

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..data import ResumableDataLoader, fingerprint
+from ..data import ResumableDataLoader, fingerprint, groups_of
 from ..errors import TrainingError
 from ..evaluation import Evaluator
 from ..fingerprints import RANDOM_ROWS
@@ -126,8 +127,11 @@ class Run:
     def _start_multipliers(self, dataset: Any) -> None:
         """Keeps them if they are of this training set; refuses a checkpoint's of another."""
         found, before = None, (self._restored or {}).get("fingerprint")
+        groups = None if dataset is None else groups_of(dataset)
         if dataset is not None:
             found = fingerprint(dataset)
+            if groups is not None:
+                found += f", groups {sha256(groups.numpy().tobytes()).hexdigest()}"
             if found.startswith(RANDOM_ROWS):
                 warn(
                     self.task,
@@ -137,15 +141,15 @@ class Run:
                 )
             if before is not None and before != found:
                 raise TrainingError(
-                    "These multipliers belong to another training set or order (checkpoint: "
-                    f"{self.duals.multipliers.samples:,} samples; now: {len(dataset):,}). Restore "
-                    "the data, or start without `ckpt_path`."
+                    "These multipliers belong to another training set, order or groups "
+                    f"(checkpoint: {self.duals.multipliers.samples:,} rows of λ; now: "
+                    f"{len(dataset):,} samples). Restore the data, or start without `ckpt_path`."
                 )
         samples = 0 if dataset is None else len(dataset)
         resumed = dataset is not None and before is not None
         first = self._restored is None and not self.task.global_step
         settings = self.task.training_settings
-        self.duals.configure(self.task.formulations, settings.primal_steps, settings.order)
+        self.duals.configure(self.task.formulations, settings.primal_steps, settings.order, groups)
         self.duals.start(samples, found, resumed, first)
 
     def _limit_loader(self) -> None:
@@ -209,7 +213,7 @@ class Run:
 
     @part_of("on_train_epoch_start")
     def start_epoch(self) -> None:
-        self.stepper.first_steps.epoch(self.task, self.duals.multipliers.samples)
+        self.stepper.first_steps.epoch(self.task)
         self._limit_loader()
         self.stepper.start_epoch()
 

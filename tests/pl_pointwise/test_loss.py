@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from pl_pointwise import Average, Constraint, CVaR, Pointwise, PointwiseLoss, Relaxed, Tilted
+from pl_pointwise.callbacks import HardestSamples
+from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import DataError, TrainingError
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
@@ -19,10 +23,12 @@ from tests.pl_pointwise.toy import (
     Judged,
     Seen,
     Toy,
+    ToyData,
     ToyRows,
     fit,
     initial_weights,
     passed,
+    trainer,
 )
 
 EQUALITIES = {"fit": Constraint(equals=0.1), "pair": Constraint(at_least=0.2)}
@@ -38,6 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {"formulation": None},
     "window": {"formulation": Pointwise(), "primal_steps": 2},
     "dual first": {"formulation": Pointwise(), "order": "dual_first"},
+    "groups": {"formulation": Pointwise(), "groups": [0, 2, 1, 1, 0, 2, 2, 2, 4, 0, 1, 1]},
 }
 
 
@@ -70,10 +77,12 @@ class Loop:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_loop_takes_the_steps_of_lightning_to_the_bit(case: str, partial: bool) -> None:
-    options, rows, seen = CASES[case], ToyRows(12, partial=partial), Seen()
-    module = fit(Toy(**options, partial=partial), rows, epochs=6, callbacks=[seen])
+    options, rows, seen = {**CASES[case]}, ToyRows(12, partial=partial), Seen()
+    groups = options.pop("groups", None)
+    dataset = IndexedDataset(rows, groups=groups)
+    module = fit(Toy(**options, partial=partial), dataset, epochs=6, callbacks=[seen])
     given = {"constraints": CONSTRAINTS, **options}
-    loop = Loop(PointwiseLoss(samples=len(rows), **given), rows)
+    loop = Loop(PointwiseLoss(samples=len(rows), groups=groups, **given), rows)
     for _, batch in seen.batches:
         loop.step(batch)
     for found, expected in zip(loop.weights, module.parameters(), strict=True):
@@ -184,6 +193,29 @@ def test_samples_of_a_group_share_a_multiplier_that_follows_their_mean() -> None
     for wrong in (groups, ["a", "b", "c", "d", "e"], [0.0, 0.5, 1.0, 1.0, 1.0]):
         with pytest.raises(DataError, match="groups: a whole number from 0"):
             PointwiseLoss({"fit": Constraint(at_most=0.5)}, Pointwise(), samples=5, groups=wrong)
+
+
+def test_groups_of_a_data_set_are_checked_and_belong_to_a_checkpoint(tmp_path: Path) -> None:
+    rows = ToyRows(12)
+    rows.groups = [0, 1] * 6  # type: ignore[attr-defined]
+    runner = trainer(max_epochs=2, callbacks=[HardestSamples(3)], default_root_dir=tmp_path)
+    module = Toy(Pointwise())
+    runner.fit(module, ToyData(rows, batch_size=4))
+    assert [len(table) for table in module.multipliers.values()] == [2, 2]
+    (file,) = tmp_path.rglob("samples.jsonl")
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in found:
+        table = module.multipliers[row["constraint"]]
+        assert row["multiplier"] == float(table[row["index"] % 2, row["column"]])
+    assert len({(row["constraint"], row["index"]) for row in found}) == len(found) >= 3
+    runner.save_checkpoint(tmp_path / "last.ckpt")
+    other = IndexedDataset(ToyRows(12), groups=[0, 0, 1, 1] * 3)
+    data = ToyData(other, batch_size=4)
+    with pytest.raises(TrainingError, match="another training set, order or groups"):
+        trainer(max_epochs=3).fit(Toy(Pointwise()), data, ckpt_path=tmp_path / "last.ckpt")
+    data = ToyData(IndexedDataset(ToyRows(12), groups=[0.5] * 12), batch_size=4)
+    with pytest.raises(DataError, match=r"groups of ToyRows: a whole number .*np.unique\(groups"):
+        trainer().fit(Toy(Pointwise()), data)
 
 
 @pytest.mark.filterwarnings("error")

@@ -127,6 +127,12 @@ for name in ("average augmented", "pointwise", "relaxed linear"):
 
 
 @scenario
+def grouped(world: World) -> Any:
+    rows = IndexedDataset(partial_rows(), groups=[number % 4 for number in range(UNEVEN)])
+    return world.train(Toy(FORMULATIONS["pointwise"], partial=True), rows)
+
+
+@scenario
 def tilted_and_steep(world: World) -> Any:
     """The largest violation is on one rank, and the other's exponentials need it."""
     module = Steep(Tilted(tilt=2.0, dual_lr=0.5), partial=True, learning_rate=1e-12)

@@ -236,7 +236,7 @@ def checkpoints_of_two_epochs(tmp_path: Path) -> list[Path]:
 )
 def test_another_training_set_is_refused(rows: Any, now: str, two_epochs: list[Path]) -> None:
     """Its samples would be trained with the multipliers of others."""
-    message = rf"another training set.*checkpoint: 13 samples; now: {now}\)"
+    message = rf"another training set.*checkpoint: 13 rows of λ; now: {now} samples\)"
     with pytest.raises(TrainingError, match=message):
         train(ToyData(rows, batch_size=4), checkpoint=two_epochs[1], max_epochs=2)
 
