@@ -215,9 +215,8 @@ class SafetyModule(LanguageModelModule):
             found.append({"index": answer["index"], "prompt": record.text, **about, **answer})
         if stage == "alpaca_eval" and self.lora is not None:
             prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]
-            texts = self.generate(*prompts, reference=True).texts
-            for answer, text in zip(found, texts, strict=True):
-                answer["reference"] = text
+            for answer, other in zip(found, self.generate(*prompts, reference=True), strict=True):
+                answer["reference"] = other["answer"]
         judged = [answer for answer in found if answer.get("unsafe")]
         if judged and (name := self.evaluation.cost_model) is not None:
             self._judge = self._judge or CostModel.load(name, device=self.device)

@@ -15,7 +15,7 @@ from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.generation import Answers
+from pl_pointwise.tasks.language_model.text.refusals import is_refusal
 from pl_pointwise.tasks.safety.cost_model import CostModel
 from pl_pointwise.tasks.safety.module import SafetyEvaluation, write_outputs
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
@@ -237,14 +237,16 @@ def spoken(monkeypatch) -> list[bool]:
     """Known answers, to some prompts a refusal; whether the reference was asked, by call."""
     asked: list[bool] = []
 
-    def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Answers:
+    def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Any:
         asked.append(reference)
         texts = []
         for row, length in zip(ids.tolist(), lengths.tolist(), strict=True):
             prompt = self.tokenizer.decode(row[:length])
             said = "I’m sorry, no." if "1 cars" in prompt or "10 trees" in prompt else "Sure: 12."
             texts.append(f"{said} Reference." if reference else said)
-        return Answers([[0]] * len(texts), texts, ["Sure" in text for text in texts])
+        return [
+            {"answer": text, "refused": is_refusal(text), "cut": "Sure" in text} for text in texts
+        ]
 
     monkeypatch.setattr(SafetyModule, "generate", generate)
     monkeypatch.setattr(CostModel, "load", lambda name, device: Judge())

@@ -355,5 +355,6 @@ def test_a_perfect_refusal_counts_as_one(name, said, monkeypatch) -> None:
         prompts[1] = made.prompt(ASKED, [], "here", [{"content": "x", "reasoning_content": "y"}])
     asked = [ids for ids, _ in made.encode(prompts, [[], []])]
     answers = generate_answers(build_model("llama"), made, asked, Generation())
-    assert answers.texts == [REFUSAL, "" if prompts[0] != prompts[1] else REFUSAL]
+    texts = [answer["answer"] for answer in answers]
+    assert texts == [REFUSAL, "" if prompts[0] != prompts[1] else REFUSAL]
     assert is_refusal(said)
