@@ -160,7 +160,7 @@ class SafetyModule(LanguageModelModule):
         if reference is None or s.shape[1] < 2:
             return torch.where(torch.zeros_like(outputs.present[:, 0]), s[:, 0], 0)
         unsafe = (batch["roles"] == ROLES.index(UNSAFE)).to(s.device, non_blocking=True)
-        pairs = (values[:, place] for values in (s, reference, unsafe) for place in (0, 1))
+        pairs = (values[:, place] for values in (s - reference, unsafe) for place in (0, 1))
         losses = safe_dpo_loss(*pairs, margin=self.safe_dpo_margin, beta=self.safe_dpo_beta)
         return torch.where(outputs.present[:, 1], losses, 0)
 

@@ -26,7 +26,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from itertools import product
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -44,7 +43,6 @@ DATE = datetime(2024, 7, 26)
 
 _PROBE, _VALUE, _SECOND = "probe of an answer", "probe of an argument", "second_probe"
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
-_TOOL = {"name": _CALL["name"], "description": "A probe.", "parameters": {"type": "object"}}
 _ASK = {"role": "user", "content": "Hello"}
 
 
@@ -103,13 +101,9 @@ class ConversationEncoder:
         self._probe_calls()
 
     def _probe_calls(self) -> None:
-        """Finds how the template writes tool calls, if it does: arguments as an object, or text.
-
-        Some tokenizers have a template of their own for conversations with tools (Hermes).
-        """
-        written = ""
-        for tools, self._arguments_as_text in product(([], [_TOOL]), (False, True)):
-            asked = _Asked([_ASK], tools, "probe")
+        """Finds how the template writes tool calls, if it does: arguments as an object, or text."""
+        asked, written = _Asked([_ASK], [], "probe"), ""
+        for self._arguments_as_text in (False, True):
             with suppress(DataError):
                 written = self._answered(asked, Parts(calls=[_CALL]))
             if _VALUE in written:
@@ -203,8 +197,6 @@ class ConversationEncoder:
         if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
             (front, mine, _), (_, theirs, rest) = base.rpartition(last), head.rpartition(last)
             given = front + mine + rest if mine and theirs else ""
-        if not given.startswith(base) and _unspaced(given) == _unspaced(base):
-            given = base  # Hermes': behind a result a line ends where others follow
         if given.startswith(base):  # A blank at its end stays in the response: tokenizers join it
             prompt = base + given[len(base) :].rstrip(" \t")  # to the word behind it.
             return prompt, head[: len(head) - len(given) + len(prompt)]

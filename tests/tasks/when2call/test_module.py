@@ -98,10 +98,10 @@ def loss_of_pair(name: str, chosen: dict, rejected: dict) -> float:
         [torch.tensor(each[key]) for key in ("s", "mean", "ref")] for each in (chosen, rejected)
     )
     losses = {
-        "dpo": lambda: dpo_loss(s_w, s_l, ref_w, ref_l),
+        "dpo": lambda: dpo_loss(s_w - ref_w, s_l - ref_l),
         "simpo": lambda: simpo_loss(m_w, m_l, gamma=0.3),
         "cpo": lambda: cpo_loss(s_w, s_l, m_w),
-        "cal_dpo": lambda: cal_dpo_loss(s_w, s_l, ref_w, ref_l),
+        "cal_dpo": lambda: cal_dpo_loss(s_w - ref_w, s_l - ref_l),
     }
     return losses[name]().item()
 
