@@ -289,6 +289,7 @@ class ConversationModule(LanguageModelModule):
             rows = [row for row, _ in kept]
             prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]
             before = self.generate(*prompts, reference=True)
-            for (_, answer), text in zip(kept, before.texts, strict=True):
+            for (_, answer), other in zip(kept, before, strict=True):
+                text = other["answer"]
                 answer |= {"before": text, "flipped": answer["answer"] != text}
         return answers

@@ -146,7 +146,8 @@ class ResponseDataModule(RecordsDataModule):
         """The model, its revision, chat template and the template's arguments."""
         self.shared_option("roles", self.roles)
         options = ("revision", "chat_template", "template_arguments")
-        taken = (self.model_name, *(self.shared_option(name, None) for name in options))
+        revision, template, arguments = (self.shared_option(name, None) for name in options)
+        taken = (self.model_name, revision, template, arguments)
         if taken != known:
             self._encoder = load_encoder(*taken, self.default_template)
         return taken

@@ -42,7 +42,7 @@ from pl_pointwise.tasks.common.models import check_weights
 from .likelihood.reference import ReferenceCache, belongs_to_adapter
 from .likelihood.scoring import ResponseScorer, ResponseStatistics
 from .model.adapters import Lora, merged_model
-from .model.generation import Answers, Generation, generate_answers
+from .model.generation import Generation, generate_answers
 from .model.loading import load_encoder, load_language_model
 from .model.policy import Policy
 from .roles import Requirement, divergence, drop, lead, mean_over
@@ -379,7 +379,7 @@ class LanguageModelModule(PointwiseModule):
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of some samples, each (position in the batch, index)."""
         rows = [row for row, _ in samples]
-        new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows]).reports
+        new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
         return [{"index": index, **each} for (_, index), each in zip(samples, new, strict=True)]
 
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
@@ -436,12 +436,15 @@ class LanguageModelModule(PointwiseModule):
 
     def generate(
         self, prompt_ids: Tensor, prompt_lengths: Tensor, *, reference: bool = False
-    ) -> Answers:
-        """An answer to each prompt, (B, P) padded on the right, of the policy or the reference."""
+    ) -> list[dict[str, Any]]:
+        """An answer to each prompt, (B, P) padded on the right, of the policy or the reference.
+
+        Returns: {"answer", "refused", "cut"} of each; see generation.py.
+        """
         padded = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
         return self._generate([ids[:length] for ids, length in padded], reference)
 
-    def _generate(self, prompts: Sequence[Sequence[int]], reference: bool) -> Answers:
+    def _generate(self, prompts: Sequence[Sequence[int]], reference: bool) -> list[dict[str, Any]]:
         settings = self.generation
         return generate_answers(self.model, self.encoder, prompts, settings, reference=reference)
 
@@ -451,14 +454,14 @@ class LanguageModelModule(PointwiseModule):
         """Answers to conversations outside any data set, of the policy or the reference.
 
         prompts: {"messages": [{"role", "content"}], "tools": […]}, tools where there are any.
-        Returns: {"answer", "refused", "cut"} of each.
+        Returns: as :meth:`generate`.
         """
         texts = [
             self.encoder.prompt(each["messages"], each.get("tools") or [], "a prompt to answer")
             for each in prompts
         ]
         encoded = self.encoder.encode(texts, [[]] * len(texts))
-        return self._generate([ids for ids, _ in encoded], reference).reports
+        return self._generate([ids for ids, _ in encoded], reference)
 
     def export(self, path: str | Path) -> Path:
         """Save model, tokenizer and model card as a folder.

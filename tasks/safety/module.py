@@ -160,7 +160,7 @@ class SafetyModule(LanguageModelModule):
         if reference is None or s.shape[1] < 2:
             return torch.where(torch.zeros_like(outputs.present[:, 0]), s[:, 0], 0)
         unsafe = (batch["roles"] == ROLES.index(UNSAFE)).to(s.device, non_blocking=True)
-        pairs = (values[:, place] for values in (s, reference, unsafe) for place in (0, 1))
+        pairs = (values[:, place] for values in (s - reference, unsafe) for place in (0, 1))
         losses = safe_dpo_loss(*pairs, margin=self.safe_dpo_margin, beta=self.safe_dpo_beta)
         return torch.where(outputs.present[:, 1], losses, 0)
 
@@ -206,10 +206,10 @@ class SafetyModule(LanguageModelModule):
         names = () if stage == "predict" else ("unsafe", "kind", "category")
         found = []
         answers = super().batch_answers(batch, samples, stage)
-        for (row, index), answer in zip(samples, answers, strict=True):
+        for (row, _), answer in zip(samples, answers, strict=True):
             record: Record = batch["records"][row]
             about = {name: getattr(record, name) for name in names}
-            found.append({"index": index, "prompt": record.text, **about, **answer})
+            found.append({"index": answer["index"], "prompt": record.text, **about, **answer})
         judged = [answer for answer in found if answer.get("unsafe")]
         if judged and (name := self.evaluation.cost_model) is not None:
             self._judge = self._judge or CostModel.load(name, device=self.device)

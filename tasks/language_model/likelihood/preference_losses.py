@@ -1,7 +1,8 @@
 """Losses on preference pairs: DPO, SimPO, CPO, Cal-DPO and Safe-DPO, one value per pair.
 
-They are functions of log-likelihoods only. For a preferred response w (chosen) and a dispreferred
-one l (rejected), each argument has the same shape, such as (B,), as has the result:
+They are functions of log-likelihoods, or of log-ratios to the reference. For a preferred response w
+(chosen) and a dispreferred one l (rejected), each argument has the same shape, such as (B,), as has
+the result:
 
     s       sum of log π(y_t | x, y_<t) over the response's tokens, end token included
     s̄       s divided by the number of tokens
@@ -29,17 +30,9 @@ NEED_REFERENCE = ("kl", "dpo", "cal_dpo")
 """Objectives that cannot do without the reference policy."""
 
 
-def dpo_loss(
-    chosen: Tensor,
-    rejected: Tensor,
-    reference_chosen: Tensor,
-    reference_rejected: Tensor,
-    *,
-    beta: float = 0.1,
-) -> Tensor:
-    """−log σ(β(r_w − r_l)), of sums.  Rafailov et al., Direct Preference Optimization, 2023."""
-    margin = (chosen - reference_chosen) - (rejected - reference_rejected)
-    return -logsigmoid(beta * margin)
+def dpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1) -> Tensor:
+    """−log σ(β(r_w − r_l)), of log-ratios.  Rafailov et al., DPO, 2023."""
+    return -logsigmoid(beta * (chosen - rejected))
 
 
 def simpo_loss(
@@ -62,45 +55,34 @@ def cpo_loss(
 
 
 def cal_dpo_loss(
-    chosen: Tensor,
-    rejected: Tensor,
-    reference_chosen: Tensor,
-    reference_rejected: Tensor,
-    *,
-    beta: float = 0.1,
-    calibration_weight: float = 1.0,
+    chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, calibration_weight: float = 1.0
 ) -> Tensor:
-    """−log σ(r_w − r_l) + c[(r_w − 1/2β)² + (r_l + 1/2β)²], of sums.  Xiao et al., Cal-DPO, 2024.
+    """−log σ(r_w − r_l) + c[(r_w − 1/2β)² + (r_l + 1/2β)²].  Xiao et al., Cal-DPO, 2024.
 
     No β in the first term; the second gives the log-ratios targets, ±1/2β.
     """
-    ratio_chosen = chosen - reference_chosen
-    ratio_rejected = rejected - reference_rejected
     target = 1 / (2 * beta)
-    calibration = (ratio_chosen - target) ** 2 + (ratio_rejected + target) ** 2
-    return -logsigmoid(ratio_chosen - ratio_rejected) + calibration_weight * calibration
+    calibration = (chosen - target) ** 2 + (rejected + target) ** 2
+    return -logsigmoid(chosen - rejected) + calibration_weight * calibration
 
 
 def safe_dpo_loss(
     chosen: Tensor,
     rejected: Tensor,
-    reference_chosen: Tensor,
-    reference_rejected: Tensor,
     chosen_unsafe: Tensor,
     rejected_unsafe: Tensor,
     *,
     margin: float,
     beta: float = 0.1,
 ) -> Tensor:
-    """−log σ(β(r_w − r_l) − (h_l − h_w)Δ), of sums.  Kim et al., SafeDPO, 2025.
+    """−log σ(β(r_w − r_l) − (h_l − h_w)Δ), of log-ratios.  Kim et al., SafeDPO, 2025.
 
     On pairs put in order as the paper does (``preference_pairs`` of safety/records.py). h, bool,
     marks an unsafe response: the margin Δ ≥ 0 counts only where a safe response stands against an
     unsafe one.
     """
-    ratio = (chosen - reference_chosen) - (rejected - reference_rejected)
-    offset = rejected_unsafe.to(ratio.dtype) - chosen_unsafe.to(ratio.dtype)
-    return -logsigmoid(beta * ratio - margin * offset)
+    offset = rejected_unsafe.to(chosen.dtype) - chosen_unsafe.to(chosen.dtype)
+    return -logsigmoid(beta * (chosen - rejected) - margin * offset)
 
 
 @dataclass
@@ -141,19 +123,19 @@ def preference_loss(
     def pairs(values: Tensor) -> tuple[Tensor, Tensor]:  # Of the chosen, of the rejected.
         return values[:, :, None], values[:, None, :]
 
-    sums, means = pairs(statistics.log_likelihood), pairs(statistics.mean_log_likelihood)
+    own, known = statistics.log_likelihood, statistics.reference_log_likelihood
+    sums, means = pairs(own), pairs(statistics.mean_log_likelihood)
     # None where the batch has no pair: then every loss is masked.
-    known = statistics.reference_log_likelihood
-    reference = pairs(statistics.log_likelihood.detach() if known is None else known)
+    ratios = pairs(own - (own.detach() if known is None else known))
     if objective == "simpo":
         losses = simpo_loss(*means, beta=settings.simpo_beta, gamma=settings.simpo_gamma)
     elif objective == "cpo":
         weight = settings.cpo_likelihood_weight
         losses = cpo_loss(*sums, means[0], beta=settings.cpo_beta, likelihood_weight=weight)
     elif objective == "dpo":
-        losses = dpo_loss(*sums, *reference, beta=settings.dpo_beta)
+        losses = dpo_loss(*ratios, beta=settings.dpo_beta)
     else:
         beta, weight = settings.cal_dpo_beta, settings.cal_dpo_calibration_weight
-        losses = cal_dpo_loss(*sums, *reference, beta=beta, calibration_weight=weight)
+        losses = cal_dpo_loss(*ratios, beta=beta, calibration_weight=weight)
     mask = chosen[:, :, None] & rejected[:, None, :]
     return mean_over(losses.flatten(1), mask.flatten(1))

@@ -146,8 +146,8 @@ class ResponseScorer:
     def _statistics(
         self, pairs: Pairs, wanted: Pairs | None, leads: bool = False
     ) -> ResponseStatistics:
-        way = self._plain if self.method == "plain" else self._chunked
-        return _summed(pairs, wanted, way(pairs, wanted, leads))
+        tokens = self._plain if self.method == "plain" else self._chunked
+        return _summed(pairs, wanted, tokens(pairs, wanted, leads))
 
     def _plain(self, pairs: Pairs, wanted: Pairs | None, leads: bool = False) -> TokenStatistics:
         """From full logits; the others' yardstick."""
@@ -196,10 +196,8 @@ class ResponseScorer:
             ids, mask, predicting = pairs.sequences()
             outputs = decoder(input_ids=ids, attention_mask=mask, use_cache=False)
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
-        ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])
-        widths = pairs.prompt_ids.shape[1], pairs.response_ids.shape[2]
-        layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *widths, ids.device)
-        ids = ids[layout.source]
+        layout = Layout.of(pairs)
+        ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])[layout.source]
         with layout_in_use(layout):
             outputs = decoder(
                 input_ids=ids[None],

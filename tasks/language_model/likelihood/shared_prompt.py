@@ -10,14 +10,12 @@ know the layout:
     trunk     prompt and first response, an ordinary causal sequence
     branches  the other responses; each sees the prompt and itself
 
-Both go to the attention function the model was loaded with, one call each per sample, and what may
-see what is decided by the model's own mask functions (causal, sliding window, chunks), given
-*positions* instead of places in the row. A window therefore reaches as far back from the second
-response as from the first. The last token of a response predicts nothing and is left out.
+Both go to the attention function the model was loaded with, one call each per sample. What may see
+what is decided by the model's own mask functions, given *positions* instead of places in the row,
+so a window reaches as far back from the second response as from the first.
 
-:func:`install` switches a model to the attention of this file; it stays switched, as gradient
-checkpointing calls the layers again during the backward pass. Outside :func:`layout_in_use`
-everything passes through.
+:func:`install` switches a model to this attention for good, as gradient checkpointing calls the
+layers again in the backward pass. Outside :func:`layout_in_use` everything passes through.
 
 What this cannot do: models whose layers mix tokens by other means (recurrence, convolution), ALiBi,
 attention other than "sdpa". scoring.py compares with the plain computation.
@@ -25,7 +23,7 @@ attention other than "sdpa". scoring.py compares with the plain computation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -39,6 +37,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from pl_pointwise.errors import UnsupportedError
+
+from .batch import Pairs
 
 IMPLEMENTATION = "shared_prompt_sdpa"
 """The name in transformers' registries, which checks by substring that a model supports "sdpa"."""
@@ -73,19 +73,14 @@ class Layout:
     samples: tuple[Sample, ...]
 
     @classmethod
-    def of(
-        cls,
-        prompt_lengths: Sequence[int],
-        response_lengths: Sequence[Sequence[int]],
-        prompt_width: int,
-        response_width: int,
-        device: torch.device | None = None,
-    ) -> Layout:
-        """For prompts (B, P) and responses (B, R, T), padded on the right; length 0 is absent."""
-        responses_from = len(prompt_lengths) * prompt_width
+    def of(cls, pairs: Pairs) -> Layout:
+        """Of the samples that have a pair."""
+        prompt_width, response_width = pairs.prompt_ids.shape[1], pairs.response_ids.shape[2]
+        responses_from = pairs.prompt_ids.numel()
         source, positions, predicting = list[int](), list[int](), list[int]()
         samples: list[Sample] = []
-        for row, (prompt, lengths) in enumerate(zip(prompt_lengths, response_lengths, strict=True)):
+        of_rows = zip(pairs.prompt_lengths, pairs.response_lengths, strict=True)
+        for row, (prompt, lengths) in enumerate(of_rows):
             present = [(column, length) for column, length in enumerate(lengths) if length]
             if not present:
                 continue
@@ -99,7 +94,7 @@ class Layout:
                 positions += range(prompt, prompt + length - 1)
             samples.append(Sample(prompt, tuple(length - 1 for _, length in present)))
         rows, places, predict = (
-            torch.tensor(each, dtype=torch.long).to(device, non_blocking=True)
+            torch.tensor(each, dtype=torch.long).to(pairs.prompt_ids.device, non_blocking=True)
             for each in (source, positions, predicting)
         )
         return cls(rows, places, predict, tuple(samples))

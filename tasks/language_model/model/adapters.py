@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Set
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,8 @@ from pl_pointwise.errors import UnsupportedError, one_of
 from ..likelihood.vocabulary import decoder_of
 
 ATTENTION = "attention"
+UNMERGEABLE = frozenset({"layer_replication", "lora_bias"})
+"""Options of PEFT that add weights which the base has not."""
 _LINEAR = (nn.Linear, Conv1D)
 
 
@@ -153,15 +154,14 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
 # Merging ------------------------------------------------------------------------------------------
 
 
-def merged_model(model: PeftModel, device: str = "cpu") -> PreTrainedModel:
-    """The base with adapters merged into it, under its own names; ``model`` stays as it is.
+def merged_model(model: PeftModel) -> PreTrainedModel:
+    """The base on the CPU with adapters merged into it; ``model`` stays as it is.
 
-    What no adapter changes shares its memory with ``model`` where that is on ``device``. On "meta"
-    nothing is computed: it shows whether PEFT can merge, and into which names.
+    What no adapter changes shares its memory with ``model`` where that is on the CPU too.
     """
-    memo: dict[int, Any] = {id(each): each.to(device) for each in model.buffers()}
+    memo: dict[int, Any] = {id(each): each.cpu() for each in model.buffers()}
     for weight in model.parameters():
-        memo[id(weight)] = nn.Parameter(weight.detach().to(device), requires_grad=False)
+        memo[id(weight)] = nn.Parameter(weight.detach().cpu(), requires_grad=False)
     copy = deepcopy(model, memo)
     for part in copy.modules():
         if isinstance(part, BaseTunerLayer):  # Merged in place, and tied weights one by one.
@@ -175,22 +175,8 @@ def merged_model(model: PeftModel, device: str = "cpu") -> PreTrainedModel:
     if getattr(model.get_base_model().config, "tie_word_embeddings", False):
         embeddings, head = merged.get_input_embeddings(), merged.get_output_embeddings()
         # Else some readers take one of the two for both.
-        tied = device == "meta" or torch.equal(embeddings.weight, head.weight)
+        tied = torch.equal(embeddings.weight, head.weight)
         if tied:
             head.weight = embeddings.weight
         merged.config.tie_word_embeddings = tied
     return merged
-
-
-def check_merging(model: PeftModel, names: Set[str], lora: Lora) -> None:
-    """Refuses adapters that PEFT cannot merge into weights of these names; computes nothing."""
-    try:
-        other = names ^ merged_model(model, "meta").state_dict().keys()
-        problem = f"they change which weights there are, as {min(other)}." if other else ""
-    except (RuntimeError, ValueError) as error:
-        problem = str(error)
-    if problem:
-        raise ValueError(
-            f"merge_on_export: adapters with lora.peft={lora.peft} cannot be merged: {problem} "
-            "Leave such options out, or export the adapter alone."
-        )

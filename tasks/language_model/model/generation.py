@@ -53,27 +53,6 @@ class Generation:
             )
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Generated answers, in the order of their prompts.
-
-    ids are without the token that ends them; texts without thoughts (reasoning.py), "" where a
-    thought did not end: what is evaluated; cut is whether the answer ran into max_new_tokens.
-    """
-
-    ids: list[list[int]]
-    texts: list[str]
-    cut: list[bool]
-
-    @property
-    def reports(self) -> list[dict[str, Any]]:
-        """{answer, refused, cut} of each."""
-        return [
-            {"answer": text, "refused": is_refusal(text), "cut": cut}
-            for text, cut in zip(self.texts, self.cut, strict=True)
-        ]
-
-
 def decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:
     """The text of tokens, special ones included."""
     text = encoder.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -97,16 +76,21 @@ def generate_answers(
     settings: Generation,
     *,
     reference: bool = False,
-) -> Answers:
-    """An answer to each prompt, until one of the tokens that end a turn."""
+) -> list[dict[str, Any]]:
+    """{answer, refused, cut} of each prompt, until one of the tokens that end a turn.
+
+    The answer is without thoughts (reasoning.py), "" where one did not end; it is cut where it ran
+    into max_new_tokens.
+    """
     own = base_of(model).generation_config.eos_token_id
     ends = {*encoder.end_ids, *(own if isinstance(own, list) else [] if own is None else [own])}
     found = generate_ids(model, prompts, settings, ends=sorted(ends), reference=reference)
-    cut = [ids[-1] not in ends for ids in found]
-    ids = [row if more else row[:-1] for row, more in zip(found, cut, strict=True)]
-    begun = [in_thought(decoded(prompt[-_TAIL:], encoder)) for prompt in prompts]
-    texts = [final_answer(a + decoded(row, encoder)) for a, row in zip(begun, ids, strict=True)]
-    return Answers(ids, texts, cut)
+    reports = []
+    for prompt, ids in zip(prompts, found, strict=True):
+        begun, cut = in_thought(decoded(prompt[-_TAIL:], encoder)), ids[-1] not in ends
+        answer = final_answer(begun + decoded(ids if cut else ids[:-1], encoder))
+        reports.append({"answer": answer, "refused": is_refusal(answer), "cut": cut})
+    return reports
 
 
 def generate_ids(

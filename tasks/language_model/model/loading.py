@@ -24,7 +24,7 @@ from transformers.utils import find_adapter_config_file
 from pl_pointwise.tasks.common.models import loading, model_source
 
 from ..text.conversations import ConversationEncoder
-from .adapters import Lora, add_lora, check_merging, merged_model
+from .adapters import UNMERGEABLE, Lora, add_lora, merged_model
 from .policy import Policy
 
 
@@ -59,11 +59,12 @@ def load_language_model(
     if own.gradient_checkpointing:
         checkpoint_gradients(model)
     if lora is not None:
-        names = set(model.state_dict())
-        adapted = add_lora(model, lora)
-        if own.merge_on_export:
-            check_merging(adapted, names, lora)
-        return adapted
+        if own.merge_on_export and (added := sorted(UNMERGEABLE.intersection(lora.peft))):
+            raise ValueError(
+                f"merge_on_export: adapters with lora.peft {', '.join(added)} cannot be merged. "
+                "Leave such options out, or export the adapter alone."
+            )
+        return add_lora(model, lora)
     return model
 
 

@@ -5,8 +5,8 @@ Everything is rendered by the tokenizer's own chat template:
     prompt     messages, the tools with them, up to where the answer begins
     response   what the template writes for the answer, up to and with the token that ends the turn
 
-so that the prompt's tokens are a prefix of the whole's, the response is what the model itself would
-have to generate, and a token that begins a sequence stands where the template puts it, once.
+so that the prompt's tokens are a prefix of the whole's, and the response is what the model itself
+would have to generate.
 
 Where the answer begins is seen on a probe that answers the same conversation: what the template
 writes in front of it (a *scaffold*: an empty thought as ``<think></think>``, a channel's name)
@@ -26,9 +26,8 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from itertools import product
 from os.path import commonprefix
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -44,8 +43,15 @@ DATE = datetime(2024, 7, 26)
 
 _PROBE, _VALUE, _SECOND = "probe of an answer", "probe of an argument", "second_probe"
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
-_TOOL = {"name": _CALL["name"], "description": "A probe.", "parameters": {"type": "object"}}
 _ASK = {"role": "user", "content": "Hello"}
+
+
+class _Asked(NamedTuple):
+    """A conversation up to where an answer begins, and where it stands in a file."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Message]
+    where: str
 
 
 class ConversationEncoder:
@@ -78,15 +84,16 @@ class ConversationEncoder:
         self._tokens = _any_of([end, *(token.content for token in added)])
         self._thinks = any(mark in tokenizer.get_chat_template() for _, mark in THOUGHTS)
         self._calls_a_turn, self._arguments_as_text = math.inf, False
+        asked = _Asked([_ASK], [], "probe")
         try:
-            self._cut([_ASK], [], "probe", [])
+            self._cut(asked, [])
         except DataError as error:
             raise DataError(
                 f"The chat template of {name} does not continue its own generation prompt with an "
                 f"answer. Take another in chat_template. ({error})"
             ) from error
         # The token behind a text closes its turn, or those behind it up to the end token.
-        tail = self._answered([_ASK], [], "probe", Parts(_PROBE)).rpartition(_PROBE)[2]
+        tail = self._answered(asked, Parts(_PROBE)).rpartition(_PROBE)[2]
         run = rf"\s*((?:{self._special})*?{re.escape(end)}|{self._special})"
         self.closing = near[0] if (near := re.match(run, tail)) else end
         self._ends = [end, re.findall(self._special, self.closing)[-1]]
@@ -94,14 +101,11 @@ class ConversationEncoder:
         self._probe_calls()
 
     def _probe_calls(self) -> None:
-        """Finds how the template writes tool calls, if it does: arguments as an object, or text.
-
-        Some tokenizers have a template of their own for conversations with tools (Hermes).
-        """
-        written = ""
-        for tools, self._arguments_as_text in product(([], [_TOOL]), (False, True)):
+        """Finds how the template writes tool calls, if it does: arguments as an object, or text."""
+        asked, written = _Asked([_ASK], [], "probe"), ""
+        for self._arguments_as_text in (False, True):
             with suppress(DataError):
-                written = self._answered([_ASK], tools, "probe", Parts(calls=[_CALL]))
+                written = self._answered(asked, Parts(calls=[_CALL]))
             if _VALUE in written:
                 break
         else:
@@ -114,7 +118,7 @@ class ConversationEncoder:
         self._behind_call = end
         both = Parts(calls=[_CALL, {**_CALL, "name": _SECOND}])
         with suppress(DataError):
-            if _SECOND not in self._answered([_ASK], tools, "probe", both):
+            if _SECOND not in self._answered(asked, both):
                 self._calls_a_turn = 1
 
     @property
@@ -131,7 +135,8 @@ class ConversationEncoder:
         answers: Sequence[Answer] = (),
     ) -> str:
         """The text up to where the answer begins, the scaffold of its ``answers`` included."""
-        return self._cut(messages, tools, where, [self._parts(answer) for answer in answers])[0]
+        asked = _Asked(messages, tools, where)
+        return self._cut(asked, [self._parts(answer) for answer in answers])[0]
 
     def texts(
         self,
@@ -141,11 +146,11 @@ class ConversationEncoder:
         answers: Sequence[Answer],
     ) -> tuple[str, list[str]]:
         """The prompt, and the text of each answer behind it with what ends the turn."""
-        every = [self._parts(answer) for answer in answers]
-        prompt, head = self._cut(messages, tools, where, every)
+        asked, every = _Asked(messages, tools, where), [self._parts(answer) for answer in answers]
+        prompt, head = self._cut(asked, every)
         responses = []
         for parts in every:
-            whole = self._answered(messages, tools, where, parts)
+            whole = self._answered(asked, parts)
             text = _behind(prompt, head, whole, parts.reasoning)
             if text is None:
                 raise _differs(where)
@@ -172,40 +177,32 @@ class ConversationEncoder:
         closings = (self.closing, self._behind_call[1])
         return len(response) - max(len(each) for each in closings if response.endswith(each))
 
-    def _cut(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Message],
-        where: str,
-        answers: Sequence[Parts],
-    ) -> tuple[str, str]:
+    def _cut(self, asked: _Asked, answers: Sequence[Parts]) -> tuple[str, str]:
         """(prompt, what stands in its place in front of an answer; "" where one thinks)."""
-        base = self._render(messages, tools, where)
+        base = self._render(asked)
         if any(parts.reasoning for parts in answers):
             return base, ""
         thought, closing = empty_thought(base)
         stem = base.removesuffix(thought)
-        texts = self._answered(messages, tools, where, Parts(_PROBE))
+        texts = self._answered(asked, Parts(_PROBE))
         head = texts[: texts.rfind(_PROBE)]
-        if self._calls_a_turn and (tools or any(parts.calls for parts in answers)):
-            called = self._answered(messages, tools, where, Parts(calls=[_CALL]))
+        if self._calls_a_turn and (asked.tools or any(parts.calls for parts in answers)):
+            called = self._answered(asked, Parts(calls=[_CALL]))
             place = _shared(head, called)
             inside = (found.span() for found in re.finditer(self._tokens, texts))
             place = next((start for start, end in inside if start < place < end), place)
             if place >= _shared(head, stem):  # DeepSeek's calls do not go on from a tool's result.
                 head = head[:place]
-        given, last = head, messages[-1]["content"].strip()
+        given, last = head, asked.messages[-1]["content"].strip()
         if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
             (front, mine, _), (_, theirs, rest) = base.rpartition(last), head.rpartition(last)
             given = front + mine + rest if mine and theirs else ""
-        if not given.startswith(base) and _unspaced(given) == _unspaced(base):
-            given = base  # Hermes': behind a result a line ends where others follow
         if given.startswith(base):  # A blank at its end stays in the response: tokenizers join it
             prompt = base + given[len(base) :].rstrip(" \t")  # to the word behind it.
             return prompt, head[: len(head) - len(given) + len(prompt)]
         own = given[len(stem) :]
         if not given.startswith(stem):
-            raise _differs(where)
+            raise _differs(asked.where)
         ends = [mark for marks in THOUGHTS for mark in marks if mark in own]
         if ends and closing:  # The template's own empty thought: Nemotron 3, GLM 4.7.
             return given, head
@@ -250,26 +247,19 @@ class ConversationEncoder:
             turns.append(turn)
         return turns
 
-    def _answered(
-        self, messages: Sequence[Message], tools: Sequence[Message], where: str, parts: Parts
-    ) -> str:
+    def _answered(self, asked: _Asked, parts: Parts) -> str:
         """The conversation with an answer, of which the text has to be in it."""
         calls = [{"function": call} for call in parts.calls]
         given = {"tool_calls": calls, "reasoning_content": parts.reasoning}
         turn = {"role": "assistant", "content": parts.text} | {k: v for k, v in given.items() if v}
-        whole = self._render([*messages, turn], tools, where, answered=True)
-        _must_hold(parts.text, whole, where, "the text of an answer")
+        said = asked._replace(messages=[*asked.messages, turn])
+        whole = self._render(said, answered=True)
+        _must_hold(parts.text, whole, asked.where, "the text of an answer")
         return whole
 
-    def _render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Message],
-        where: str,
-        answered: bool = False,
-    ) -> str:
+    def _render(self, asked: _Asked, answered: bool = False) -> str:
         """The conversation, up to where the assistant begins unless it is ``answered``."""
-        turns = self._turns(messages)
+        turns, where = self._turns(asked.messages), asked.where
         calls = max(len(turn.get("tool_calls") or ()) for turn in turns)
         if calls > self._calls_a_turn:
             raise DataError(
@@ -279,7 +269,7 @@ class ConversationEncoder:
             )
         listed: list[dict[str, Any]] = [
             dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
-            for tool in tools
+            for tool in asked.tools
         ]
         try:
             text = self.tokenizer.apply_chat_template(
@@ -338,8 +328,8 @@ class ConversationEncoder:
 
 def _with_date(template: str) -> str:
     """The template with :data:`DATE` for the day's date."""
-    asked = r"strftime_now\(\s*(['\"])(.*?)\1\s*\)"
-    return re.sub(asked, lambda found: repr(DATE.strftime(found[2])), template)
+    call = r"strftime_now\(\s*(['\"])(.*?)\1\s*\)"
+    return re.sub(call, lambda found: repr(DATE.strftime(found[2])), template)
 
 
 def _any_of(tokens: Sequence[str]) -> str:

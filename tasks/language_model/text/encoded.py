@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -56,21 +56,16 @@ class EncodedResponses:
         self._skip_invalid = skip_invalid
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
-            chunk = records[start : start + CHUNK]
-            for record, texts, ids, tokens in self._encoded(chunk, encoder, skipped):
-                self.records.append(record)
-                row: dict[str, Any] = {"prompt": np.asarray(ids, np.int32)}
-                row["responses"] = [np.asarray(each, np.int32) for each in tokens]
-                self._rows.append(row | {"characters": [*map(encoder.characters, texts)]})
+            self._encode(records[start : start + CHUNK], encoder, skipped)
         report_skipped(name, skipped, len(self.records))
         if not self.records:
             raise DataError(f"{name}: no usable record. Give at least one.")
         self.columns = max(len(record.responses) for record in self.records)
 
-    def _encoded(
+    def _encode(
         self, records: Sequence[Record], encoder: ConversationEncoder, skipped: list[str]
-    ) -> Iterator[tuple[Record, list[str], list[int], list[list[int]]]]:
-        """(record, responses, prompt's ids, responses' ids); ``skipped`` takes why others go."""
+    ) -> None:
+        """Adds the records as rows; ``skipped`` takes why others are left out."""
         rendered = []
         for record in records:
             try:
@@ -78,26 +73,32 @@ class EncodedResponses:
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
         encoded = encoder.encode([prompt for _, prompt, _ in rendered], [r for *_, r in rendered])
-        for (record, _, responses), (ids, tokens) in zip(rendered, encoded, strict=True):
-            prompt_limit, limit, rows = self._limits
+        for (record, _, texts), (ids, tokens) in zip(rendered, encoded, strict=True):
             try:
-                check_known(max(map(max, filter(None, [ids, *tokens]))), rows, record.where)
-                if len(ids) > prompt_limit:
-                    raise DataError(
-                        f"{record.where}: the prompt has {len(ids):,} tokens and does not fit in "
-                        f"max_prompt_length={prompt_limit:,}. Raise it, or shorten the record."
-                    )
-                longest = max(map(len, tokens), default=1)
-                if len(ids) + longest > limit:
-                    raise DataError(
-                        f"{record.where}: a response of {longest:,} tokens does not fit behind a "
-                        f"prompt of {len(ids):,}: max_length, or the model's positions, are "
-                        f"{limit:,}. Raise max_length as far as these, or shorten the record."
-                    )
+                self._check_lengths(record.where, ids, tokens)
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
-            else:
-                yield record, responses, ids, tokens
+                continue
+            self.records.append(record)
+            row: dict[str, Any] = {"prompt": np.asarray(ids, np.int32)}
+            row["responses"] = [np.asarray(each, np.int32) for each in tokens]
+            self._rows.append(row | {"characters": [*map(encoder.characters, texts)]})
+
+    def _check_lengths(self, where: str, ids: list[int], tokens: list[list[int]]) -> None:
+        prompt_limit, limit, rows = self._limits
+        check_known(max(map(max, filter(None, [ids, *tokens]))), rows, where)
+        if len(ids) > prompt_limit:
+            raise DataError(
+                f"{where}: the prompt has {len(ids):,} tokens and does not fit in "
+                f"max_prompt_length={prompt_limit:,}. Raise it, or shorten the record."
+            )
+        longest = max(map(len, tokens), default=1)
+        if len(ids) + longest > limit:
+            raise DataError(
+                f"{where}: a response of {longest:,} tokens does not fit behind a prompt of "
+                f"{len(ids):,}: max_length, or the model's positions, are {limit:,}. Raise "
+                "max_length as far as these, or shorten the record."
+            )
 
     def __len__(self) -> int:
         return len(self.records)

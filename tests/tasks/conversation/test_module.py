@@ -184,7 +184,9 @@ def test_answers_are_counted_and_written(scored, conversation_file, tmp_path, mo
         answers = generate(prompts, lengths, **options)
         texts = [module.tokenizer.decode(ids[:n]) for ids, n in zip(prompts, lengths, strict=True)]
         asked.append(len(texts))
-        answers.texts[:] = [REFUSAL_TEXT if "refuse" in text else "Yes." for text in texts]
+        for answer, text in zip(answers, texts, strict=True):
+            refused = "refuse" in text
+            answer |= {"answer": REFUSAL_TEXT if refused else "Yes.", "refused": refused}
         return answers
 
     monkeypatch.setattr(module, "generate", refusing)

@@ -24,8 +24,8 @@ def shifted(monkeypatch) -> None:
     """Responses of the shared prompt one position too far behind it."""
     right = Layout.of.__func__
 
-    def wrong(cls: type[Layout], prompts: Any, *rest: Any) -> Layout:
-        layout = right(cls, prompts, *rest)
+    def wrong(cls: type[Layout], pairs: Any) -> Layout:
+        layout = right(cls, pairs)
         positions, start = layout.positions.clone(), 0
         for sample in layout.samples:
             size = sample.trunk + sample.branches

@@ -15,7 +15,6 @@ from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.generation import Answers
 from pl_pointwise.tasks.safety.cost_model import CostModel
 from pl_pointwise.tasks.safety.module import SafetyEvaluation
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
@@ -236,12 +235,14 @@ class Judge:
 def spoken(monkeypatch) -> None:
     """Known answers, to some prompts a refusal."""
 
-    def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Answers:
+    def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Any:
         rows = zip(ids.tolist(), lengths.tolist(), strict=True)
         prompts = [self.tokenizer.decode(row[:length]) for row, length in rows]
         refused = ["1 cars" in prompt or "10 trees" in prompt for prompt in prompts]
-        texts = ["I’m sorry, no." if each else "Sure: 12." for each in refused]
-        return Answers([[0]] * len(texts), texts, ["Sure" in text for text in texts])
+        return [
+            {"answer": "I’m sorry, no." if each else "Sure: 12.", "refused": each, "cut": not each}
+            for each in refused
+        ]
 
     monkeypatch.setattr(SafetyModule, "generate", generate)
     monkeypatch.setattr(CostModel, "load", lambda name, device: Judge())

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pl_pointwise.tasks import SafetyModule
-from pl_pointwise.tasks.language_model.model.generation import Answers
 from pl_pointwise.tasks.safety.data import REFUSAL_TEXT
 from pl_pointwise.tasks.safety.module import SafetyEvaluation
 from pl_pointwise.tasks.safety.records import (
@@ -73,11 +72,13 @@ def test_a_conversation_of_one_turn_is_a_prompt() -> None:
 def test_each_kind_has_its_rate(safety_files, tmp_path, monkeypatch, made) -> None:
     """Prompts with an even number in them are refused."""
 
-    def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Answers:
+    def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Any:
         prompts = [self.tokenizer.decode(ids[row, :n]) for row, n in enumerate(lengths)]
         numbers = [int("".join(filter(str.isdigit, prompt))) for prompt in prompts]
-        texts = ["Sure." if number % 2 else "I cannot." for number in numbers]
-        return Answers([[0]] * len(texts), texts, [False] * len(texts))
+        return [
+            {"answer": "Sure." if odd else "I cannot.", "refused": not odd, "cut": False}
+            for odd in (number % 2 for number in numbers)
+        ]
 
     monkeypatch.setattr(SafetyModule, "generate", generate)
     xstest = [{"prompt": f"Kill {i}?", "label": "safe" if i < 3 else "unsafe"} for i in range(6)]

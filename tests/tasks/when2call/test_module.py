@@ -98,10 +98,10 @@ def loss_of_pair(name: str, chosen: dict, rejected: dict) -> float:
         [torch.tensor(each[key]) for key in ("s", "mean", "ref")] for each in (chosen, rejected)
     )
     losses = {
-        "dpo": lambda: dpo_loss(s_w, s_l, ref_w, ref_l),
+        "dpo": lambda: dpo_loss(s_w - ref_w, s_l - ref_l),
         "simpo": lambda: simpo_loss(m_w, m_l, gamma=0.3),
         "cpo": lambda: cpo_loss(s_w, s_l, m_w),
-        "cal_dpo": lambda: cal_dpo_loss(s_w, s_l, ref_w, ref_l),
+        "cal_dpo": lambda: cal_dpo_loss(s_w - ref_w, s_l - ref_l),
     }
     return losses[name]().item()
 
@@ -270,10 +270,9 @@ def test_a_question_is_answered_and_the_length_limit_told(made) -> None:
     batch["response_lengths"] = torch.zeros(3, 0, dtype=torch.long)
     batch["index"] = torch.tensor([4, -1, 5])  # the second row only fills the batch
     expected = module.generate(batch["prompt_ids"], batch["prompt_lengths"])
-    assert expected.cut == [True, True, True]
+    assert [each["cut"] for each in expected] == [True, True, True]
     assert module.predict_step(batch) == [
-        {"index": index, "answer": expected.texts[row], "refused": False, "cut": True}
-        for row, index in ((0, 4), (2, 5))
+        {"index": index, **expected[row]} for row, index in ((0, 4), (2, 5))
     ]
 
 

@@ -97,7 +97,7 @@ def test_dpo_is_that_of_trl(tiny_tokenizer, settings) -> None:
     )
     theirs = trainer.compute_loss(trainer.model.eval(), first_batch(trainer))
     own, ref = (scores(m, *tokens(tiny_tokenizer)).log_likelihood for m in (policy, reference))
-    assert_equal(theirs, dpo_loss(*own.unbind(1), *ref.unbind(1), beta=0.1))
+    assert_equal(theirs, dpo_loss(*(own - ref).unbind(1), beta=0.1))
 
 
 @pytest.mark.parametrize("loss_type", ["sigmoid", "simpo"])

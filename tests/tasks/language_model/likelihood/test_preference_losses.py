@@ -40,7 +40,7 @@ def tensors(*columns: int) -> list[Tensor]:
 
 LOSSES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "dpo": (
-        lambda b, w, x, q, r, m, n: dpo_loss(w, x, q, r, beta=b),
+        lambda b, w, x, q, r, m, n: dpo_loss(w - q, x - r, beta=b),
         lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * ((w - q) - (x - r))),
     ),
     "simpo": (
@@ -52,18 +52,18 @@ LOSSES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * (w - x)) - 2.5 * w / m,
     ),
     "cal_dpo": (
-        lambda b, w, x, q, r, m, n: cal_dpo_loss(w, x, q, r, beta=b, calibration_weight=0.5),
+        lambda b, w, x, q, r, m, n: cal_dpo_loss(w - q, x - r, beta=b, calibration_weight=0.5),
         lambda b, w, x, q, r, m, n: (
             negative_log_sigmoid((w - q) - (x - r))
             + 0.5 * ((w - q - 0.5 / b) ** 2 + (x - r + 0.5 / b) ** 2)
         ),
     ),
     "safe_dpo, both safe": (
-        lambda b, w, x, q, r, m, n: safe_dpo_loss(w, x, q, r, m < 0, m < 0, beta=b, margin=2.0),
+        lambda b, w, x, q, r, m, n: safe_dpo_loss(w - q, x - r, m < 0, m < 0, beta=b, margin=2.0),
         lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * ((w - q) - (x - r))),
     ),
     "safe_dpo, one unsafe": (
-        lambda b, w, x, q, r, m, n: safe_dpo_loss(w, x, q, r, m < 0, m > 0, beta=b, margin=2.0),
+        lambda b, w, x, q, r, m, n: safe_dpo_loss(w - q, x - r, m < 0, m > 0, beta=b, margin=2.0),
         lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * ((w - q) - (x - r)) - 2.0),
     ),
 }
@@ -93,13 +93,12 @@ def test_values_and_slopes_are_those_of_the_formula(name: str, beta: float) -> N
 def all_losses() -> list[Callable[[Tensor, Tensor], Tensor]]:
     """Each as a function of the two log-likelihoods alone, β .1, references 0, ten tokens."""
     safe, unsafe = torch.tensor([False]), torch.tensor([True])
-    zero = torch.zeros(1, dtype=torch.float64)
     return [
-        lambda w, x: dpo_loss(w, x, zero, zero, beta=0.1),
+        lambda w, x: dpo_loss(w, x, beta=0.1),
         lambda w, x: simpo_loss(w / 10, x / 10, beta=2.0, gamma=0.5),
         lambda w, x: cpo_loss(w, x, w / 10, beta=0.1),
-        lambda w, x: cal_dpo_loss(w, x, zero, zero, beta=0.1),  # short of its targets, ±5
-        lambda w, x: safe_dpo_loss(w, x, zero, zero, safe, unsafe, margin=5.0),
+        lambda w, x: cal_dpo_loss(w, x, beta=0.1),  # short of its targets, ±5
+        lambda w, x: safe_dpo_loss(w, x, safe, unsafe, margin=5.0),
     ]
 
 

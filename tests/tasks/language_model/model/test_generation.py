@@ -153,23 +153,20 @@ def test_generating_during_training_leaves_modes_and_random_state_alone(
 
 def test_texts_end_before_the_end_token_and_the_cut_ones_are_told(language_model_folder) -> None:
     module, rows = made(language_model_folder), batch()
-    free = module.generate(rows["prompt_ids"], rows["prompt_lengths"])
-    assert free.cut == [True] * 4
-    assert list(map(len, free.ids)) == [9] * 4
-    end = free.ids[1][3]
+    free = generate_ids(module.model, prompts_of(), module.generation, ends=[END])
+    assert list(map(len, free)) == [9] * 4
+    end = free[1][3]
     config = base_of(module.model).generation_config
     config.eos_token_id = end  # the model's own end token counts beside the template's
     found = module.generate(rows["prompt_ids"], rows["prompt_lengths"])
-    for row in range(4):
-        whole = free.ids[row]
+    for answer, whole in zip(found, free, strict=True):
         kept = whole[: whole.index(end)] if end in whole else whole
-        assert found.ids[row] == kept
-        assert found.texts[row] == module.tokenizer.decode(kept)
-        assert found.cut[row] == (end not in whole)
-    assert not found.cut[1]
-    module.generation = Generation(**vars(DRAWN) | {"max_new_tokens": free.ids[1].index(end) + 1})
+        assert answer["answer"] == module.tokenizer.decode(kept)
+        assert answer["cut"] == (end not in whole)
+    assert not found[1]["cut"]
+    module.generation = Generation(**vars(DRAWN) | {"max_new_tokens": free[1].index(end) + 1})
     # an end token in the last place is an end all the same
-    assert not module.generate(rows["prompt_ids"], rows["prompt_lengths"]).cut[1]
+    assert not module.generate(rows["prompt_ids"], rows["prompt_lengths"])[1]["cut"]
 
 
 @pytest.mark.parametrize(

@@ -155,19 +155,11 @@ def test_a_merged_export_is_the_trained_model(
     assert ("lm_head.weight" in names) == (not stays_tied)  # A reader that ties takes one for both.
 
 
-@pytest.mark.parametrize(
-    ("peft", "said"),
-    [
-        ({"lora_bias": True}, "cannot be merged: .*base layer has no bias"),
-        ({"layer_replication": [[0, 2], [1, 3]]}, "they change which weights there are"),
-    ],
-)
-def test_what_cannot_be_merged_is_refused_before_training(
-    peft, said, language_model_folder
-) -> None:
+@pytest.mark.parametrize("peft", [{"lora_bias": True}, {"layer_replication": [[0, 2], [1, 3]]}])
+def test_what_cannot_be_merged_is_refused_before_training(peft, language_model_folder) -> None:
     lora = Lora(r=2, target_modules=["q_proj"], peft=peft)
     When2CallModule(Policy(str(language_model_folder), lora=lora))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"{min(peft)} cannot be merged"):
         When2CallModule(Policy(str(language_model_folder), lora=lora, merge_on_export=True))
 
 

@@ -317,22 +317,8 @@ def test_calls_and_results_of_earlier_turns_stay(name, thanks) -> None:
     assert REFUSAL in rendered(name, REFUSAL, messages, [TOOL])[1]
 
 
-def test_a_template_of_its_own_for_tools_writes_the_calls() -> None:
-    """As Hermes'; behind a result it ends a line where turns follow, and none in front of them."""
-    end = "{{- '<|end|>' if loop.last and message.role == 'tool' else '<|end|>\\n' }}"
+def test_a_call_of_which_an_argument_is_lost_is_refused() -> None:
     tokenizer: PreTrainedTokenizerFast = build_tokenizer()
-    own = {"tool_use": CHAT_TEMPLATE.replace("{{- '<|end|>\\n' }}", end)}
-    tokenizer.chat_template = {"default": CHAT_TEMPLATE.replace("tool_calls", "none"), **own}
-    made = ConversationEncoder(tokenizer)
-    prompt, (text, call) = made.texts(HISTORY, [TOOL], "here", [REFUSAL, [CALL]])
-    assert prompt.endswith("<|start|>tool\nIt makes 1.<|end|><|start|>assistant\n")
-    assert (text, call[:11], call[-19:]) == (
-        f"{REFUSAL}<|end|>",
-        "<tool_call>",
-        "</tool_call><|end|>",
-    )
-    with pytest.raises(DataError, match="leaves out a tool call of an answer"):
-        made.texts(ASKED, [], "here", [[CALL]])
     of = "(call.function or call)"
     few = CHAT_TEMPLATE.replace(f"{of} | tojson", f"{of}.name + ({of}.arguments.x or '')")
     tokenizer.chat_template, call = few, CALL | {"arguments": {"total": 1}}
@@ -355,5 +341,6 @@ def test_a_perfect_refusal_counts_as_one(name, said, monkeypatch) -> None:
         prompts[1] = made.prompt(ASKED, [], "here", [{"content": "x", "reasoning_content": "y"}])
     asked = [ids for ids, _ in made.encode(prompts, [[], []])]
     answers = generate_answers(build_model("llama"), made, asked, Generation())
-    assert answers.texts == [REFUSAL, "" if prompts[0] != prompts[1] else REFUSAL]
+    texts = [answer["answer"] for answer in answers]
+    assert texts == [REFUSAL, "" if prompts[0] != prompts[1] else REFUSAL]
     assert is_refusal(said)
