@@ -224,7 +224,7 @@ class RerankerDataModule(RecordsDataModule):
 
     def _from_hub(self, split: str) -> dict[str, list[Record]]:
         """The records of "train", or of "val" and "test", which divide the hub's "validation"."""
-        rows = hub_split(self.hub_path, self.hub_config, split, "files or embedded")
+        rows = hub_split(self.hub_path, self.hub_config, split)
         source = f"{self.hub_path}, {split}"
 
         def parse(row: Any, position: int) -> Record:
