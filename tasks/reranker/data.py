@@ -175,8 +175,11 @@ class RerankerDataModule(RecordsDataModule):
 
     def encoded(self, name: str, records: Sequence[Record]) -> RerankerDataset:
         """The pairs of each record."""
-        options = {"rows": limits_of_model(self.trainer)[1], "skip_invalid": self.skips(name)}
-        return RerankerDataset(records, self._tokenizer, name=name, **self._format, **options)
+        _, rows = limits_of_model(self.trainer)
+        skip = self.skips(name)
+        return RerankerDataset(
+            records, self._tokenizer, **self._format, rows=rows, name=name, skip_invalid=skip
+        )
 
     def reader(self, name: str) -> Parse:
         """With the passage that is marked first; to predict for in the order given."""
