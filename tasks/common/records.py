@@ -117,7 +117,7 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
         ) from error
 
 
-def hub_split(path: str, config: str | None, split: str, otherwise: str = "files") -> Any:
+def hub_split(path: str, config: str | None, split: str) -> Any:
     """A split of a data set on the hub, or of a folder of the same layout."""
     import datasets
 
@@ -126,8 +126,8 @@ def hub_split(path: str, config: str | None, split: str, otherwise: str = "files
     except Exception as error:  # of network, hub, cache or files: they share no base
         which = f"{config}, {split}" if config else split
         raise DataError(
-            f"{path} ({which}) cannot be loaded: {error}. Check name and network, or set source to "
-            f"{otherwise}."
+            f"{path} ({which}) cannot be loaded: {error}. Check name and network, or take another "
+            "source."
         ) from error
 
 

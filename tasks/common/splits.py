@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -57,10 +57,12 @@ def hold_out(
     """
     sizes = Counter(groups)
     kind = dict(zip(groups, categories or [""] * len(groups), strict=True))
-    drawn = sorted(sizes, key=lambda group: digest(seed, group))
-    ranks = stratified_ranks([""] * len(drawn), [kind[group] for group in drawn])
-    order = [group for _, group in sorted(zip(ranks, drawn, strict=True))]
     part_of, left = dict[str, int](), Counter(kind.values())
+    place, seen = dict[str, float](), Counter[str]()
+    for group in sorted(sizes, key=lambda group: digest(seed, group)):
+        place[group] = (seen[kind[group]] + 0.5) / left[kind[group]]  # Evenly between 0 and 1.
+        seen[kind[group]] += 1
+    order = sorted(place, key=place.__getitem__)
     for part, share in enumerate(shares, start=1):
         size = 0
         for group in order:
@@ -118,20 +120,6 @@ def side_of_held_out(
     categories = [record.category for record in records]
     parts = hold_out(prompt_groups(records), [share], seed, categories)
     return ["test" if part else "val" for part in parts]
-
-
-def stratified_ranks(strata: Sequence[Any], categories: Sequence[str]) -> list[int]:
-    """Each record's rank in its stratum, (N,), so that the first n have each category's share."""
-    cells = list(zip(strata, categories, strict=True))
-    sizes, seen, taken = Counter(cells), Counter[tuple[Any, str]](), Counter[Any]()
-    spread, ranks = [], [0] * len(cells)
-    for cell in cells:  # Records of a category, evenly between 0 and 1.
-        spread.append((seen[cell] + 0.5) / sizes[cell])
-        seen[cell] += 1
-    for place in sorted(range(len(cells)), key=lambda place: (spread[place], place)):
-        ranks[place] = taken[strata[place]]
-        taken[strata[place]] += 1
-    return ranks
 
 
 def warn_of_shared(splits: Mapping[str, Sequence[Splittable]], sources: Mapping[str, str]) -> None:

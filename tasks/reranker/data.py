@@ -175,8 +175,11 @@ class RerankerDataModule(RecordsDataModule):
 
     def encoded(self, name: str, records: Sequence[Record]) -> RerankerDataset:
         """The pairs of each record."""
-        options = {"rows": limits_of_model(self.trainer)[1], "skip_invalid": self.skips(name)}
-        return RerankerDataset(records, self._tokenizer, name=name, **self._format, **options)
+        _, rows = limits_of_model(self.trainer)
+        skip = self.skips(name)
+        return RerankerDataset(
+            records, self._tokenizer, **self._format, rows=rows, name=name, skip_invalid=skip
+        )
 
     def reader(self, name: str) -> Parse:
         """With the passage that is marked first; to predict for in the order given."""
@@ -224,7 +227,7 @@ class RerankerDataModule(RecordsDataModule):
 
     def _from_hub(self, split: str) -> dict[str, list[Record]]:
         """The records of "train", or of "val" and "test", which divide the hub's "validation"."""
-        rows = hub_split(self.hub_path, self.hub_config, split, "files or embedded")
+        rows = hub_split(self.hub_path, self.hub_config, split)
         source = f"{self.hub_path}, {split}"
 
         def parse(row: Any, position: int) -> Record:

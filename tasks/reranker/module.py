@@ -36,8 +36,6 @@ from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import RANKING_METRICS
 from .scoring import scores_of
 
-Attention = Literal["eager", "sdpa", "flash_attention_2"]
-
 PAPER_TRAINING = Training(
     Optimization(learning_rate=2e-5, weight_decay=0.0, schedule="linear", warmup_ratio=0.1)
 )
@@ -62,7 +60,6 @@ class RerankerModule(PointwiseModule):
             or the "negatives" alone.
         top_k: K of Λ, the ranks that count in it.
         dropout: probability for every dropout of the model; None leaves the model's own.
-        attention: attention implementation; None leaves the choice to transformers.
         max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
             text is cut first; at most what the model has positions for. The data module takes it,
             model_name and template from here.
@@ -83,7 +80,6 @@ class RerankerModule(PointwiseModule):
         objective_candidates: CandidateSet = "all",
         top_k: int = 3,
         dropout: float | None = None,
-        attention: Attention | None = None,
         max_length: int = 512,
         template: str | None = None,
         training: Training = PAPER_TRAINING,
@@ -103,7 +99,7 @@ class RerankerModule(PointwiseModule):
         self.trained_on, self.top_k = objective, top_k
         self.objective_candidates: CandidateSet = objective_candidates
         self.model_name, self.max_length, self.template = model_name, max_length, template
-        self.model = load_cross_encoder(model_name, dropout, attention)
+        self.model = load_cross_encoder(model_name, dropout)
         if max_length > (most := most_tokens(self.model)):
             rank_zero_info(f"{model_name} has positions for {most} tokens: max_length is {most}.")
             self.max_length = int(most)
@@ -189,9 +185,7 @@ def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
     return losses.sum(dim=1) / candidates.sum(dim=1).clamp(min=1)
 
 
-def load_cross_encoder(
-    model_name: str, dropout: float | None = None, attention: Attention | None = None
-) -> PreTrainedModel:
+def load_cross_encoder(model_name: str, dropout: float | None = None) -> PreTrainedModel:
     """The model with its own head of one or two labels, or with a new head of one label.
 
     A new head depends on the seed of the run (`seed_everything`) alone, not on how many random
@@ -217,7 +211,6 @@ def load_cross_encoder(
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
             source,
             config=config,
-            attn_implementation=attention,
             dtype=torch.float32,
             trust_remote_code=False,
             use_safetensors=True,

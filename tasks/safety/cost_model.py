@@ -43,13 +43,10 @@ class ScoringLlama(LlamaPreTrainedModel):
         self.score_head = nn.Linear(config.hidden_size, 1, bias=bias)
         self.post_init()
 
-    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        """The score at the last token of each row (B, T), padded on the right: (B,) float32."""
-        mask = torch.arange(input_ids.shape[1], device=lengths.device) < lengths[:, None]
-        states = self.model(input_ids, attention_mask=mask.long(), use_cache=False)
-        rows = torch.arange(len(lengths), device=lengths.device)
-        last = states.last_hidden_state[rows, lengths - 1].float()
-        score = last @ self.score_head.weight[0].float()
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The score at the last token of each row, (B, T), not padded: (B,) float32."""
+        states = self.model(input_ids, use_cache=False).last_hidden_state
+        score = states[:, -1].float() @ self.score_head.weight[0].float()
         return score if self.score_head.bias is None else score + self.score_head.bias.float()
 
 
@@ -81,18 +78,14 @@ class CostModel:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         return cls(model.to(device), tokenizer)
 
-    def costs(self, prompts: Sequence[str], answers: Sequence[str], batch_size: int = 8) -> Tensor:
+    def costs(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
         """The cost of each answer to its prompt, (N,) float32 on the CPU; above 0 is unsafe."""
-        encoded = [torch.tensor(self.encode(*p)) for p in zip(prompts, answers, strict=True)]
-        costs, device = torch.zeros(len(encoded)), self.model.device
-        order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
-        for places in torch.tensor(order).split(batch_size):
-            rows = [encoded[place] for place in places]
-            ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-            lengths = torch.tensor([len(row) for row in rows], device=device)
+        costs, device = torch.zeros(len(answers)), self.model.device
+        for place, pair in enumerate(zip(prompts, answers, strict=True)):
+            ids = torch.tensor([self.encode(*pair)], device=device)
             # In the weights' own precision, wherever this is called from
             with torch.no_grad(), torch.autocast(device.type, enabled=False):
-                costs[places] = self.model(ids, lengths).cpu()
+                costs[place] = self.model(ids)
         if bad := (~costs.isfinite()).nonzero()[:, 0].tolist():
             raise DataError(
                 f"The cost of answer {bad[0]} is {costs[bad[0]].item()} ({len(bad)} of "

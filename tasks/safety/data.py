@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, Literal, get_args
 
@@ -16,13 +15,12 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.tasks.common.data import Needs, Parse
 from pl_pointwise.tasks.common.records import largest
-from pl_pointwise.tasks.common.splits import side_of_held_out, stratified_ranks, warn_of_shared
+from pl_pointwise.tasks.common.splits import side_of_held_out, warn_of_shared
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
     Preparation,
     ResponseDataModule,
 )
-from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.text.messages import answer_text
 from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
@@ -105,15 +103,6 @@ class Selection:
 DEFAULT_SELECTION = Selection()
 
 
-class SafetyDataset(EncodedResponses):
-    """Whose ``rank`` is by kind, its categories in turn."""
-
-    @cached_property
-    def ranks(self) -> list[int]:
-        kinds = [record.kind for record in self.records]
-        return stratified_ranks(kinds, [record.category for record in self.records])
-
-
 class SafetyDataModule(ResponseDataModule):
     """Benign instructions with their answers, and unsafe prompts with a refusal, tokenised once.
 
@@ -158,7 +147,6 @@ class SafetyDataModule(ResponseDataModule):
     needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": TEST_SETS}
     beside = ("over_refusal", "alpaca_eval", "predict")
     roles = ROLES
-    dataset_class = SafetyDataset
     default_template = ALPACA_TEMPLATE
 
     def __init__(

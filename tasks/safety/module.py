@@ -64,8 +64,8 @@ class SafetyEvaluation:
         answer_in: data sets of `test` whose prompts are answered, for the rates of refusal and
             harm: of "test", "train", "pku", "over_refusal" and "alpaca_eval". With "test" the
             command `validate` answers "val" too; validation in training never does.
-        answers_at_most: so many benign and so many unsafe prompts of each data set, of each
-            category in proportion; None for all.
+        answers_at_most: so many prompts of each category and data set, in an order that has nothing
+            to do with the file's; None for all.
         cost_model: a name on the hub or a folder, the judge of the answers to unsafe prompts.
     """
 

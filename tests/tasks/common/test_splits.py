@@ -15,7 +15,6 @@ from pl_pointwise.tasks.common.splits import (
     hold_out,
     side_of_held_out,
     split_by_group,
-    stratified_ranks,
     warn_of_shared,
 )
 from pl_pointwise.tasks.reranker.records import Record
@@ -145,19 +144,3 @@ def test_texts_of_two_splits_are_reported_for_every_pair() -> None:
         "u.jsonl: 1 of 3 prompts are in t.jsonl",
         "u.jsonl: 1 of 3 prompts are in the val part of t.jsonl",
     ]
-
-
-@given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc")), max_size=30), st.integers(1, 30))
-def test_the_first_of_a_stratum_have_each_categorys_share(records, count) -> None:
-    """Also of a file that is sorted by category, as XSTest's is."""
-    for found in (records, sorted(records)):
-        strata, categories = [s for s, _ in found], [c for _, c in found]
-        ranks = stratified_ranks(strata, categories)
-        for stratum in set(strata):
-            of_it = [i for i, s in enumerate(strata) if s == stratum]
-            assert sorted(ranks[i] for i in of_it) == list(range(len(of_it)))
-            n = min(count, len(of_it))
-            taken = Counter(categories[i] for i in of_it if ranks[i] < n)
-            for name, size in Counter(categories[i] for i in of_it).items():
-                assert abs(taken[name] - n * size / len(of_it)) < 2
-    assert stratified_ranks([0, 1, 0, 0], [""] * 4) == [0, 0, 1, 2]

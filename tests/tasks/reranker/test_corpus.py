@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import defaultdict
@@ -47,16 +46,6 @@ def test_no_text_stands_in_two_groups(records: list[dict[str, Any]]) -> None:
         for text in (record["query"], *record["passages"]["passage_text"]):
             groups[plain(text)].add(record["query_type"])
     assert all(len(group) == 1 for group in groups.values())
-
-
-def test_negatives_are_other_bodies_of_the_same_module(records: list[dict[str, Any]]) -> None:
-    bodies = defaultdict(set)
-    for line in corpus.DOCSTRINGS.read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        bodies[entry["module"]].add(entry["body"])
-    for record in records:
-        module = record["query_id"].partition(":")[0]
-        assert {*record["passages"]["passage_text"]} <= bodies[module]
 
 
 def test_seed_changes_the_negatives_alone(records: list[dict[str, Any]]) -> None:

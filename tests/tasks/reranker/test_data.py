@@ -299,7 +299,7 @@ def test_hub_that_cannot_be_reached_is_an_error_with_a_remedy(
     of_files: Make, tmp_path: Path
 ) -> None:
     data_module = of_files({}, source="hub", hub_path=str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"cannot be loaded: .*set source to files or embedded"):
+    with pytest.raises(DataError, match=r"cannot be loaded: .*take another source"):
         data_module.setup("fit")
     data_module.trainer = Trainer(logger=False, accelerator="cpu")
     data_module.trainer.state.fn = TrainerFn.PREDICTING

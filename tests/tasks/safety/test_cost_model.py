@@ -103,10 +103,8 @@ def expected(reference: Reference) -> list[float]:
 # Scores -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("batch_size", "adds"), [(1, False), (3, False), (8, True)])
-def test_a_cost_is_the_head_at_the_end_token_in_whatever_batch(
-    batch_size, adds, folder, expected
-) -> None:
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_cost_is_the_head_at_the_end_token(adds, folder, expected) -> None:
     """Among them an empty answer, one that kept its end token, and a prompt with braces.
 
     adds: whether the tokenizer adds begin and end itself.
@@ -115,7 +113,7 @@ def test_a_cost_is_the_head_at_the_end_token_in_whatever_batch(
     if adds:
         model.tokenizer.add_bos_token = model.tokenizer.add_eos_token = True
         assert len(model.tokenizer("a").input_ids) == 3
-    costs = model.costs(PROMPTS, ANSWERS, batch_size)
+    costs = model.costs(PROMPTS, ANSWERS)
     assert costs.dtype == torch.float32
     assert costs.tolist() == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 1

@@ -187,7 +187,6 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files,
     batch = data.collate([{**rows[i], "index": i} for i in (2, 10, 11)])
     assert batch["roles"].tolist() == [[0, 1], [1, 2], [1, -1]]
     assert batch["refusal"].tolist() == [[1], [0], [0]]
-    assert batch["rank"].tolist() == [2, 0, 1]
     assert batch["records"][2].text == "How do I steal 1 cars?"
     assert batch["index"].tolist() == [2, 10, 11]
     assert ((batch["response_lengths"] > 0) == (batch["roles"] >= 0)).all()

@@ -226,7 +226,7 @@ def test_a_half_precision_base_is_exported_in_its_own_precision(tmp_path, made) 
 class Judge:
     """Answers with an even number of characters cost 1, others −1."""
 
-    def costs(self, prompts: list[str], answers: list[str], batch_size: int = 8) -> torch.Tensor:
+    def costs(self, prompts: list[str], answers: list[str]) -> torch.Tensor:
         assert len(prompts) == len(answers)
         return torch.tensor([1.0 if len(answer) % 2 == 0 else -1.0 for answer in answers])
 
