@@ -34,11 +34,11 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
 from pl_pointwise.requirements.samples import (
+    SELECTION,
     Source,
     bounds_of,
     samples_of,
     sources_of,
-    units_in,
 )
 from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import notes_of
@@ -174,7 +174,8 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             samples.attrs["objective"] = objective
             samples.to_parquet(run.folder / SAMPLES, index=False)
         else:
-            remember_use(SHOWN, units_in(samples), run.folder)
+            shown_units = samples[samples["split"] != SELECTION]["unit"]
+            remember_use(SHOWN, shown_units, run.folder)
     return {
         "data": contents,
         "metrics": {name: value for name, value in logged.items() if shown(name)},

@@ -82,8 +82,9 @@ class Finding:
 
     def samples_needed(self) -> int | None:
         """How many units like these would show it; None: no number would, or of a metric."""
-        found = samples_needed(self.requirement.at_most, self.share, self.confidence)
-        return found if self.zero_one else None
+        if not self.zero_one:
+            return None
+        return samples_needed(self.requirement.at_most, self.share, self.confidence)
 
     def _met_before(self) -> str:
         """On how many units the predecessor meets what may be lost."""

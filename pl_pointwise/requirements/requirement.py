@@ -31,7 +31,7 @@ NUMBER = r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
 LONGEST = 500
 FORM = re.compile(  # Of a text with single blanks, and none at its ends.
     r"((?P<change>lost)\s*\((?P<of>[^()]+)\)"
-    r"|(?P<name>[^:<>=]+?)(\s*:\s*(?P<statistic>violated|q\d{1,2}(\.\d+)?))?)"
+    r"|(?P<name>[^:<>=()]+?)(\s*:\s*(?P<statistic>violated|q\d{1,2}(\.\d+)?))?)"
     rf"\s*(?P<sign><=|>=)\s*((?P<bound>[-+]?{NUMBER})"
     rf"|predecessor\s*(?P<margin>[-+]\s*{NUMBER})?)"
 )

@@ -2,7 +2,7 @@
 
 A line per sample and quantity, with the columns
 
-    split      "selection" or "certification", of data sets besides the splits the latter
+    split      "selection" or "certification", "" of data sets besides the splits
     dataset    the name in the log keys: "val", "test", or of a data set besides the splits
     kind       "constraint" or "metric"
     quantity   the constraint's or the metric's name
@@ -105,7 +105,7 @@ class Source:
         categories, found = self.categories, self.units_at(positions)
         return DataFrame(
             {
-                "split": SPLITS.get(self.name, TEST).role,  # What a test shows is shown.
+                "split": SPLITS[self.name].role if self.name in SPLITS else "",
                 "dataset": self.name,
                 "kind": kind,
                 "quantity": quantity,

@@ -75,10 +75,9 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
         raise DataError("tolerances reads the splits of a PointwiseDataModule: give --data one.")
     module.evaluation_metrics = dict
     module.update_evaluation_metrics = module.finish_evaluation_metrics = lambda *_: None
-    given, notes = data.test_dataloader, list[str]()
-    vars(data)["test_dataloader"] = lambda: _without_certification_split(data, given())
+    vars(data)["test_dataloader"] = lambda: open_loaders(data)
     trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
-    parts = []
+    parts, notes = [], list[str]()
     for dataset, by_constraint in module.evaluated.items():
         source = Source(dataset, data.datasets.get(dataset))
         for name, found in by_constraint.items():
@@ -89,11 +88,6 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
                     f"{title_of(dataset)}: {len(undefined)} of {len(worst)} samples have a "
                     f"violation of {name} that is NaN (index {undefined[:5]}): they meet no ε.\n"
                 )
-    if seen := [title_of(s) for s in module.evaluated if s not in SPLITS or not SPLITS[s].is_open]:
-        notes.append(
-            f"The model has seen {' and '.join(seen)} above: an ε that is chosen by those lines "
-            "cannot be certified on the same samples.\n"
-        )
     if not parts:
         raise DataError(
             "There is nothing to read ε off: no training or selection sample has a value of "
@@ -103,16 +97,13 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
     return pd.concat(parts, ignore_index=True), notes
 
 
-def _without_certification_split(data: PointwiseDataModule, loaders: Any) -> Any:
-    """A test's data sets, with the selection split in place of the certification split."""
-    if not isinstance(loaders, Mapping) or "test" not in loaders:
-        return loaders
-    with suppress(DataError):  # There need not be one.
-        data.setup("validate")
-    if not data.certification_is_separate:
-        return loaders
-    others = {name: loader for name, loader in loaders.items() if name != "test"}
-    return {"val": data._loader("val"), **others} if "val" in data.datasets else others
+def open_loaders(data: PointwiseDataModule) -> dict[str, Any]:
+    """The training and the selection split, those that there are."""
+    for stage in ("fit", "validate"):
+        with suppress(DataError):
+            data.setup(stage)
+    open_splits = [key for key, split in SPLITS.items() if split.is_open]
+    return {key: data._loader(key) for key in open_splits if key in data.datasets}
 
 
 def met_shares(samples: DataFrame, constraints: Mapping[str, Constraint]) -> DataFrame:

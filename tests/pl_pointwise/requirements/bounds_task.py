@@ -78,30 +78,22 @@ class BoundsData(PointwiseDataModule):
     """Splits of 40, 30 and 60 rows.
 
     Args:
-        separate: whether the certification split is not the selection split.
         categories: whether rows are "odd" or "even", in units of two of a kind.
         poisoned: whether the second and fourth training row are NaN.
-        more: the name of a data set beside the splits, that carries the constraint upper alone.
         without: splits that there are not.
     """
 
     def __init__(
         self,
-        separate: bool = True,
         categories: bool = False,
         poisoned: bool = False,
-        more: str | None = None,
         without: list[str] = [],  # noqa: B006 for jsonargparse.
     ) -> None:
         super().__init__(batch_size=7)
-        self.separate, self.categories, self.poisoned = separate, categories, poisoned
-        self.more, self.without = more, without
+        self.categories, self.poisoned, self.without = categories, poisoned, without
 
     def setup(self, stage: str) -> None:
-        splits = {"train": rows(40, 0), "val": rows(30, 1)}
-        splits["test"] = rows(60, 2, secret=True) if self.separate else splits["val"]
-        if self.more:
-            splits[self.more] = Rows({**row, "carries": torch.tensor(False)} for row in rows(10, 3))
+        splits = {"train": rows(40, 0), "val": rows(30, 1), "test": rows(60, 2, secret=True)}
         for split in splits.values():
             if self.categories:
                 split.categories = [("even", "odd")[i % 2] for i in range(len(split))]
@@ -112,10 +104,6 @@ class BoundsData(PointwiseDataModule):
         if stage == "validate" and "val" in self.without:
             raise DataError("there is no selection file")
         self.datasets = {name: splits[name] for name in splits if name not in self.without}
-
-    def test_dataloader(self) -> Any:
-        names = [name for name in self.datasets if name not in ("val", "predict")]
-        return {name: self._loader(name) for name in names}
 
 
 class Forbidden(Callback):

@@ -326,6 +326,11 @@ def test_a_unit_is_the_content_of_a_row_or_its_place_where_there_is_none() -> No
     one, other, same = (Source("test", each).content for each in named)
     assert one == same != other  # What requirements are about.
     assert len({*Source("test", [rows[0]] * 3).units_at(range(3))}) == 1
+    index = torch.arange(2)
+    splits = [
+        Source(name, rows).lines("", "", index, index)["split"][0] for name in ("test", "mcq")
+    ]
+    assert splits == ["certification", ""]  # Data besides the splits certify nothing.
     columns = TensorDataset(torch.arange(6).reshape(3, 2), torch.tensor([1, 1, 2]))
     assert len({*Source("test", columns).units_at(range(3))}) == 3
     for unknown in ([{"graph": Graph()}] * 3, Noisy([0, 1, 2]), None):

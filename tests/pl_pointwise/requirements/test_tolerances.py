@@ -66,12 +66,10 @@ def test_each_share_of_the_samples_meets_its_tolerance_and_no_stricter_one(split
             assert met_by(tolerance + stricter).mean() < share
 
 
-def test_the_certification_split_is_counted_and_never_seen_by_the_model(measured) -> None:
+def test_the_certification_split_is_never_seen_by_the_model(measured) -> None:
     """Its forward pass raises on such a row."""
-    found, folder = measured
+    found, _ = measured
     assert set(found.index.get_level_values("data")) == {"train", "val"}
-    text = (folder / "tolerances.md").read_text()
-    assert "cannot be certified" not in text
 
 
 def test_categories_have_lines_of_their_own(measured) -> None:
@@ -88,13 +86,6 @@ def test_categories_have_lines_of_their_own(measured) -> None:
     )
 
 
-def test_without_a_certification_split_of_its_own_that_is_said(tmp_path) -> None:
-    found = run(tmp_path, "--data.separate", "false")
-    assert set(found.index.get_level_values("data")) == {"train", "test"}
-    text = (tmp_path / "tolerances.md").read_text()
-    assert "The model has seen held-out above" in text
-
-
 def test_nan_violations_are_named_and_meet_nothing(tmp_path) -> None:
     found = run(tmp_path, "--data.poisoned", "true")
     text = (tmp_path / "tolerances.md").read_text()
@@ -105,14 +96,6 @@ def test_nan_violations_are_named_and_meet_nothing(tmp_path) -> None:
     assert line["99%"] == math.inf
     assert line["met"] == pytest.approx((sound <= 1).sum() / 40)
     assert "| inf |" in text
-
-
-def test_a_data_set_has_lines_of_the_constraints_that_it_carries(tmp_path) -> None:
-    found = run(tmp_path, "--data.more", "more")
-    text = (tmp_path / "tolerances.md").read_text()
-    assert list(found.loc["more"].index) == [("upper", "")]
-    assert found.loc["more", "upper", ""]["samples"] == 10
-    assert "The model has seen more above" in text
 
 
 def test_without_a_selection_split_the_training_data_are_read(tmp_path) -> None:
@@ -152,7 +135,7 @@ def test_a_trained_model_by_its_checkpoint(tmp_path) -> None:
     ("words", "message"),
     [
         (["--config", "rerankr"], "No configuration 'rerankr'"),
-        ([*TASK, "--data.sepparate", "true"], "sepparate"),
+        ([*TASK, "--data.poissoned", "true"], "poissoned"),
         ([*TASK[:2], *TASK[4:]], "a PointwiseDataModule: give --data one"),
     ],
 )
