@@ -11,9 +11,10 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ from .errors import TrainingError
 
 Scope = Literal["sample", "batch", "none"]
 Adaptive = Literal["adaptive"]
-Own = TypeVar("Own", bound="Formulation")
 Anchor = Literal["zero", "largest", "threshold"]
 Shape = Literal["linear", "hinge", "squared_hinge"]
 STANDARD_STEP = 0.1  # The paper's η, which has a unit: a standard Lagrangian offers no better one.
@@ -109,12 +109,6 @@ class Formulation(ABC):
         path = f"{type(self).__module__}.{type(self).__qualname__}"
         return {"class_path": path, "init_args": arguments_of(self)}
 
-    def _changed(self: Own, **attributes: Any) -> Own:
-        """A copy with other attributes, made without the constructor."""
-        copy = object.__new__(type(self))
-        copy.__dict__.update(vars(self), **attributes)
-        return copy
-
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in arguments_of(self).items())
         return f"{type(self).__name__}({arguments})"
@@ -171,9 +165,11 @@ class Ascending(Formulation):
     def adaptive(self) -> bool:
         return self.alpha == "adaptive"
 
-    def scaled(self: Own, scale: Scale) -> Own:
+    def scaled(self, scale: Scale) -> Ascending:
         """An ``adaptive`` one in force: with α and η as numbers."""
-        return self._changed(alpha=scale.alpha, dual_lr=scale.step, scale=scale)
+        found = copy(self)
+        found.alpha, found.dual_lr, found.scale = scale.alpha, scale.step, scale
+        return found
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; λv for α None, of an equality λv + αv²."""
@@ -194,7 +190,9 @@ class Ascending(Formulation):
 
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""
-        return self._changed(signed=True)
+        found = copy(self)
+        found.signed = True
+        return found
 
 
 def number(
@@ -331,7 +329,7 @@ class BatchFormulation(Ascending):
 
     def for_equality(self) -> Formulation:
         """For a mean, one multiplier of either sign for v = ℓ − c; a tail is that of |ℓ − c|."""
-        return self._changed(signed=True) if self.anchor == "zero" else self
+        return super().for_equality() if self.anchor == "zero" else self
 
 
 class Average(BatchFormulation):

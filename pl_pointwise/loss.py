@@ -172,11 +172,13 @@ class PointwiseLoss:
         index = index.long().cpu()
         objective, values = one_per_sample(objective, values, self.constraints, len(index))
         device, masks = objective.device, {} if masks is None else masks
-        masks = masks_from(masks, index, [OBJECTIVE, *self.constraints], device)
+        masks, whole = masks_from(masks, index, [OBJECTIVE, *self.constraints], device)
         judged = None if strict is None else strict_values_from(strict, values, self.formulations)
-        terms = build_terms(self.constraints, self.formulations, masks, objective, values, judged)
+        terms = build_terms(
+            self.constraints, self.formulations, masks, objective, values, judged, whole
+        )
         _require_finite(terms, index)
-        counts = self.counts([masks])
+        counts = self.counts([masks], whole)
         if not self._tables:
             if not self.steps:
                 self.duals.fit_tables()  # To what was set before.
@@ -253,15 +255,21 @@ class PointwiseLoss:
 
     # The parts of a step, which a module's Stepper takes one by one -----------------------------
 
-    def counts(self, masks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """How many samples each term applies to, 1 at least, over all micro-batches and ranks."""
-        names, found = [OBJECTIVE, *self.constraints], []
-        for of_micro_batch in masks:  # Terms that apply to every sample share one mask.
-            shared = {id(mask): mask for mask in of_micro_batch.values()}
-            sums = {key: carries(mask).sum() for key, mask in shared.items()}
-            found += [sums[id(of_micro_batch[name])] for name in names]
-        numbers = torch.stack(found).view(len(masks), -1).sum(0, dtype=torch.float32)
-        numbers = over_ranks(numbers, "sum")
+    def counts(self, masks: Sequence[Mapping[str, Tensor]], whole: bool) -> dict[str, Tensor]:
+        """How many samples each term applies to, 1 at least, over all micro-batches and ranks.
+
+        whole: whether the masks are known to be True everywhere.
+        """
+        names = [OBJECTIVE, *self.constraints]
+        if whole:
+            samples = float(sum(len(of_micro_batch[OBJECTIVE]) for of_micro_batch in masks))
+            device = masks[0][OBJECTIVE].device
+            numbers = torch.full((len(names),), samples, dtype=torch.float32, device=device)
+        else:
+            found = [carries(of_micro_batch[n]).sum() for of_micro_batch in masks for n in names]
+            numbers = torch.stack(found).view(len(masks), -1).sum(0, dtype=torch.float32)
+        if number_of_ranks() > 1:
+            numbers = over_ranks(numbers, "sum")
         return dict(zip(names, numbers.clamp(min=1).unbind(), strict=True))
 
     def pushed(self, name: str, terms: Terms) -> Tensor:
@@ -331,7 +339,8 @@ class PointwiseLoss:
     def gather(self, tables: Sequence[Tensor], gradient_norm: Tensor) -> Measured:
         """What the micro-batches of all ranks measured, from their rows."""
         rows = tables[0] if len(tables) == 1 else torch.cat(list(tables))
-        return unpack(rows_of_all_ranks(rows), self._layout, gradient_norm)
+        rows = rows if number_of_ranks() == 1 else rows_of_all_ranks(rows)
+        return unpack(rows, self._layout, gradient_norm)
 
     def empty_rows(self, rows: int, device: torch.device) -> Tensor:
         """Of a rank of which no sample is left."""
@@ -340,8 +349,8 @@ class PointwiseLoss:
 
     def take(self, measured: Measured, steps_an_epoch: float) -> dict[str, DualStep]:
         """Learns from a step that the weights have taken; the dual step, where one is due."""
-        self.duals.note(measured, steps_an_epoch)
-        self.dual_steps, self.steps = self.duals.step(), self.steps + 1
+        self.dual_steps = self.duals.step(measured, steps_an_epoch)
+        self.steps += 1
         return self.dual_steps
 
     # In a checkpoint ----------------------------------------------------------------------------

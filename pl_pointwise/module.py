@@ -12,7 +12,6 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from .constraint import Constraint
-from .errors import TrainingError
 from .evaluation import Evaluator, SampleValues, SampleViolations
 from .formulations import Formulation
 from .lagrangian.terms import DualStep, Measured
@@ -33,14 +32,7 @@ DEFAULT_TRAINING = Training()
 
 def _held_by(part: str, name: str) -> Any:
     """An attribute of the module that one of its parts holds, and only that part sets."""
-
-    def refuse(module: Any, value: Any) -> None:
-        raise TrainingError(
-            f"self.{name} of {type(module).__name__}: PointwiseModule keeps its own under that "
-            "name. Give yours another name."
-        )
-
-    return property(lambda module: getattr(vars(module)[part], name), refuse)
+    return property(lambda module: getattr(vars(module)[part], name))
 
 
 class PointwiseModule(Task):
@@ -144,14 +136,6 @@ class PointwiseModule(Task):
         self._evaluator = Evaluator(self)
         self._run = Run(self, self._lagrangian, self._stepper, self._evaluator)
         self.save_hyperparameters(frame=constructor_frame(self))
-
-    def _compiled(self) -> Any:
-        """What a Trainer reads first."""
-        if "_run" not in vars(self):
-            raise TrainingError(f"{type(self).__name__}: call super().__init__(…) in __init__.")
-        return vars(self)["_compiler_ctx"]
-
-    _compiler_ctx = property(_compiled, lambda self, ctx: vars(self).update(_compiler_ctx=ctx))
 
     def _attach(self, trainer: Any) -> None:
         """Tells callbacks too, before the trainer looks for a checkpoint: see SaveOnTermination."""

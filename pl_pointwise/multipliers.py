@@ -92,16 +92,14 @@ class Multipliers(Mapping[str, Tensor]):
         table = self._tables.get(name)
         if table is None or tuple(table.shape) != (self.samples, columns):
             table = self._table(name, (self.samples, columns))
-        lowest, highest = map(int, index.aminmax()) if len(index) else (-1, -1)
-        if lowest < -1 or highest >= self.samples:
+        try:
+            rows = table[index]
+        except IndexError as error:
             raise TrainingError(
-                f"Sample index {lowest if lowest < -1 else highest} is outside the training set of "
+                f"Sample index {int(index.max())} is outside the training set of "
                 f'{self.samples} samples: batch["index"] is the position in it.'
-            )
-        if lowest >= 0:
-            return table[index]
-        rows = table[index.clamp(min=0)] if self.samples else table.new_zeros(len(index), columns)
-        return rows.masked_fill((index < 0)[:, None], 0.0)
+            ) from error
+        return rows.masked_fill_((index < 0)[:, None], 0.0)
 
     def write(self, name: str, index: Tensor, rows: Tensor) -> None:
         """Sets λ of the samples ``index`` (B,), which are distinct and ≥ 0, to ``rows`` (B, K)."""

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,9 +86,15 @@ class Duals:
         """The formulations of this step; steps from one visit of a sample to the next."""
         between = max(steps_an_epoch, self.primal_steps)
         self.in_force = self.units.in_force(self.formulations, self.constraints, between)
+        for name, scope in self.scopes.items():
+            scope.formulation = self.in_force[name]
 
-    def note(self, measured: Measured, steps_an_epoch: float) -> None:
-        """Keeps what the dual step needs of a step, by constraint, until it is due."""
+    def step(self, measured: Measured, steps_an_epoch: float) -> dict[str, DualStep]:
+        """λ ← (λ + η ∂ψ/∂λ)₊ for the samples seen since the last dual step, and no others.
+
+        Each with its last violation; a statistic with its mean. Nothing while a window is open:
+        what it needs of the step of the weights, which ``measured`` tells, is kept by constraint.
+        """
         visits = {
             name: visit
             for name, scope in self.scopes.items()
@@ -96,12 +102,6 @@ class Duals:
         }
         self._window.append(visits)
         self.units.add(measured, self.formulations, self.in_force, steps_an_epoch)
-
-    def step(self) -> dict[str, DualStep]:
-        """λ ← (λ + η ∂ψ/∂λ)₊ for the samples seen since the last dual step, and no others.
-
-        Each with its last violation; a statistic with its mean. Nothing while a window is open.
-        """
         if len(self._window) < self.primal_steps:
             return {}
         window, self._window = self._window, []
@@ -111,6 +111,8 @@ class Duals:
 
     def known_slopes(self) -> dict[str, Slope] | None:
         """∂ψ/∂mean where it is λ, whatever the batch; None where it has to be measured."""
+        if not self.on_batch:
+            return {}
         if self.dual_first or not all(s.formulation.linear for s in self.on_batch.values()):
             return None
         return {n: Slope(scope.threshold, scope.multiplier) for n, scope in self.on_batch.items()}
@@ -231,11 +233,7 @@ class Weight:
     def __init__(self, name: str, state: Duals) -> None:
         self.name, self.state = name, state
         self.sides = state.constraints[name].sides
-
-    @property
-    def formulation(self) -> Formulation:
-        """The one in force in this step."""
-        return self.state.in_force[self.name]
+        self.formulation: Any = state.formulations[name]  # That in force, from the first step on.
 
     def rows(self, index: Tensor, violation: Tensor) -> Tensor | None:
         """λ_t of the samples index (b,), as their violations; None where they have none."""
@@ -259,7 +257,7 @@ class Weight:
 
     def _mean(self, psi: Tensor, terms: Terms, count: Tensor) -> Tensor:
         mask = terms.masks[self.name]
-        psi = torch.where(mask, psi, 0)
+        psi = psi if terms.whole else torch.where(mask, psi, 0)
         if mask.shape[1] == self.sides:
             return psi.sum() / count
         return (psi * (weights(mask, self.sides, psi.dtype) / count)).sum()
@@ -282,7 +280,7 @@ class PerSample(Weight):
     def visit(self, measured: Measured) -> list[Tensor] | None:
         """Of samples it applies to the index (n,), and violation, mask and λ (n, sides·K)."""
         name, mask = self.name, measured.masks[self.name]
-        rows = None if mask.all() else carries(mask)
+        rows = None if measured.whole or mask.all() else carries(mask)
         if not self.state.multipliers.samples or (rows is not None and not rows.any()):
             return None
         visit = [measured.index, measured.judged[name], mask, measured.multipliers[name]]
@@ -337,10 +335,7 @@ class PerBatch(Weight):
     """ψ of a statistic of the batch (batch_statistic.py) and one multiplier per side."""
 
     dimensions = 0
-
-    @property
-    def formulation(self) -> BatchFormulation:
-        return cast("BatchFormulation", super().formulation)
+    formulation: BatchFormulation
 
     @property
     def multiplier(self) -> Tensor:

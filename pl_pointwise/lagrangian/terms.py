@@ -21,7 +21,8 @@ from ..formulations import Formulation
 OBJECTIVE = "objective"
 PADDING = -1
 """The index of a row that repeats a sample only to fill a batch."""
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+LARGEST = torch.finfo(torch.float32).max
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -40,6 +41,7 @@ class Terms:
     followed: dict[str, Tensor]  # violations (b, sides·K) that the weights follow
     judged: dict[str, Tensor]  # those that the multipliers follow; without a gradient
     masks: dict[str, Tensor]  # bool, (b,) for the objective, else as the violations
+    whole: bool = False  # whether all terms are known to apply to all samples, without a look
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Measured:
     gradient_norm: float  #: before clipping
     strict: bool = False  #: whether the multipliers follow others than the weights
     finite: bool = False  #: whether all values are known to be finite in float32
+    whole: bool = False  #: whether all masks are known to be True
 
     def keep(self, rows: Tensor) -> Measured:
         """The given samples, bool (R,)."""
@@ -85,13 +88,17 @@ class DualStep:
 
 def masks_from(
     given: Mapping[str, Tensor], index: Tensor, names: Iterable[str], device: torch.device
-) -> dict[str, Tensor]:
-    """The mask of every term, bool (b,) or (b, K); no term applies to a row of padding."""
-    names = list(names)
-    if given != {}:
-        require_names("membership()", given, names, partial=True)
-    real = (index >= 0).to(device, non_blocking=True)
-    masks = dict.fromkeys(names, real)
+) -> tuple[dict[str, Tensor], bool]:
+    """The mask of every term, bool (b,) or (b, K); no term applies to a row of padding.
+
+    And whether all terms are known to apply to all samples, of what the host knows: the index.
+    """
+    names, real = list(names), index >= 0
+    whole = given == {} and len(index) > 0 and bool(real.all())
+    masks = dict.fromkeys(names, real := real.to(device, non_blocking=True))
+    if given == {}:
+        return masks, whole
+    require_names("membership()", given, names, partial=True)
     for name, mask in given.items():
         kind = getattr(mask, "dtype", "no tensor")
         if kind != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
@@ -101,7 +108,7 @@ def masks_from(
             )
         mask = mask.to(device, non_blocking=True)
         masks[name] = mask & (real if mask.dim() == 1 else real[:, None])
-    return masks
+    return masks, whole
 
 
 def one_per_sample(
@@ -148,7 +155,7 @@ def strict_values_from(
 
 def is_index(value: Any) -> bool:
     """Whether it is a tensor of whole numbers, (B,)."""
-    return isinstance(value, Tensor) and value.dim() == 1 and value.dtype in WHOLE
+    return isinstance(value, Tensor) and value.dim() == 1 and value.dtype in INTEGERS
 
 
 def shape_of(value: Any) -> tuple[int, ...] | str:
@@ -163,6 +170,7 @@ def build_terms(
     objective: Tensor,
     values: Mapping[str, Tensor],
     judged: Mapping[str, Tensor] | None,
+    whole: bool,
 ) -> Terms:
     """The terms of values by the bounds of ``constraints``; ``judged``: strict values, or None."""
     followed, wide = dict[str, Tensor](), dict[str, Tensor]()
@@ -180,14 +188,19 @@ def build_terms(
             )
         mask = mask.expand(-1, width)
         wide[name] = mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)
-        followed[name] = torch.where(wide[name], violation, 0)
+        followed[name] = _where(wide[name], violation, whole)
         if judged is None:
             strict[name] = followed[name].detach()
         else:
             violation = _violation(constraint, judged[name], signed)
-            strict[name] = torch.where(wide[name], violation, 0).detach()
-    objective = torch.where(masks[OBJECTIVE], objective, 0)
-    return Terms(objective, followed, strict, {OBJECTIVE: masks[OBJECTIVE], **wide})
+            strict[name] = _where(wide[name], violation, whole).detach()
+    objective = _where(masks[OBJECTIVE], objective, whole)
+    return Terms(objective, followed, strict, {OBJECTIVE: masks[OBJECTIVE], **wide}, whole)
+
+
+def _where(mask: Tensor, values: Tensor, whole: bool) -> Tensor:
+    """The values, contiguous, 0 where the mask is False; ``whole``: it is True everywhere."""
+    return values.contiguous() if whole else torch.where(mask, values, 0)
 
 
 def _violation(constraint: Constraint, values: Tensor, signed: bool) -> Tensor:
@@ -235,6 +248,7 @@ def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
         tables.setdefault(kind, {})[name] = table
     masks = {name: mask.bool() for name, mask in tables["mask"].items()}
     masks[OBJECTIVE] = masks[OBJECTIVE][:, 0]
+    whole = len(rows) > 0 and all(bool(mask.all()) for mask in masks.values())
     lowest, highest = map(float, rows.aminmax()) if len(rows) else (0.0, 0.0)
     return Measured(
         index=tables["index"][OBJECTIVE][:, 0].long(),
@@ -243,11 +257,12 @@ def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
         judged=tables.get("judged", tables["followed"]),
         masks=masks,
         multipliers=tables["multiplier"],
-        counts={name: int(carries(mask).sum()) for name, mask in masks.items()},
+        counts={n: len(rows) if whole else int(carries(m).sum()) for n, m in masks.items()},
         lagrangian=float(tables["share"][OBJECTIVE].sum()),
         gradient_norm=float(flat[-1]),
         strict="judged" in tables,
-        finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
+        finite=max(-lowest, highest) <= LARGEST,
+        whole=whole,
     )
 
 
@@ -340,9 +355,6 @@ def over_ranks(value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
 
 def rows_of_all_ranks(rows: Tensor) -> Tensor:
     """(R, columns): the rows (b, columns) of every rank, in their order; b is the same on all."""
-    ranks = number_of_ranks()
-    if ranks == 1:
-        return rows
-    found = [torch.empty_like(rows) for _ in range(ranks)]
+    found = [torch.empty_like(rows) for _ in range(number_of_ranks())]
     dist.all_gather(found, rows.contiguous())
     return torch.cat(found)

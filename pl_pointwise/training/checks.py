@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
-    ModelCheckpoint,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.core.optimizer import _MockOptimizer
@@ -21,9 +19,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import RandomSampler, SequentialSampler
 
-from ..data import IndexedDataset, PointwiseSampler, dataset_of
+from ..data import PointwiseSampler, dataset_of
 from ..errors import TrainingError
 from ..fingerprints import probes_of
 from ..lagrangian.terms import OBJECTIVE, Terms
@@ -80,16 +78,6 @@ REFUSED: tuple[tuple[Callable[[Task], Any], str], ...] = (
     (
         lambda task: task.automatic_optimization,
         "automatic_optimization = True: a PointwiseModule steps by itself. Leave the line out.",
-    ),
-    (
-        lambda task: (
-            any(getattr(c, "_update_attr", False) for c in task.trainer.callbacks)
-            # Neither a subclass's nor the command line's.
-            and task.configure_optimizers.__qualname__ == "PointwiseModule.configure_optimizers"
-        ),
-        "LearningRateFinder, or Tuner.lr_find(), sets an attribute that nothing reads: the rate is "
-        "Optimization(learning_rate=…). Write a configure_optimizers that reads the attribute, or "
-        "take lr_find(…, update_attr=False), and give the suggestion to Optimization.",
     ),
 )
 """What a Trainer may be given and a PointwiseModule would ignore or get wrong, and what to say."""
@@ -202,21 +190,12 @@ def check_frozen(task: Task, before: Sequence[str] | None, at_start: Sequence[st
 
 
 def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
-    """Says what checkpoints will lack, such as arguments of the module, now and not at a resume."""
+    """Says which arguments of the module checkpoints will lack, now and not at a resume."""
     if left_out:
         names = ", ".join(f"{n} ({kind})" for n, kind in left_out.items())
         warn(
             task,
             f"Checkpoints will not hold the arguments {names}: give them to load_from_checkpoint.",
-        )
-    batches, loader = task.trainer.num_training_batches, task.trainer.train_dataloader
-    savers = [c for c in task.trainer.callbacks if isinstance(c, ModelCheckpoint)]
-    within = any((saver._every_n_train_steps or batches) % batches for saver in savers)
-    if within and not hasattr(loader, "load_state_dict"):
-        warn(
-            task,
-            "A ModelCheckpoint saves in the middle of an epoch, where a run cannot be resumed with "
-            f"a {type(loader).__name__}. Use PointwiseDataModule, or save at the end of epochs.",
         )
 
 
@@ -293,26 +272,9 @@ def gives_each_once(loader: Any) -> bool:
     return type(sampler) in (PointwiseSampler, SequentialSampler)
 
 
-def holds_indexed(dataset: Any, depth: int = 8) -> bool:
-    """Whether a data set holds an IndexedDataset somewhere, in lists too."""
-    for value in getattr(dataset, "__dict__", {}).values() if depth else ():
-        for part in value[:1024] if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(part, IndexedDataset):
-                return True
-            of_data = isinstance(part, Dataset) or hasattr(part, "dataset")
-            if (of_data or hasattr(part, "datasets")) and holds_indexed(part, depth - 1):
-                return True
-    return False
-
-
 def check_index(dataset: Any) -> None:
-    """Refuses probed rows with another index than their position; without one, collate adds it.
-
-    Also, whatever the rows say, an IndexedDataset within another data set.
-    """
+    """Refuses probed rows with another index than their position; without one, collate adds it."""
     count, kind = len(dataset), type(dataset).__name__
-    inner = not isinstance(dataset, IndexedDataset) and holds_indexed(dataset)
-    refuse(inner, f"A {kind} holds an IndexedDataset. {SHARED_ROWS}")
     parts = [end - 1 for end in getattr(dataset, "cumulative_sizes", ()) if end]
     with isolate_rng(include_cuda=False):
         for position in sorted({*probes_of(count), *parts}):
@@ -331,8 +293,8 @@ class FirstSteps:
 
     def __init__(self) -> None:
         self.unproven: set[str] = set()  # Terms of which no sample has been seen yet.
-        # bool (N,): samples that this epoch has had; not of one that was resumed in its midst.
-        self._visited: np.ndarray[Any, Any] | None = None
+        # Of each sample whether this epoch has had it; not of one that was resumed in its midst.
+        self._visited: bytearray | None = None
 
     def start(self, task: Task) -> None:
         """A fit starts."""
@@ -343,7 +305,7 @@ class FirstSteps:
         """At the start of an epoch."""
         loader = task.trainer.train_dataloader
         watched = has_multipliers_per_sample(task) and gives_each_once(loader)
-        self._visited = np.zeros(len(loader.dataset), dtype=bool) if watched else None
+        self._visited = bytearray(len(loader.dataset)) if watched else None
 
     def require_gradients(self, task: Task, terms: Terms) -> None:
         """Refuses values without a gradient, in the first batch that a term applies to."""
@@ -375,17 +337,12 @@ class FirstSteps:
         visited = self._visited
         if visited is None:
             return
-        real = index.numpy()
-        real = real[real >= 0]
-        if not len(real) or real.max() >= len(visited):
-            return  # The store says which.
-        again = real[visited[real]]
-        visited[real] = True
-        if not len(again) and len({*real.tolist()}) < len(real):
-            distinct, counts = np.unique(real, return_counts=True)
-            again = distinct[counts > 1]
-        if len(again):
-            raise TrainingError(
-                f"Sample index {min(again)} came twice in epoch {epoch}, and the sampler hands out "
-                f"each position once. {SHARED_ROWS}"
-            )
+        for number in index.tolist():
+            if not 0 <= number < len(visited):
+                continue  # Padding; of one that is too large the multipliers say so.
+            if visited[number]:
+                raise TrainingError(
+                    f"Sample index {number} came twice in epoch {epoch}, and the sampler hands out "
+                    f"each position once. {SHARED_ROWS}"
+                )
+            visited[number] = True

@@ -29,11 +29,15 @@ class LastWords:
     def add(self, measured: Measured) -> None:
         """Adds a step, before the weights move."""
         for name, violation in measured.judged.items():
-            constraint = self.task.constraints[name]
-            violation, mask = constraint.outside(violation, measured.masks[name])
-            worst = worst_per_sample(constraint.reported(violation), mask)
+            if self.task.constraints[name].equals is not None:
+                violation = violation.abs()
+            if measured.whole:
+                worst = violation.amax(1)
+            else:
+                worst = worst_per_sample(violation, measured.masks[name])
             self._worst[name].append(worst)
-            self._ever |= {name} if (worst > 0).any() else set()
+            if name not in self._ever and (worst > 0).any():
+                self._ever.add(name)
         if self._ever or self.task.global_step:
             return
         objective = measured.objective[measured.masks[OBJECTIVE]]

@@ -68,7 +68,7 @@ class Run:
         # The random state before an evaluation within the fit that may come, or has begun.
         self._before_evaluation: dict[str, Any] | None = None
         self._epoch_is_open = False  # Whether an epoch's end, with what is due then, is to come.
-        self._stepped = -1  # The batch of the run that the last step was of; −1 before the first.
+        self._stepped = False  # Whether this fit has taken a step.
 
     # The start of a fit -------------------------------------------------------------------------
 
@@ -114,10 +114,9 @@ class Run:
         dataset = training_set(task)
         self._limit_loader()
         self._start_multipliers(dataset)
-        self.stepper.first_steps.start(task)
         self.evaluator.forget()
-        self.stepper.last_words.start_fit()
-        self._at_end, self._epoch_is_open, self._stepped = {}, False, -1
+        self.stepper.start_fit()
+        self._at_end, self._epoch_is_open, self._stepped = {}, False, False
         if (restored := self._restored) is not None:
             self._epoch_is_open = restored["next"] != "epoch"
             restored["frozen_at_start"] = frozen_weights(task)
@@ -219,7 +218,7 @@ class Run:
 
     @part_of("on_train_batch_end")
     def require_own_step(self, *_: Any) -> None:
-        if self._stepped < 0:
+        if not self._stepped:
             refuse_own_step(self.task, "training_step")
 
     @part_of("on_train_epoch_end", after=True)
@@ -263,7 +262,7 @@ class Run:
                 f"{trainer.num_training_batches} batches an epoch. A Trainer that has fitted "
                 "another module counts on from there.",
             )
-        if self._stepped >= 0:
+        if self._stepped:
             self.stepper.last_words.say(self.duals)
         if self._restored is not None:  # Resumed at its end: no step was taken.
             self._restore_random_state(self._restored["random_states"])
@@ -426,13 +425,7 @@ class Run:
 
     def open_step(self, batch_idx: int) -> None:
         """Before a step; the first one after a resume goes on where the run stood."""
-        batch = self.task.trainer.fit_loop.epoch_loop.total_batch_idx
-        if batch == self._stepped:
-            raise TrainingError(
-                f"super().training_step came twice for batch {batch_idx}: a batch is one step, so "
-                "call it once."
-            )
-        self._stepped, self._epoch_is_open = batch, True
+        self._stepped = self._epoch_is_open = True
         restored, self._restored = self._restored, None
         self._before_evaluation = None
         if restored is None:

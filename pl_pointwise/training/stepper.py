@@ -53,6 +53,7 @@ class Stepper:
         self.last_words = LastWords(task)
         self.buffers = Buffers()
         self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
+        self.calls_before_zero_grad = self.monitored = False  # See start_fit.
         self.shares_graph = True  # Until a graph could not be differentiated more than once.
 
     def take(self, batch: Any) -> Measured:
@@ -60,9 +61,12 @@ class Stepper:
         task, loss, trainer = self.task, self.loss, self.task.trainer
         micro_batches = micro_batches_of(task, batch, task.training_settings.micro_batch_size)
         # How many samples each term applies to, over all ranks, before any forward pass.
-        counts = loss.counts([micro.masks for micro in micro_batches])
-        self._call_before_zero_grad()
-        self.buffers.keep(task)
+        masks = [micro.masks for micro in micro_batches]
+        counts = loss.counts(masks, all(micro.whole for micro in micro_batches))
+        if self.calls_before_zero_grad:
+            self._call_before_zero_grad()
+        if self.buffers.changing != set():
+            self.buffers.keep(task)
         self.due = loss.duals.units.due(task.formulations, task.global_step)
         measured = self._measure(micro_batches, counts)
         if self.buffers.changing is None:
@@ -83,9 +87,8 @@ class Stepper:
         """Logs ``running/…``, of the step's batch, and at every step for a progress bar."""
         task, trainer, measured = self.task, self.task.trainer, self.loss.measured
         bar = getattr(trainer.progress_bar_callback, "is_enabled", False)
-        monitored = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
         logged = trainer.is_last_batch or trainer._logger_connector.should_update_logs
-        logged = logged or any(str(name).startswith("running/") for name in monitored)
+        logged = logged or self.monitored
         if measured is None or not (bar or logged):
             return
         shown: dict[str, Any] = {
@@ -112,6 +115,17 @@ class Stepper:
         if logged:
             task.log_dict({f"running/{key}": value for key, value in shown.items()})
 
+    def start_fit(self) -> None:
+        """Notes what stays the same in all steps of a fit."""
+        trainer = self.task.trainer
+        self.first_steps.start(self.task)
+        self.last_words.start_fit()
+        self.calls_before_zero_grad = any(
+            is_overridden("on_before_zero_grad", each) for each in (*trainer.callbacks, self.task)
+        )
+        monitors = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
+        self.monitored = any(str(name).startswith("running/") for name in monitors)
+
     def start_epoch(self) -> None:
         """Counts from 0, and looks for changing buffers again."""
         self.taken_now = self.skipped_now = 0
@@ -119,13 +133,11 @@ class Stepper:
         self.last_words.start_epoch()
 
     def _call_before_zero_grad(self) -> None:
-        """Lightning calls this hook under automatic optimization only. Most have none."""
+        """Lightning calls this hook under automatic optimization only."""
         trainer, hook = self.task.trainer, "on_before_zero_grad"
         optimizer = trainer.optimizers[0]  # The only one: see checks.check_module.
-        if any(is_overridden(hook, each) for each in trainer.callbacks):
-            call._call_callback_hooks(trainer, hook, optimizer)
-        if is_overridden(hook, self.task):
-            call._call_lightning_module_hook(trainer, hook, optimizer)
+        call._call_callback_hooks(trainer, hook, optimizer)
+        call._call_lightning_module_hook(trainer, hook, optimizer)
 
     # Forward and backward -----------------------------------------------------------------------
 
@@ -208,7 +220,7 @@ class Stepper:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
         self.first_steps.require_distinct(self.task.current_epoch, measured.index)
         expected = False
-        if not any(bool(mask.any()) for mask in measured.masks.values()):
+        if not (measured.whole or any(bool(mask.any()) for mask in measured.masks.values())):
             reason = "no sample of the batch is left"
         elif math.isfinite(measured.gradient_norm):
             return True
@@ -348,12 +360,11 @@ class Buffers:
 
     def keep(self, module: nn.Module) -> None:
         """Before the first forward pass of a step."""
-        if self.changing != set():
-            self._kept = {
-                name: buffer.detach().clone()
-                for name, buffer in module.named_buffers()
-                if self.changing is None or name in self.changing
-            }
+        self._kept = {
+            name: buffer.detach().clone()
+            for name, buffer in module.named_buffers()
+            if self.changing is None or name in self.changing
+        }
 
     def settle(self, module: nn.Module) -> None:
         """After it: from now on only those that it changed."""
@@ -391,6 +402,7 @@ class MicroBatch:
     batch: Any
     index: Tensor  # (b,) on the CPU, −1 for padding
     masks: dict[str, Tensor]  # bool (b,) or (b, K) per term, padding excluded
+    whole: bool  # whether they are known to be True everywhere
 
 
 def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[MicroBatch]:
@@ -404,7 +416,7 @@ def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[Mi
         for rows in torch.arange(len(whole.index)).split(size):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
             masks = {name: mask[part] for name, mask in whole.masks.items()}
-            micro = MicroBatch(task.select(piece, rows), whole.index[part], masks)
+            micro = MicroBatch(task.select(piece, rows), whole.index[part], masks, whole.whole)
             micro_batches.append(micro)
     return micro_batches
 
@@ -421,8 +433,7 @@ def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
             '"y"]).'
         )
     index, names = index.long().cpu(), [OBJECTIVE, *task.constraints]
-    masks = masks_from(task.membership(batch), index, names, task.device)
-    return MicroBatch(batch, index, masks)
+    return MicroBatch(batch, index, *masks_from(task.membership(batch), index, names, task.device))
 
 
 def terms_of(
@@ -433,9 +444,10 @@ def terms_of(
     given = task.constraint_values(outputs, micro.batch)
     objective, values = one_per_sample(objective, given, task.constraints, len(micro.index))
     judged = judged_values(task, outputs, micro.batch, values) if strict else None
+    measured = micro.masks, objective, values, judged, micro.whole
     if evaluating:
-        return build_terms(task.evaluation_constraints, {}, micro.masks, objective, values, judged)
-    return build_terms(task.constraints, task.formulations, micro.masks, objective, values, judged)
+        return build_terms(task.evaluation_constraints, {}, *measured)
+    return build_terms(task.constraints, task.formulations, *measured)
 
 
 def judged_values(
@@ -470,5 +482,6 @@ def without_samples(
         kept = keep.to(micro.masks[OBJECTIVE].device)
         masks = {n: m & (kept if m.dim() == 1 else kept[:, None]) for n, m in micro.masks.items()}
         index = micro.index.masked_fill(~keep, PADDING)
-        found.append(MicroBatch(task.select(micro_batches[source].batch, rows), index, masks))
+        batch = task.select(micro_batches[source].batch, rows)
+        found.append(MicroBatch(batch, index, masks, whole=False))
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
@@ -91,17 +91,6 @@ def numbered(count: int, step: int = 1) -> list[dict[str, Any]]:
     return [{**row, "index": i * step} for i, row in enumerate(Rows(count))]
 
 
-class Wrapped:
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, position: int) -> Any:
-        return self.dataset[position]
-
-
 @pytest.mark.parametrize(
     "dataset",
     [
@@ -110,11 +99,8 @@ class Wrapped:
         Subset(IndexedDataset(Rows(12)), range(3, 11)),
         ConcatDataset([IndexedDataset(Rows(2000)), IndexedDataset(Rows(20, seed=1))]),
         ConcatDataset([numbered(2000), numbered(20)]),
-        Wrapped(ConcatDataset([IndexedDataset(Rows(2000)), IndexedDataset(Rows(20))])),
-        Subset(IndexedDataset(Rows(2000)), [*range(1990), 1991, 1990, *range(1992, 2000)]),
-        Subset(IndexedDataset(Rows(2020)), range(2000)),
     ],
-    ids=["two", "constant", "subset", "few more", "own numbers", "wrapped", "order", "first rows"],
+    ids=["two", "constant", "subset", "few more", "own numbers"],
 )
 def test_an_index_that_is_not_the_position_is_refused(dataset: Any) -> None:
     """Samples shared rows of λ, other rows stayed 0, without a word."""
@@ -306,24 +292,6 @@ def test_weight_averaging_over_batch_norm_is_refused() -> None:
 def resumable(count: int = 8) -> ResumableDataLoader:
     dataset = IndexedDataset(Rows(count))
     return ResumableDataLoader(dataset, PointwiseSampler(dataset), 2, stack)
-
-
-@pytest.mark.parametrize(
-    ("train", "options", "warned"),
-    [
-        (loader(batch_size=2), {"every_n_train_steps": 3}, True),
-        (loader(batch_size=2), {"every_n_train_steps": 4}, False),
-        (resumable(), {"every_n_train_steps": 3}, False),
-    ],
-)
-def test_a_plain_loader_that_cannot_resume_is_said_at_the_start(
-    train: Any, options: Any, warned: bool, tmp_path: Path, caplog: Any
-) -> None:
-    """It was said at the resume, when the run had been lost."""
-    saver = ModelCheckpoint(tmp_path, **options)
-    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
-        fit(Line(), train, callbacks=[saver], enable_checkpointing=True)
-    assert ("saves in the middle of an epoch" in caplog.text) == warned
 
 
 class Scheduled(Line):

@@ -303,18 +303,6 @@ def test_an_epoch_that_a_hook_ends_steps_its_schedulers(tmp_path: Path) -> None:
     assert_identical_run(*runs)
 
 
-class StepsTwice(Toy):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        super().training_step(batch, batch_idx)
-        return super().training_step(batch, batch_idx)
-
-
-def test_a_training_step_that_calls_ours_twice_is_refused() -> None:
-    """A sample was said to come twice."""
-    with pytest.raises(TrainingError, match="came twice for batch 0"):
-        trainer().fit(StepsTwice(Pointwise()), data())
-
-
 def test_a_trainer_that_is_used_up_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """The second module came back untrained, without a word but Lightning's "stopped"."""
     runner = trainer()
@@ -463,38 +451,11 @@ def test_an_evaluation_without_the_modules_own_is_refused(stage: str) -> None:
     assert torch.equal(weights_of(module), before)
 
 
-def test_a_module_that_was_not_constructed_is_refused() -> None:
-    """It ended in "no attribute '_compiler_ctx'"."""
-    kind = overriding("__init__", lambda *_: None)
-    with pytest.raises(TrainingError, match=r"call super\(\).__init__"):
-        trainer().fit(kind(Pointwise()), data())
-
-
 def test_a_loader_without_a_batch_is_refused() -> None:
     """The fit ended with success, and a warning."""
     few = DataLoader(IndexedDataset([ROWS[0]]), batch_size=3, drop_last=True)
     with pytest.raises(TrainingError, match="no batch: its data set is empty, or with drop_last"):
         run(loaders=few)
-
-
-def test_a_rate_that_nobody_would_use_is_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It was found, set as hparams.lr, and training went on with the old one."""
-    module = ByDefault(Pointwise())
-    module.training_settings.optimization.learning_rate = 0.01
-    with pytest.raises(TrainingError, match="sets an attribute that nothing reads"):
-        find_rate(module, tmp_path)
-    assert find_rate(module, tmp_path, update_attr=False)[1].results["lr"]
-    assert "learning rate is 0" not in caplog.text
-    module.training_settings.optimization.learning_rate = 0.0
-    run(module)
-    assert "learning rate is 0" in caplog.text
-
-
-def test_a_name_of_ours_is_refused_where_it_is_set() -> None:
-    with pytest.raises(TrainingError, match=r"self\.thresholds of Changed"):
-        changed(lambda s: setattr(s, "thresholds", {"mine": 0.5}))(Pointwise())
 
 
 def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:

@@ -154,10 +154,10 @@ class Torn(Hard):
     def on_fit_start(self) -> None:
         step = self._lagrangian.duals.step
 
-        def torn() -> Any:
+        def torn(*arguments: Any) -> Any:
             if self.place == "dual step" and self.global_step == WITHIN:
                 raise RuntimeError("in mid-step")
-            return step()
+            return step(*arguments)
 
         self._lagrangian.duals.step = torn  # type: ignore[method-assign]
 
