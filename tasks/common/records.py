@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import pyarrow.ipc
 import pyarrow.parquet
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -79,6 +80,14 @@ def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
     return ({name: cell or None for name, cell in row.items()} for row in rows)
 
 
+def _arrow(file: Any) -> Iterable[Any]:
+    """Of a stream, as ``datasets`` saves them, or of a file."""
+    try:
+        return _of_batches(pyarrow.ipc.open_stream(file))
+    except pyarrow.ArrowInvalid:
+        return _of_batches([pyarrow.ipc.open_file(file).read_all()])
+
+
 def _of_batches(batches: Iterable[Any]) -> Iterable[Any]:
     return (without_padding(row) for batch in batches for row in batch.to_pylist())
 
@@ -89,6 +98,7 @@ READERS: Mapping[str, Callable[[Any], Iterable[Any]]] = {
     ".csv": _csv,
     ".tsv": lambda file: _csv(file, "\t"),
     ".parquet": lambda file: _of_batches(pyarrow.parquet.ParquetFile(file).iter_batches(CHUNK)),
+    ".arrow": _arrow,
 }
 """By the ending of a file: what its rows are. JSON lines are bytes still."""
 

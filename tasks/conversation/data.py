@@ -46,7 +46,7 @@ class ConversationDataModule(ResponseDataModule):
         source: "files", "hub", or "example" for records that ship with the package.
         example: which of them: "library", forty of all roles; "keep", new facts to learn and
             general answers to keep; "forget", some of these facts to forget and the others to keep.
-        train_file: one or several: JSON lines, JSON, CSV, TSV or Parquet, by their endings.
+        train_file: one or several: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by their endings.
         learn_file: more of them, whose answers are of role learn where they say no other.
         keep_file: the same, of role keep.
         forget_file: the same, of role forget.

@@ -125,7 +125,7 @@ class SafetyDataModule(ResponseDataModule):
             module it is used with.
         source: "hub" or "files".
         unsafe_schema: of the unsafe records; None for benign records only, as for a warm start.
-        benign_file: benign records: JSON lines, JSON, CSV, TSV or Parquet, by its ending.
+        benign_file: benign records: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by its ending.
         benign_val_file: those held out; without one a part of benign_file's prompts.
         benign_test_file: those that certify; without one preparation.test_fraction, else "val".
         unsafe_file: unsafe records.

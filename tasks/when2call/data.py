@@ -49,7 +49,7 @@ class When2CallDataModule(ResponseDataModule):
         hub_path: the data set on the hub, or a folder of the same layout.
         schema: of the preference records, "when2call" or "pairs": {input, chosen, rejected} and
             optionally system, all texts; then without multiple choice on the hub.
-        train_file: preference records: JSON lines, JSON, CSV, TSV or Parquet, by its ending.
+        train_file: preference records: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by its ending.
         val_file: those held out; without one a part of the training prompts.
         test_file: those that certify; without one preparation.test_fraction of the training
             prompts, without either "val".
