@@ -1,4 +1,4 @@
-"""``pl-pointwise compare``: one configuration × methods × settings × seeds, as tables and a plot.
+"""``pl-pointwise compare``: one configuration × methods × settings × seeds, as tables and plots.
 
 A run that is complete and whose configuration has not changed since is not run again; one that was
 interrupted starts again; one that failed is a line that says why. docs/compare.md lists the files.
@@ -21,7 +21,7 @@ from pl_pointwise.printing import quieten
 from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 
 from .certification import answer_requirements, check_requirements
-from .plots import PLOT
+from .plots import PLOTS
 from .plots import draw as draw_plots
 from .runner import alone_in, execute, on_first_rank
 from .runs import Comparison, Outcome, Run, errors_of
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def compare(comparison: Comparison) -> list[str]:
-    """Runs what is left, then writes tables and the plot; returns what failed."""
+    """Runs what is left, then writes tables and plots; returns what failed."""
     quieten()
     with alone_in(comparison.output):
         outcomes = _run(comparison.runs)
@@ -141,12 +141,14 @@ def _run(runs: Sequence[Run]) -> list[Outcome]:
 
 
 def write_results(outcomes: Sequence[Outcome], output: Path) -> None:
-    """Writes the tables and the plot into the comparison's folder."""
+    """Writes the tables and the plots into the comparison's folder."""
     found = tables(outcomes)
     write_csv(outcomes, output / "comparison.csv")
     text = "\n".join(table.markdown() for table in found)
     (output / "comparison.md").write_text(text, encoding="utf-8")
     print(f"\n{found[0].markdown()}", flush=True)
     done = [outcome for outcome in outcomes if "error" not in outcome[1]]
-    drawn = f", {PLOT}" if draw_plots(done, output) else ""
-    print(f"Written to {output}: comparison.md, comparison.csv{drawn}")
+    if done:
+        draw_plots(done, output)
+    drawn = [name for name in PLOTS if (output / name).is_file()]
+    print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")

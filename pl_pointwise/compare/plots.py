@@ -1,19 +1,22 @@
-"""A comparison's plot: the CDFs of violations. A violation ≤ 0 is satisfied."""
+"""Plots: of a comparison, and CDFs of violations by epoch. A violation ≤ 0 is satisfied."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from pl_pointwise.data import title_of
 
 from .runs import Outcome
-from .tables import deciding_stage
+from .tables import deciding_stage, metric_names, run_lines, shared_objective
 
 BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
     "#0072B2",
@@ -26,49 +29,109 @@ BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
 )
 """Okabe and Ito's palette, told apart by most colour-blind readers."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+LINES = ("-", "--", "-.", ":")
 
-PLOT = "cdf.png"
+Styles = Mapping[str, Mapping[str, Any]]
+"""matplotlib's options of a line, by curve."""
 
 
-def draw(done: Sequence[Outcome], output: Path) -> bool:
-    """Draws the violations of runs that did not fail, if there are any; removes an earlier plot."""
-    (output / PLOT).unlink(missing_ok=True)
+def styles_of(methods: Iterable[str]) -> Styles:
+    """Returns the style of every method, by their order; no two of 84 are the same."""
+    looks = zip(dict.fromkeys(methods), cycle(COLOURS), cycle(MARKERS), cycle(LINES), strict=False)
+    return {name: {"color": c, "marker": m, "linestyle": line} for name, c, m, line in looks}
+
+
+PLOTS = ("cdf.png", "pareto.png")
+"""Violations, two metrics against each other."""
+
+
+def pareto_axes(metrics: Sequence[str], objective: str, violation: str = "") -> list[str]:
+    """Returns the objective and the task's ``violation``, else the share of the first constraint's
+    samples that violate it. Empty where there is none.
+    """
+    stage = deciding_stage(metrics)
+    if violation and {objective, f"{stage}/{violation}"} <= {*metrics}:
+        return [objective, f"{stage}/{violation}"]
+    rates = [name for name in metrics if re.fullmatch(f"{stage}/.*/violated", name)]
+    if objective not in metrics or not rates:  # As without constraints.
+        return []
+    of_samples = f"{rates[0]}_samples"  # Where a sample has several values.
+    return [objective, of_samples if of_samples in metrics else rates[0]]
+
+
+def draw(done: Sequence[Outcome], output: Path) -> None:
+    """Draws every plot there is something for, of runs that did not fail; removes earlier ones."""
+    for name in PLOTS:
+        (output / name).unlink(missing_ok=True)
+    runs, names = DataFrame(run_lines(done)), metric_names(done)
     violations: dict[str, dict[str, np.ndarray]] = {}
     for run, _ in done:
         for name, values in run.violations().items():  # All seeds together.
             known = violations.setdefault(name, {})
             known[run.method] = np.append(known.get(run.method, values[:0]), values)
+    styles = styles_of(run.method for run, _ in done)
     if violations:
-        save(violation_cdfs(violations), output / PLOT)
-    return bool(violations)
+        save(violation_cdfs(violations, styles), output / "cdf.png")
+    axes = pareto_axes(names, shared_objective(done), done[0][1].get("shared_violation", ""))
+    if axes and runs[axes].notna().all(axis=1).any():
+        save(pareto(runs, axes, styles), output / "pareto.png")
 
 
-def look_of(number: int) -> dict[str, Any]:
-    """matplotlib's options of the curve of a method, by its number; no two of 84 are the same."""
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-        # By length along the curve, and each method's elsewhere, or markers hide one another.
-        "markevery": (0.02 + 0.011 * number, 0.17),
-        "linewidth": 1.6,
-        "markersize": 5,
-        "markeredgewidth": 0,
-    }
+def pareto(runs: DataFrame, axes: Sequence[str], styles: Styles) -> Figure:
+    """Returns two metrics against each other, mean ± std over seeds, with the frontier drawn.
+
+    axes: of x and y; in both, lower is better.
+    """
+    x, y = axes
+    groups = runs.dropna(subset=[x, y]).groupby("method", sort=False)[[x, y]]
+    means, stds = groups.mean(), groups.std()  # NaN of one seed: no bar
+    figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+    panel = figure.subplots()
+    points = means.to_numpy()
+    stairs = np.array(sorted(points[frontier(points)].tolist())).reshape(-1, 2)
+    # Between two points of the frontier lies what the worse coordinates of both attain.
+    panel.step(*stairs.T, where="post", color="black", linewidth=1.2, zorder=1, label="frontier")
+    for method, mean, std in zip(means.index, points, stds.to_numpy(), strict=True):
+        look = {**styles[method], "linestyle": "none", "markersize": 8, "capsize": 2}
+        panel.errorbar(*mean, *std[::-1], **look, elinewidth=0.9, label=method)  # y's std first.
+    panel.set_xlabel(f"{x}\n(lower is better)")
+    panel.set_ylabel(f"{y}\n(lower is better)")
+    panel.grid(alpha=0.3)
+    _compress([points[:, 0]], [panel])
+    if 0 < 30 * points[:, 1].min() < points[:, 1].max():
+        panel.set_yscale("log")
+    note = "Mean ± standard deviation over the seeds. Frontier: no method is better in both."
+    return with_legend(figure, 3, note)
+
+
+def frontier(points: Any) -> list[int]:
+    """Returns which points no other beats: lower in one coordinate, no higher in the other.
+
+    Points with a coordinate that is not a number belong to nothing.
+
+    >>> frontier([(0, 3), (1, 1), (2, 2), (3, 0)])
+    [0, 1, 3]
+    """
+    costs = np.array(points, dtype=float).reshape(-1, 2)
+    no_higher, lower = costs[:, None] <= costs, costs[:, None] < costs
+    beaten = (no_higher.all(2) & lower.any(2)).any(0)
+    return np.flatnonzero(np.isfinite(costs).all(1) & ~beaten).tolist()
 
 
 Curves = Mapping[str, Mapping[str, np.ndarray]]
 """Values (n,), of which NaN are left out, by panel, ``stage/constraint``, and curve."""
 
 
-def violation_cdfs(violations: Curves) -> Figure:
+def violation_cdfs(violations: Curves, styles: Styles) -> Figure:
     """Returns the empirical CDFs of violations, a curve per method: a line of panels per
     constraint, on one axis, and a column per split."""
     held_out = deciding_stage([*violations])
     names = [name for name in violations if name.partition("/")[0] in (held_out, "train")]
     stages = list(dict.fromkeys(name.partition("/")[0] for name in names))
     constraints = list(dict.fromkeys(name.partition("/")[2] for name in names))
-    methods = list(dict.fromkeys(method for of in violations.values() for method in of))
-    looks = {method: look_of(number) for number, method in enumerate(methods)}
+    # By length along the curve, and each method's elsewhere, or markers hide one another.
+    places = {method: (0.02 + 0.011 * number, 0.17) for number, method in enumerate(styles)}
+    look = {"linewidth": 1.6, "markersize": 5, "markeredgewidth": 0}
     size = (0.8 + 4.2 * len(stages), 0.7 + 3.3 * len(constraints))
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(
@@ -82,7 +145,8 @@ def violation_cdfs(violations: Curves) -> Figure:
             for method, values in curves.items():
                 of_row.append(values := values[~np.isnan(values)])
                 if len(values):  # Infinite values count, outside the plot.
-                    panel.ecdf(values, label=method, **looks[method])
+                    style = {**styles[method], **look, "markevery": places[method]}
+                    panel.ecdf(values, label=method, **style)
             panel.axvline(0.0, color="black", linewidth=1)
             panel.set_title(f"{constraint}, {title_of(stage)}")
             panel.set_xlabel("violation (≤ 0 is satisfied)")
@@ -90,22 +154,8 @@ def violation_cdfs(violations: Curves) -> Figure:
             panel.grid(alpha=0.3)
         _compress(of_row, beside)
         beside[0].set_ylabel("share of values")
-    handles = {
-        label: handle
-        for panel in figure.axes
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=max(1, min(3 if len(stages) > 1 else 2, len(handles))),
-        title="All seeds of a method together. Left of the line: satisfied.",
-        title_fontsize="small",
-        fontsize="small",
-        frameon=False,
-    )
-    return figure
+    note = "All seeds of a method together. Left of the line: satisfied."
+    return with_legend(figure, 3 if len(stages) > 1 else 2, note)
 
 
 def _compress(values: Sequence[np.ndarray], panels: Iterable[Any]) -> None:
@@ -119,6 +169,26 @@ def _compress(values: Sequence[np.ndarray], panels: Iterable[Any]) -> None:
         panel.set_xscale("symlog", linthresh=bound)
         panel.xaxis.set_major_formatter("{x:g}")
         panel.set_xlabel(f"{panel.get_xlabel()}, logarithmic beyond ±{bound:g}")
+
+
+def with_legend(figure: Figure, columns: int, note: str) -> Figure:
+    """Returns the figure with its curves, each once, and a note below it."""
+    handles = {
+        label: handle
+        for panel in figure.axes
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=max(1, min(columns, len(handles))),
+        title=note,
+        title_fontsize="small",
+        fontsize="small",
+        frameon=False,
+    )
+    return figure
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -181,4 +181,5 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         "metrics": {name: value for name, value in logged.items() if shown(name)},
         "bounds": bounds_of(module),
         "shared_objective": module.shared_objective,
+        "shared_violation": module.shared_violation,
     }

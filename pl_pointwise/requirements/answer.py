@@ -115,14 +115,15 @@ def _better(loss: float) -> str:
 def repetitions(found: Sequence[Finding]) -> list[str]:
     """Returns what is to be said where units have several samples, which count as one."""
     most = max(found, key=lambda each: len(each.lines) / max(each.n, 1))
-    if len(most.lines) == most.n:
+    samples = len(most.lines)
+    if samples == most.n:
         return []
     largest = most.lines["unit"].value_counts(normalize=True).max()
-    return [
-        f"Each distinct prompt or query counts once: {len(most.lines):,} samples are of "
-        f"{most.n:,}, the largest has {100 * largest:.3g} % of them. Of inputs that come as often "
-        "as these, another share may fail."
-    ]
+    told = f"Each distinct prompt or query counts once: {samples:,} samples are of {most.n:,}"
+    told += f", the largest has {100 * largest:.3g} % of them"
+    if samples > 1.1 * most.n:
+        told += ". Warning: of inputs that come as often as these, another share may fail"
+    return [f"{told}."]
 
 
 @dataclass

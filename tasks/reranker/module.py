@@ -36,6 +36,8 @@ from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import RANKING_METRICS
 from .scoring import scores_of
 
+Attention = Literal["eager", "sdpa", "flash_attention_2"]
+
 PAPER_TRAINING = Training(
     Optimization(learning_rate=2e-5, weight_decay=0.0, schedule="linear", warmup_ratio=0.1)
 )
@@ -60,6 +62,7 @@ class RerankerModule(PointwiseModule):
             or the "negatives" alone.
         top_k: K of Λ, the ranks that count in it.
         dropout: probability for every dropout of the model; None leaves the model's own.
+        attention: attention implementation; None leaves the choice to transformers.
         max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
             text is cut first; at most what the model has positions for. The data module takes it,
             model_name and template from here.
@@ -80,6 +83,7 @@ class RerankerModule(PointwiseModule):
         objective_candidates: CandidateSet = "all",
         top_k: int = 3,
         dropout: float | None = None,
+        attention: Attention | None = None,
         max_length: int = 512,
         template: str | None = None,
         training: Training = PAPER_TRAINING,
@@ -99,7 +103,7 @@ class RerankerModule(PointwiseModule):
         self.trained_on, self.top_k = objective, top_k
         self.objective_candidates: CandidateSet = objective_candidates
         self.model_name, self.max_length, self.template = model_name, max_length, template
-        self.model = load_cross_encoder(model_name, dropout)
+        self.model = load_cross_encoder(model_name, dropout, attention)
         if max_length > (most := most_tokens(self.model)):
             rank_zero_info(f"{model_name} has positions for {most} tokens: max_length is {most}.")
             self.max_length = int(most)
@@ -185,7 +189,9 @@ def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
     return losses.sum(dim=1) / candidates.sum(dim=1).clamp(min=1)
 
 
-def load_cross_encoder(model_name: str, dropout: float | None = None) -> PreTrainedModel:
+def load_cross_encoder(
+    model_name: str, dropout: float | None = None, attention: Attention | None = None
+) -> PreTrainedModel:
     """The model with its own head of one or two labels, or with a new head of one label.
 
     A new head depends on the seed of the run (`seed_everything`) alone, not on how many random
@@ -203,14 +209,17 @@ def load_cross_encoder(model_name: str, dropout: float | None = None) -> PreTrai
             "or two with score = logit 1 − logit 0: take such a model, or the encoder without head."
         )
     if dropout is not None:
-        for name in list(vars(config)):
-            if "dropout" in name or name.endswith("pdrop"):
-                setattr(config, name, dropout)
+        names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
+        if not names:
+            raise ValueError(f"dropout={dropout}: {model_name} has none to set; leave it out.")
+        for name in names:
+            setattr(config, name, dropout)
     with torch.random.fork_rng(devices=[]), loading(model_name):
         torch.default_generator.manual_seed(torch.initial_seed())
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
             source,
             config=config,
+            attn_implementation=attention,
             dtype=torch.float32,
             trust_remote_code=False,
             use_safetensors=True,

@@ -71,7 +71,7 @@ def test_without_held_out_data_the_training_data_are_shown(tmp_path) -> None:
     results = (out / "comparison.md").read_text()
     assert "Training data, as there are no test data" in results
     assert "| method | objective | violation rate | CVaR95 |" in results
-    assert (out / "cdf.png").is_file()
+    assert (out / "pareto.png").is_file()
 
 
 @pytest.mark.parametrize(

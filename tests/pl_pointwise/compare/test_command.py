@@ -11,7 +11,7 @@ import yaml
 
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import command as compare
-from pl_pointwise.compare.plots import PLOT
+from pl_pointwise.compare.plots import PLOTS
 from pl_pointwise.compare.runs import Run
 from tests.pl_pointwise.line_task import LineData
 
@@ -87,7 +87,7 @@ def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
     assert "±" in table
     for title in ("Results", "All metrics"):
         assert f"## {title}" in table
-    assert [path.name for path in compared.glob("*.p*")] == [PLOT]
+    assert {path.name for path in compared.glob("*.p*")} == set(PLOTS)
 
 
 def test_the_configuration_left_behind_is_that_of_the_run(compared) -> None:

@@ -80,7 +80,7 @@ def test_a_prompt_that_comes_often_is_named() -> None:
     model = MeasuredModel("m", samples, {"selection": 0.0})
     said = choose_model([model], [Requirement.parse("refuse: violated <= 0.05")]).statement()
     assert "1 of 301 units (prompts, queries) fail" in said
-    assert "600 samples are of 301, the largest has 50 % of them. Of inputs" in said
+    assert "600 samples are of 301, the largest has 50 % of them. Warning: of inputs" in said
 
 
 def test_of_what_is_lost_it_is_said_how_much_there_was_to_lose() -> None:

@@ -124,7 +124,7 @@ def test_the_model_is_exported_with_its_certificate(certified) -> None:
     assert "of 200 units (prompts, queries) fail" in card
     assert "was shown to meet the requirement on new inputs, with 95 % confidence" in card
     assert "which does not in at most 5 % of cases" in card
-    assert "once: 400 samples are of 200, the largest has 0.5 % of them. Of inputs" in card
+    assert "once: 400 samples are of 200, the largest has 0.5 % of them. Warning" in card
     assert "Clopper" not in card  # A statement that knows nothing of the choice.
     assert (model / "plane.pt").is_file()
     config = yaml.safe_load((model / "certificate/config.yaml").read_text())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow.ipc
 import pytest
 
 from pl_pointwise.errors import DataError
@@ -67,8 +68,12 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     table = datasets.Dataset.from_list(ROWS)
     table.to_parquet(tmp_path / "a.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    next((tmp_path / "saved").glob("*.arrow")).rename(tmp_path / "stream.arrow")
+    with pyarrow.ipc.new_file(tmp_path / "file.arrow", table.data.table.schema) as file:
+        file.write_table(table.data.table)
     paths = [path for path in sorted(tmp_path.iterdir()) if path.is_file()]
-    assert len(paths) == 8
+    assert len(paths) == 10
     expected = contents(read(tmp_path / "a.jsonl"))
     assert expected[1][1] == ROWS[1]["tools"]
     for path in paths:
@@ -158,12 +163,12 @@ def test_an_emoji_of_two_halves_is_a_character(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.jsonl.zip", "a.xlsx"])
 def test_a_file_of_another_ending_says_which_are_read(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(GOOD)
-    endings = r"\.jsonl, \.json, \.csv, \.tsv, \.parquet, or these and \.gz"
+    endings = r"\.jsonl, \.json, \.csv, \.tsv, \.parquet, \.arrow, or these and \.gz"
     with pytest.raises(DataError, match=f"{name}: cannot be read .*{endings}"):
         read(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz", "a.csv.gz", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz", "a.csv.gz", "a.parquet", "a.arrow"])
 def test_a_damaged_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
     noise = random.Random(0).randbytes(500)
     for content in (noise, gzip.compress(f"{GOOD}\n{noise.hex()}".encode())[:-100]):
