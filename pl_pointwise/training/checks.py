@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
+    ModelCheckpoint,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.core.optimizer import _MockOptimizer
@@ -78,6 +79,16 @@ REFUSED: tuple[tuple[Callable[[Task], Any], str], ...] = (
     (
         lambda task: task.automatic_optimization,
         "automatic_optimization = True: a PointwiseModule steps by itself. Leave the line out.",
+    ),
+    (
+        lambda task: (
+            any(getattr(c, "_update_attr", False) for c in task.trainer.callbacks)
+            # Neither a subclass's nor the command line's.
+            and task.configure_optimizers.__qualname__ == "PointwiseModule.configure_optimizers"
+        ),
+        "LearningRateFinder, or Tuner.lr_find(), sets an attribute that nothing reads: the rate is "
+        "Optimization(learning_rate=…). Write a configure_optimizers that reads the attribute, or "
+        "take lr_find(…, update_attr=False), and give the suggestion to Optimization.",
     ),
 )
 """What a Trainer may be given and a PointwiseModule would ignore or get wrong, and what to say."""
@@ -196,6 +207,15 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
         warn(
             task,
             f"Checkpoints will not hold the arguments {names}: give them to load_from_checkpoint.",
+        )
+    batches, loader = task.trainer.num_training_batches, task.trainer.train_dataloader
+    savers = [c for c in task.trainer.callbacks if isinstance(c, ModelCheckpoint)]
+    within = any((saver._every_n_train_steps or batches) % batches for saver in savers)
+    if within and not hasattr(loader, "load_state_dict"):
+        warn(
+            task,
+            "A ModelCheckpoint saves in the middle of an epoch, where a run cannot be resumed with "
+            f"a {type(loader).__name__}. Use PointwiseDataModule, or save at the end of epochs.",
         )
 
 

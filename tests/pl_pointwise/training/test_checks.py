@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
@@ -359,3 +359,21 @@ def test_a_formulation_must_keep_its_arguments() -> None:
 
     with pytest.raises(ValueError, match="Forgetful must keep its argument strength"):
         Line(Forgetful())
+
+
+@pytest.mark.parametrize(
+    ("train", "options", "warned"),
+    [
+        (loader(batch_size=2), {"every_n_train_steps": 3}, True),
+        (loader(batch_size=2), {"every_n_train_steps": 4}, False),
+        (resumable(), {"every_n_train_steps": 3}, False),
+    ],
+)
+def test_a_plain_loader_that_cannot_resume_is_said_at_the_start(
+    train: Any, options: Any, warned: bool, tmp_path: Path, caplog: Any
+) -> None:
+    """It was said at the resume, when the run had been lost."""
+    saver = ModelCheckpoint(tmp_path, **options)
+    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
+        fit(Line(), train, callbacks=[saver], enable_checkpointing=True)
+    assert ("saves in the middle of an epoch" in caplog.text) == warned

@@ -6,6 +6,7 @@ calls them. The pickles in some of them create a file when they are run.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import pickletools
@@ -19,6 +20,7 @@ import torch
 
 from pl_pointwise import Constraint, Penalty, Pointwise
 from pl_pointwise.errors import TrainingError
+from pl_pointwise.training.checkpoints import WholeCheckpointIO
 from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, fit, trainer
 
 ROWS = ToyRows(7)
@@ -167,3 +169,28 @@ def test_damaged_entry_is_refused(where: str, value: Any, good: Path, tmp_path: 
     path = changed(good, tmp_path / "damaged.ckpt", lambda c: place(where)(c, value))
     with pytest.raises(TrainingError):
         resume(path)
+
+
+def bytes_of(content: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def test_flipped_bit_is_refused_or_changes_nothing(good: Path, tmp_path: Path) -> None:
+    """Anywhere: in names, numbers or the pickle. torch itself loads most of these."""
+    content = good.read_bytes()
+    expected = bytes_of(torch.load(good, weights_only=True))
+    path = tmp_path / "flipped.ckpt"
+    refused = 0
+    for place in range(0, len(content), len(content) // 400):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            found = WholeCheckpointIO().load_checkpoint(path)
+        except TrainingError:
+            refused += 1
+        else:
+            assert bytes_of(found) == expected
+    assert refused > 100

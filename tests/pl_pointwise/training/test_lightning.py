@@ -482,3 +482,18 @@ def test_checkpoints_by_the_clock_are_refused(tmp_path: Path) -> None:
     clock = ModelCheckpoint(tmp_path, train_time_interval=timedelta(minutes=1))
     with pytest.raises(TrainingError, match="every_n_train_steps"):
         run(callbacks=[clock], enable_checkpointing=True)
+
+
+def test_a_rate_that_nobody_would_use_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was found, set as hparams.lr, and training went on with the old one."""
+    module = ByDefault(Pointwise())
+    module.training_settings.optimization.learning_rate = 0.01
+    with pytest.raises(TrainingError, match="sets an attribute that nothing reads"):
+        find_rate(module, tmp_path)
+    assert find_rate(module, tmp_path, update_attr=False)[1].results["lr"]
+    assert "learning rate is 0" not in caplog.text
+    module.training_settings.optimization.learning_rate = 0.0
+    run(module)
+    assert "learning rate is 0" in caplog.text
