@@ -115,7 +115,7 @@ _INTERNAL = set(
     Multipliers.write Multipliers.write_scalar
     PointwiseLoss.counts PointwiseLoss.gather PointwiseLoss.measure_units
     PointwiseLoss.pushed PointwiseLoss.share PointwiseLoss.take
-    augmentation beta_in_force dataset_class force known_scale largest linear psi scale scaled
+    augmentation beta_in_force force known_scale largest linear psi scale scaled
     standard_relaxation threshold_step
     """.split()
 )

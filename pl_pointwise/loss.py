@@ -164,11 +164,10 @@ class PointwiseLoss:
                 "PointwiseLoss is called without gradients. An evaluation has no multipliers: take "
                 "the objective, and Constraint.violation(values)."
             )
-        if not is_index(index) or (index < PADDING).any():
+        if not is_index(index):
             raise DataError(
                 "index: each sample's position in the training set, a tensor (B,) of whole "
-                "numbers, −1 for padding, got "
-                f"{getattr(index, 'dtype', 'no tensor')}, {shape_of(index)}."
+                f"numbers, got {getattr(index, 'dtype', 'no tensor')}, {shape_of(index)}."
             )
         index = index.long().cpu()
         objective, values = one_per_sample(objective, values, self.constraints, len(index))

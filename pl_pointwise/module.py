@@ -75,7 +75,7 @@ class PointwiseModule(Task):
 
     Attributes:
         training_settings: ``training``, a copy.
-        multipliers: λ by constraint, (N, K) float32 in training-set order; () for
+        multipliers: λ by constraint, (N, K) float32 in training-set order, of groups (G, K); () for
             :class:`~pl_pointwise.formulations.Average` and the other statistics of the batch.
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
         violations, evaluated: by stage and constraint, after ``validate`` or ``test``: all values,

@@ -94,10 +94,15 @@ def masks_from(
     And whether all terms are known to apply to all samples, of what the host knows: the index.
     """
     names, real = list(names), index >= 0
-    whole = given == {} and len(index) > 0 and bool(real.all())
+    all_real = bool(real.all())
+    if not all_real and (index < PADDING).any():
+        raise DataError(
+            f'batch["index"] holds {int(index.min())}: a position in the training set is a whole '
+            f"number from 0, and {PADDING} is padding."
+        )
     masks = dict.fromkeys(names, real := real.to(device, non_blocking=True))
     if given == {}:
-        return masks, whole
+        return masks, all_real and len(index) > 0
     require_names("membership()", given, names, partial=True)
     for name, mask in given.items():
         kind = getattr(mask, "dtype", "no tensor")
@@ -108,7 +113,7 @@ def masks_from(
             )
         mask = mask.to(device, non_blocking=True)
         masks[name] = mask & (real if mask.dim() == 1 else real[:, None])
-    return masks, whole
+    return masks, False
 
 
 def one_per_sample(

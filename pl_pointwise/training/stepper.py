@@ -192,7 +192,7 @@ class Stepper:
         if self.due:
             self._measure_units(micro_batches, counts)
         duals.put_in_force(task.trainer.num_training_batches)
-        known = duals.known_slopes() if duals.on_batch else {}
+        known = duals.known_slopes()
         if known is not None or (len(micro_batches) == 1 and task.trainer.world_size == 1):
             return known
         strict = self.strict and duals.dual_first

@@ -74,7 +74,6 @@ class ResponseDataModule(RecordsDataModule):
 
     roles: ClassVar[tuple[str, ...]]
     """What a response may be, in the order that a batch numbers them."""
-    dataset_class: ClassVar[type[EncodedResponses]] = EncodedResponses
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
 
@@ -132,7 +131,7 @@ class ResponseDataModule(RecordsDataModule):
     def encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """The data set of records; where the model is known, of what it has rows for."""
         most, rows = limits_of_model(self.trainer)
-        return self.dataset_class(
+        return EncodedResponses(
             records,
             self._encoder,
             name=name,

@@ -16,6 +16,7 @@ from pl_pointwise import Average, Constraint, CVaR, Pointwise, PointwiseLoss, Re
 from pl_pointwise.callbacks import HardestSamples
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import DataError, TrainingError
+from pl_pointwise.lagrangian.terms import INTEGERS
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
     INTERVALS,
@@ -218,6 +219,16 @@ def test_groups_of_a_data_set_are_checked_and_belong_to_a_checkpoint(tmp_path: P
         trainer().fit(Toy(Pointwise()), data)
 
 
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_an_index_is_of_any_type_of_whole_numbers(dtype: torch.dtype) -> None:
+    """Of unsigned ones every position was below -1."""
+    loss = PointwiseLoss({"fit": Constraint(at_most=0.0)}, Pointwise(alpha=1.0), samples=3)
+    values = torch.ones(2, requires_grad=True)
+    loss(values, {"fit": values}, torch.tensor([0, 2], dtype=dtype)).backward()
+    loss.step()
+    assert (loss.multipliers["fit"][:, 0] > 0).tolist() == [True, False, True]
+
+
 @pytest.mark.filterwarnings("error")
 def test_misuse_is_refused() -> None:
     loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), ToyRows(12))
@@ -228,6 +239,8 @@ def test_misuse_is_refused() -> None:
     values = {"fit": torch.ones(1), "pair": torch.ones(1)}
     with pytest.raises(TrainingError, match="outside the training set of 12 samples"):
         loop.loss(torch.zeros(1), values, torch.tensor([12]))
+    with pytest.raises(DataError, match="holds -2: a position in the training set"):
+        loop.loss(torch.zeros(1), values, torch.tensor([-2]))
     values = {"fit": torch.zeros(()), "pair": torch.zeros(2)}
     with pytest.raises(DataError, match='"fit" must have one value per sample'):
         loop.loss(torch.zeros(2), values, torch.tensor([0, 1]))

@@ -59,7 +59,7 @@ def load_language_model(
     if own.gradient_checkpointing:
         checkpoint_gradients(model)
     if lora is not None:
-        if own.merge_on_export and (added := sorted(UNMERGEABLE.intersection(lora.peft))):
+        if own.merge_on_export and (added := sorted(n for n in UNMERGEABLE if lora.peft.get(n))):
             raise ValueError(
                 f"merge_on_export: adapters with lora.peft {', '.join(added)} cannot be merged. "
                 "Leave such options out, or export the adapter alone."

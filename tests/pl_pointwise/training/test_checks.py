@@ -136,6 +136,18 @@ def test_a_collate_function_with_indices_of_other_types_is_refused() -> None:
         fit(Line(), loader(Rows(), collate_fn=floating))
 
 
+@pytest.mark.parametrize("formulation", [Pointwise(), Average()])
+def test_an_index_below_padding_is_refused(formulation: Any) -> None:
+    """Its samples were taken for padding, and half of the data trained nothing."""
+
+    def shifted(rows: list[Any]) -> dict[str, Tensor]:
+        batch = stack(rows)
+        return {**batch, "index": batch["index"] - 2}
+
+    with pytest.raises(DataError, match="holds -2: a position in the training set"):
+        fit(Line(formulation), loader(collate_fn=shifted))
+
+
 def test_data_that_may_change_in_a_run_are_refused() -> None:
     """λ of a sample went on as another sample's."""
     options: dict[str, Any] = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
