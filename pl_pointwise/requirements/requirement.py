@@ -82,8 +82,10 @@ class Requirement:
         if not match or (bound is None and (change or statistic)):
             raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
         large = found["sign"] == ">="
-        quantity, _, category = (found["of"] or found["name"]).partition("/")
+        quantity, slash, category = (found["of"] or found["name"]).partition("/")
         about = text, quantity.strip(), category.strip()
+        if slash and not about[-1]:  # It would be about all inputs.
+            raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
         number = float("".join((bound or found["margin"] or "0").split()))
         if large and (statistic or change):
             raise RequirementError(f"{text!r}: what is violated or lost has to be small. Write <=.")

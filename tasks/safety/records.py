@@ -98,8 +98,16 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
 
 @reads_whole
 def parse_prompt(row: Any, where: str) -> Record:
-    """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}; by "label" an unsafe one."""
-    return _record(row, where, "unsafe" if row.get("label") == "unsafe" else "benign", REFUSES)
+    """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}.
+
+    Unsafe by "label"; of XSTest's files without one by "type", as ``contrast_homonyms``.
+    """
+    label = row.get("label")
+    if label in (None, ""):
+        label = "unsafe" if str(row.get("type")).startswith("contrast_") else "safe"
+    if label not in ("safe", "unsafe"):
+        raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
+    return _record(row, where, "unsafe" if label == "unsafe" else "benign", REFUSES)
 
 
 def _record(row: dict[str, Any], where: str, kind: str, *responses: Response) -> Record:

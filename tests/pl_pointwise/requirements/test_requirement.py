@@ -40,7 +40,14 @@ def test_every_form_is_read(
 
 @pytest.mark.parametrize(
     "text",
-    ["relevance", "gained(refuse) >= 0.1", "lost(refuse) <= predecessor", "relevance: q100 <= 0.5"],
+    [
+        "relevance",
+        "gained(refuse) >= 0.1",
+        "lost(refuse) <= predecessor",
+        "relevance: q100 <= 0.5",
+        "refuse/ : violated <= 0.1",
+        "lost(refuse/) <= 0.1",
+    ],
 )
 def test_what_cannot_be_read_is_refused_with_all_forms(text: str) -> None:
     with pytest.raises(RequirementError) as error:

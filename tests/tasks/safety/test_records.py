@@ -209,6 +209,8 @@ UNTRAINED = {"prompt": "a", "is_safe": False, "response": {"content": "b", "weig
         (parse_labelled, {"prompt": "a", "images": ["b.png"]}, '"images" is .* not read'),
         (parse_instruction, ROW | {"tools": [{"name": "f"}]}, '"tools" is .* not read'),
         (parse_labelled, UNTRAINED, '"response.weight" is .* not read'),
+        (parse_prompt, {"prompt": "a", "label": "Unsafe"}, '"label" is .* safe or unsafe'),
+        (parse_prompt, {"prompt": "a", "label": 0}, '"label" is .* safe or unsafe'),
         (parse_prompt, {"prompt": "a", "tools": [{"name": "f"}]}, '"tools" is .* not read'),
     ],
 )
@@ -222,6 +224,11 @@ def test_an_input_belongs_to_the_prompt() -> None:
     with_input = parse_instruction(ROW | {"input": "In Latin."}, "x")
     assert with_input.text == "Name 0 trees.\n\nIn Latin."
     assert with_input.prompt != parse_instruction(ROW, "x").prompt
+
+
+def test_of_xstest_without_labels_the_type_tells_the_unsafe_half() -> None:
+    rows = [{"prompt": "Kill it?", "type": name} for name in ("homonyms", "contrast_homonyms")]
+    assert [parse_prompt(row, "x").kind for row in rows] == ["benign", "unsafe"]
 
 
 def test_of_xstest_a_label_tells_the_unsafe_half() -> None:
