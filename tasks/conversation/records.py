@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -175,11 +176,29 @@ class Reading:
         if ends_open and not self.responses:
             row.read |= _ANSWERS
             return make_record(row, conversation(row, where), [], where)
-        record = SCHEMAS[told(row, where)][1](row, where, self.role)
+        name = told(row, where)
+        if name in ("records", "answer"):  # Our own.
+            _check_spelling(row, where)
+        record = SCHEMAS[name][1](row, where, self.role)
         if self.responses and not record.responses:
             problem = "has none that anything is asked of"
             raise bad_field(where, "responses", problem, "Give at least one")
         return record
+
+
+_BESIDE = ("system", "tools", "category", *_BOUND, "role")
+"""Fields that may be missing, so that nobody would notice another spelling."""
+
+
+def _check_spelling(row: Mapping[str, Any], where: str) -> None:
+    """Refuses a role as a field, and one that is nearly ours: what it asks for would not hold."""
+    for name in row.keys() - {*PROMPTS, *_ANSWERS, *_BESIDE}:
+        near = get_close_matches(name.lower(), _BESIDE, 1, cutoff=0.85)
+        if name in ("prefer", "avoid", "refuse", "keep", "forget") and row[name]:
+            raise bad_field(where, name, "is not read", "Give responses: [{role, content}]")
+        if near and near[0][0] == name[:1].lower():
+            remedy = f'Write "{near[0]}", or name it otherwise'
+            raise bad_field(where, name, "is not read", remedy)
 
 
 def told(row: Mapping[str, Any], where: str) -> str:

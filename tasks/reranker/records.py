@@ -112,5 +112,7 @@ def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], A
             several = enumerate(row[name]) if isinstance(row[name], list) else ()
             texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, row[name])]
             named += texts
+            if form == "pos" and str(row[name])[:1] == "[" and isinstance(row[name], str):
+                raise bad_field(where, name, "is a text", "Give a list of texts")
             labels += [int(name == form)] * len(texts)
     return named, labels, form

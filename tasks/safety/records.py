@@ -19,6 +19,7 @@ from pl_pointwise.tasks.language_model.text.records import (
     make_record,
     reads_whole,
     response_of,
+    truth,
 )
 from pl_pointwise.tasks.language_model.text.refusals import is_refusal
 
@@ -61,8 +62,12 @@ def parse_instruction(row: Any, where: str) -> Record:
 @reads_whole
 def parse_labelled(row: Any, where: str) -> Record:
     """An unsafe prompt; a safe response that refuses, by the keyword rule, is its own refusal."""
-    responses = [REFUSES]
-    if row.get("response") is not None:
+    responses, judged = [REFUSES], row.get("response") is not None
+    for name in () if judged else ("label", "safe", "is_safe"):
+        if (said := row.get(name)) == "safe" or (name != "label" and truth(said)):
+            problem = f"is {shown(said)}, and the file is of unsafe prompts"
+            raise bad_field(where, name, problem, "Take the record out")
+    if judged:
         answer = _judged(row, "response", "is_safe", where)
         if answer.role == UNSAFE:
             responses.append(answer)

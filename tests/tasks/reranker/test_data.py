@@ -379,6 +379,10 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         r"passage_text\[3\]. is .*\[1\] again, but for case",
     ),
     "no form": ({"query": "a", "text": "b"}, "found: 'query', 'text'.*.pos. with .neg."),
+    "a list in a cell": (
+        {"query": "a", "pos": "['a']", "neg": ["b"]},
+        '"pos" is a text. Give a list',
+    ),
     "labels of other length": (labels(0, 1), "has 2 entries for 4 passages"),
     "too few negatives": (
         labels(1, 0, 0, of="abc"),

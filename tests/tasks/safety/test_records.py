@@ -207,6 +207,8 @@ UNTRAINED = {"prompt": "a", "is_safe": False, "response": {"content": "b", "weig
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
         # What makes the record another:
         (parse_labelled, {"prompt": "a", "images": ["b.png"]}, '"images" is .* not read'),
+        (parse_labelled, {"prompt": "a", "is_safe": "True"}, '"is_safe" is .* unsafe prompts'),
+        (parse_labelled, {"prompt": "a", "label": "safe"}, '"label" is .* unsafe prompts'),
         (parse_instruction, ROW | {"tools": [{"name": "f"}]}, '"tools" is .* not read'),
         (parse_labelled, UNTRAINED, '"response.weight" is .* not read'),
         (parse_prompt, {"prompt": "a", "label": "Unsafe"}, '"label" is .* safe or unsafe'),

@@ -265,4 +265,4 @@ def test_answers_of_an_earlier_test_do_not_stay(
         quiet_trainer(tmp_path).test(module, safety_data, verbose=False)
         counts = {name: len(found) for name, found in module.answers.items()}
         assert counts == {"test": 2, "train": 2}
-    assert [row["index"] for row in read_rows(tmp_path / "answers/train.jsonl")] == [0, 10]
+    assert [row["index"] for row in read_rows(tmp_path / "answers/train.jsonl")] == [0, 14]
