@@ -172,12 +172,25 @@ class Ascending(Formulation):
         return found
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; λv for α None, of an equality λv + αv²."""
-        return augmented(violation, multiplier, self.augmentation, self.signed)
+        """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; λv for α None, of an equality λv + αv².
+
+        This is λu + αu² with u = max(v, −λ/2α), and is computed so: the difference of the two large
+        terms loses 6 % in float32 at α = 1e-6.
+        """
+        alpha = self.augmentation
+        if alpha is None:
+            return multiplier * violation
+        reached = violation
+        if not self.signed:
+            reached = torch.maximum(violation, -multiplier / (2 * alpha))
+        return multiplier * reached + alpha * reached.square()
 
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """max(v, −λ/2α), elementwise; v for α None and of an equality."""
-        return augmented_direction(violation, multiplier, self.augmentation, self.signed)
+        alpha = self.augmentation
+        if alpha is None or self.signed:
+            return violation + torch.zeros_like(multiplier)
+        return torch.maximum(violation, -multiplier / (2 * alpha))
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """The dual step; with a reach λ + η·clip(v + margin, ±r), so that λ falls as it rises."""
@@ -219,29 +232,6 @@ def arguments_of(formulation: object) -> dict[str, Any]:
             "from which YAML and checkpoints read it."
         )
     return {p.name: getattr(formulation, p.name) for p in parameters}
-
-
-def augmented(
-    violation: Tensor, multiplier: Tensor, alpha: float | None, signed: bool = False
-) -> Tensor:
-    """λv for α None, else α(v + λ/2α)₊² − λ²/4α; for an equality, ``signed``, λv + αv².
-
-    This is λu + αu² with u = max(v, −λ/2α), and is computed so: the difference of the two large
-    terms loses 6 % in float32 at α = 1e-6.
-    """
-    if alpha is None:
-        return multiplier * violation
-    reached = violation if signed else augmented_direction(violation, multiplier, alpha)
-    return multiplier * reached + alpha * reached.square()
-
-
-def augmented_direction(
-    violation: Tensor, multiplier: Tensor, alpha: float | None, signed: bool = False
-) -> Tensor:
-    """v for α None and for an equality, else max(v, −λ/2α)."""
-    if alpha is None or signed:
-        return violation + torch.zeros_like(multiplier)
-    return torch.maximum(violation, -multiplier / (2 * alpha))
 
 
 class Penalty(Formulation):
@@ -452,7 +442,7 @@ class SampleFormulation(Ascending):
 
     def psi(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ within the reach, elementwise."""
-        return augmented(violation, multiplier, self.augmentation, self.signed)
+        return super().lagrangian(violation, multiplier)
 
     def force(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """∂ψ/∂v of it with an α, elementwise: (λ + 2αv)₊; of an equality λ + 2αv."""
@@ -576,7 +566,7 @@ class Relaxed(SampleFormulation):
         shifted = multiplier + 2 * alpha * v
         if self.cost == "linear":
             capped = beta * v - (multiplier - beta).square() / (4 * alpha)
-            return torch.where(shifted > beta, capped, augmented(v, multiplier, alpha))
+            return torch.where(shifted > beta, capped, super().psi(v, multiplier))
         # s > 0: the square expanded, so that small α does not cancel.
         active = (beta * (multiplier * v + alpha * v.square()) - multiplier.square() / 4) / (
             alpha + beta
@@ -607,7 +597,7 @@ class Relaxed(SampleFormulation):
             return v - multiplier / (2 * beta)
         shifted = multiplier + 2 * alpha * v
         if self.cost == "linear":
-            pointwise = augmented_direction(v, multiplier, alpha)
+            pointwise = torch.maximum(v, -multiplier / (2 * alpha))
             return side * torch.where(shifted > beta, (beta - multiplier) / (2 * alpha), pointwise)
         active = (beta * v - multiplier / 2) / (alpha + beta)
         return side * torch.where(shifted >= 0, active, -multiplier / (2 * alpha))

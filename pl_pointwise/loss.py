@@ -186,10 +186,7 @@ class PointwiseLoss:
             self.measure_units(due, counts, lambda name: self._gradient_of(name, terms, counts))
             rows = over_ranks((index >= 0).sum().to(device), "sum") if not self._rows else 0
             self.duals.put_in_force(self._epoch(int(rows)))
-        slopes = self.duals.known_slopes()
-        if slopes is None:
-            slopes = self.duals.slopes([terms], counts, device, over_ranks)
-        loss, table = self.share(terms, index, counts, slopes, strict is not None)
+        loss, table = self.share(terms, index, counts, None, strict is not None)
         self._keep(table)
         # The ranks' gradients are averaged, and the counts are those of all ranks.
         return loss * number_of_ranks()
@@ -314,12 +311,12 @@ class PointwiseLoss:
         terms: Terms,
         index: Tensor,
         counts: Mapping[str, Tensor],
-        slopes: Mapping[str, Slope],
+        slopes: Mapping[str, Slope] | None,
         strict: bool,
     ) -> tuple[Tensor, Tensor]:
         """A micro-batch's share of the loss, and its rows for :meth:`gather`.
 
-        slopes: of the statistics of the batch, {} where there are none.
+        slopes: of the batch's statistics, where they are not known and this is not the batch.
         """
         on_batch, multipliers = self.duals.on_batch, dict[str, Tensor]()
         loss = terms.objective.sum() / counts[OBJECTIVE]
@@ -331,7 +328,8 @@ class PointwiseLoss:
                 multipliers[name] = multiplier
             loss = loss + scope.loss(terms, multiplier, counts[name])
         table, self._layout = pack(index, terms, multipliers, loss, strict)
-        if slopes:
+        if on_batch:
+            slopes = slopes or self.duals.slopes([terms], counts, loss.device, over_ranks)
             shares = (on_batch[n].loss_of(terms, slope, counts[n]) for n, slope in slopes.items())
             loss = loss + sum(shares)
         return loss, table

@@ -109,13 +109,11 @@ class Duals:
         steps = {name: self.scopes[name].step(visits) for name, visits in by_name.items() if visits}
         return {name: step for name, step in steps.items() if step is not None}
 
-    def known_slopes(self) -> dict[str, Slope] | None:
-        """∂ψ/∂mean where it is λ, whatever the batch; None where it has to be measured."""
-        if not self.on_batch:
-            return {}
-        if self.dual_first or not all(s.formulation.linear for s in self.on_batch.values()):
-            return None
-        return {n: Slope(scope.threshold, scope.multiplier) for n, scope in self.on_batch.items()}
+    @property
+    def knows_slopes(self) -> bool:
+        """Whether every ∂ψ/∂mean is λ, whatever the batch: those of PointwiseLoss.share."""
+        linear = (scope.formulation.linear for scope in self.on_batch.values())
+        return not self.on_batch or (not self.dual_first and all(linear))
 
     def slopes(
         self,
@@ -352,6 +350,8 @@ class PerBatch(Weight):
         self, terms: Sequence[Terms], count: Tensor, device: torch.device, reduce: Reduce | None
     ) -> Slope:
         """∂ψ/∂mean of all micro-batches."""
+        if self.state.knows_slopes:
+            return Slope(self.threshold, self.multiplier)
         name, shared = self.name, (count, device, reduce)
         followed = [(part.followed[name].detach(), part.masks[name]) for part in terms]
         statistic = self._statistic(followed, *shared)

@@ -180,11 +180,14 @@ def build_terms(
     """The terms of values by the bounds of ``constraints``; ``judged``: strict values, or None."""
     followed, wide = dict[str, Tensor](), dict[str, Tensor]()
     strict = dict[str, Tensor]()
+    given = [values] if judged is None else [values, judged]
     for name, constraint in constraints.items():
         signed = name in formulations and formulations[name].signed
+        oriented = constraint.residual if signed else constraint.violation
+        violations = [oriented(of[name]) for of in given]
+        violations = [v[:, None] if v.dim() == 1 else v for v in violations]
+        width = violations[0].shape[1] // constraint.sides
         mask = masks[name]
-        violation = _violation(constraint, values[name], signed)
-        width = violation.shape[1] // constraint.sides
         mask = mask[:, None] if mask.dim() == 1 else mask
         if mask.shape[1] not in (1, width):
             raise DataError(
@@ -193,26 +196,12 @@ def build_terms(
             )
         mask = mask.expand(-1, width)
         wide[name] = mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)
-        followed[name] = _where(wide[name], violation, whole)
-        if judged is None:
-            strict[name] = followed[name].detach()
-        else:
-            violation = _violation(constraint, judged[name], signed)
-            strict[name] = _where(wide[name], violation, whole).detach()
-    objective = _where(masks[OBJECTIVE], objective, whole)
+        violations = [
+            v.contiguous() if whole else torch.where(wide[name], v, 0) for v in violations
+        ]
+        followed[name], strict[name] = violations[0], violations[-1].detach()
+    objective = objective.contiguous() if whole else torch.where(masks[OBJECTIVE], objective, 0)
     return Terms(objective, followed, strict, {OBJECTIVE: masks[OBJECTIVE], **wide}, whole)
-
-
-def _where(mask: Tensor, values: Tensor, whole: bool) -> Tensor:
-    """The values, contiguous, 0 where the mask is False; ``whole``: it is True everywhere."""
-    return values.contiguous() if whole else torch.where(mask, values, 0)
-
-
-def _violation(constraint: Constraint, values: Tensor, signed: bool) -> Tensor:
-    """(b, sides·K) of values (b,) or (b, K)."""
-    residual = constraint.residual(values)
-    violation = residual if signed else constraint.reported(residual)
-    return violation[:, None] if violation.dim() == 1 else violation
 
 
 # What a step measured ----------------------------------------------------------------------------

@@ -161,9 +161,6 @@ class Stepper:
                     self.buffers.restore(task)
                     return self._measure(micro_batches, counts, rows)
                 loss.duals.put_in_force(task.trainer.num_training_batches)
-                slopes = loss.duals.known_slopes()
-            if slopes is None:
-                slopes = loss.duals.slopes([terms], counts, task.device)
             share, table = loss.share(terms, micro.index, counts, slopes, self.strict)
             tables.append(table)
             # The ranks' gradients are averaged, and the counts are those of all ranks.
@@ -183,7 +180,7 @@ class Stepper:
     def _slopes(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
     ) -> dict[str, Slope] | None:
-        """∂ψ/∂mean of every statistic of the batch; None: the one forward pass that follows tells.
+        """∂ψ/∂mean of every statistic of the batch; None: known, or the one micro-batch tells.
 
         Measures units first, which α is in. With micro-batches or ranks a pass without gradients
         finds the mean; both passes see the same dropout.
@@ -192,9 +189,8 @@ class Stepper:
         if self.due:
             self._measure_units(micro_batches, counts)
         duals.put_in_force(task.trainer.num_training_batches)
-        known = duals.known_slopes()
-        if known is not None or (len(micro_batches) == 1 and task.trainer.world_size == 1):
-            return known
+        if duals.knows_slopes or (len(micro_batches) == 1 and task.trainer.world_size == 1):
+            return None
         strict = self.strict and duals.dual_first
         with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
             found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
