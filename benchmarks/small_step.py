@@ -87,7 +87,7 @@ class Constrained(PointwiseModule):
 
 
 class Clock(Callback):
-    """CPU seconds from the first batch of the epoch to the last: others on the machine matter less."""
+    """CPU seconds from the first batch of an epoch to the last; less of others than the clock has."""
 
     def on_train_epoch_start(self, *_: Any) -> None:
         self.started = time.process_time()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -42,7 +43,7 @@ class PointwiseTrainerMixin:
     one step of λ. In evaluation the loss is the mean objective.
 
     Args:
-        constraints, formulation: as those of :class:`~pl_pointwise.loss.PointwiseLoss`.
+        constraints, formulation, groups: as those of :class:`~pl_pointwise.loss.PointwiseLoss`.
 
     Attributes:
         constrained: the PointwiseLoss; ``constrained.multipliers`` is λ.
@@ -59,6 +60,7 @@ class PointwiseTrainerMixin:
         *args: Any,
         constraints: Mapping[str, Constraint],
         formulation: Formulation | Mapping[str, Formulation] | None,
+        groups: Sequence[int] | Tensor | None = None,
         **options: Any,
     ) -> None:
         if type(self).terms is PointwiseTrainerMixin.terms:
@@ -75,6 +77,7 @@ class PointwiseTrainerMixin:
             constraints,
             formulation,
             samples=samples,
+            groups=groups,
             parameters=[p for p in trainer.model.parameters() if p.requires_grad],
         )
         trainer.data_collator = _WithIndex(trainer.data_collator)

@@ -50,7 +50,7 @@ class Constrained(PointwiseTrainerMixin, Trainer):
         return super().compute_loss(model, inputs, *args, **options)
 
 
-def trainer(folder: Path, rows: ToyRows, **options: Any) -> Constrained:
+def trainer(folder: Path, rows: ToyRows, groups: Any = None, **options: Any) -> Constrained:
     arguments = {
         "output_dir": str(folder),
         "use_cpu": True,
@@ -76,17 +76,22 @@ def trainer(folder: Path, rows: ToyRows, **options: Any) -> Constrained:
         data_collator=stack,
         constraints=CONSTRAINTS,
         formulation=Pointwise(),
+        groups=groups,
     )
     made.seen = []
     return made
 
 
-@pytest.mark.parametrize("partial", [False, True])
-def test_the_trainer_takes_the_steps_of_a_loop_to_the_bit(tmp_path: Path, partial: bool) -> None:
+@pytest.mark.parametrize(
+    ("partial", "groups"), [(False, None), (True, None), (False, [0, 1, 2] * 4)]
+)
+def test_the_trainer_takes_the_steps_of_a_loop_to_the_bit(
+    tmp_path: Path, partial: bool, groups: list[int] | None
+) -> None:
     rows = ToyRows(12, partial=partial)
-    found = trainer(tmp_path, rows)
+    found = trainer(tmp_path, rows, groups)
     found.train()
-    loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), rows)
+    loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12, groups=groups), rows)
     for batch in found.seen:
         loop.step(batch)
     assert len(found.seen) == 12
