@@ -6,7 +6,7 @@ A network of two linear layers, batches of 8. The plain module is what one write
 manual optimisation: zero_grad, forward, mean loss plus mean violations, manual_backward, AdamW's
 step, a logged loss. Ours has one, three and six constraints with a multiplier per sample. All take
 the same data, the same CSV logger at the trainer's default of every 50 steps, and no progress bar.
-They take turns in one process and one thread; a round is one epoch of each, timed from the first
+They take turns in one process and one thread; a round is one epoch of each, in CPU time from the first
 batch to the last. Printed: ms a step, medians over rounds with their range, and the ratio.
 """
 
@@ -87,7 +87,7 @@ class Constrained(PointwiseModule):
 
 
 class Clock(Callback):
-    """CPU seconds from the first batch of an epoch to the last; less of others than the clock has."""
+    """CPU seconds from an epoch's first batch to its last, which neighbours lengthen less."""
 
     def on_train_epoch_start(self, *_: Any) -> None:
         self.started = time.process_time()
