@@ -33,7 +33,7 @@ from pl_pointwise.tasks.common.models import loading, model_source, most_tokens
 from .encoding import split_template
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
-from .metrics import RANKING_METRICS
+from .metrics import NAMES, ranking_metrics
 from .scoring import scores_of
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
@@ -138,7 +138,7 @@ class RerankerModule(PointwiseModule):
 
     def evaluation_metrics(self) -> Metrics:
         """Means over queries, of Λ whatever was trained on, and the share of pairs out of order."""
-        of_queries = {name: MeanBySample() for name in (*RANKING_METRICS, "length_objective")}
+        of_queries = {name: MeanBySample() for name in (*NAMES, "length_objective")}
         return {**of_queries, "wrong_order": MeanMetric()}
 
     def update_evaluation_metrics(
@@ -147,10 +147,9 @@ class RerankerModule(PointwiseModule):
         """Add a batch; `real` is false for rows that only fill it."""
         index, candidates = batch["index"].to(real.device)[real], batch["candidates"][real]
         given = outputs.detach()[real], batch["passage_lengths"][real], candidates
-        for name, values in RANKING_METRICS.items():
-            metrics[name].update(index, values(*given))
         loss = length_biased_lambda_loss(*given, self.top_k, self.objective_candidates)
-        metrics["length_objective"].update(index, loss)
+        for name, values in (ranking_metrics(*given) | {"length_objective": loss}).items():
+            metrics[name].update(index, values)
         margins = self.constraint_values(given[0], batch)["relevance"]
         pairs = candidates[:, :1] & candidates[:, 1:]
         metrics["wrong_order"].update((~(margins > 0))[pairs].float())  # NaN is out of order.
