@@ -1,11 +1,9 @@
 """Export a trained re-ranker as a folder that loads with `sentence_transformers.CrossEncoder`.
 
 `CrossEncoder(path).predict` and `.rank` then give the module's scores in float32, also of cut
-pairs. Three things of the module are not what CrossEncoder would assume, so the folder says them:
+pairs. Two things of the module are not what CrossEncoder would assume, so the folder says them:
 
-- the score is the logit itself, where a one-label head would get a sigmoid: activation Identity;
-- a two-label head scores with logit 1 − logit 0, where `rank` wants one label: the head is folded
-  into (W₁ − W₀, b₁ − b₀);
+- the score is the logit itself, where CrossEncoder would take a sigmoid: activation Identity;
 - an input template is a string, where CrossEncoder would feed a pair: it becomes the tokenizer's
   chat template, with the roles query and document (read from sentence-transformers 6 on).
 """
@@ -17,7 +15,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -68,34 +65,19 @@ def export_cross_encoder(
         set_chat_template(tokenizer, template)
     tokenizer.model_max_length = max_length
 
-    state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
     config = copy.deepcopy(model.config)
-    if config.num_labels == 2:
-        state.update(folded_head(model))
-        config.num_labels = 1
     config.architectures = [type(model).__name__]
     config.problem_type = None
     config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
 
     card = {"library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
     with replaced_folder(path) as folder:
-        model.save_pretrained(folder, state_dict=state)
+        model.save_pretrained(folder)
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         check_weights(AutoModelForSequenceClassification, folder)
         write_card(module, folder, **card, base_model=name, usage=USAGE)
     return path
-
-
-def folded_head(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The head, the one linear layer with two outputs, of one label: W₁ − W₀ and b₁ − b₀."""
-    linear = [(n, part) for n, part in model.named_modules() if isinstance(part, nn.Linear)]
-    heads = [(name, layer) for name, layer in linear if layer.out_features == 2]
-    if len(heads) != 1:
-        raise ValueError(f"{type(model).__name__} has {len(heads)} heads of two labels to fold.")
-    (name, layer), *_ = heads
-    weights = {f"{name}.{key}": value.detach().cpu() for key, value in layer.named_parameters()}
-    return {key: value[1:] - value[:1] for key, value in weights.items()}
 
 
 def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: str) -> None:

@@ -46,9 +46,9 @@ PAPER_TRAINING = Training(
 class RerankerModule(PointwiseModule):
     """A cross-encoder trained for short passages, subject to a margin on relevance.
 
-    Any model that `AutoModelForSequenceClassification` loads from safetensors will do: a one-label
-    head scores with its logit, a two-label head with logit 1 − logit 0, and an encoder without a
-    head gets a new one-label head. To evaluate it before training, run `test` without `fit`.
+    Any model that `AutoModelForSequenceClassification` loads from safetensors will do: a head of
+    one label scores with its logit, and an encoder without a head gets a new one. To evaluate it
+    before training, run `test` without `fit`.
 
     Args:
         model_name: a name on the hub, a folder, or ``package:NAME/FOLDER``.
@@ -191,7 +191,7 @@ def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
 def load_cross_encoder(
     model_name: str, dropout: float | None = None, attention: Attention | None = None
 ) -> PreTrainedModel:
-    """The model with its own head of one or two labels, or with a new head of one label.
+    """The model with its own head of one label, or with a new one.
 
     A new head depends on the seed of the run (`seed_everything`) alone, not on how many random
     numbers were drawn before, so that methods compared at one seed start from the same weights.
@@ -202,10 +202,10 @@ def load_cross_encoder(
     if not any(n.endswith("ForSequenceClassification") for n in config.architectures or []):
         config.num_labels = 1
         rank_zero_info(f"{model_name} has no classification head: it gets a new one, untrained.")
-    elif config.num_labels not in (1, 2):
+    elif config.num_labels != 1:
         raise ValueError(
-            f"{model_name} has a head of {config.num_labels} labels. A re-ranker needs one label, "
-            "or two with score = logit 1 − logit 0: take such a model, or the encoder without head."
+            f"{model_name} has a head of {config.num_labels} labels, and a re-ranker needs one. "
+            "Take such a model, or the encoder without its head."
         )
     if dropout is not None:
         names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
