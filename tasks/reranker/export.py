@@ -1,4 +1,4 @@
-"""Export a trained re-ranker as a folder that loads with `sentence_transformers.CrossEncoder`.
+"""What of an export is for `sentence_transformers.CrossEncoder`: its tokenizer and configuration.
 
 `CrossEncoder(path).predict` and `.rank` then give the module's scores in float32, also of cut
 pairs. Two things of the module are not what CrossEncoder would assume, so the folder says them:
@@ -10,22 +10,12 @@ pairs. Two things of the module are not what CrossEncoder would assume, so the f
 
 from __future__ import annotations
 
-import copy
 import json
-from pathlib import Path
 from typing import Any
 
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from pl_pointwise.files import replaced_folder
-from pl_pointwise.model_card import write_card
-from pl_pointwise.module import PointwiseModule
-from pl_pointwise.tasks.common.models import check_weights, model_source
+from pl_pointwise.tasks.common.models import model_source
 
 from .encoding import split_template
 
@@ -36,6 +26,7 @@ model = CrossEncoder("PATH OR NAME OF THIS REPOSITORY")
 model.rank("how long is the river", ["It is 6,650 km long.", "It rises in the hills."])
 """
 
+CONFIG = {"activation_fn": "torch.nn.modules.linear.Identity"}
 ROLES = ("query", "document")  # CrossEncoder's, in a chat template
 PROBES = (
     ("how long is the river", "The river is 6,650 km long, from source to mouth."),
@@ -43,41 +34,15 @@ PROBES = (
 )
 
 
-def export_cross_encoder(
-    module: PointwiseModule,
-    model: PreTrainedModel,
-    name: str,
-    max_length: int,
-    template: str | None,
-    path: Path,
-) -> Path:
-    """Save the model, its tokenizer, input format and model card as a CrossEncoder folder.
-
-    Args:
-        name: the name or folder that the model and its tokenizer came from.
-        max_length: the most tokens of an input.
-        template: what the module reads as one text; None: pairs.
-    """
+def exported_tokenizer(name: str, max_length: int, template: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``name`` that makes the module's inputs: of pairs, or by ``template``."""
     tokenizer = AutoTokenizer.from_pretrained(model_source(name), trust_remote_code=False)
     # CrossEncoder would render pairs with whatever chat template it finds.
     tokenizer.chat_template = None
     if template is not None:
         set_chat_template(tokenizer, template)
     tokenizer.model_max_length = max_length
-
-    config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
-    config.problem_type = None
-    config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
-
-    card = {"library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
-    with replaced_folder(path) as folder:
-        model.save_pretrained(folder)
-        config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        check_weights(AutoModelForSequenceClassification, folder)
-        write_card(module, folder, **card, base_model=name, usage=USAGE)
-    return path
+    return tokenizer
 
 
 def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: str) -> None:

@@ -26,12 +26,14 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
 from pl_pointwise.errors import one_of
 from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.files import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
+from pl_pointwise.model_card import write_card
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.common.models import loading, model_source, most_tokens
+from pl_pointwise.tasks.common.models import check_weights, loading, model_source, most_tokens
 
 from .encoding import split_template
-from .export import export_cross_encoder
+from .export import CONFIG, USAGE, exported_tokenizer
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import NAMES, ranking_metrics
 from .scoring import scores_of
@@ -175,8 +177,14 @@ class RerankerModule(PointwiseModule):
 
     def export(self, path: str | Path) -> Path:
         """Save a folder that `sentence_transformers.CrossEncoder` loads, see `export.py`."""
-        form = self.model_name, self.max_length, self.template
-        return export_cross_encoder(self, self.model, *form, Path(path))
+        tokenizer = exported_tokenizer(self.model_name, self.max_length, self.template)
+        card = {"library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
+        with replaced_folder(Path(path)) as folder:
+            self.model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            check_weights(AutoModelForSequenceClassification, folder)
+            write_card(self, folder, **card, base_model=self.model_name, usage=USAGE)
+        return Path(path)
 
 
 def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
@@ -207,6 +215,7 @@ def load_cross_encoder(
             f"{model_name} has a head of {config.num_labels} labels, and a re-ranker needs one. "
             "Take such a model, or the encoder without its head."
         )
+    config.problem_type, config.sentence_transformers = None, CONFIG
     if dropout is not None:
         names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
         if not names:
