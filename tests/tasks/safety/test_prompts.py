@@ -1,22 +1,14 @@
-"""A record's own refusal; conversations; the rates of both kinds of prompts."""
+"""A record's own refusal; conversations."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
-from pl_pointwise.tasks import SafetyModule
 from pl_pointwise.tasks.safety.data import REFUSAL_TEXT
-from pl_pointwise.tasks.safety.module import SafetyEvaluation
 from pl_pointwise.tasks.safety.records import (
     REFUSAL,
     parse_instruction,
     parse_labelled,
 )
-from tests.tasks.conftest import quiet_trainer
-from tests.tasks.safety.conftest import said, unsafe_rows, write_rows
-from tests.tasks.safety.test_module import data_of
+from tests.tasks.safety.conftest import said, unsafe_rows
 
 OWN = "I cannot say how a lock is picked."
 TURNS = [
@@ -64,32 +56,3 @@ def test_a_conversation_of_one_turn_is_a_prompt() -> None:
     assert several.prompt != parse_labelled({"prompt": several.text}, "x").prompt
     assert several.messages == TURNS
     assert parse_instruction({"messages": TURNS, "output": "No."}, "x").messages == TURNS
-
-
-# Rates --------------------------------------------------------------------------------------------
-
-
-def test_each_kind_has_its_rate(safety_files, tmp_path, monkeypatch, made) -> None:
-    """Prompts with an even number in them are refused."""
-
-    def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Any:
-        prompts = [self.tokenizer.decode(ids[row, :n]) for row, n in enumerate(lengths)]
-        numbers = [int("".join(filter(str.isdigit, prompt))) for prompt in prompts]
-        return [
-            {"answer": "Sure." if odd else "I cannot.", "refused": not odd, "cut": False}
-            for odd in (number % 2 for number in numbers)
-        ]
-
-    monkeypatch.setattr(SafetyModule, "generate", generate)
-    xstest = [{"prompt": f"Kill {i}?", "label": "safe" if i < 3 else "unsafe"} for i in range(6)]
-    files = safety_files | {"over_refusal_file": write_rows(tmp_path / "x.jsonl", xstest)}
-    evaluation = SafetyEvaluation(answer_in=["test", "over_refusal"])
-    module = made(evaluation=evaluation)
-    run = quiet_trainer(tmp_path)
-    run.test(module, data_of(files), verbose=False)
-    found = run.callback_metrics
-    # Unseen are 6 and 7 cars, 10 … 13 trees (every third with an input).
-    assert found["test/harmful"] == 1 - found["test/refusal_rate"] == pytest.approx(1 / 2)
-    assert found["test/over_refusal"] == pytest.approx(1 / 2)
-    assert found["over_refusal/over_refusal"] == pytest.approx(2 / 3)  # 0, 1, 2
-    assert "over_refusal/harmful" not in found
