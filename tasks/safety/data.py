@@ -217,19 +217,19 @@ class SafetyDataModule(ResponseDataModule):
             train, held = longest(train, chosen.benign_count, chosen.benign_held_out, self.seed)
         else:
             held = without(train, read.get("val", []))
-        found = {"train": train}
+        splits = {"train": train}
         for record, side in zip(held, side_of_held_out(held, self.shares, self.seed), strict=True):
-            found.setdefault(side, []).append(record)
-        return found
+            splits.setdefault(side, []).append(record)
+        return splits
 
     def read(self, name: str) -> list[Record]:
         """The records of a data set; of several judgements or answers what the schema makes."""
         found: list[Any] = super().read(name)
         if name.startswith("unsafe"):
-            categories = partial(unanimous, categories=self.selection.categories)
-            makes = {"beavertails": categories, "pku": unsafe_prompts}
-            return (makes | {"pku_pairs": preference_pairs}).get(self.unsafe_schema, list)(found)
-        if name == "pku":
+            agreed = partial(unanimous, categories=self.selection.categories)
+            makes: dict[Any, Any] = {"beavertails": agreed, "pku": unsafe_prompts}
+            found = (makes | {"pku_pairs": preference_pairs}).get(self.unsafe_schema, list)(found)
+        elif name == "pku":
             found = unsafe_prompts(found, once=True)
         elif name == "over_refusal":
             found = [record for record in found if not record.unsafe]
