@@ -66,15 +66,9 @@ class RerankerDataset:
     tokenizer makes them, and with the record's "query_id" for prediction.
 
     Args:
-        records: in the order of the data set.
-        tokenizer, max_length, template: see ``encode``.
         rows: of the model's embeddings, one a token.
-        name: of the data set, for messages; "predict": no passage is the positive.
-        skip_invalid: leave out a record of which a passage has no token in the input, and say how
-            many. None is False where the user has no choice.
-
-    Raises:
-        DataError: a passage of which no token is left, or no record.
+        skip_invalid: leave out a record of which a passage has no token in the input, else a
+            DataError; see ``refused``.
     """
 
     def __init__(
