@@ -30,7 +30,7 @@ from pl_pointwise.files import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.common.models import check_weights, loading, model_source, most_tokens
+from pl_pointwise.tasks.common.models import loading, model_source, most_tokens
 
 from .encoding import split_template
 from .export import CONFIG, USAGE, exported_tokenizer
@@ -182,7 +182,6 @@ class RerankerModule(PointwiseModule):
         with replaced_folder(Path(path)) as folder:
             self.model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-            check_weights(AutoModelForSequenceClassification, folder)
             write_card(self, folder, **card, base_model=self.model_name, usage=USAGE)
         return Path(path)
 
@@ -217,10 +216,7 @@ def load_cross_encoder(
         )
     config.problem_type, config.sentence_transformers = None, CONFIG
     if dropout is not None:
-        names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
-        if not names:
-            raise ValueError(f"dropout={dropout}: {model_name} has none to set; leave it out.")
-        for name in names:
+        for name in [n for n in vars(config) if "dropout" in n or n.endswith("pdrop")]:
             setattr(config, name, dropout)
     with torch.random.fork_rng(devices=[]), loading(model_name):
         torch.default_generator.manual_seed(torch.initial_seed())
