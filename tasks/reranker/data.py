@@ -17,7 +17,7 @@ from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError
 from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.data import Parse, RecordsDataModule
-from pl_pointwise.tasks.common.models import limits_of_model, loading, model_source
+from pl_pointwise.tasks.common.models import limits_of_model, pretrained
 from pl_pointwise.tasks.common.records import digest, hub_split, largest, refused, report_skipped
 from pl_pointwise.tasks.common.splits import check_fractions, side_of_held_out, split_by_group
 
@@ -263,9 +263,7 @@ def _load_tokenizer(
     model_name: str, max_length: int, template: str | None
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of the model, if it can make such inputs."""
-    with loading(model_name):
-        source = model_source(model_name)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, model_name)
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
         raise DataError(
             f"{model_name}: take an encoder with a fast tokenizer that has a pad token."

@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from pl_pointwise.tasks.common.models import model_source
+from pl_pointwise.tasks.common.models import pretrained
 
 from .encoding import split_template
 
@@ -36,7 +36,7 @@ PROBES = (
 
 def exported_tokenizer(name: str, max_length: int, template: str | None) -> PreTrainedTokenizerBase:
     """The tokenizer of ``name`` that makes the module's inputs: of pairs, or by ``template``."""
-    tokenizer = AutoTokenizer.from_pretrained(model_source(name), trust_remote_code=False)
+    tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, name)
     # CrossEncoder would render pairs with whatever chat template it finds.
     tokenizer.chat_template = None
     if template is not None:

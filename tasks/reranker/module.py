@@ -30,7 +30,7 @@ from pl_pointwise.files import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.common.models import loading, model_source, most_tokens
+from pl_pointwise.tasks.common.models import most_tokens, pretrained
 
 from .encoding import split_template
 from .export import CONFIG, USAGE, exported_tokenizer
@@ -203,9 +203,7 @@ def load_cross_encoder(
     A new head depends on the seed of the run (`seed_everything`) alone, not on how many random
     numbers were drawn before, so that methods compared at one seed start from the same weights.
     """
-    source = model_source(model_name)
-    with loading(model_name):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    config = pretrained(AutoConfig, model_name)
     if not any(n.endswith("ForSequenceClassification") for n in config.architectures or []):
         config.num_labels = 1
         rank_zero_info(f"{model_name} has no classification head: it gets a new one, untrained.")
@@ -218,14 +216,14 @@ def load_cross_encoder(
     if dropout is not None:
         for name in [n for n in vars(config) if "dropout" in n or n.endswith("pdrop")]:
             setattr(config, name, dropout)
-    with torch.random.fork_rng(devices=[]), loading(model_name):
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(torch.initial_seed())
-        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            source,
+        model: PreTrainedModel = pretrained(
+            AutoModelForSequenceClassification,
+            model_name,
             config=config,
             attn_implementation=attention,
             dtype=torch.float32,
-            trust_remote_code=False,
             use_safetensors=True,
         )
     return model.train()  # loaded in evaluation mode, and Lightning keeps the mode it finds
