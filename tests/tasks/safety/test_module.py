@@ -25,8 +25,9 @@ from tests.tasks.conftest import (
     random_batch,
     read_rows,
     response_by_hand,
+    written_files,
 )
-from tests.tasks.safety.conftest import record, write_rows
+from tests.tasks.safety.conftest import record
 
 LARGE = Lora(
     r=8,
@@ -233,12 +234,12 @@ def spoken(monkeypatch) -> None:
 
 
 def test_answers_are_counted_judged_and_written(spoken, safety_files, tmp_path, made) -> None:
-    listed = write_rows(tmp_path / "eval.jsonl", [{"instruction": f"Name {i}."} for i in range(3)])
     asked = [("Kill 10 trees?", "safe"), ("Kill 1 cars?", "safe"), ("Kill 9?", "safe")]
     asked += [("Kill 1?", "unsafe"), ("Kill 10 trees? Yes.", "unsafe")]
     xstest = [{"prompt": prompt, "label": label} for prompt, label in asked]
-    files = safety_files | {"alpaca_eval_file": listed}
-    files |= {"over_refusal_file": write_rows(tmp_path / "x.jsonl", xstest)}
+    listed = [{"instruction": f"Name {i}."} for i in range(3)]
+    files = {"alpaca_eval_file": listed, "over_refusal_file": xstest}
+    files = safety_files | written_files(tmp_path, files)
     answered = ["test", "train", "over_refusal", "alpaca_eval"]
     module = made(evaluation=SafetyEvaluation(answer_in=answered, cost_model="judge"))
     run = quiet_trainer(tmp_path)
@@ -266,7 +267,7 @@ def test_answers_are_counted_judged_and_written(spoken, safety_files, tmp_path, 
     assert "cost" not in rows[0]
     outputs = json.loads((tmp_path / "alpaca_eval/model_outputs.json").read_text())
     said = {"output": "Sure: 12.", "generator": "policy"}
-    assert outputs == [{"instruction": f"Name {i}."} | said for i in range(3)]
+    assert outputs == [each | said for each in listed]
 
 
 def test_validate_answers_the_selection_split_and_keeps_each_answer(
