@@ -1,19 +1,24 @@
-"""What of an export is for `sentence_transformers.CrossEncoder`: its tokenizer and configuration.
+"""What of an export is for `sentence_transformers.CrossEncoder`: tokenizer, configuration and head.
 
 `CrossEncoder(path).predict` and `.rank` then give the module's scores in float32, also of cut
-pairs. Two things of the module are not what CrossEncoder would assume, so the folder says them:
+pairs. Three things of the module are not what CrossEncoder would assume, so the folder says them:
 
-- the score is the logit itself, where CrossEncoder would take a sigmoid: activation Identity;
+- the score is the logit itself, where a one-label head would get a sigmoid: activation Identity;
+- a two-label head scores with logit 1 − logit 0, where `rank` wants one label: the head is folded
+  into (W₁ − W₀, b₁ − b₀);
 - an input template is a string, where CrossEncoder would feed a pair: it becomes the tokenizer's
   chat template, with the roles query and document (read from sentence-transformers 6 on).
 """
 
 from __future__ import annotations
 
+import copy
 import json
+from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from pl_pointwise.tasks.common.models import pretrained
 
@@ -43,6 +48,20 @@ def exported_tokenizer(name: str, max_length: int, template: str | None) -> PreT
         set_chat_template(tokenizer, template)
     tokenizer.model_max_length = max_length
     return tokenizer
+
+
+def save_with_one_label(model: PreTrainedModel, folder: Path) -> None:
+    """Saves the model; of a two-label head, its one layer of two outputs, W₁ − W₀ and b₁ − b₀."""
+    state = model.state_dict()
+    if model.config.num_labels == 2:
+        linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+        (head,) = (name for name, part in linear.items() if part.out_features == 2)
+        for key in [name for name in state if name.startswith(f"{head}.")]:
+            state[key] = state[key][1:] - state[key][:1]
+    model.save_pretrained(folder, state_dict=state)
+    config = copy.deepcopy(model.config)
+    config.num_labels = 1
+    config.save_pretrained(folder)
 
 
 def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: str) -> None:

@@ -30,10 +30,10 @@ from pl_pointwise.files import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.common.models import most_tokens, pretrained
+from pl_pointwise.tasks.common.models import check_weights, most_tokens, pretrained
 
 from .encoding import split_template
-from .export import CONFIG, USAGE, exported_tokenizer
+from .export import CONFIG, USAGE, exported_tokenizer, save_with_one_label
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import NAMES, ranking_metrics
 from .scoring import scores_of
@@ -48,9 +48,9 @@ PAPER_TRAINING = Training(
 class RerankerModule(PointwiseModule):
     """A cross-encoder trained for short passages, subject to a margin on relevance.
 
-    Any model that `AutoModelForSequenceClassification` loads from safetensors will do: a head of
-    one label scores with its logit, and an encoder without a head gets a new one. To evaluate it
-    before training, run `test` without `fit`.
+    Any model that `AutoModelForSequenceClassification` loads from safetensors will do: a one-label
+    head scores with its logit, a two-label head with logit 1 − logit 0, and an encoder without a
+    head gets a new one-label head. To evaluate it before training, run `test` without `fit`.
 
     Args:
         model_name: a name on the hub, a folder, or ``package:NAME/FOLDER``.
@@ -180,8 +180,9 @@ class RerankerModule(PointwiseModule):
         tokenizer = exported_tokenizer(self.model_name, self.max_length, self.template)
         card = {"library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
         with replaced_folder(Path(path)) as folder:
-            self.model.save_pretrained(folder)
+            save_with_one_label(self.model, folder)
             tokenizer.save_pretrained(folder)
+            check_weights(AutoModelForSequenceClassification, folder)
             write_card(self, folder, **card, base_model=self.model_name, usage=USAGE)
         return Path(path)
 
@@ -198,7 +199,7 @@ def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
 def load_cross_encoder(
     model_name: str, dropout: float | None = None, attention: Attention | None = None
 ) -> PreTrainedModel:
-    """The model with its own head of one label, or with a new one.
+    """The model with its own head of one or two labels, or with a new head of one label.
 
     A new head depends on the seed of the run (`seed_everything`) alone, not on how many random
     numbers were drawn before, so that methods compared at one seed start from the same weights.
@@ -207,10 +208,10 @@ def load_cross_encoder(
     if not any(n.endswith("ForSequenceClassification") for n in config.architectures or []):
         config.num_labels = 1
         rank_zero_info(f"{model_name} has no classification head: it gets a new one, untrained.")
-    elif config.num_labels != 1:
+    elif config.num_labels not in (1, 2):
         raise ValueError(
-            f"{model_name} has a head of {config.num_labels} labels, and a re-ranker needs one. "
-            "Take such a model, or the encoder without its head."
+            f"{model_name} has a head of {config.num_labels} labels. A re-ranker needs one label, "
+            "or two with score = logit 1 − logit 0: take such a model, or the encoder without head."
         )
     config.problem_type, config.sentence_transformers = None, CONFIG
     if dropout is not None:

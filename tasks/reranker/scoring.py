@@ -19,8 +19,9 @@ Forward and backward on one CPU core: 55 tokens in float32, 145 to 170 under bf1
 
 
 def score(logits: Tensor) -> Tensor:
-    """(n, 1) logits → (n,) scores, float32 or wider."""
-    return logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
+    """(n, 1) or (n, 2) logits → (n,) scores: the logit, or logit 1 − logit 0; float32 or wider."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
 
 
 def scores_of(model: PreTrainedModel, inputs: Mapping[str, Tensor], lengths: Tensor) -> Tensor:

@@ -80,11 +80,12 @@ def assert_equal(module: RerankerModule, tmp_path: Path) -> None:
     ("kind", "token_types"),
     [("bert", True), ("bert", False), ("modernbert", False), ("roberta", False)],
 )
+@pytest.mark.parametrize("num_labels", [1, 2])
 @pytest.mark.parametrize("template", [None, TEMPLATE, ODD_TEMPLATE])
 def test_predict_and_rank_give_the_modules_scores(
-    kind: str, token_types: bool, template: str | None, tmp_path: Path
+    kind: str, token_types: bool, num_labels: int, template: str | None, tmp_path: Path
 ) -> None:
-    name = save_tiny_cross_encoder(tmp_path / "model", 1, token_types, kind)
+    name = save_tiny_cross_encoder(tmp_path / "model", num_labels, token_types, kind)
     module = RerankerModule(str(name), max_length=CUT, template=template)
     with torch.no_grad():
         for parameter in module.parameters():  # It is trained, and not as it was loaded.

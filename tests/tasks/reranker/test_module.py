@@ -66,16 +66,18 @@ def padded_scores(module: RerankerModule, batch: dict[str, Any]) -> Tensor:
     inputs = {k: batch[k].flatten(0, 1) for k in ("input_ids", "token_type_ids") if k in batch}
     mask = torch.arange(batch["input_ids"].shape[-1]) < batch["lengths"].flatten()[:, None]
     mask[~batch["candidates"].flatten(), 0] = True  # something to attend to
-    scores = module.model(**inputs, attention_mask=mask.long()).logits
+    logits = module.model(**inputs, attention_mask=mask.long()).logits
+    scores = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
     return torch.where(batch["candidates"], scores.view(shape), 0.0)
 
 
+@pytest.mark.parametrize("num_labels", [1, 2])
 @pytest.mark.parametrize("kind", OWN)
 def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
-    kind: str, tmp_path: Path
+    kind: str, num_labels: int, tmp_path: Path
 ) -> None:
     """Absent pairs in the middle of a row of candidates, and several pairs of one length."""
-    name = save_tiny_cross_encoder(tmp_path, 1, kind == "bert", kind)
+    name = save_tiny_cross_encoder(tmp_path, num_labels, kind == "bert", kind)
     module = RerankerModule(str(name), dropout=0.0).train().double()  # differences are not rounding
     batch = batch_of(RAGGED, token_types=kind == "bert")
     weights = torch.linspace(-1, 2, 15).view(3, 5)
@@ -114,7 +116,7 @@ def test_a_batch_without_any_pair_gives_zeros(model: str) -> None:
 
 
 def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(tmp_path: Path) -> None:
-    module = RerankerModule(str(save_tiny_cross_encoder(tmp_path)), dropout=0.0)
+    module = RerankerModule(str(save_tiny_cross_encoder(tmp_path, 2)), dropout=0.0)
     batch = batch_of(RAGGED)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         scores = module(batch)
@@ -125,8 +127,8 @@ def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(tmp_path: 
 # Loading --------------------------------------------------------------------------------------
 
 
-def test_a_head_of_several_labels_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"head of 3 labels.*or the encoder without its head"):
+def test_a_head_of_three_labels_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"head of 3 labels.*two with score = logit 1 − logit 0"):
         RerankerModule(str(save_tiny_cross_encoder(tmp_path, 3)))
 
 
