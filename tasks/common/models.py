@@ -84,6 +84,12 @@ def loading(name: str) -> Iterator[None]:
         raise kind(f"{name}: the model or its tokenizer cannot be loaded ({error}).") from error
 
 
+def pretrained(loader: Any, name: str, **options: Any) -> Any:
+    """What ``loader`` makes of a folder, of the hub or of a package; no code of theirs is run."""
+    with loading(name):
+        return loader.from_pretrained(model_source(name), trust_remote_code=False, **options)
+
+
 def check_weights(loader: type[_BaseAutoModelClass], folder: Path) -> None:
     """Refuses a written model that its reader would fill with random weights; reads names alone."""
     model, found = loader.from_pretrained(

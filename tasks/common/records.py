@@ -204,8 +204,6 @@ def records_of(
         except DataError as error:
             skipped.append(refused(error, skip_invalid))
     report_skipped(source, skipped, len(records))
-    if not records:
-        raise DataError(f"{source}: no usable record. Give at least one.")
     if unread:
         of = f"{max(unread.values()):,} of {len(records):,} records"
         rank_zero_warn(f"{source}: fields {', '.join(sorted(unread))} of {of} are not read.")
@@ -225,12 +223,14 @@ def refused(error: DataError, skip_invalid: bool | None) -> str:
 
 
 def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:
-    """Says once how many records were left out, and why the first was."""
+    """Says how many records were left out, and why the first was; DataError if none is kept."""
     if problems:
         rank_zero_warn(
             f"{source}: left out {len(problems):,} of {kept + len(problems):,} records that cannot "
             f"be used; the first: {problems[0]}"
         )
+    if not kept:
+        raise DataError(f"{source}: no usable record. Give at least one.")
 
 
 def json_object(row: Any, where: str) -> Row:

@@ -1,7 +1,8 @@
 """Which records are trained on, which select and which certify: no group stands on two sides.
 
-What is held out depends on the records and a seed alone. The parts are drawn one after the other,
-"val" before "test", so that "val" is the same with and without a "test".
+A record has ``where``, its place, ``prompt``, ``unit``, which all prompts that are alike share, and
+``category``. What is held out depends on the records and a seed alone. The parts are drawn one
+after the other, "val" before "test", so that "val" is the same with and without a "test".
 """
 
 from __future__ import annotations
@@ -9,29 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Protocol, TypeVar
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.errors import DataError
 
 from .records import digest
-
-
-class Splittable(Protocol):
-    """A record with its place, its prompt, what stands for all that are alike, and its kind."""
-
-    @property
-    def where(self) -> str: ...
-    @property
-    def prompt(self) -> str: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def category(self) -> str: ...
-
-
-R = TypeVar("R", bound=Splittable)
 
 
 def check_fractions(val: float, test: float) -> None:
@@ -79,13 +64,13 @@ def hold_out(
 
 
 def split_by_group(
-    records: Sequence[R],
+    records: Sequence[Any],
     groups: Sequence[str],
     shares: Mapping[str, float],
     seed: int,
     group_name: str,
     categories: Sequence[str] | None = None,
-) -> dict[str, list[R]]:
+) -> dict[str, list[Any]]:
     """ "train" and the parts of a share above 0 by name, no group on two sides; see hold_out()."""
     names = [name for name, share in shares.items() if share > 0]
     parts = hold_out(groups, [shares[name] for name in names], seed, categories)
@@ -103,15 +88,13 @@ def split_by_group(
     }
 
 
-def prompt_groups(records: Sequence[Splittable]) -> list[str]:
+def prompt_groups(records: Sequence[Any]) -> list[str]:
     """For each record the first prompt of its unit; where no two are alike, its own."""
     first: dict[str, str] = {}
     return [first.setdefault(record.unit, record.prompt) for record in records]
 
 
-def side_of_held_out(
-    records: Sequence[Splittable], shares: Mapping[str, float], seed: int
-) -> list[str]:
+def side_of_held_out(records: Sequence[Any], shares: Mapping[str, float], seed: int) -> list[str]:
     """For each held-out record "val" or "test", in proportion to the shares, prompts whole."""
     val, test = shares["val"], shares["test"]
     if not val or not test:
@@ -122,7 +105,7 @@ def side_of_held_out(
     return ["test" if part else "val" for part in parts]
 
 
-def warn_of_shared(splits: Mapping[str, Sequence[Splittable]], sources: Mapping[str, str]) -> None:
+def warn_of_shared(splits: Mapping[str, Sequence[Any]], sources: Mapping[str, str]) -> None:
     """Says of each two splits how many records of the later have a prompt of the earlier."""
     units = {split: [record.unit for record in records] for split, records in splits.items()}
     for first, second in combinations(units, 2):

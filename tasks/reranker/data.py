@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -18,7 +17,7 @@ from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError
 from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.data import Parse, RecordsDataModule
-from pl_pointwise.tasks.common.models import limits_of_model, loading, model_source
+from pl_pointwise.tasks.common.models import limits_of_model, pretrained
 from pl_pointwise.tasks.common.records import digest, hub_split, largest, refused, report_skipped
 from pl_pointwise.tasks.common.splits import check_fractions, side_of_held_out, split_by_group
 
@@ -122,30 +121,27 @@ class RerankerDataModule(RecordsDataModule):
 
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """The batch of the class docstring, of rows of a :class:`RerankerDataset` with an index."""
-        counts = torch.tensor([len(row["input_ids"]) for row in rows])
         predicting = "query_id" in rows[0]
-        width = int(counts.max()) if predicting else 1 + self.negatives
-        candidates = torch.arange(width) < counts[:, None]
+        most = max(len(row["input_ids"]) for row in rows) if predicting else 1 + self.negatives
 
-        def scattered(values: Tensor, filler: float = 0) -> Tensor:
-            """(n, …) of the candidates in their order → (B, C, …)."""
-            found = values.new_full((*candidates.shape, *values.shape[1:]), filler)
-            found[candidates] = values
-            return found
+        def of_candidates(name: str, absent: Any) -> list[Any]:
+            """B · C entries, ``absent`` where a record has no candidate."""
+            return [x for row in rows for x in [*row[name], *[absent] * (most - len(row[name]))]]
 
-        pairs = [len(pair) for row in rows for pair in row["input_ids"]]
-        alone = np.concatenate([row["passage_lengths"] for row in rows])
+        nothing = np.zeros(0, np.int32)
+        shape, alone = (len(rows), most), torch.tensor(of_candidates("passage_lengths", 0.0))
+        lengths = torch.tensor([*map(len, of_candidates("input_ids", nothing))]).view(shape)
         batch: Batch = {
             "index": torch.tensor([row["index"] for row in rows]),
-            "lengths": scattered(torch.tensor(pairs)),
-            "candidates": candidates,
-            "passage_lengths": scattered(torch.from_numpy(alone)),
+            "lengths": lengths,
+            "candidates": lengths > 0,
+            "passage_lengths": alone.view(shape),
         }
-        fillers = {"input_ids": self._tokenizer.pad_token_id, "token_type_ids": 0}
-        for name in fillers.keys() & rows[0].keys():
-            values = [torch.from_numpy(each) for row in rows for each in row[name]]
-            padded = pad_sequence(values, batch_first=True, padding_value=fillers[name]).long()
-            batch[name] = scattered(padded, fillers[name])
+        for name, filler in (("input_ids", self._tokenizer.pad_token_id), ("token_type_ids", 0)):
+            if name in rows[0]:
+                values = [torch.from_numpy(each) for each in of_candidates(name, nothing)]
+                padded = pad_sequence(values, batch_first=True, padding_value=filler)
+                batch[name] = padded.long().view(*shape, -1)
         if predicting:
             batch["query_id"] = [row["query_id"] for row in rows]
         return batch
@@ -196,8 +192,7 @@ class RerankerDataModule(RecordsDataModule):
         found = super().read_splits() if self.source == "files" else self._embedded()
         for split, records in found.items():
             variances = (_variance(self._tokenizer, record) for record in records)
-            kept = self._kept(split, range(len(records)), variances)
-            found[split] = [records[position] for position in kept]
+            found[split] = self._kept(split, records, variances)
         return found
 
     def _embedded(self) -> dict[str, list[Record]]:
@@ -210,8 +205,8 @@ class RerankerDataModule(RecordsDataModule):
         modules = [record.category for record in records]
         return split_by_group(records, modules, self.shares, self.seed, "module")
 
-    def _kept(self, name: str, usable: Sequence[int], variances: Iterable[float]) -> Sequence[int]:
-        """Which usable queries a split keeps; of each the variance of its negatives' lengths."""
+    def _kept(self, name: str, usable: list[Any], variances: Iterable[float]) -> list[Any]:
+        """Those queries that a split keeps; of each the variance of its negatives' lengths."""
         limit = self.limits[name]
         if limit is None or len(usable) <= limit:
             return usable
@@ -268,9 +263,7 @@ def _load_tokenizer(
     model_name: str, max_length: int, template: str | None
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of the model, if it can make such inputs."""
-    with loading(model_name):
-        source = model_source(model_name)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, model_name)
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
         raise DataError(
             f"{model_name}: take an encoder with a fast tokenizer that has a pad token."

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
-from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from pl_pointwise.errors import DataError
@@ -35,21 +34,20 @@ def split_template(template: str) -> tuple[str, str]:
 
 def encode(
     tokenizer: PreTrainedTokenizerBase,
-    queries: Sequence[str],
+    query: str,
     passages: Sequence[str],
     *,
     max_length: int,
     template: str | None = None,
 ) -> BatchEncoding:
-    """Token ids of P (query, passage) pairs, unpadded: what ``CrossEncoder.predict`` feeds.
+    """Token ids of the query with each passage, unpadded: what ``CrossEncoder.predict`` feeds.
 
     Of pairs beyond ``max_length``, special tokens included, the longer text is cut first; what a
     ``template`` makes of a pair is cut at its end.
     """
-    inputs: tuple[list[str], ...] = (list(queries), list(passages))
+    inputs: tuple[list[str], ...] = ([query] * len(passages), list(passages))
     if template is not None:
-        pairs = zip(queries, passages, strict=True)
-        inputs = ([template.format(query=query, passage=passage) for query, passage in pairs],)
+        inputs = ([template.format(query=query, passage=passage) for passage in passages],)
     return tokenizer(
         *inputs, truncation="longest_first", max_length=max_length, return_attention_mask=False
     )
@@ -68,15 +66,9 @@ class RerankerDataset:
     tokenizer makes them, and with the record's "query_id" for prediction.
 
     Args:
-        records: in the order of the data set.
-        tokenizer, max_length, template: see ``encode``.
         rows: of the model's embeddings, one a token.
-        name: of the data set, for messages; "predict": no passage is the positive.
-        skip_invalid: leave out a record of which a passage has no token in the input, and say how
-            many. None is False where the user has no choice.
-
-    Raises:
-        DataError: a passage of which no token is left, or no record.
+        skip_invalid: leave out a record of which a passage has no token in the input, else a
+            DataError; see ``refused``.
     """
 
     def __init__(
@@ -92,13 +84,22 @@ class RerankerDataset:
     ) -> None:
         self.records: list[Record] = []
         self._rows: list[dict[str, Any]] = []
-        self._settings = max_length, template
         skipped, cut = list[str](), 0
         for record in records:
-            queries, passages = [record.query] * len(record.passages), record.passages
-            found = encode(tokenizer, queries, passages, max_length=max_length, template=template)
+            query, passages = record.query, record.passages
+            found = encode(tokenizer, query, passages, max_length=max_length, template=template)
             pairs, lengths = found.encodings or [], token_lengths(tokenizer, passages)
-            if problem := self._problem(record, pairs, lengths):
+            start = 0 if template is None else len(template.format(query=query, passage=""))
+            lost = [
+                text
+                for text, pair, length in zip(passages, pairs, lengths, strict=True)
+                if length == 0 or all(end <= start for _, end in pair.offsets)
+            ]
+            if lost:
+                problem = DataError(
+                    f'{record.where}: field "passages": {shown(lost[0])} gives no token within '
+                    f"max_length={max_length}. Raise max_length, or take out the record."
+                )
                 skipped.append(refused(problem, skip_invalid))
                 continue
             check_known(max(max(pair.ids) for pair in pairs), rows, record.where)
@@ -114,8 +115,6 @@ class RerankerDataset:
             self.records.append(record)
             self._rows.append(row)
         report_skipped(name, skipped, len(self.records))
-        if not self.records:
-            raise DataError(f"{name}: no usable record. Give at least one.")
         # Samples of one query depend on each other.
         self.units = [record.unit for record in self.records]
         kinds = [record.category for record in self.records]
@@ -128,18 +127,3 @@ class RerankerDataset:
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         return dict(self._rows[position])
-
-    def _problem(
-        self, record: Record, pairs: Sequence[Encoding], lengths: Sequence[int]
-    ) -> DataError | None:
-        """What to say if a passage has no token in the input; None if each has one."""
-        max_length, template = self._settings
-        start = 0 if template is None else len(template.format(query=record.query, passage=""))
-        for text, pair, length in zip(record.passages, pairs, lengths, strict=True):
-            cut_away = pair.overflowing and not any(end > start for _, end in pair.offsets)
-            if length == 0 or cut_away:
-                return DataError(
-                    f'{record.where}: field "passages": {shown(text)} gives no token within '
-                    f"max_length={max_length}. Raise max_length, or take out the record."
-                )
-        return None

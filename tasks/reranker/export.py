@@ -1,4 +1,4 @@
-"""Export a trained re-ranker as a folder that loads with `sentence_transformers.CrossEncoder`.
+"""What of an export is for `sentence_transformers.CrossEncoder`: tokenizer, configuration and head.
 
 `CrossEncoder(path).predict` and `.rank` then give the module's scores in float32, also of cut
 pairs. Three things of the module are not what CrossEncoder would assume, so the folder says them:
@@ -17,18 +17,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from pl_pointwise.files import replaced_folder
-from pl_pointwise.model_card import write_card
-from pl_pointwise.module import PointwiseModule
-from pl_pointwise.tasks.common.models import check_weights, model_source
+from pl_pointwise.tasks.common.models import pretrained
 
 from .encoding import split_template
 
@@ -39,6 +31,7 @@ model = CrossEncoder("PATH OR NAME OF THIS REPOSITORY")
 model.rank("how long is the river", ["It is 6,650 km long.", "It rises in the hills."])
 """
 
+CONFIG = {"activation_fn": "torch.nn.modules.linear.Identity"}
 ROLES = ("query", "document")  # CrossEncoder's, in a chat template
 PROBES = (
     ("how long is the river", "The river is 6,650 km long, from source to mouth."),
@@ -46,56 +39,29 @@ PROBES = (
 )
 
 
-def export_cross_encoder(
-    module: PointwiseModule,
-    model: PreTrainedModel,
-    name: str,
-    max_length: int,
-    template: str | None,
-    path: Path,
-) -> Path:
-    """Save the model, its tokenizer, input format and model card as a CrossEncoder folder.
-
-    Args:
-        name: the name or folder that the model and its tokenizer came from.
-        max_length: the most tokens of an input.
-        template: what the module reads as one text; None: pairs.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(model_source(name), trust_remote_code=False)
+def exported_tokenizer(name: str, max_length: int, template: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``name`` that makes the module's inputs: of pairs, or by ``template``."""
+    tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, name)
     # CrossEncoder would render pairs with whatever chat template it finds.
     tokenizer.chat_template = None
     if template is not None:
         set_chat_template(tokenizer, template)
     tokenizer.model_max_length = max_length
+    return tokenizer
 
-    state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
+
+def save_with_one_label(model: PreTrainedModel, folder: Path) -> None:
+    """Saves the model; of a two-label head, its one layer of two outputs, W₁ − W₀ and b₁ − b₀."""
+    state = model.state_dict()
+    if model.config.num_labels == 2:
+        linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+        (head,) = (name for name, part in linear.items() if part.out_features == 2)
+        for key in [name for name in state if name.startswith(f"{head}.")]:
+            state[key] = state[key][1:] - state[key][:1]
+    model.save_pretrained(folder, state_dict=state)
     config = copy.deepcopy(model.config)
-    if config.num_labels == 2:
-        state.update(folded_head(model))
-        config.num_labels = 1
-    config.architectures = [type(model).__name__]
-    config.problem_type = None
-    config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
-
-    card = {"library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
-    with replaced_folder(path) as folder:
-        model.save_pretrained(folder, state_dict=state)
-        config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        check_weights(AutoModelForSequenceClassification, folder)
-        write_card(module, folder, **card, base_model=name, usage=USAGE)
-    return path
-
-
-def folded_head(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The head, the one linear layer with two outputs, of one label: W₁ − W₀ and b₁ − b₀."""
-    linear = [(n, part) for n, part in model.named_modules() if isinstance(part, nn.Linear)]
-    heads = [(name, layer) for name, layer in linear if layer.out_features == 2]
-    if len(heads) != 1:
-        raise ValueError(f"{type(model).__name__} has {len(heads)} heads of two labels to fold.")
-    (name, layer), *_ = heads
-    weights = {f"{name}.{key}": value.detach().cpu() for key, value in layer.named_parameters()}
-    return {key: value[1:] - value[:1] for key, value in weights.items()}
+    config.num_labels = 1
+    config.save_pretrained(folder)
 
 
 def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: str) -> None:

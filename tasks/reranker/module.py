@@ -26,14 +26,16 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
 from pl_pointwise.errors import one_of
 from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.files import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
+from pl_pointwise.model_card import write_card
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.common.models import loading, model_source, most_tokens
+from pl_pointwise.tasks.common.models import check_weights, most_tokens, pretrained
 
 from .encoding import split_template
-from .export import export_cross_encoder
+from .export import CONFIG, USAGE, exported_tokenizer, save_with_one_label
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
-from .metrics import RANKING_METRICS
+from .metrics import NAMES, ranking_metrics
 from .scoring import scores_of
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
@@ -138,7 +140,7 @@ class RerankerModule(PointwiseModule):
 
     def evaluation_metrics(self) -> Metrics:
         """Means over queries, of Λ whatever was trained on, and the share of pairs out of order."""
-        of_queries = {name: MeanBySample() for name in (*RANKING_METRICS, "length_objective")}
+        of_queries = {name: MeanBySample() for name in (*NAMES, "length_objective")}
         return {**of_queries, "wrong_order": MeanMetric()}
 
     def update_evaluation_metrics(
@@ -147,10 +149,9 @@ class RerankerModule(PointwiseModule):
         """Add a batch; `real` is false for rows that only fill it."""
         index, candidates = batch["index"].to(real.device)[real], batch["candidates"][real]
         given = outputs.detach()[real], batch["passage_lengths"][real], candidates
-        for name, values in RANKING_METRICS.items():
-            metrics[name].update(index, values(*given))
         loss = length_biased_lambda_loss(*given, self.top_k, self.objective_candidates)
-        metrics["length_objective"].update(index, loss)
+        for name, values in (ranking_metrics(*given) | {"length_objective": loss}).items():
+            metrics[name].update(index, values)
         margins = self.constraint_values(given[0], batch)["relevance"]
         pairs = candidates[:, :1] & candidates[:, 1:]
         metrics["wrong_order"].update((~(margins > 0))[pairs].float())  # NaN is out of order.
@@ -176,8 +177,14 @@ class RerankerModule(PointwiseModule):
 
     def export(self, path: str | Path) -> Path:
         """Save a folder that `sentence_transformers.CrossEncoder` loads, see `export.py`."""
-        form = self.model_name, self.max_length, self.template
-        return export_cross_encoder(self, self.model, *form, Path(path))
+        tokenizer = exported_tokenizer(self.model_name, self.max_length, self.template)
+        card = {"library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
+        with replaced_folder(Path(path)) as folder:
+            save_with_one_label(self.model, folder)
+            tokenizer.save_pretrained(folder)
+            check_weights(AutoModelForSequenceClassification, folder)
+            write_card(self, folder, **card, base_model=self.model_name, usage=USAGE)
+        return Path(path)
 
 
 def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
@@ -197,9 +204,7 @@ def load_cross_encoder(
     A new head depends on the seed of the run (`seed_everything`) alone, not on how many random
     numbers were drawn before, so that methods compared at one seed start from the same weights.
     """
-    source = model_source(model_name)
-    with loading(model_name):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    config = pretrained(AutoConfig, model_name)
     if not any(n.endswith("ForSequenceClassification") for n in config.architectures or []):
         config.num_labels = 1
         rank_zero_info(f"{model_name} has no classification head: it gets a new one, untrained.")
@@ -208,20 +213,18 @@ def load_cross_encoder(
             f"{model_name} has a head of {config.num_labels} labels. A re-ranker needs one label, "
             "or two with score = logit 1 − logit 0: take such a model, or the encoder without head."
         )
+    config.problem_type, config.sentence_transformers = None, CONFIG
     if dropout is not None:
-        names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
-        if not names:
-            raise ValueError(f"dropout={dropout}: {model_name} has none to set; leave it out.")
-        for name in names:
+        for name in [n for n in vars(config) if "dropout" in n or n.endswith("pdrop")]:
             setattr(config, name, dropout)
-    with torch.random.fork_rng(devices=[]), loading(model_name):
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(torch.initial_seed())
-        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            source,
+        model: PreTrainedModel = pretrained(
+            AutoModelForSequenceClassification,
+            model_name,
             config=config,
             attn_implementation=attention,
             dtype=torch.float32,
-            trust_remote_code=False,
             use_safetensors=True,
         )
     return model.train()  # loaded in evaluation mode, and Lightning keeps the mode it finds

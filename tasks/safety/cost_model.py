@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.models import model_source
+from pl_pointwise.tasks.common.models import pretrained
 from pl_pointwise.tasks.language_model.text.reasoning import final_answer
 
 READ = {"model_type": "llama", "score_type": "cost", "score_dim": 1, "do_normalize": False}
@@ -60,23 +60,15 @@ class CostModel:
     @classmethod
     def load(cls, name: str, device: torch.device | str = "cpu") -> CostModel:
         """From a folder, the hub or ``package:NAME/FOLDER``; safetensors alone, no foreign code."""
-        source = model_source(name)
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = pretrained(AutoConfig, name)
         found = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
         if found != READ:
             raise ValueError(f"{name} is no cost model: its configuration has {found}, not {READ}.")
-        model, report = ScoringLlama.from_pretrained(
-            source,
-            config=config,
-            dtype="auto",
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        options = {"use_safetensors": True, "output_loading_info": True}
+        model, report = pretrained(ScoringLlama, name, config=config, dtype="auto", **options)
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"{name} is no cost model: it has no weights {missing[:4]}.")
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        return cls(model.to(device), tokenizer)
+        return cls(model.to(device), pretrained(AutoTokenizer, name))
 
     def costs(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
         """The cost of each answer to its prompt, (N,) float32 on the CPU; above 0 is unsafe."""

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
-import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.tasks.common.data import Needs, Parse
-from pl_pointwise.tasks.common.records import largest
 from pl_pointwise.tasks.common.splits import side_of_held_out, warn_of_shared
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
     Preparation,
     ResponseDataModule,
 )
-from pl_pointwise.tasks.language_model.text.messages import answer_text
+from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
 
 from .records import (
     ROLES,
     UNSAFE,
+    longest,
     parse_instruction,
     parse_judgement,
     parse_labelled,
@@ -37,6 +36,7 @@ from .records import (
     preference_pairs,
     unanimous,
     unsafe_prompts,
+    without,
 )
 
 PAPER_CATEGORIES = (
@@ -188,7 +188,9 @@ class SafetyDataModule(ResponseDataModule):
 
     def read_splits(self) -> dict[str, list[Record]]:
         """For each split benign, then unsafe records."""
-        kinds = self._benign(), self._unsafe()
+        kinds = [self._of_kind("benign")]
+        if self.unsafe_schema is not None:
+            kinds.append(self._of_kind("unsafe"))
         splits = {side: [r for kind in kinds for r in kind.get(side, [])] for side in SPLITS}
         safe = {record.unit for record in splits["train"] if not record.unsafe}
         if both := sum(record.unit in safe for record in splits["train"] if record.unsafe):
@@ -196,32 +198,46 @@ class SafetyDataModule(ResponseDataModule):
                 f"train: {both:,} unsafe records have a prompt that is a benign one too, so it "
                 "is to be answered and refused. Take it out of one."
             )
-        return {side: self._finished(records) for side, records in splits.items()}
+        return splits
+
+    def _of_kind(self, kind: str) -> dict[str, list[Record]]:
+        """All splits: of files one for each, or a share; else what ``selection`` holds out."""
+        chosen, judged = self.selection, kind == "unsafe" and self.unsafe_schema == "beavertails"
+        files = {side: self.files[f"{kind}_{side}"] for side in SPLITS}
+        read = {side: found for side in SPLITS if (found := self.read(f"{kind}_{side}"))}
+        if self.source == "files" and not judged:
+            return self.held_out(read, files)
+        train = read.get("train", [])
+        if judged:
+            limits = chosen.per_category, chosen.held_out_per_category
+            train, held = per_category(train, *limits, self.seed)
+            if "test" in read:
+                return self.held_out({"train": train, "val": held, "test": read["test"]}, files)
+        elif kind == "benign":
+            train, held = longest(train, chosen.benign_count, chosen.benign_held_out, self.seed)
+        else:
+            held = without(train, read.get("val", []))
+        splits = {"train": train}
+        for record, side in zip(held, side_of_held_out(held, self.shares, self.seed), strict=True):
+            splits.setdefault(side, []).append(record)
+        return splits
 
     def read(self, name: str) -> list[Record]:
-        """The records of a data set that is only tested on or predicted for."""
-        found = super().read(name)
-        if name == "predict":
-            return [replace(record, responses=()) for record in found]
-        if name == "pku":
+        """The records of a data set; of several judgements or answers what the schema makes."""
+        found: list[Any] = super().read(name)
+        if name.startswith("unsafe"):
+            agreed = partial(unanimous, categories=self.selection.categories)
+            makes: dict[Any, Any] = {"beavertails": agreed, "pku": unsafe_prompts}
+            found = (makes | {"pku_pairs": preference_pairs}).get(self.unsafe_schema, list)(found)
+        elif name == "pku":
             found = unsafe_prompts(found, once=True)
         elif name == "over_refusal":
             found = [record for record in found if not record.unsafe]
-        splits = {"train": self._records.get("train", []), name: found}
-        where = ", ".join(self.files[name]) or name
-        warn_of_shared(splits, {"train": "the training set", name: where})
-        return self._finished(found)
-
-    def on_hub(self, name: str) -> tuple[str, str | None, str] | None:
-        """The hub's splits by kind and side, and PKU-SafeRLHF where it is only tested on."""
-        pku, chosen = self.selection.pku_path, self.selection
-        found = {"benign_train": (chosen.alpaca_path, None, "train")}
-        if self.unsafe_schema == "beavertails":
-            found["unsafe_train"] = chosen.beavertails_path, None, "330k_train"
-            found["pku"] = pku, None, "test"
-        elif self.unsafe_schema is not None:
-            found |= {"unsafe_train": (pku, None, "train"), "unsafe_val": (pku, None, "test")}
-        return found.get(name)
+        if name in TEST_SETS:
+            splits = {"train": self._records.get("train", []), name: found}
+            where = ", ".join(self.files[name]) or name
+            warn_of_shared(splits, {"train": "the training set", name: where})
+        return found
 
     def reader(self, name: str) -> Parse:
         """By kind of the records; those that are only tested on or predicted for are prompts."""
@@ -229,75 +245,20 @@ class SafetyDataModule(ResponseDataModule):
         of_kind = {"unsafe": readers.get(self.unsafe_schema or "", parse_pair), "pku": parse_pair}
         return (of_kind | {"benign": parse_instruction}).get(name.partition("_")[0], parse_prompt)
 
-    def _finished(self, records: Iterable[Record]) -> list[Record]:
+    def on_hub(self, name: str) -> tuple[str, str | None, str] | None:
+        """The hub's splits by kind and side, and PKU-SafeRLHF where it is only tested on."""
+        chosen, judged = self.selection, self.unsafe_schema == "beavertails"
+        train = (chosen.beavertails_path, "330k_train") if judged else (chosen.pku_path, "train")
+        found = {"benign_train": (chosen.alpaca_path, "train"), "unsafe_train": train}
+        found["pku" if judged else "unsafe_val"] = chosen.pku_path, "test"
+        return (found[name][0], None, found[name][1]) if name in found else None
+
+    def encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """With a text for each refusal, and unsafe answers where they are asked for."""
-        if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
-            records = [
-                replace(each, responses=tuple(r for r in each.responses if r.role != UNSAFE))
-                for each in records
-            ]
-        return with_refusals(records, self.refusals)
-
-    # Sources --------------------------------------------------------------------------------------
-
-    def _benign(self) -> dict[str, list[Record]]:
-        """Of the hub those with the longest answers; what is held out is not chosen by length."""
-        if self.source == "files":
-            return self._of_files("benign")
-        records = super().read("benign_train")
-        lengths = [len(answer_text(record.answers[0])) for record in records]
-        train = [records[i] for i in largest(lengths, self.selection.benign_count)]
-        others = _without(train, records)
-        generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.randperm(len(others), generator=generator)[: self.selection.benign_held_out]
-        return {"train": train, **self._divided([others[i] for i in sorted(drawn.tolist())])}
-
-    def _unsafe(self) -> dict[str, list[Record]]:
-        """By ``unsafe_schema``."""
-        if self.unsafe_schema is None:
-            return {}
-        if self.unsafe_schema == "beavertails":
-            return self._by_category()
-        selects = {"pku": unsafe_prompts, "pku_pairs": preference_pairs}
-        select = selects.get(self.unsafe_schema, list)
-        if self.source == "files":
-            return self._of_files("unsafe", select)
-        train, held = select(super().read("unsafe_train")), select(super().read("unsafe_val"))
-        return {"train": train, **self._divided(_without(train, held))}
-
-    def _by_category(self) -> dict[str, list[Record]]:
-        """So many BeaverTails records of each category, and others held out."""
-        chosen = self.selection
-        judged = unanimous(super().read("unsafe_train"), chosen.categories)
-        limits = chosen.per_category, chosen.held_out_per_category
-        train, held = per_category(judged, *limits, self.seed)
-        if not self.files["unsafe_test"]:
-            return {"train": train, **self._divided(held)}
-        judged = unanimous(super().read("unsafe_test"), chosen.categories)
-        splits = {"train": train, "val": held, "test": [*chain(*judged.values())]}
-        return self.held_out(splits, self._files("unsafe"))
-
-    def _of_files(
-        self, kind: str, select: Callable[[list[Any]], list[Any]] = list
-    ) -> dict[str, list[Any]]:
-        """All splits of a kind from a file for each, held out where "val" or "test" has none."""
-        files = self._files(kind)
-        given = [side for side, paths in files.items() if paths]
-        read = super().read
-        return self.held_out({side: select(read(f"{kind}_{side}")) for side in given}, files)
-
-    def _files(self, kind: str) -> dict[str, list[str]]:
-        return {side: self.files[f"{kind}_{side}"] for side in SPLITS}
-
-    def _divided(self, held: Sequence[Record]) -> dict[str, list[Record]]:
-        """Records that are held out already, divided into "val" and "test"."""
-        found: dict[str, list[Record]] = {}
-        for record, side in zip(held, side_of_held_out(held, self.shares, self.seed), strict=True):
-            found.setdefault(side, []).append(record)
-        return found
-
-
-def _without(known: Sequence[Record], records: Sequence[Record]) -> list[Record]:
-    """The records whose prompts are none of the known ones."""
-    units = {record.unit for record in known}
-    return [record for record in records if record.unit not in units]
+        leave = self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs"
+        left_out = set(ROLES) if name == "predict" else {UNSAFE} if leave else set()
+        records = [
+            replace(each, responses=tuple(r for r in each.responses if r.role not in left_out))
+            for each in records
+        ]
+        return super().encoded(name, with_refusals(records, self.refusals))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
-from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown
+import torch
+
+from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, largest, shown
 from pl_pointwise.tasks.language_model.text.messages import answer_text
 from pl_pointwise.tasks.language_model.text.records import (
     ANSWERS,
@@ -133,9 +136,7 @@ def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:
 # Selection ----------------------------------------------------------------------------------------
 
 
-def unanimous(
-    judgements: Iterable[Judgement], categories: Sequence[str]
-) -> dict[str, list[Record]]:
+def unanimous(judgements: Iterable[Judgement], categories: Sequence[str]) -> list[Record]:
     """The answers that their annotators agree about, by category, in the order of the data.
 
     An answer, that is a prompt and a response, counts for a category if it has at least
@@ -145,17 +146,17 @@ def unanimous(
     groups: dict[str, list[Judgement]] = {}
     for each in judgements:
         groups.setdefault(digest(each.record.text, each.record.answers), []).append(each)
-    found: dict[str, list[Record]] = {name: [] for name in categories}
+    found = []
     for group in groups.values():
         shared = frozenset.intersection(*(each.harms for each in group))
         named = [name for name in categories if name in shared]
         if len(group) >= PAPER_ANNOTATORS and named:
-            found[named[0]].append(replace(group[0].record, given_category=named[0]))
-    return found
+            found.append(replace(group[0].record, given_category=named[0]))
+    return sorted(found, key=lambda each: categories.index(each.category))
 
 
 def per_category(
-    records: Mapping[str, Sequence[Record]], count: int, held_out: int, seed: int
+    records: Iterable[Record], count: int, held_out: int, seed: int
 ) -> tuple[list[Record], list[Record]]:
     """``count`` records of each category, ``held_out`` of them held out: (training, held-out).
 
@@ -163,19 +164,38 @@ def per_category(
     is trained on for none. Where a category has fewer than ``count``, the same share of them is
     held out.
     """
+    groups = [list(group) for _, group in groupby(records, key=lambda each: each.category)]
     held: list[Record] = []
     units: set[str] = set()
-    for group in records.values():
+    for group in groups:
         wanted = held_out if len(group) >= count else len(group) * held_out // count
         order = sorted(group, key=lambda each: (each.unit not in units, digest(seed, each.text)))
         held += order[:wanted]
         units.update(record.unit for record in held)
     train: list[Record] = []
-    for group in records.values():
-        left = [record for record in group if record.unit not in units]
+    for group in groups:
+        left = without(held, group)
         left.sort(key=lambda each: digest(seed, each.text, *filter(None, each.answers)))
         train += left[: count - held_out]
     return train, held
+
+
+def longest(
+    records: Sequence[Record], count: int | None, held_out: int, seed: int
+) -> tuple[list[Record], list[Record]]:
+    """The ``count`` with the longest answers, and others, drawn by ``seed``, to hold out."""
+    lengths = [len(answer_text(record.answers[0])) for record in records]
+    train = [records[i] for i in largest(lengths, count)]
+    others = without(train, records)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randperm(len(others), generator=generator)[:held_out]
+    return train, [others[i] for i in sorted(drawn.tolist())]
+
+
+def without(known: Sequence[Record], records: Sequence[Record]) -> list[Record]:
+    """The records whose prompts are none of the known ones."""
+    units = {record.unit for record in known}
+    return [record for record in records if record.unit not in units]
 
 
 def unsafe_prompts(pairs: Iterable[AnswerPair], once: bool = False) -> list[Record]:

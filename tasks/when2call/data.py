@@ -24,9 +24,6 @@ from .records import (
     parse_question,
 )
 
-_CONFIGS = {"train": "train_pref", "mcq": "test"}
-"""By split of ``nvidia/When2Call`` on the hub its configuration."""
-
 
 class When2CallDataModule(ResponseDataModule):
     """Preference records for training, multiple-choice records for the table, tokenised once.
@@ -93,9 +90,9 @@ class When2CallDataModule(ResponseDataModule):
 
     def on_hub(self, name: str) -> tuple[str, str | None, str] | None:
         """A configuration of ``nvidia/When2Call`` for each; of pairs the one split."""
-        if self.schema == "pairs":
-            return (self.hub_path, None, name) if name == "train" else None
-        return (self.hub_path, _CONFIGS[name], name) if name in _CONFIGS else None
+        own = {"train": "train_pref", "mcq": "test"}
+        configs = {"train": None} if self.schema == "pairs" else own
+        return (self.hub_path, configs[name], name) if name in configs else None
 
     def reader(self, name: str) -> Parse:
         """By data set; of preference records by ``schema``."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -27,35 +26,27 @@ from pl_pointwise.evaluation import MeanBySample
 
 from .records import CATEGORIES
 
-Normalisation = Literal["sum", "characters", "tokens"]
-NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
-
+NORMALISATIONS = ("sum", "characters", "tokens")
 DIRECT = CATEGORIES.index("direct")
 
 
-def choice_scores(
-    log_likelihood: Tensor,
-    tokens: Tensor,
-    characters: Tensor,
-    choices: Tensor,
-    normalisation: Normalisation,
-) -> Tensor:
-    """Scores by category, (B, 4); −∞ where a category has no candidate.
+def chosen_categories(
+    log_likelihood: Tensor, tokens: Tensor, characters: Tensor, choices: Tensor
+) -> dict[str, Tensor]:
+    """By normalisation the category of the largest score, (B,) long.
 
     All (B, R): log_likelihood sums; tokens, 0 where there is no candidate; choices, categories.
     """
-    divisor = {"sum": torch.ones_like(tokens), "tokens": tokens, "characters": characters}
-    scores = log_likelihood / divisor[normalisation].clamp(min=1)
     present = (tokens > 0) & (choices >= 0)
     # Absent candidates go to a column of their own, which is cut off again.
     columns = torch.where(present, choices, len(CATEGORIES))
-    table = scores.new_full((len(scores), len(CATEGORIES) + 1), -math.inf)
-    return table.scatter(1, columns, scores)[:, :-1]
-
-
-def chosen_category(scores: Tensor) -> Tensor:
-    """(B, 4) scores → (B,) long, the category of the largest; ties take the first."""
-    return scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).argmax(dim=1)
+    chosen, divisors = {}, (torch.ones_like(tokens), characters, tokens)
+    for name, divisor in zip(NORMALISATIONS, divisors, strict=True):
+        scores = log_likelihood / divisor.clamp(min=1)
+        scores = scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        table = scores.new_full((len(scores), len(CATEGORIES) + 1), -math.inf)
+        chosen[name] = table.scatter(1, columns, scores)[:, :-1].argmax(dim=1)
+    return chosen
 
 
 class MacroF1(MulticlassF1Score):
@@ -84,10 +75,7 @@ def choice_metrics() -> dict[str, Metric]:
 
 
 def update_choice_metrics(
-    metrics: Mapping[str, Metric],
-    index: Tensor,
-    predicted: Mapping[Normalisation, Tensor],
-    gold: Tensor,
+    metrics: Mapping[str, Metric], index: Tensor, predicted: Mapping[str, Tensor], gold: Tensor
 ) -> None:
     """Adds a batch: index, predicted by normalisation, and gold, all (B,).
 

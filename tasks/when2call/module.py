@@ -41,13 +41,7 @@ from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
 from pl_pointwise.tasks.language_model.text.records import Record
 
-from .metrics import (
-    NORMALISATIONS,
-    choice_metrics,
-    choice_scores,
-    chosen_category,
-    update_choice_metrics,
-)
+from .metrics import choice_metrics, chosen_categories, update_choice_metrics
 from .records import ROLES, choices_of
 
 PAPER_LOSSES = PreferenceLosses()
@@ -157,13 +151,10 @@ class When2CallModule(LanguageModelModule):
         records: list[Record] = batch["records"]
         if any(record.choice for record in records):
             choices = collate_columns([*map(choices_of, records)], outputs.present.shape[1])
-            right = torch.tensor([choices_of(record)[0] for record in records])
-            characters, choices, right, index = (
-                each.to(real.device)
-                for each in (batch["characters"], choices, right, batch["index"])
+            characters, choices, index = (
+                each.to(real.device)[real]
+                for each in (batch["characters"], choices, batch["index"])
             )
-            given = outputs.log_likelihood, outputs.lengths, characters, choices
-            predicted = {
-                name: chosen_category(choice_scores(*given, name))[real] for name in NORMALISATIONS
-            }
-            update_choice_metrics(metrics, index[real], predicted, right[real])
+            of_candidates = outputs.log_likelihood[real], outputs.lengths[real], characters, choices
+            predicted = chosen_categories(*of_candidates)
+            update_choice_metrics(metrics, index, predicted, choices[:, 0])

@@ -37,17 +37,13 @@ def parse_preference(row: Any, where: str) -> Record:
     """A row of schema "when2call": the chosen answer, then the rejected one."""
     field(row, "tools", where)
     read = read_when2call(row, where)
-    return _record(read, read.responses[0].behaviour)
+    return replace(read, given_category=read.responses[0].behaviour, given_kind="")
 
 
 @reads_whole
 def parse_pair(row: Any, where: str) -> Record:
     """A row of schema "preference"."""
-    return _record(read_preference(row, where))
-
-
-def _record(read: Record, category: str = "") -> Record:
-    return replace(read, given_category=category, given_kind="")
+    return replace(read_preference(row, where), given_category="", given_kind="")
 
 
 @reads_whole

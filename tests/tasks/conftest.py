@@ -231,7 +231,10 @@ def slow_tables(names: list[str]) -> list[Any]:
     too, are of the slow set.
     """
     slow = ("table", "practical", "required")
-    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in names]
+    return [
+        pytest.param(n, marks=pytest.mark.slow) if n.rpartition("/")[2] in slow else n
+        for n in names
+    ]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from sentence_transformers import CrossEncoder
 
 import pl_pointwise
@@ -43,9 +44,20 @@ def test_a_language_model_gives_what_the_module_gives(
     assert "certificate.json says, with 95 % confidence, since 2026-11-23" in said
     assert "refuse: violated <= 0.1: 6 of 300 samples fail\n" in said
     assert "check and monitor measure whether" in said
+    assert tokenizer.chat_template == module.tokenizer.chat_template
     ids = torch.tensor([tokenizer("a b c")["input_ids"]])
     with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, module.model.eval()(ids).logits)
+        expected = module.model.eval()(ids).logits
+        torch.testing.assert_close(model(ids).logits, expected)
+        with module.model.disable_adapter():
+            assert (module.model(ids).logits - expected).abs().max() > 0.1
+    assert bool(list(folder.glob("model*.safetensors"))) == merged
+    card = ModelCard.load(folder / "README.md")  # Not PEFT's, which names the base's folder.
+    assert card.data.library_name == ("transformers" if merged else "peft")
+    assert card.data.pipeline_tag == "text-generation"
+    assert str(language_model_folder) not in str(card)
+    assert "| refuse | ≥ " in card.text
+    assert "| comply | ≤ " in card.text
 
 
 def test_a_re_ranker_is_a_cross_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

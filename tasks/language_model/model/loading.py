@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
-from pl_pointwise.tasks.common.models import loading, model_source
+from pl_pointwise.tasks.common.models import loading, model_source, pretrained
 
 from ..text.conversations import ConversationEncoder
 from .adapters import UNMERGEABLE, Lora, add_lora, merged_model
@@ -109,10 +109,7 @@ def load_encoder(
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of a model."""
-    with loading(name):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            model_source(name), revision=revision, trust_remote_code=False
-        )
+    tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, name, revision=revision)
     return tokenizer
 
 

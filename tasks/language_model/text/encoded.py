@@ -58,8 +58,6 @@ class EncodedResponses:
         for start in range(0, len(records), CHUNK):
             self._encode(records[start : start + CHUNK], encoder, skipped)
         report_skipped(name, skipped, len(self.records))
-        if not self.records:
-            raise DataError(f"{name}: no usable record. Give at least one.")
         self.columns = max(len(record.responses) for record in self.records)
 
     def _encode(

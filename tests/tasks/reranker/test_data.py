@@ -152,7 +152,7 @@ def test_template_gives_the_tokens_of_the_formatted_text_cut_at_its_end(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
     template = "query: {query} sentence {passage}"
-    found = encode(tokenizer, [query], [passage], max_length=24, template=template)
+    found = encode(tokenizer, query, [passage], max_length=24, template=template)
     text = template.format(query=query, passage=passage)
     expected = tokenizer(text, truncation=True, max_length=24)["input_ids"]
     assert found["input_ids"] == [expected]

@@ -121,14 +121,21 @@ def test_an_export_replaces_an_earlier_one(tmp_path: Path) -> None:
     assert_equal(module, tmp_path)
 
 
-def test_the_folder_holds_safetensors_and_no_path_of_this_machine(tmp_path: Path) -> None:
-    name = save_tiny_cross_encoder(tmp_path / "model")
-    path = RerankerModule(str(name), max_length=CUT, template=TEMPLATE).export(tmp_path / "export")
+def test_the_folder_holds_safetensors_a_card_and_no_path_of_this_machine(tmp_path: Path) -> None:
+    name = str(save_tiny_cross_encoder(tmp_path / "model"))
+    module = RerankerModule(name, Pointwise(alpha=2.0), 1.0, 3.0, template=TEMPLATE)
+    path = module.export(tmp_path / "export")
     files = sorted(file.name for file in path.iterdir())
     expected = ["README.md", "chat_template.jinja", "config.json", "model.safetensors"]
     assert files == [*expected, "tokenizer.json", "tokenizer_config.json"]
     for file in path.iterdir():
         assert str(tmp_path).encode() not in file.read_bytes()
+    card = ModelCard.load(path / "README.md")
+    assert card.data.library_name == "sentence-transformers"
+    assert card.data.pipeline_tag == "text-ranking"
+    assert card.data.base_model is None  # A folder of this machine.
+    assert "| relevance | ≥ 1 | ≥ 3 | `Pointwise(alpha=2.0" in card.text
+    assert "CrossEncoder(" in card.text
 
 
 def test_a_template_that_the_tokenizer_reads_differently_is_refused(tmp_path: Path) -> None:
@@ -148,14 +155,3 @@ def test_a_template_that_the_tokenizer_reads_differently_is_refused(tmp_path: Pa
     with pytest.raises(ValueError, match=r"cannot be exported.*Train on pairs"):
         module.export(tmp_path / "export")
     assert not (tmp_path / "export").exists()
-
-
-def test_the_card_says_what_was_required_and_what_loads_it(tmp_path: Path) -> None:
-    name = save_tiny_cross_encoder(tmp_path / "model")
-    module = RerankerModule(str(name), Pointwise(alpha=2.0), tolerance=1.0, evaluation_tolerance=3)
-    card = ModelCard.load(module.export(tmp_path / "export") / "README.md")
-    assert card.data.library_name == "sentence-transformers"
-    assert card.data.pipeline_tag == "text-ranking"
-    assert card.data.base_model is None  # A folder of this machine.
-    assert "| relevance | ≥ 1 | ≥ 3 | `Pointwise(alpha=2.0" in card.text
-    assert "CrossEncoder(" in card.text

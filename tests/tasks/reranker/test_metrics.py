@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pl_pointwise.data import PADDING
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
-from pl_pointwise.tasks.reranker.metrics import RANKING_METRICS, ranked_order
+from pl_pointwise.tasks.reranker.metrics import ranked_order, ranking_metrics
 from pl_pointwise.tasks.reranker.module import RerankerModule
 from tests.tasks.reranker.conftest import tables
 
@@ -35,10 +35,6 @@ def loops(scores: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> dict[
     }
 
 
-def found(scores: Tensor, lengths: Tensor, present: Tensor) -> dict[str, Tensor]:
-    return {name: values(scores, lengths, present) for name, values in RANKING_METRICS.items()}
-
-
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -56,7 +52,7 @@ def batches(draw: st.DrawFn) -> Batch:
 
 @given(batches())
 def test_equal_loops_over_sorted_lists(batch: Batch) -> None:
-    values = found(*batch)
+    values = ranking_metrics(*batch)
     for row, (scores, lengths, present) in enumerate(zip(*batch, strict=True)):
         expected = loops(scores.double().numpy(), lengths.numpy(), present.numpy())
         for name, value in expected.items():
@@ -84,7 +80,7 @@ def update(module: RerankerModule, metrics: Any, batch: Batch, real: Tensor) -> 
 def test_each_metric_is_a_mean_over_queries_and_padding_is_none(module: RerankerModule) -> None:
     scores = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 3.0], [math.nan, 1.0, 2.0]])
     batch = scores, torch.tensor([[4.0, 9.0, 6.0]]).repeat(3, 1), torch.ones(3, 3).bool()
-    expected = found(*batch) | {"length_objective": length_biased_lambda_loss(*batch)}
+    expected = ranking_metrics(*batch) | {"length_objective": length_biased_lambda_loss(*batch)}
     metrics = module.evaluation_metrics()
     assert metrics.keys() == expected.keys() | {"wrong_order"}
     update(module, metrics, batch, torch.tensor([True, True, False]))

@@ -13,7 +13,7 @@ import torch
 
 from pl_pointwise.data import categories_of, units_of
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
-from pl_pointwise.tasks.reranker.metrics import reciprocal_rank
+from pl_pointwise.tasks.reranker.metrics import ranking_metrics
 from pl_pointwise.tasks.reranker.module import RerankerModule
 from tests.tasks.conftest import quiet_trainer, shared_units
 from tests.tasks.reranker.conftest import ms_marco_row, ms_marco_rows
@@ -129,7 +129,8 @@ def test_ranking_metrics_are_kept_query_by_query(
     batch = data.collate([{**rows[i], "index": i} for i in range(5)])
     with torch.no_grad():
         scores = model.eval()(batch)
-    expected = reciprocal_rank(scores, batch["passage_lengths"], batch["candidates"])
+    given = scores, batch["passage_lengths"], batch["candidates"]
+    expected = ranking_metrics(*given)["mrr@10"]
     assert values["mrr@10"].index.tolist() == list(range(5))
     torch.testing.assert_close(values["mrr@10"].value.float(), expected)
     assert run.callback_metrics["val/mrr@10"] == pytest.approx(float(expected.mean()))

@@ -12,8 +12,7 @@ from pl_pointwise.tasks import Generation, SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES, Selection
 from pl_pointwise.tasks.safety.module import PAPER_TRAINING
-from tests.tasks import conftest
-from tests.tasks.conftest import ADAPTERS, make_data, make_module, written_files
+from tests.tasks.conftest import ADAPTERS, make_data, make_module, write_rows, written_files
 
 VIOLENCE = "violence,aiding_and_abetting,incitement"
 PRIVACY = "privacy_violation"
@@ -93,10 +92,6 @@ def record(text: str, unsafe: bool, *responses: tuple[str, str | None]) -> Recor
 def said(found: Record) -> list[tuple[str, Any]]:
     """(role, text) of each response."""
     return [(each.role, each.answer) for each in found.responses]
-
-
-def write_rows(path: Path, rows: Iterable[Any]) -> str:
-    return str(conftest.write_rows(path, rows))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,35 +60,35 @@ def judged(rows: list[dict[str, Any]]) -> list[Judgement]:
 )
 def test_an_answer_counts_if_more_than_two_annotators_agree(seen, safe, counts) -> None:
     found = unanimous(judged(judgement_rows("p", "r", seen, safe)), PAPER_CATEGORIES)
-    assert [len(found[name]) for name in PAPER_CATEGORIES] == [int(counts), 0, 0]
+    assert [each.category for each in found] == [VIOLENCE] * counts
 
 
 def test_annotators_are_counted_by_prompt_and_response() -> None:
     """Three rows of one prompt with two responses are not three annotators of either."""
     rows = judgement_rows("p", "r", [[VIOLENCE]] * 2) + judgement_rows("p", "s", [[VIOLENCE]])
-    assert not any(unanimous(judged(rows), PAPER_CATEGORIES).values())
+    assert not unanimous(judged(rows), PAPER_CATEGORIES)
     rows = judgement_rows("p", "r", [[VIOLENCE]] * 3) + judgement_rows("p", "s", [[PRIVACY]] * 3)
     random.Random(0).shuffle(rows)
     found = unanimous(judged(rows), PAPER_CATEGORIES)
-    assert [r.answers for r in found[VIOLENCE]] == [["", "r"]]
-    assert [r.answers for r in found[PRIVACY]] == [["", "s"]]
+    expected = [(VIOLENCE, ["", "r"]), (PRIVACY, ["", "s"])]
+    assert [(each.category, each.answers) for each in found] == expected
 
 
 def test_an_answer_of_several_categories_is_taken_once() -> None:
     rows = judged(judgement_rows("p", "r", [[VIOLENCE, PRIVACY]] * 3))
-    assert [len(found) for found in unanimous(rows, PAPER_CATEGORIES).values()] == [1, 0, 0]
-    assert [len(found) for found in unanimous(rows, (PRIVACY, VIOLENCE)).values()] == [1, 0]
+    for names in (PAPER_CATEGORIES, (PRIVACY, VIOLENCE)):
+        assert [each.category for each in unanimous(rows, names)] == [names[0]]
 
 
 def many(name: str, prompts: int, answers: int) -> list[Record]:
     return [
-        record(f"{name} {i}", True, (UNSAFE, f"{j}"))
+        replace(record(f"{name} {i}", True, (UNSAFE, f"{j}")), given_category=name)
         for i, j in itertools.product(range(prompts), range(answers))
     ]
 
 
 def test_each_category_gives_its_count_with_its_held_out_ones() -> None:
-    records = {name: many(name, 60, 3) for name in PAPER_CATEGORIES}
+    records = [each for name in PAPER_CATEGORIES for each in many(name, 60, 3)]
     train, held = per_category(records, 100, 20, seed=0)
     for found, count in ((train, 80), (held, 20)):
         of_each = Counter(r.text.rpartition(" ")[0] for r in found)
@@ -96,10 +97,11 @@ def test_each_category_gives_its_count_with_its_held_out_ones() -> None:
 
 
 def test_no_prompt_is_trained_on_and_held_out_not_even_for_another_category() -> None:
-    shared = {
-        name: [record(f"p{i}", True, (UNSAFE, f"{name} {i}")) for i in range(50)]
+    shared = [
+        replace(record(f"p{i}", True, (UNSAFE, f"{name} {i}")), given_category=name)
         for name in PAPER_CATEGORIES
-    }
+        for i in range(50)
+    ]
     train, held = per_category(shared, 40, 10, seed=0)
     assert (len(train), len(held)) == (90, 30)
     assert not {r.text for r in train} & {r.text for r in held}
@@ -109,7 +111,7 @@ def test_the_draw_follows_the_seed_and_not_the_order_of_the_data() -> None:
     records = many("v", 30, 2)
 
     def drawn(records: list[Record], seed: int) -> list[set[Any]]:
-        both = per_category({VIOLENCE: records}, 30, 10, seed)
+        both = per_category(records, 30, 10, seed)
         return [{(r.text, *r.answers) for r in found} for found in both]
 
     assert drawn(records, 0) == drawn(records[::-1], 0)
@@ -117,7 +119,7 @@ def test_the_draw_follows_the_seed_and_not_the_order_of_the_data() -> None:
 
 
 def test_a_category_with_fewer_gives_the_same_share_of_them() -> None:
-    train, held = per_category({VIOLENCE: many("v", 21, 1)}, 4200, 200, seed=0)
+    train, held = per_category(many("v", 21, 1), 4200, 200, seed=0)
     assert (len(train), len(held)) == (20, 1)
 
 

@@ -13,8 +13,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from pl_pointwise.tasks.when2call.metrics import (
     DIRECT,
     choice_metrics,
-    choice_scores,
-    chosen_category,
+    chosen_categories,
     update_choice_metrics,
 )
 from pl_pointwise.tasks.when2call.records import CATEGORIES
@@ -52,10 +51,7 @@ def test_each_accuracy_chooses_by_its_own_normalisation() -> None:
     tokens = torch.tensor([[1, 3, 4, 20]])
     characters = torch.tensor([[2, 3, 20, 20]])
     choices = torch.tensor([[3, 2, 1, 0]])  # the right one first
-    predicted = {
-        name: chosen_category(choice_scores(sums, tokens, characters, choices, name))
-        for name in ("sum", "characters", "tokens")
-    }
+    predicted = chosen_categories(sums, tokens, characters, choices)
     chosen = {name: CATEGORIES[int(choice)] for name, choice in predicted.items()}
     assert chosen == {"sum": "cannot_answer", "characters": "tool_call", "tokens": "direct"}
 
@@ -71,11 +67,11 @@ def test_absent_candidates_and_nan_are_never_chosen() -> None:
     sums = torch.tensor([[math.nan, -3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     tokens = torch.tensor([[1, 2, 0, 0], [0, 0, 0, 0]])
     choices = torch.tensor([[0, 2, -1, -1], [-1, -1, -1, -1]])
-    scores = choice_scores(sums, tokens, tokens, choices, "tokens")
-    assert chosen_category(scores).tolist() == [2, 0]
-    assert scores[0, 2] == -1.5
-    assert scores[1].isneginf().all()
+    assert chosen_categories(sums, tokens, tokens, choices)["tokens"].tolist() == [2, 0]
 
 
 def test_ties_take_the_first_category() -> None:
-    assert chosen_category(torch.tensor([[-1.0, -0.5, -0.5, -2.0]])).tolist() == [1]
+    sums, ones = torch.tensor([[-1.0, -0.5, -0.5, -2.0]]), torch.ones(1, 4, dtype=torch.long)
+    for choices, first in ([0, 1, 2, 3], 1), ([3, 2, 1, 0], 1):
+        chosen = chosen_categories(sums, ones, ones, torch.tensor([choices]))
+        assert [each.tolist() for each in chosen.values()] == [[first]] * 3

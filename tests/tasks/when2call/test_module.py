@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
 from lightning.pytorch import Trainer, seed_everything
-from peft import AutoPeftModelForCausalLM
 from torch import Tensor
 
 from pl_pointwise import Optimization, Penalty, Pointwise
@@ -239,26 +237,6 @@ def test_a_checkpoint_of_other_adapters_is_refused(made) -> None:
     module.load_state_dict(adapters)
     with pytest.raises(RuntimeError, match=r"unexpected model\.spare"):
         module.load_state_dict(adapters | {"model.spare": torch.zeros(1)})
-
-
-def test_the_export_gives_the_same_log_likelihoods(language_model_folder, tmp_path, made) -> None:
-    module, batch = made().eval(), batch_of()
-    with torch.no_grad():
-        expected = module(batch).log_likelihood
-    folder = module.export(tmp_path / "export")
-    loaded = AutoPeftModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        found = ResponseScorer(loaded, "plain")(batch, reference=False).log_likelihood
-        base = ResponseScorer(loaded.unload(), "plain")(batch, reference=False).log_likelihood
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    assert (base - expected).abs().max() > 0.1  # guards the comparison: the adapter does something
-    assert (folder / "tokenizer_config.json").is_file()
-    assert not list(folder.glob("model*.safetensors"))
-    card = ModelCard.load(folder / "README.md")  # Not PEFT's, which names the base's folder.
-    assert (card.data.library_name, card.data.pipeline_tag) == ("peft", "text-generation")
-    assert str(language_model_folder) not in str(card)
-    assert "| chosen | ≥ " in card.text
-    assert "| rejected | ≤ " in card.text
 
 
 # Prediction ---------------------------------------------------------------------------------------
