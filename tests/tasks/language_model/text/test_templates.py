@@ -338,7 +338,7 @@ def test_a_perfect_refusal_counts_as_one(name, said, monkeypatch) -> None:
     monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids] * 2)
     prompts = [made.prompt(ASKED, [], "here")] * 2
     if name == "deepseek_v3" and said == REFUSAL:  # A thought that goes on and never ends is none.
-        prompts[1] = made.prompt(ASKED, [], "here", [{"content": "x", "reasoning_content": "y"}])
+        prompts[1] = rendered(name, {"content": "x", "reasoning_content": "y"})[0]
     asked = [ids for ids, _ in made.encode(prompts, [[], []])]
     answers = generate_answers(build_model("llama"), made, asked, Generation())
     texts = [answer["answer"] for answer in answers]
