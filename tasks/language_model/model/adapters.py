@@ -60,10 +60,11 @@ class Lora:
     peft: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Adapters that wait for tokens in the prompt are not shown them by the scorer; those of
-        # inference_mode are not trained.
+        # Adapters that wait for tokens in the prompt are not shown them by the scorer, those of
+        # inference_mode are not trained, and tied ones are untied where the model moves.
         not_here = {*vars(self), "alora_invocation_tokens", "inference_mode", "task_type"}
         not_here |= {"peft_type", "base_model_name_or_path", "revision", "arrow_config"}
+        not_here |= {"ensure_weight_tying"}
         for name in self.peft:
             one_of("lora.peft", name, sorted({*vars(LoraConfig())} - not_here))
         for name, safe in (("init_lora_weights", ("gaussian", "orthogonal")), ("bias", ("none",))):
@@ -78,17 +79,17 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     """The model with fresh adapters, the base frozen; an error names what could take them."""
     base, targets = model.config.model_type, lora.target_modules
     unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    routers, more = _routers(model), lora.peft
-    if targets == "all-linear" and routers:
+    more = lora.peft
+    if targets == "all-linear" and (routers := _routers(model)):
         more = {"exclude_modules": routers, **more}
     try:
         if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
-            targets = _attention_targets(model, lora)
+            targets = _attention_targets(model)
         options = {**vars(lora), "target_modules": targets, "task_type": "CAUSAL_LM"}
         del options["peft"]
         adapted = get_peft_model(model, LoraConfig(**options, **more))
         assert isinstance(adapted, PeftModel)
-        _check_targets(adapted, lora, routers)
+        _check_targets(adapted, lora)
     except (TypeError, ValueError, UnsupportedError) as error:
         head = model.get_output_embeddings()
         endings = {
@@ -103,22 +104,14 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     return adapted
 
 
-def _check_targets(adapted: PeftModel, lora: Lora, routers: list[str]) -> None:
-    """Refuses what PEFT takes without a word, and what an adapter then does not do."""
+def _check_targets(adapted: PeftModel, lora: Lora) -> None:
+    """Refuses names that nothing has, which PEFT leaves out where there are others."""
     taken = adapted.base_model.targeted_module_names
-    # Of several names it leaves out those that nothing has.
     paths = [path for path, _ in adapted.get_base_model().named_modules()]
     listed = lora.target_modules if isinstance(lora.target_modules, list) else []
     for names, there in ((listed, taken), (lora.modules_to_save or [], paths)):
         if lost := [n for n in names if not any(f".{p}".endswith(f".{n}") for p in there)]:
             raise ValueError(f"no {lost}, or none that the other options leave.")
-    if wrong := sorted(set(taken).intersection(routers)):
-        raise ValueError(f"{wrong} are routers, not adapted: add them to peft.exclude_modules.")
-    if any(getattr(part, "kwargs", {}).get("tied_adapter") for part in adapted.modules()):
-        raise ValueError(
-            "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
-            "moves to its device. Name embed_tokens in modules_to_save instead."
-        )
 
 
 def _routers(model: nn.Module) -> list[str]:
@@ -130,10 +123,10 @@ def _routers(model: nn.Module) -> list[str]:
     ]
 
 
-def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """Paths of the linear layers inside the decoder's attention, known by the names of classes.
+def _attention_targets(model: PreTrainedModel) -> list[str]:
+    """Names of the linear layers inside the decoder's attention, known by the names of classes.
 
-    Of layers_to_transform alone, which PEFT does not apply to whole paths.
+    Each with that of what it is in, so that none outside attention has the same.
     """
     inside = {
         id(part)
@@ -142,13 +135,8 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
         for part in attention.modules()
         if isinstance(part, _LINEAR)
     }
-    layers = lora.layers_to_transform
-    chosen = {str(layer) for layer in (layers if isinstance(layers, list) else [layers])}
-    return [
-        path
-        for path, part in model.named_modules()
-        if id(part) in inside and (layers is None or chosen.intersection(path.split(".")))
-    ]
+    paths = [path for path, part in model.named_modules() if id(part) in inside]
+    return sorted({".".join(path.split(".")[-2:]) for path in paths})
 
 
 # Merging ------------------------------------------------------------------------------------------
