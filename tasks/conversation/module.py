@@ -215,18 +215,8 @@ class ConversationModule(LanguageModelModule):
         super().check_training_records(records)
 
     @property
-    def objective_needs(self) -> str:
-        """The roles that the objective is taken over, for an error."""
-        needed = sorted(self._needed)
-        record = f'{{"prompt": "…", "answer": "…", "role": "{needed[-1]}"}}'
-        return f"{' or '.join(needed)}, as {record}"
-
-    def in_objective(self, record: Record) -> bool:
-        """Whether the objective is taken over a response of the record."""
-        return not self._needed.isdisjoint(record.roles)
-
-    @property
-    def _needed(self) -> set[str]:
+    def needed_roles(self) -> set[str]:
+        """The roles that the objective is taken over, by replay too."""
         return {*self.objective_roles, *["keep"] * (self.replay > 0)}
 
     # Evaluation -----------------------------------------------------------------------------------

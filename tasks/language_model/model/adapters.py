@@ -60,11 +60,10 @@ class Lora:
     peft: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Adapters that wait for tokens in the prompt are not shown them by the scorer, those of
-        # inference_mode are not trained, and tied ones are untied where the model moves.
+        # Adapters that wait for tokens in the prompt are not shown them by the scorer; those of
+        # inference_mode are not trained.
         not_here = {*vars(self), "alora_invocation_tokens", "inference_mode", "task_type"}
         not_here |= {"peft_type", "base_model_name_or_path", "revision", "arrow_config"}
-        not_here |= {"ensure_weight_tying"}
         for name in self.peft:
             one_of("lora.peft", name, sorted({*vars(LoraConfig())} - not_here))
         for name, safe in (("init_lora_weights", ("gaussian", "orthogonal")), ("bias", ("none",))):
@@ -105,13 +104,19 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
 
 
 def _check_targets(adapted: PeftModel, lora: Lora) -> None:
-    """Refuses names that nothing has, which PEFT leaves out where there are others."""
+    """Refuses what PEFT takes without a word, and what an adapter then does not do."""
     taken = adapted.base_model.targeted_module_names
+    # Of several names it leaves out those that nothing has.
     paths = [path for path, _ in adapted.get_base_model().named_modules()]
     listed = lora.target_modules if isinstance(lora.target_modules, list) else []
     for names, there in ((listed, taken), (lora.modules_to_save or [], paths)):
         if lost := [n for n in names if not any(f".{p}".endswith(f".{n}") for p in there)]:
             raise ValueError(f"no {lost}, or none that the other options leave.")
+    if any(getattr(part, "kwargs", {}).get("tied_adapter") for part in adapted.modules()):
+        raise ValueError(
+            "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
+            "moves to its device. Name embed_tokens in modules_to_save instead."
+        )
 
 
 def _routers(model: nn.Module) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import peft
 import pytest
 import torch
+from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -145,8 +147,6 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
         # What changes the base's weights:
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
         ({"bias": "all"}, "bias"),
-        # What a move to another device takes apart:
-        ({"ensure_weight_tying": True}, "ensure_weight_tying"),
         # What PEFT does not know:
         ({"use_dorra": True}, "lora.peft='use_dorra': choose one of .*use_dora"),
         ({"r": 4}, "lora.peft='r': choose one of"),
@@ -156,6 +156,15 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
 def test_options_that_cannot_be_are_named(options, said) -> None:
     with pytest.raises(ValueError, match=said):
         Lora(peft=options)
+
+
+@pytest.mark.skipif(
+    Version(peft.__version__) < Version("0.19"), reason="PEFT 0.18 leaves such adapters untied"
+)
+def test_adapters_that_are_tied_until_they_move_are_refused() -> None:
+    lora = Lora(target_modules=["embed_tokens"], peft={"ensure_weight_tying": True})
+    with pytest.raises(ValueError, match=r"ensure_weight_tying: adapters .* in modules_to_save"):
+        add_lora(build_model("llama", tie_word_embeddings=True), lora)
 
 
 def test_an_adapter_as_the_model_is_refused(language_model_folder, tmp_path) -> None:
