@@ -449,10 +449,10 @@ class LanguageModelModule(PointwiseModule):
         prompts: {"messages": [{"role", "content"}], "tools": […]}, tools where there are any.
         Returns: as :meth:`generate`.
         """
-        texts = [
-            self.encoder.prompt(each["messages"], each.get("tools") or [], "a prompt to answer")
-            for each in prompts
-        ]
+        records = (
+            Record(p["messages"], p.get("tools") or [], (), "a prompt to answer") for p in prompts
+        )
+        texts = [self.encoder.texts(record)[0] for record in records]
         ids = [ids for ids, _ in self.encoder.encode(texts, [[]] * len(texts))]
         return generate_answers(self.model, self.encoder, ids, self.generation, reference)
 

@@ -38,13 +38,14 @@ from pl_pointwise.tasks.common.records import shown
 
 from .messages import Answer, Message, Parts, parts_of
 from .reasoning import THOUGHTS, empty_thought, split_thought
+from .records import Record
 
 DATE = datetime(2024, 7, 26)
 """The date that a template gets as today's, or a run could not be repeated tomorrow."""
 
 _PROBE, _VALUE, _SECOND = Parts("probe of an answer"), "probe of an argument", "second_probe"
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
-_ASK = {"role": "user", "content": "Hello"}
+_ASK = Record([{"role": "user", "content": "Hello"}], [], (), "probe")
 
 
 class ConversationEncoder:
@@ -77,7 +78,7 @@ class ConversationEncoder:
         self._thinks = any(mark in tokenizer.get_chat_template() for _, mark in THOUGHTS)
         self._calls_a_turn, self._arguments_as_text = math.inf, False
         try:
-            self.texts([_ASK], [], "probe", [])
+            self.texts(_ASK)
         except DataError as error:
             raise DataError(
                 f"The chat template of {name} does not continue its own generation prompt with an "
@@ -85,7 +86,7 @@ class ConversationEncoder:
             ) from error
         # The token behind a text closes its turn, or those behind it up to the end token.
         special = _any_of([end, *(token.content for token in added if token.special)])
-        tail = self._render([_ASK], [], "probe", _PROBE).rpartition(_PROBE.text)[2]
+        tail = self._render(_ASK, _PROBE).rpartition(_PROBE.text)[2]
         near = re.match(rf"\s*((?:{special})*?{re.escape(end)}|{special})", tail)
         self.closing = near[0] if near else end
         self._behind_text = self._behind_call = tail if near else None, self.closing
@@ -97,7 +98,7 @@ class ConversationEncoder:
         written = ""
         for self._arguments_as_text in (False, True):
             with suppress(DataError):
-                written = self._render([_ASK], [], "probe", Parts(calls=[_CALL]))
+                written = self._render(_ASK, Parts(calls=[_CALL]))
             if _VALUE in written:
                 break
         else:
@@ -112,7 +113,7 @@ class ConversationEncoder:
             self._behind_call = None, self.closing
         with suppress(DataError):
             both = Parts(calls=[_CALL, {**_CALL, "name": _SECOND}])
-            if _SECOND not in self._render([_ASK], [], "probe", both):
+            if _SECOND not in self._render(_ASK, both):
                 self._calls_a_turn = 1
 
     @property
@@ -121,31 +122,21 @@ class ConversationEncoder:
         closings = self._ids([self.closing, self._behind_call[1]])
         return sorted({self.tokenizer.eos_token_id, *(ids[-1] for ids in closings)})
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Message], where: str) -> str:
-        """The text up to where the answer begins, the scaffold of a text included."""
-        return self.texts(messages, tools, where, [])[0]
-
-    def texts(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Message],
-        where: str,
-        answers: Sequence[Answer],
-    ) -> tuple[str, list[str]]:
+    def texts(self, record: Record) -> tuple[str, list[str]]:
         """The prompt, and the text of each answer behind it with what ends the turn."""
-        render = partial(self._render, messages, tools, where)
-        every, base = [self._parts(answer) for answer in answers], render()
+        render = partial(self._render, record)
+        every, base = [self._parts(answer) for answer in record.answers], render()
         if any(parts.reasoning for parts in every):
             prompt, head = base, base
         else:
             head = render(_PROBE).rpartition(_PROBE.text)[0]
-            if self._calls_a_turn and (tools or any(parts.calls for parts in every)):
+            if self._calls_a_turn and (record.tools or any(parts.calls for parts in every)):
                 head = self._before_calls(head, render(Parts(calls=[_CALL])), base)
-            prompt, head = _prompt(base, head, messages[-1]["content"].strip(), where)
+            prompt, head = _prompt(base, head, record)
         responses = []
         for parts in every:
-            text = _behind(prompt, head, render(parts), parts.reasoning, where)
-            responses.append(self._response(parts, text, where))
+            text = _behind(prompt, head, render(parts), parts.reasoning, record.where)
+            responses.append(self._response(parts, text, record.where))
         return prompt, responses
 
     def _before_calls(self, head: str, called: str, base: str) -> str:
@@ -215,17 +206,12 @@ class ConversationEncoder:
             turns.append(turn)
         return turns
 
-    def _render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Message],
-        where: str,
-        answer: Parts | None = None,
-    ) -> str:
+    def _render(self, record: Record, answer: Parts | None = None) -> str:
         """The conversation with an answer, of which the text has to be in it.
 
         Without one, up to where the assistant begins.
         """
+        messages, where = record.messages, record.where
         if answer is not None:
             calls = [{"function": call} for call in answer.calls]
             given = {"tool_calls": calls, "reasoning_content": answer.reasoning}
@@ -241,7 +227,7 @@ class ConversationEncoder:
             )
         listed: list[dict[str, Any]] = [
             dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
-            for tool in tools
+            for tool in record.tools
         ]
         try:
             text = self.tokenizer.apply_chat_template(
@@ -310,14 +296,14 @@ def _any_of(tokens: Sequence[str]) -> str:
     return "|".join(map(re.escape, sorted(set(tokens), key=len, reverse=True)))
 
 
-def _prompt(base: str, head: str, last: str, where: str) -> tuple[str, str]:
+def _prompt(base: str, head: str, record: Record) -> tuple[str, str]:
     """(prompt, what stands in its place in front of an answer).
 
-    base: the conversation up to where the assistant begins, ``last`` its last turn.
+    base: the conversation up to where the assistant begins.
     head: what the template writes in front of a text, the scaffold included.
     """
     thought, closing = empty_thought(base)
-    stem, given = base.removesuffix(thought), head
+    stem, given, last = base.removesuffix(thought), head, record.messages[-1]["content"].strip()
     if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
         (front, mine, _), (_, theirs, rest) = base.rpartition(last), head.rpartition(last)
         given = front + mine + rest if mine and theirs else ""
@@ -328,7 +314,7 @@ def _prompt(base: str, head: str, last: str, where: str) -> tuple[str, str]:
         return base + closing, head
     if closing and given.startswith(stem):  # The template's own empty thought: Nemotron 3.
         return given, head
-    raise _differs(where)
+    raise _differs(record.where)
 
 
 def _unspaced(text: str) -> str:
