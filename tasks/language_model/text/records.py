@@ -176,6 +176,8 @@ def make_record(
     row: dict[str, Any], messages: list[dict[str, Any]], responses: Sequence[Response], where: str
 ) -> Record:
     """A record with what is common to all schemas: "tools" and "category"."""
+    if not messages:
+        raise bad_field(where, "messages", "has no turn before the answer", "Give the question")
     if messages[-1]["role"] == "assistant":
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")

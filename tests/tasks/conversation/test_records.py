@@ -143,6 +143,7 @@ BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
     ({"prompt": str(ASK), "answer": "yes"}, ['"prompt" is not readable JSON', "{role, content}"]),
     ({"prompt": "Hi", "completion": None}, ['"completion" is null', "Give a text"]),
     ({"messages": [{"role": "system", "content": ""}], "answer": "a"}, ["empty", "the user"]),
+    ({"messages": [{"role": "assistant", "content": "a"}]}, ["no turn before the answer"]),
 ]
 BAD_ROWS += [({"prompt": "Hi", "responses": [bad]}, words) for bad, words in BAD_RESPONSES]
 
