@@ -317,10 +317,6 @@ def _prompt(base: str, head: str, record: Record) -> tuple[str, str]:
     raise _differs(record.where)
 
 
-def _unspaced(text: str) -> str:
-    return "".join(text.split())
-
-
 def _behind(prompt: str, head: str, whole: str, reasoning: str, where: str) -> str:
     """What the whole has behind the prompt or ``head``, a thought that it leaves out put back."""
     for front in (prompt, head):
@@ -345,11 +341,11 @@ def _differs(where: str) -> DataError:
 
 def _must_hold(text: str, rendered: str, where: str, what: str) -> None:
     """Refuses a record of which a text is not in what the template made, as it is or as JSON."""
-    text = text.strip()
-    forms = (json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True))
-    if text in rendered or any(form in rendered for form in forms):
+    if text.strip() in rendered:
         return
-    if _unspaced(text) not in _unspaced(rendered):  # Falcon's joins paragraphs.
+    forms = (text, *(json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True)))
+    whole = "".join(rendered.split())  # Falcon's joins paragraphs.
+    if not any("".join(form.split()) in whole for form in forms):
         raise DataError(
             f"{where}: the chat template leaves out {what}, or changes it: {shown(text)}. Change "
             "the record to what the model's format has, or take it out, or take another template "

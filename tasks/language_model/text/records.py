@@ -154,12 +154,11 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
     """``parse`` of a row with turns in our form; it may leave out nothing of :data:`_CHANGING`."""
 
     @wraps(parse)
-    def read(*arguments: Any) -> T:
-        *owner, row, where = arguments
+    def read(row: Any, where: str, **options: Any) -> T:
         row = json_object(row, where)
         for name in row:
             row[name] = as_turns(dict.get(row, name), where, name)
-        record: Any = parse(*owner, row, where)
+        record: Any = parse(row, where, **options)
         given = any(each.answer for each in getattr(record, "record", record).responses)
         for name, value in row.unread().items():
             last = name.rpartition(".")[2]
