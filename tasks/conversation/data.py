@@ -22,8 +22,7 @@ from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
 
-from .forgetting import add_targets
-from .own_answers import with_own_answers
+from .from_models import add_targets, with_own_answers
 from .records import ROLES, check_together, read_record
 
 TRAINED = ("train", "learn", "keep", "forget")

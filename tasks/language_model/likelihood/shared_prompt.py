@@ -124,16 +124,13 @@ trunk), None for causal and nothing else; and the branches, (1, 1, branches, all
 
 
 def _mask(*args: Any, **kwargs: Any) -> Any:
-    layout = _LAYOUT.get()
-    return sdpa_mask(*args, **kwargs) if layout is None else _row_mask(layout, **kwargs)
-
-
-def _row_mask(layout: Layout, **kwargs: Any) -> RowMask:
-    """In a mask's place.
+    """The usual mask, or a row's in its place.
 
     The model's rule, mask_function, is plainly causal if nothing was put on top
     (allow_is_causal_skip) and no window or chunk (local_size) is reached.
     """
+    if (layout := _LAYOUT.get()) is None:
+        return sdpa_mask(*args, **kwargs)
     device, local_size = layout.positions.device, kwargs.get("local_size")
     allowed = partial(_visible, kwargs["mask_function"])
     row: RowMask = []
