@@ -78,6 +78,11 @@ def test_values_and_slopes_are_those_of_the_formula(name: str, beta: float) -> N
     values = loss(beta, chosen.requires_grad_(), rejected.requires_grad_(), *rest)
     assert values.shape == (len(PAIRS),)
     slopes = torch.autograd.grad(values.sum(), (chosen, rejected))
+    # In float32, too, log-likelihoods far apart leave nothing infinite.
+    low = [column.detach().float().requires_grad_() for column in (chosen, rejected)]
+    found = loss(beta, *low, *(column.float() for column in rest))
+    for each in (found, *torch.autograd.grad(found.sum(), low)):
+        assert each.isfinite().all()
     step = 1e-5
     for i, pair in enumerate(PAIRS):
         expected = formula(beta, *pair)
@@ -88,29 +93,3 @@ def test_values_and_slopes_are_those_of_the_formula(name: str, beta: float) -> N
             down[side] -= step
             difference = (formula(beta, *up) - formula(beta, *down)) / (2 * step)
             assert slope[i].item() == pytest.approx(difference, rel=1e-5, abs=1e-6)
-
-
-def all_losses() -> list[Callable[[Tensor, Tensor], Tensor]]:
-    """Each as a function of the two log-likelihoods alone, β .1, references 0, ten tokens."""
-    safe, unsafe = torch.tensor([False]), torch.tensor([True])
-    return [
-        lambda w, x: dpo_loss(w, x, beta=0.1),
-        lambda w, x: simpo_loss(w / 10, x / 10, beta=2.0, gamma=0.5),
-        lambda w, x: cpo_loss(w, x, w / 10, beta=0.1),
-        lambda w, x: cal_dpo_loss(w, x, beta=0.1),  # short of its targets, ±5
-        lambda w, x: safe_dpo_loss(w, x, safe, unsafe, margin=5.0),
-    ]
-
-
-@pytest.mark.parametrize("loss", all_losses())
-def test_likelihoods_far_apart_stay_finite_in_float32(
-    loss: Callable[[Tensor, Tensor], Tensor],
-) -> None:
-    far, near = torch.tensor([-3000.0]), torch.tensor([-1.0])
-    for chosen, rejected in ((far, near), (near, far)):
-        chosen, rejected = chosen.clone().requires_grad_(), rejected.clone().requires_grad_()
-        value = loss(chosen, rejected).sum()
-        value.backward()
-        assert value.isfinite()
-        assert chosen.grad is not None
-        assert chosen.grad.isfinite().all()
