@@ -215,8 +215,8 @@ class ConversationEncoder:
         if answer is not None:
             calls = [{"function": call} for call in answer.calls]
             given = {"tool_calls": calls, "reasoning_content": answer.reasoning}
-            said = {"role": "assistant", "content": answer.text}
-            messages = [*messages, said | {k: v for k, v in given.items() if v}]
+            reply = {"role": "assistant", "content": answer.text}
+            messages = [*messages, reply | {k: v for k, v in given.items() if v}]
         turns = self._turns(messages)
         most = max(len(turn.get("tool_calls") or ()) for turn in turns)
         if most > self._calls_a_turn:
