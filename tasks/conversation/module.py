@@ -267,14 +267,16 @@ class ConversationModule(LanguageModelModule):
         """
         answers, kept = super().batch_answers(batch, samples, stage), []
         for answer, (row, _) in zip(answers, samples, strict=True):
-            record, texts = batch["records"][row], {role: list[str]() for role in ROLES}
-            for column, role in enumerate(record.roles):
-                texts[role].append(text_of_response(self.encoder, batch, row, column))
-            if texts["keep"]:
+            roles = batch["records"][row].roles
+            if "keep" in roles:
                 kept.append((row, answer))
-            wanted = texts["prefer"] + texts["learn"] + texts["refuse"]
+            wanted = [
+                text_of_response(self.encoder, batch, row, column).strip()
+                for column, role in enumerate(roles)
+                if role in ("prefer", "learn", "refuse")
+            ]
             if wanted:
-                answer["exact"] = answer["answer"].strip() in [text.strip() for text in wanted]
+                answer["exact"] = answer["answer"].strip() in wanted
         if kept and self.lora is not None:
             rows = [row for row, _ in kept]
             prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]

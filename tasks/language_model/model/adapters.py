@@ -79,7 +79,12 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     base, targets = model.config.model_type, lora.target_modules
     unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     more = lora.peft
-    if targets == "all-linear" and (routers := _routers(model)):
+    routers = [  # Linear by class alone: they return scores and indices, or groups.
+        path
+        for path, part in model.named_modules()
+        if isinstance(part, nn.Linear) and re.search("Router|Grouped", type(part).__name__)
+    ]
+    if targets == "all-linear" and routers:
         more = {"exclude_modules": routers, **more}
     try:
         if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
@@ -117,15 +122,6 @@ def _check_targets(adapted: PeftModel, lora: Lora) -> None:
             "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
             "moves to its device. Name embed_tokens in modules_to_save instead."
         )
-
-
-def _routers(model: nn.Module) -> list[str]:
-    """Paths of layers that are linear by class alone, and return scores and indices, or groups."""
-    return [
-        path
-        for path, part in model.named_modules()
-        if isinstance(part, nn.Linear) and re.search("Router|Grouped", type(part).__name__)
-    ]
 
 
 def _attention_targets(model: PreTrainedModel) -> list[str]:

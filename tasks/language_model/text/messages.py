@@ -263,7 +263,7 @@ def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: boo
     if calls := [call["function"] for call in read.get("tool_calls", ())]:
         given["tool_calls"] = calls
     else:
-        said = parse_answer(read["content"], where, f"{name}.content", bare_calls=bare_calls)
+        said = _text_or_calls(read["content"], where, f"{name}.content", bare_calls)
         if isinstance(said, list):
             given = {**given, "tool_calls": said}
             del given["content"]
