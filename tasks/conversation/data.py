@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +22,8 @@ from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
 
-from .forgetting import add_targets
-from .own_answers import with_own_answers
-from .records import ROLES, Reading, check_together
+from .from_models import add_targets, with_own_answers
+from .records import ROLES, check_together, read_record
 
 TRAINED = ("train", "learn", "keep", "forget")
 """Files of training records, by their option; answers of all but the first are of that role."""
@@ -118,7 +118,7 @@ class ConversationDataModule(ResponseDataModule):
     def reader(self, name: str) -> Parse:
         """With the role of a file that has one."""
         role = name if name in TRAINED[1:] else self.role
-        return Reading(role, responses=name != "predict")
+        return partial(read_record, role=role, responses=name != "predict")
 
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits with a text for each refusal."""

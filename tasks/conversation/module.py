@@ -215,18 +215,8 @@ class ConversationModule(LanguageModelModule):
         super().check_training_records(records)
 
     @property
-    def objective_needs(self) -> str:
-        """The roles that the objective is taken over, for an error."""
-        needed = sorted(self._needed)
-        record = f'{{"prompt": "…", "answer": "…", "role": "{needed[-1]}"}}'
-        return f"{' or '.join(needed)}, as {record}"
-
-    def in_objective(self, record: Record) -> bool:
-        """Whether the objective is taken over a response of the record."""
-        return not self._needed.isdisjoint(record.roles)
-
-    @property
-    def _needed(self) -> set[str]:
+    def needed_roles(self) -> set[str]:
+        """The roles that the objective is taken over, by replay too."""
         return {*self.objective_roles, *["keep"] * (self.replay > 0)}
 
     # Evaluation -----------------------------------------------------------------------------------
@@ -277,14 +267,16 @@ class ConversationModule(LanguageModelModule):
         """
         answers, kept = super().batch_answers(batch, samples, stage), []
         for answer, (row, _) in zip(answers, samples, strict=True):
-            record, texts = batch["records"][row], {role: list[str]() for role in ROLES}
-            for column, role in enumerate(record.roles):
-                texts[role].append(text_of_response(self.encoder, batch, row, column))
-            if texts["keep"]:
+            roles = batch["records"][row].roles
+            if "keep" in roles:
                 kept.append((row, answer))
-            wanted = texts["prefer"] + texts["learn"] + texts["refuse"]
+            wanted = [
+                text_of_response(self.encoder, batch, row, column).strip()
+                for column, role in enumerate(roles)
+                if role in ("prefer", "learn", "refuse")
+            ]
             if wanted:
-                answer["exact"] = answer["answer"].strip() in [text.strip() for text in wanted]
+                answer["exact"] = answer["answer"].strip() in wanted
         if kept and self.lora is not None:
             rows = [row for row, _ in kept]
             prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]

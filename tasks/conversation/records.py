@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -158,32 +158,26 @@ _ANSWERS = {"role", *_BOUND, *ANSWERS, "label", "status", "responses"}
 _ANSWERS |= {"chosen", "rejected", "chosen_response", "rejected_response"}
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Reads the rows of a file or of a data set on the hub.
+@reads_whole
+def read_record(row: Row, where: str, role: str = "reference", responses: bool = True) -> Record:
+    """The record of a row of a file or of a data set on the hub.
 
     role: of a response to which its schema gives none.
-    responses: whether a record has to have any.
+    responses: whether it has to have any.
     """
-
-    role: str = "reference"
-    responses: bool = True
-
-    @reads_whole
-    def __call__(self, row: Row, where: str) -> Record:
-        given: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
-        ends_open = isinstance(given, str) or (is_turns(given) and given[-1]["role"] != "assistant")
-        if ends_open and not self.responses:
-            row.read |= _ANSWERS
-            return make_record(row, conversation(row, where), [], where)
-        name = told(row, where)
-        if name in ("records", "answer"):  # Our own.
-            _check_spelling(row, where)
-        record = SCHEMAS[name][1](row, where, self.role)
-        if self.responses and not record.responses:
-            problem = "has none that anything is asked of"
-            raise bad_field(where, "responses", problem, "Give at least one")
-        return record
+    given: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
+    ends_open = isinstance(given, str) or (is_turns(given) and given[-1]["role"] != "assistant")
+    if ends_open and not responses:
+        row.read |= _ANSWERS
+        return make_record(row, conversation(row, where), [], where)
+    name = told(row, where)
+    if name in ("records", "answer"):  # Our own.
+        _check_spelling(row, where)
+    record = SCHEMAS[name][1](row, where, role)
+    if responses and not record.responses:
+        problem = "has none that anything is asked of"
+        raise bad_field(where, "responses", problem, "Give at least one")
+    return record
 
 
 _BESIDE = ("system", "tools", "category", *_BOUND, "role")

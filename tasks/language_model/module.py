@@ -283,22 +283,18 @@ class LanguageModelModule(PointwiseModule):
                 f"No constraint applies to any record ({', '.join(self.constraints)}): {found}. "
                 "Add some, change roles, or set formulation to null."
             )
-        if not any(map(self.in_objective, records)):
+        if roles.isdisjoint(needed := self.needed_roles):
             raise DataError(
                 f"The objective {self.trained_on} applies to no record: it needs a response of "
-                f"role {self.objective_needs}: {found}. Add such a response to at least one "
+                f"role {' or '.join(sorted(needed))}: {found}. Add such a response to at least one "
                 "record, an answer to stay close to or to learn; or change objective or "
                 "objective_roles."
             )
 
     @property
-    def objective_needs(self) -> str:
+    def needed_roles(self) -> set[str]:
         """The roles of which a record in the objective has a response."""
-        return " or ".join(sorted(self.objective_roles))
-
-    def in_objective(self, record: Any) -> bool:
-        """Whether the objective applies to a record."""
-        return not set(self.objective_roles).isdisjoint(record.roles)
+        return set(self.objective_roles)
 
     @part_of("on_fit_start")
     def _prepare_fit(self) -> None:
@@ -442,11 +438,8 @@ class LanguageModelModule(PointwiseModule):
         Returns: {"answer", "refused", "cut"} of each; see generation.py.
         """
         padded = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
-        return self._generate([ids[:length] for ids, length in padded], reference)
-
-    def _generate(self, prompts: Sequence[Sequence[int]], reference: bool) -> list[dict[str, Any]]:
-        settings = self.generation
-        return generate_answers(self.model, self.encoder, prompts, settings, reference=reference)
+        ids = [ids[:length] for ids, length in padded]
+        return generate_answers(self.model, self.encoder, ids, self.generation, reference)
 
     def answers_to(
         self, prompts: Sequence[Mapping[str, Any]], *, reference: bool = False
@@ -456,12 +449,12 @@ class LanguageModelModule(PointwiseModule):
         prompts: {"messages": [{"role", "content"}], "tools": […]}, tools where there are any.
         Returns: as :meth:`generate`.
         """
-        texts = [
-            self.encoder.prompt(each["messages"], each.get("tools") or [], "a prompt to answer")
-            for each in prompts
-        ]
-        encoded = self.encoder.encode(texts, [[]] * len(texts))
-        return self._generate([ids for ids, _ in encoded], reference)
+        records = (
+            Record(p["messages"], p.get("tools") or [], (), "a prompt to answer") for p in prompts
+        )
+        texts = [self.encoder.texts(record)[0] for record in records]
+        ids = [ids for ids, _ in self.encoder.encode(texts, [[]] * len(texts))]
+        return generate_answers(self.model, self.encoder, ids, self.generation, reference)
 
     def export(self, path: str | Path) -> Path:
         """Save model, tokenizer and model card as a folder.

@@ -61,24 +61,6 @@ def reference_problem(model: nn.Module) -> str | None:
     return None
 
 
-def caching_problem(model: nn.Module) -> str | None:
-    """Why hidden states of the reference must not be kept, or None if they may.
-
-    They are read through the vocabulary layer as in training, so nothing outside the repeated
-    layers may be adapted.
-    """
-    if problem := reference_problem(model):
-        return problem
-    for name, module in model.named_modules():
-        in_a_layer = any(part.isdigit() for part in name.split("."))  # layers are numbered
-        if isinstance(module, ADAPTED) and not in_a_layer:
-            return (
-                f"The reference's hidden states are not kept: {name} is adapted, and they are "
-                "only valid where head, embeddings and final norm stay as they are."
-            )
-    return None
-
-
 def belongs_to_adapter(model: nn.Module, name: str) -> bool:
     """Whether a parameter is an adapter's, by the names that PEFT gives them."""
     if not isinstance(model, PeftModel):
@@ -92,14 +74,27 @@ class ReferenceCache(dict[tuple[bytes, bytes], Tensor]):
 
     The keys are the token ids as bytes, so another record or chat template is another key.
 
+    They are read through the vocabulary layer as in training, so nothing outside the repeated
+    layers may be adapted.
+
     Args:
-        model: a ValueError if :func:`caching_problem`.
+        model: with adapters.
         dtype: how to keep them. bfloat16 takes half the space of float32, which is exact, and moved
             a KL by 1e-4 to 5e-4 in trials, a tenth of what computing in bfloat16 does.
+
+    Raises:
+        ValueError: no fixed reference, or one whose hidden states are not enough.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
-        if problem := caching_problem(model):
+        if problem := reference_problem(model):
             raise ValueError(problem)
+        for name, module in model.named_modules():
+            in_a_layer = any(part.isdigit() for part in name.split("."))  # layers are numbered
+            if isinstance(module, ADAPTED) and not in_a_layer:
+                raise ValueError(
+                    f"The reference's hidden states are not kept: {name} is adapted, and they are "
+                    "only valid where head, embeddings and final norm stay as they are."
+                )
         self.dtype = dtype

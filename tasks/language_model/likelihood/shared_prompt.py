@@ -48,29 +48,13 @@ ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Lengths of one sample in the row: its prompt, and of each response all but its last token."""
-
-    prompt: int
-    responses: tuple[int, ...]
-
-    @property
-    def trunk(self) -> int:
-        return self.prompt + self.responses[0]
-
-    @property
-    def branches(self) -> int:
-        return sum(self.responses[1:])
-
-
-@dataclass(frozen=True)
 class Layout:
     """Where the N tokens of the row come from, and which of them predict a response token."""
 
     source: Tensor  # (N,) places in cat(prompt_ids.flatten(), response_ids.flatten())
     positions: Tensor  # (N,) position ids
     predicting: Tensor  # (n,) places in the row, by sample, response, token
-    samples: tuple[Sample, ...]
+    samples: list[list[int]]  # of each the length of its prompt, and of all but a response's end
 
     @classmethod
     def of(cls, pairs: Pairs) -> Layout:
@@ -78,7 +62,7 @@ class Layout:
         prompt_width, response_width = pairs.prompt_ids.shape[1], pairs.response_ids.shape[2]
         responses_from = pairs.prompt_ids.numel()
         source, positions, predicting = list[int](), list[int](), list[int]()
-        samples: list[Sample] = []
+        samples = list[list[int]]()
         of_rows = zip(pairs.prompt_lengths, pairs.response_lengths, strict=True)
         for row, (prompt, lengths) in enumerate(of_rows):
             present = [(column, length) for column, length in enumerate(lengths) if length]
@@ -92,12 +76,12 @@ class Layout:
                 predicting += [last, *range(len(source), len(source) + length - 1)]
                 source += range(start, start + length - 1)
                 positions += range(prompt, prompt + length - 1)
-            samples.append(Sample(prompt, tuple(length - 1 for _, length in present)))
+            samples.append([prompt, *(length - 1 for _, length in present)])
         rows, places, predict = (
             torch.tensor(each, dtype=torch.long).to(pairs.prompt_ids.device, non_blocking=True)
             for each in (source, positions, predicting)
         )
-        return cls(rows, places, predict, tuple(samples))
+        return cls(rows, places, predict, samples)
 
 
 _LAYOUT: ContextVar[Layout | None] = ContextVar("layout of a row", default=None)
@@ -134,40 +118,36 @@ def uninstall(model: PreTrainedModel) -> None:
         model.set_attn_implementation("sdpa")
 
 
-RowMask = list[tuple[Sample, Tensor | None, Tensor | None]]
-"""Of each sample what its trunk may see, (1, 1, trunk, trunk), and its branches, (1, 1, branches,
-trunk + branches). None is causal and nothing else, and no branches."""
+RowMask = list[tuple[int, int, Tensor | None, Tensor | None]]
+"""Of each sample the lengths of its trunk and of all of it; what the trunk may see, (1, 1, trunk,
+trunk), None for causal and nothing else; and the branches, (1, 1, branches, all), None of none."""
 
 
 def _mask(*args: Any, **kwargs: Any) -> Any:
-    layout = _LAYOUT.get()
-    return sdpa_mask(*args, **kwargs) if layout is None else _row_mask(layout, **kwargs)
-
-
-def _row_mask(layout: Layout, **kwargs: Any) -> RowMask:
-    """In a mask's place.
+    """The usual mask, or a row's in its place.
 
     The model's rule, mask_function, is plainly causal if nothing was put on top
     (allow_is_causal_skip) and no window or chunk (local_size) is reached.
     """
+    if (layout := _LAYOUT.get()) is None:
+        return sdpa_mask(*args, **kwargs)
     device, local_size = layout.positions.device, kwargs.get("local_size")
     allowed = partial(_visible, kwargs["mask_function"])
     row: RowMask = []
     start = 0
-    for sample in layout.samples:
-        size = sample.trunk + sample.branches
+    for lengths in layout.samples:
+        trunk, size = sum(lengths[:2]), sum(lengths)
         positions = layout.positions[start : start + size]
         start += size
         causal = kwargs.get("allow_is_causal_skip", True)
-        causal = causal and (local_size is None or sample.trunk < local_size)
-        trunk, branches = positions[: sample.trunk], None
-        if sample.branches:
+        causal = causal and (local_size is None or trunk < local_size)
+        front, branches = positions[:trunk], None
+        if size > trunk:
             # 0 the prompt, 1, 2, … the responses, by place in the sample
-            parts = torch.repeat_interleave(torch.tensor([sample.prompt, *sample.responses]))
-            parts = parts.to(device, non_blocking=True)
-            seen = (parts == 0) | (parts == parts[sample.trunk :, None])
-            branches = allowed(positions[sample.trunk :], positions) & seen
-        row.append((sample, None if causal else allowed(trunk, trunk), branches))
+            parts = torch.repeat_interleave(torch.tensor(lengths)).to(device, non_blocking=True)
+            seen = (parts == 0) | (parts == parts[trunk:, None])
+            branches = allowed(positions[trunk:], positions) & seen
+        row.append((trunk, size, None if causal else allowed(front, front), branches))
     return row
 
 
@@ -196,11 +176,10 @@ def _attention(
     attend = partial(sdpa_attention_forward, module, **kwargs)
     if row is None or isinstance(row, Tensor):
         return attend(query, key, value, row)
-    sizes = [sample.trunk + sample.branches for sample, _, _ in row]
+    sizes = [size for _, size, _, _ in row]
     parts = zip(*(each.split(sizes, dim=2) for each in (query, key, value)), strict=True)
     outputs = []
-    for (sample, trunk, branches), (q, k, v) in zip(row, parts, strict=True):
-        n = sample.trunk
+    for (n, _, trunk, branches), (q, k, v) in zip(row, parts, strict=True):
         outputs.append(attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], trunk)[0])
         if branches is not None:
             outputs.append(attend(q[:, :, n:], k, v, branches)[0])

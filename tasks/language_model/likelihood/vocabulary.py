@@ -99,14 +99,11 @@ def chunked_token_statistics(
     several = len(hidden) > size and torch.is_grad_enabled()
     at_once = several and hidden.requires_grad and head.frozen
     pieces: list[TokenStatistics] = []
-    known = 0 if reference_hidden is None else len(reference_hidden)
-    bounds = [*range(0, known, size), *range(known, len(hidden), size), len(hidden)]
+    known = hidden[:0] if reference_hidden is None else reference_hidden
+    bounds = [*range(0, len(known), size), *range(len(known), len(hidden), size), len(hidden)]
     for start, end in pairwise(bounds):
-        rows = slice(start, end)
-        reference = (
-            reference_hidden[rows] if reference_hidden is not None and start < known else None
-        )
-        chunk = hidden[rows], targets[rows], reference
+        reference = known[start:end] if start < len(known) else None
+        chunk = hidden[start:end], targets[start:end], reference
         if at_once:
             found = _WithGradient.apply(*chunk[:2], reference_logits(reference), head, leads)
             pieces.append(TokenStatistics(*found))

@@ -78,17 +78,22 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     """The model with fresh adapters, the base frozen; an error names what could take them."""
     base, targets = model.config.model_type, lora.target_modules
     unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    routers, more = _routers(model), lora.peft
+    more = lora.peft
+    routers = [  # Linear by class alone: they return scores and indices, or groups.
+        path
+        for path, part in model.named_modules()
+        if isinstance(part, nn.Linear) and re.search("Router|Grouped", type(part).__name__)
+    ]
     if targets == "all-linear" and routers:
         more = {"exclude_modules": routers, **more}
     try:
         if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
-            targets = _attention_targets(model, lora)
+            targets = _attention_targets(model)
         options = {**vars(lora), "target_modules": targets, "task_type": "CAUSAL_LM"}
         del options["peft"]
         adapted = get_peft_model(model, LoraConfig(**options, **more))
         assert isinstance(adapted, PeftModel)
-        _check_targets(adapted, lora, routers)
+        _check_targets(adapted, lora)
     except (TypeError, ValueError, UnsupportedError) as error:
         head = model.get_output_embeddings()
         endings = {
@@ -103,7 +108,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     return adapted
 
 
-def _check_targets(adapted: PeftModel, lora: Lora, routers: list[str]) -> None:
+def _check_targets(adapted: PeftModel, lora: Lora) -> None:
     """Refuses what PEFT takes without a word, and what an adapter then does not do."""
     taken = adapted.base_model.targeted_module_names
     # Of several names it leaves out those that nothing has.
@@ -112,8 +117,6 @@ def _check_targets(adapted: PeftModel, lora: Lora, routers: list[str]) -> None:
     for names, there in ((listed, taken), (lora.modules_to_save or [], paths)):
         if lost := [n for n in names if not any(f".{p}".endswith(f".{n}") for p in there)]:
             raise ValueError(f"no {lost}, or none that the other options leave.")
-    if wrong := sorted(set(taken).intersection(routers)):
-        raise ValueError(f"{wrong} are routers, not adapted: add them to peft.exclude_modules.")
     if any(getattr(part, "kwargs", {}).get("tied_adapter") for part in adapted.modules()):
         raise ValueError(
             "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
@@ -121,19 +124,10 @@ def _check_targets(adapted: PeftModel, lora: Lora, routers: list[str]) -> None:
         )
 
 
-def _routers(model: nn.Module) -> list[str]:
-    """Paths of layers that are linear by class alone, and return scores and indices, or groups."""
-    return [
-        path
-        for path, part in model.named_modules()
-        if isinstance(part, nn.Linear) and re.search("Router|Grouped", type(part).__name__)
-    ]
+def _attention_targets(model: PreTrainedModel) -> list[str]:
+    """Names of the linear layers inside the decoder's attention, known by the names of classes.
 
-
-def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """Paths of the linear layers inside the decoder's attention, known by the names of classes.
-
-    Of layers_to_transform alone, which PEFT does not apply to whole paths.
+    Each with that of what it is in, so that none outside attention has the same.
     """
     inside = {
         id(part)
@@ -142,13 +136,8 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
         for part in attention.modules()
         if isinstance(part, _LINEAR)
     }
-    layers = lora.layers_to_transform
-    chosen = {str(layer) for layer in (layers if isinstance(layers, list) else [layers])}
-    return [
-        path
-        for path, part in model.named_modules()
-        if id(part) in inside and (layers is None or chosen.intersection(path.split(".")))
-    ]
+    paths = [path for path, part in model.named_modules() if id(part) in inside]
+    return sorted({".".join(path.split(".")[-2:]) for path in paths})
 
 
 # Merging ------------------------------------------------------------------------------------------

@@ -74,7 +74,6 @@ def generate_answers(
     encoder: ConversationEncoder,
     prompts: Sequence[Sequence[int]],
     settings: Generation,
-    *,
     reference: bool = False,
 ) -> list[dict[str, Any]]:
     """{answer, refused, cut} of each prompt, until one of the tokens that end a turn.

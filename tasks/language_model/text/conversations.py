@@ -26,8 +26,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from os.path import commonprefix
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -37,21 +38,14 @@ from pl_pointwise.tasks.common.records import shown
 
 from .messages import Answer, Message, Parts, parts_of
 from .reasoning import THOUGHTS, empty_thought, split_thought
+from .records import Record
 
 DATE = datetime(2024, 7, 26)
 """The date that a template gets as today's, or a run could not be repeated tomorrow."""
 
-_PROBE, _VALUE, _SECOND = "probe of an answer", "probe of an argument", "second_probe"
+_PROBE, _VALUE, _SECOND = Parts("probe of an answer"), "probe of an argument", "second_probe"
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
-_ASK = {"role": "user", "content": "Hello"}
-
-
-class _Asked(NamedTuple):
-    """A conversation up to where an answer begins, and where it stands in a file."""
-
-    messages: Sequence[Message]
-    tools: Sequence[Message]
-    where: str
+_ASK = Record([{"role": "user", "content": "Hello"}], [], (), "probe")
 
 
 class ConversationEncoder:
@@ -80,45 +74,46 @@ class ConversationEncoder:
                 raise DataError(f"The tokenizer {name} has no {what}. {remedy}.")
         assert isinstance(end, str)
         added = tokenizer.added_tokens_decoder.values()
-        self._special = _any_of([end, *(token.content for token in added if token.special)])
         self._tokens = _any_of([end, *(token.content for token in added)])
         self._thinks = any(mark in tokenizer.get_chat_template() for _, mark in THOUGHTS)
         self._calls_a_turn, self._arguments_as_text = math.inf, False
-        asked = _Asked([_ASK], [], "probe")
         try:
-            self._cut(asked, [])
+            self.texts(_ASK)
         except DataError as error:
             raise DataError(
                 f"The chat template of {name} does not continue its own generation prompt with an "
                 f"answer. Take another in chat_template. ({error})"
             ) from error
         # The token behind a text closes its turn, or those behind it up to the end token.
-        tail = self._answered(asked, Parts(_PROBE)).rpartition(_PROBE)[2]
-        run = rf"\s*((?:{self._special})*?{re.escape(end)}|{self._special})"
-        self.closing = near[0] if (near := re.match(run, tail)) else end
-        self._ends = [end, re.findall(self._special, self.closing)[-1]]
+        special = _any_of([end, *(token.content for token in added if token.special)])
+        tail = self._render(_ASK, _PROBE).rpartition(_PROBE.text)[2]
+        near = re.match(rf"\s*((?:{special})*?{re.escape(end)}|{special})", tail)
+        self.closing = near[0] if near else end
         self._behind_text = self._behind_call = tail if near else None, self.closing
-        self._probe_calls()
+        self._ends = [end, re.findall(special, self.closing)[-1]]
+        self._probe_calls(special)
 
-    def _probe_calls(self) -> None:
+    def _probe_calls(self, special: str) -> None:
         """Finds how the template writes tool calls, if it does: arguments as an object, or text."""
-        asked, written = _Asked([_ASK], [], "probe"), ""
+        written = ""
         for self._arguments_as_text in (False, True):
             with suppress(DataError):
-                written = self._answered(asked, Parts(calls=[_CALL]))
+                written = self._render(_ASK, Parts(calls=[_CALL]))
             if _VALUE in written:
                 break
         else:
             self._calls_a_turn = 0
             return
         tail = written.rpartition(_VALUE)[2]
-        marks = list(re.finditer(self._special, tail))
-        last = [each for end in self._ends for each in marks if each[0] == end] or marks[-1:]
-        end = (tail[last[0].start() :], last[0][0]) if last else (None, self.closing)
-        self._behind_call = end
-        both = Parts(calls=[_CALL, {**_CALL, "name": _SECOND}])
+        marks = re.findall(special, tail)
+        if marks:
+            end = next((end for end in self._ends if end in marks), marks[-1])
+            self._behind_call = tail[tail.index(end) :], end
+        else:
+            self._behind_call = None, self.closing
         with suppress(DataError):
-            if _SECOND not in self._answered(asked, both):
+            both = Parts(calls=[_CALL, {**_CALL, "name": _SECOND}])
+            if _SECOND not in self._render(_ASK, both):
                 self._calls_a_turn = 1
 
     @property
@@ -127,35 +122,31 @@ class ConversationEncoder:
         closings = self._ids([self.closing, self._behind_call[1]])
         return sorted({self.tokenizer.eos_token_id, *(ids[-1] for ids in closings)})
 
-    def prompt(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Message],
-        where: str,
-        answers: Sequence[Answer] = (),
-    ) -> str:
-        """The text up to where the answer begins, the scaffold of its ``answers`` included."""
-        asked = _Asked(messages, tools, where)
-        return self._cut(asked, [self._parts(answer) for answer in answers])[0]
-
-    def texts(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Message],
-        where: str,
-        answers: Sequence[Answer],
-    ) -> tuple[str, list[str]]:
+    def texts(self, record: Record) -> tuple[str, list[str]]:
         """The prompt, and the text of each answer behind it with what ends the turn."""
-        asked, every = _Asked(messages, tools, where), [self._parts(answer) for answer in answers]
-        prompt, head = self._cut(asked, every)
+        render = partial(self._render, record)
+        every, base = [self._parts(answer) for answer in record.answers], render()
+        if any(parts.reasoning for parts in every):
+            prompt, head = base, base
+        else:
+            head = render(_PROBE).rpartition(_PROBE.text)[0]
+            if self._calls_a_turn and (record.tools or any(parts.calls for parts in every)):
+                head = self._before_calls(head, render(Parts(calls=[_CALL])), base)
+            prompt, head = _prompt(base, head, record)
         responses = []
         for parts in every:
-            whole = self._answered(asked, parts)
-            text = _behind(prompt, head, whole, parts.reasoning)
-            if text is None:
-                raise _differs(where)
-            responses.append(self._response(parts, text, where))
+            text = _behind(prompt, head, render(parts), parts.reasoning, record.where)
+            responses.append(self._response(parts, text, record.where))
         return prompt, responses
+
+    def _before_calls(self, head: str, called: str, base: str) -> str:
+        """What a text's ``head`` shares with a call, tokens kept whole."""
+        place = len(commonprefix([head, called]))  # noqa: RUF071  (of texts, not of paths)
+        inside = (found.span() for found in re.finditer(self._tokens, head))
+        place = next((start for start, end in inside if start < place < end), place)
+        # DeepSeek's calls do not go on from a tool's result.
+        stem = base.removesuffix(empty_thought(base)[0])
+        return head[:place] if place >= len(commonprefix([head, stem])) else head  # noqa: RUF071
 
     def _response(self, parts: Parts, text: str, where: str) -> str:
         """What the template writes behind a prompt, from there to what ends the turn."""
@@ -176,38 +167,6 @@ class ConversationEncoder:
         """Characters of a response, without what ends the turn."""
         closings = (self.closing, self._behind_call[1])
         return len(response) - max(len(each) for each in closings if response.endswith(each))
-
-    def _cut(self, asked: _Asked, answers: Sequence[Parts]) -> tuple[str, str]:
-        """(prompt, what stands in its place in front of an answer; "" where one thinks)."""
-        base = self._render(asked)
-        if any(parts.reasoning for parts in answers):
-            return base, ""
-        thought, closing = empty_thought(base)
-        stem = base.removesuffix(thought)
-        texts = self._answered(asked, Parts(_PROBE))
-        head = texts[: texts.rfind(_PROBE)]
-        if self._calls_a_turn and (asked.tools or any(parts.calls for parts in answers)):
-            called = self._answered(asked, Parts(calls=[_CALL]))
-            place = _shared(head, called)
-            inside = (found.span() for found in re.finditer(self._tokens, texts))
-            place = next((start for start, end in inside if start < place < end), place)
-            if place >= _shared(head, stem):  # DeepSeek's calls do not go on from a tool's result.
-                head = head[:place]
-        given, last = head, asked.messages[-1]["content"].strip()
-        if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
-            (front, mine, _), (_, theirs, rest) = base.rpartition(last), head.rpartition(last)
-            given = front + mine + rest if mine and theirs else ""
-        if given.startswith(base):  # A blank at its end stays in the response: tokenizers join it
-            prompt = base + given[len(base) :].rstrip(" \t")  # to the word behind it.
-            return prompt, head[: len(head) - len(given) + len(prompt)]
-        own = given[len(stem) :]
-        if not given.startswith(stem):
-            raise _differs(asked.where)
-        ends = [mark for marks in THOUGHTS for mark in marks if mark in own]
-        if ends and closing:  # The template's own empty thought: Nemotron 3, GLM 4.7.
-            return given, head
-        own = own.rpartition(ends[-1])[2] if ends else own
-        return base + closing + own, head  # Gemma 4's closed thought, DeepSeek's open one
 
     def _parts(self, answer: Answer) -> Parts:
         """The parts of an answer; a thought in the text is separated if the template knows any."""
@@ -247,36 +206,35 @@ class ConversationEncoder:
             turns.append(turn)
         return turns
 
-    def _answered(self, asked: _Asked, parts: Parts) -> str:
-        """The conversation with an answer, of which the text has to be in it."""
-        calls = [{"function": call} for call in parts.calls]
-        given = {"tool_calls": calls, "reasoning_content": parts.reasoning}
-        turn = {"role": "assistant", "content": parts.text} | {k: v for k, v in given.items() if v}
-        said = asked._replace(messages=[*asked.messages, turn])
-        whole = self._render(said, answered=True)
-        _must_hold(parts.text, whole, asked.where, "the text of an answer")
-        return whole
+    def _render(self, record: Record, answer: Parts | None = None) -> str:
+        """The conversation with an answer, of which the text has to be in it.
 
-    def _render(self, asked: _Asked, answered: bool = False) -> str:
-        """The conversation, up to where the assistant begins unless it is ``answered``."""
-        turns, where = self._turns(asked.messages), asked.where
-        calls = max(len(turn.get("tool_calls") or ()) for turn in turns)
-        if calls > self._calls_a_turn:
+        Without one, up to where the assistant begins.
+        """
+        messages, where = record.messages, record.where
+        if answer is not None:
+            calls = [{"function": call} for call in answer.calls]
+            given = {"tool_calls": calls, "reasoning_content": answer.reasoning}
+            reply = {"role": "assistant", "content": answer.text}
+            messages = [*messages, reply | {k: v for k, v in given.items() if v}]
+        turns = self._turns(messages)
+        most = max(len(turn.get("tool_calls") or ()) for turn in turns)
+        if most > self._calls_a_turn:
             raise DataError(
                 f"{where}: the chat template takes at most {self._calls_a_turn} tool calls a turn "
-                f"(here: {calls}). Take another in chat_template, give each call its own turn, "
+                f"(here: {most}). Take another in chat_template, give each call its own turn, "
                 "followed by its result, or take the record out."
             )
         listed: list[dict[str, Any]] = [
             dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
-            for tool in asked.tools
+            for tool in record.tools
         ]
         try:
             text = self.tokenizer.apply_chat_template(
                 turns,
                 tools=listed or None,
                 chat_template=_with_date(self.tokenizer.get_chat_template(tools=listed or None)),
-                add_generation_prompt=not answered,
+                add_generation_prompt=answer is None,
                 tokenize=False,
                 **self.template_arguments,
             )
@@ -286,7 +244,8 @@ class ConversationEncoder:
                 "record to what the model's format allows, or take it out."
             ) from error
         assert isinstance(text, str)
-        if answered:
+        if answer is not None:
+            _must_hold(answer.text, text, where, "the text of an answer")
             return text
         for tool in listed:
             _must_hold(tool["function"]["name"], text, where, "a tool")
@@ -337,24 +296,36 @@ def _any_of(tokens: Sequence[str]) -> str:
     return "|".join(map(re.escape, sorted(set(tokens), key=len, reverse=True)))
 
 
-def _shared(first: str, second: str) -> int:
-    """The length of what two texts begin with alike."""
-    return len(commonprefix([first, second]))  # noqa: RUF071  (of texts, not of paths)
+def _prompt(base: str, head: str, record: Record) -> tuple[str, str]:
+    """(prompt, what stands in its place in front of an answer).
+
+    base: the conversation up to where the assistant begins.
+    head: what the template writes in front of a text, the scaffold included.
+    """
+    thought, closing = empty_thought(base)
+    stem, given, last = base.removesuffix(thought), head, record.messages[-1]["content"].strip()
+    if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
+        (front, mine, _), (_, theirs, rest) = base.rpartition(last), head.rpartition(last)
+        given = front + mine + rest if mine and theirs else ""
+    if given.startswith(base):  # A blank at its end stays in the response: tokenizers join it
+        prompt = base + given[len(base) :].rstrip(" \t")  # to the word behind it.
+        return prompt, head[: len(head) - len(given) + len(prompt)]
+    if given == stem:  # Gemma 4's closed thought, DeepSeek's open one
+        return base + closing, head
+    if closing and given.startswith(stem):  # The template's own empty thought: Nemotron 3.
+        return given, head
+    raise _differs(record.where)
 
 
-def _unspaced(text: str) -> str:
-    return "".join(text.split())
-
-
-def _behind(prompt: str, head: str, whole: str, reasoning: str) -> str | None:
+def _behind(prompt: str, head: str, whole: str, reasoning: str, where: str) -> str:
     """What the whole has behind the prompt or ``head``, a thought that it leaves out put back."""
     for front in (prompt, head):
-        if front and whole.startswith(front):
+        if whole.startswith(front):
             return whole[len(front) :]
     thought, closing = empty_thought(prompt)
     stem, begin = prompt.removesuffix(thought), thought.rstrip()
     if not (closing and whole.startswith(stem)):
-        return None
+        raise _differs(where)
     rest = whole[len(stem) :].removeprefix(begin)  # An answer of this record thinks.
     written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
     return rest.lstrip("\n") if written else reasoning + closing + rest
@@ -370,11 +341,11 @@ def _differs(where: str) -> DataError:
 
 def _must_hold(text: str, rendered: str, where: str, what: str) -> None:
     """Refuses a record of which a text is not in what the template made, as it is or as JSON."""
-    text = text.strip()
-    forms = (json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True))
-    if text in rendered or any(form in rendered for form in forms):
+    if text.strip() in rendered:
         return
-    if _unspaced(text) not in _unspaced(rendered):  # Falcon's joins paragraphs.
+    forms = (text, *(json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True)))
+    whole = "".join(rendered.split())  # Falcon's joins paragraphs.
+    if not any("".join(form.split()) in whole for form in forms):
         raise DataError(
             f"{where}: the chat template leaves out {what}, or changes it: {shown(text)}. Change "
             "the record to what the model's format has, or take it out, or take another template "

@@ -165,7 +165,7 @@ class EncodedResponses:
 
 def render(record: Record, encoder: ConversationEncoder) -> tuple[str, list[str]]:
     """The prompt and each response as the model reads them."""
-    prompt, rendered = encoder.texts(record.messages, record.tools, record.where, record.answers)
+    prompt, rendered = encoder.texts(record)
     unlikely = {text for text, opposed in zip(rendered, record.opposed, strict=True) if opposed}
     if unlikely.intersection(t for t, o in zip(rendered, record.opposed, strict=True) if not o):
         raise DataError(

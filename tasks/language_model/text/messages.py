@@ -249,11 +249,7 @@ def parse_answer(value: Any, where: str, name: str, *, bare_calls: bool = False)
         return _answering_turn(value, where, name, bare_calls)
     if isinstance(value, (dict, list)):
         return [call["function"] for call in _listed_calls(_as_list(value), where, name)]
-    text = text_field(value, name, where)
-    try:
-        return tool_calls(text, bare=bare_calls) or text
-    except ValueError as error:
-        raise bad_field(where, name, str(error), f"{_CALLS_REMEDY} in {_OPEN}") from None
+    return _text_or_calls(text_field(value, name, where), where, name, bare_calls)
 
 
 def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: bool) -> Answer:
@@ -267,7 +263,7 @@ def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: boo
     if calls := [call["function"] for call in read.get("tool_calls", ())]:
         given["tool_calls"] = calls
     else:
-        said = parse_answer(read["content"], where, f"{name}.content", bare_calls=bare_calls)
+        said = _text_or_calls(read["content"], where, f"{name}.content", bare_calls)
         if isinstance(said, list):
             given = {**given, "tool_calls": said}
             del given["content"]
@@ -298,29 +294,25 @@ def _listed_calls(value: Any, where: str, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def tool_calls(text: str, *, bare: bool = True) -> list[dict[str, Any]] | None:
-    """The calls in ``<TOOLCALL>[…]</TOOLCALL>``, with ``bare`` in JSON alone; None of other texts.
-
-    ValueError of ``<TOOLCALL>`` around something else, or next to other text, says what is wrong.
-    """
-    text = text.strip()
-    marked = text.startswith(_OPEN)
-    if _OPEN in text and not (marked and text.endswith(_CLOSE)):
-        problem = f"opens {_OPEN} and does not end in {_CLOSE}"
-        raise ValueError(problem if marked else "mixes text and a tool call")
-    if marked:
-        text = text.removeprefix(_OPEN).removesuffix(_CLOSE)
-    elif not bare or text[:1] not in ("{", "["):
-        return None
+def _text_or_calls(text: str, where: str, name: str, bare: bool) -> Answer:
+    """The calls in ``<TOOLCALL>[…]</TOOLCALL>``, with ``bare`` in JSON alone; or the text."""
+    inner, remedy = text.strip(), f"{_CALLS_REMEDY} in {_OPEN}"
+    marked = inner.startswith(_OPEN) and inner.endswith(_CLOSE)
+    if _OPEN in inner and not marked:
+        problem = f"mixes text and a tool call, or does not end in {_CLOSE}"
+        raise bad_field(where, name, problem, remedy)
+    if not marked and not (bare and inner.startswith(("{", "["))):
+        return text
     try:
-        found = [_call(call) for call in _as_list(validate_values(from_json(text)))]
-        if not found:
+        given = validate_values(from_json(inner.removeprefix(_OPEN).removesuffix(_CLOSE)))
+        if not (calls := [_call(call) for call in _as_list(given)]):
             raise ValueError("no call in it")
+        return calls
     except ValueError as error:
-        if not marked:
-            return None
-        raise ValueError(f"is a malformed tool call ({error})") from None
-    return found
+        if marked:
+            problem = f"is a malformed tool call ({error})"
+            raise bad_field(where, name, problem, remedy) from None
+        return text
 
 
 def _call(call: Any) -> dict[str, Any]:

@@ -154,12 +154,11 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
     """``parse`` of a row with turns in our form; it may leave out nothing of :data:`_CHANGING`."""
 
     @wraps(parse)
-    def read(*arguments: Any) -> T:
-        *owner, row, where = arguments
+    def read(row: Any, where: str, **options: Any) -> T:
         row = json_object(row, where)
         for name in row:
             row[name] = as_turns(dict.get(row, name), where, name)
-        record: Any = parse(*owner, row, where)
+        record: Any = parse(row, where, **options)
         given = any(each.answer for each in getattr(record, "record", record).responses)
         for name, value in row.unread().items():
             last = name.rpartition(".")[2]
@@ -176,6 +175,8 @@ def make_record(
     row: dict[str, Any], messages: list[dict[str, Any]], responses: Sequence[Response], where: str
 ) -> Record:
     """A record with what is common to all schemas: "tools" and "category"."""
+    if not messages:
+        raise bad_field(where, "messages", "has no turn before the answer", "Give the question")
     if messages[-1]["role"] == "assistant":
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")

@@ -16,7 +16,7 @@ import pytest
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import numbered, records_of, rows_of
-from pl_pointwise.tasks.conversation.records import Reading
+from pl_pointwise.tasks.conversation.records import read_record
 from pl_pointwise.tasks.language_model.text.records import Record
 
 
@@ -45,7 +45,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def read(path: Path) -> list[Record]:
-    return records_of(rows_of(str(path)), path.name, Reading())
+    return records_of(rows_of(str(path)), path.name, read_record)
 
 
 def contents(records: list[Record]) -> list[Any]:
@@ -78,7 +78,7 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path: Path) -> None:
     assert expected[1][1] == ROWS[1]["tools"]
     for path in paths:
         assert contents(read(path)) == expected, path.name
-    assert contents(records_of(numbered(table, "hub"), "hub", Reading())) == expected
+    assert contents(records_of(numbered(table, "hub"), "hub", read_record)) == expected
     (tmp_path / "one.json").write_text(json.dumps(ROWS[0], indent=1))
     assert contents(read(tmp_path / "one.json")) == expected[:1]
 
@@ -101,7 +101,7 @@ def test_cells_of_a_table_are_what_they_say(delimiter: str, tmp_path: Path) -> N
     for cells in tables.values():
         with path.open("w", newline="", encoding="utf-8-sig") as file:
             csv.writer(file, delimiter=delimiter).writerows(cells)
-        found += records_of(rows_of(str(path)), path.name, Reading())
+        found += records_of(rows_of(str(path)), path.name, read_record)
     assert [[(each.role, each.tolerance) for each in record.responses] for record in found] == [
         [("reference", None)],
         [("prefer", -0.5)],
@@ -119,9 +119,9 @@ def test_a_table_of_which_cells_would_be_lost_is_refused(tmp_path: Path) -> None
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=rf"a\.csv{said}"):
-            records_of(rows_of(str(path)), path.name, Reading())
+            records_of(rows_of(str(path)), path.name, read_record)
     path.write_text("prompt,answer\na," + "b" * 200_000)  # csv's own limit is 131,072
-    assert len(records_of(rows_of(str(path)), path.name, Reading())) == 1
+    assert len(records_of(rows_of(str(path)), path.name, read_record)) == 1
 
 
 GOOD = '{"prompt": "Hi", "answer": "yes"}'
@@ -146,13 +146,13 @@ def test_a_line_that_nothing_can_render_is_refused_or_skipped(
     path.write_text(f"{GOOD}\n{bad}\n")
     for skip in (None, False):
         with pytest.raises(DataError, match=f"a.jsonl, line 2: .*{re.escape(said)}"):
-            records_of(rows_of(str(path)), path.name, Reading(), skip)
+            records_of(rows_of(str(path)), path.name, read_record, skip)
     with pytest.warns(UserWarning, match="left out 1 of 2 records"):
-        assert len(records_of(rows_of(str(path)), path.name, Reading(), skip_invalid=True)) == 1
+        assert len(records_of(rows_of(str(path)), path.name, read_record, skip_invalid=True)) == 1
     path = tmp_path / "a.json"
     path.write_text(f"[{GOOD}, {bad}]")
     with pytest.raises(DataError, match=r"a\.json"):
-        records_of(rows_of(str(path)), path.name, Reading())
+        records_of(rows_of(str(path)), path.name, read_record)
 
 
 def test_an_emoji_of_two_halves_is_a_character(tmp_path: Path) -> None:

@@ -192,25 +192,3 @@ def test_a_lead_of_every_token_is_the_greedy_answer(language_model_folder, tmp_p
     assert after["train/greedy/violated"] == 0
     assert [answer["answer"] for answer in module.answers["train"]][1:] == ["Ay"] * 3
     assert set(module.multipliers) == {"keep", "greedy"}
-
-
-def test_own_answers_stand_in_the_place_of_the_files(language_model_folder, tmp_path) -> None:
-    """Those that do not end are left out with a word; other roles keep what the file says."""
-    rows = [{"prompt": f"{i}", "answer": "File.", "role": "keep"} for i in range(10)]
-    rows += [{"prompt": "new", "answer": "New.", "role": "learn"}]
-    module = made(language_model_folder, moved=False, **TOLERANCES)
-
-    def answers_to(prompts: list[dict[str, Any]], *, reference: bool) -> list[dict[str, Any]]:
-        assert reference
-        texts = [each["messages"][0]["content"] for each in prompts]
-        return [{"answer": f"Mine {t}." * (t != "7"), "cut": t == "3"} for t in texts]
-
-    module.answers_to = answers_to
-    data = data_of(written(tmp_path, rows), language_model_folder, own_answers=True)
-    with pytest.raises(DataError, match="own_answers needs the model"):
-        data.setup("fit")
-    trainer = quiet_trainer(tmp_path, max_epochs=0, limit_val_batches=0)
-    with pytest.warns(UserWarning, match=r"left out 2 of 10 .*line 4: .*max_new_tokens"):
-        trainer.fit(module, data)
-    texts = [record.answers[0] for record in data.datasets["train"].records]
-    assert texts == [f"Mine {i}." for i in range(10) if i not in (3, 7)] + ["New."]

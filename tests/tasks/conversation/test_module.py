@@ -158,18 +158,14 @@ def test_training_set_without_a_term_is_refused(
         quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
 
 
-@pytest.mark.parametrize(
-    ("options", "roles", "there"),
-    [
-        ({"replay": 0.1}, ["keep"], True),
-        ({}, ["keep"], False),
-        ({}, ["learn"], True),
-    ],
-)
-def test_what_the_objective_applies_to(options, roles, there, language_model_folder) -> None:
-    responses = tuple(Response(role, "Yes.") for role in roles)
-    record = Record([], [], responses, "line 1")
-    assert made(language_model_folder, **options).in_objective(record) is there
+def test_replay_needs_no_other_objective(language_model_folder) -> None:
+    """Answers to keep are learnt again, and there may be nothing else."""
+    kept = [Record([], [], (Response("keep", "Yes."),), "line 1")]
+    made(language_model_folder, replay=0.1).check_training_records(kept)
+    with pytest.raises(
+        DataError, match=r"objective kl applies to no record: .*learn or reference:"
+    ):
+        made(language_model_folder).check_training_records(kept)
 
 
 def test_answers_are_counted_and_written(scored, conversation_file, tmp_path, monkeypatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import json_object, records_of
-from pl_pointwise.tasks.conversation.records import Reading, told
+from pl_pointwise.tasks.conversation.records import read_record, told
 from pl_pointwise.tasks.language_model.text.records import Record, Response, with_refusals
 
 ASK = [{"role": "user", "content": "Hi"}]
@@ -18,7 +18,7 @@ TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 
 
 def of(response: Any, **row: Any) -> Record:
-    return Reading()({"messages": ASK, "responses": [response], **row}, "f, line 1")
+    return read_record({"messages": ASK, "responses": [response], **row}, "f, line 1")
 
 
 def roles(record: Record) -> list[tuple[str, Any]]:
@@ -98,20 +98,20 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
 @pytest.mark.parametrize(("schema", "row", "expected"), SCHEMAS)
 def test_schema_is_told_by_its_columns(schema, row, expected) -> None:
     assert told(row, "f") == schema
-    record = Reading()(row, "f")
+    record = read_record(row, "f")
     assert record.messages == ASK
     assert roles(record) == expected
 
 
 def test_role_of_a_response_without_one_is_an_option() -> None:
     row = {"messages": [*ASK, SAID]}
-    assert roles(Reading(role="prefer")(row, "f")) == [("prefer", "yes")]
+    assert roles(read_record(row, "f", role="prefer")) == [("prefer", "yes")]
 
 
 def test_pairs_of_different_conversations_are_refused() -> None:
     other = [{"role": "user", "content": "Bye"}, NOT_SAID]
     with pytest.raises(DataError, match="another conversation"):
-        Reading()({"chosen": [*ASK, SAID], "rejected": other}, "f")
+        read_record({"chosen": [*ASK, SAID], "rejected": other}, "f")
 
 
 BAD_RESPONSES: list[tuple[dict[str, Any], list[str]]] = [
@@ -143,6 +143,7 @@ BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
     ({"prompt": str(ASK), "answer": "yes"}, ['"prompt" is not readable JSON', "{role, content}"]),
     ({"prompt": "Hi", "completion": None}, ['"completion" is null', "Give a text"]),
     ({"messages": [{"role": "system", "content": ""}], "answer": "a"}, ["empty", "the user"]),
+    ({"messages": [{"role": "assistant", "content": "a"}]}, ["no turn before the answer"]),
 ]
 BAD_ROWS += [({"prompt": "Hi", "responses": [bad]}, words) for bad, words in BAD_RESPONSES]
 
@@ -150,7 +151,7 @@ BAD_ROWS += [({"prompt": "Hi", "responses": [bad]}, words) for bad, words in BAD
 @pytest.mark.parametrize(("row", "words"), BAD_ROWS)
 def test_bad_row_is_refused_by_file_and_line(row, words) -> None:
     with pytest.raises(DataError) as found:
-        Reading()(row, "f, line 3")
+        read_record(row, "f, line 3")
     assert all(word in str(found.value) for word in ["f, line 3", *words])
 
 
@@ -163,7 +164,7 @@ def test_other_fields_of_public_data_are_named_once_a_file() -> None:
         {"prompt": "Hi", "responses": [{"role": "prefer", "content": "yes", "tolerance": "-1"}]},
     ]
     with pytest.warns(UserWarning, match="^f: ") as warned:
-        found = records_of(((f"line {i}", row) for i, row in enumerate(rows)), "f", Reading())
+        found = records_of(((f"line {i}", row) for i, row in enumerate(rows)), "f", read_record)
     fields = "label, messages[].name, messages[].time, reference, round"
     assert [str(each.message) for each in warned] == [
         f"f: fields {fields} of 2 of 4 records are not read."
@@ -196,7 +197,7 @@ CHANGED += [(CONVERSED | {name: value}, name) for name, value in OTHERS.items()]
 @pytest.mark.parametrize(("row", "name"), CHANGED, ids=[name for _, name in CHANGED])
 def test_a_field_that_makes_the_record_another_is_refused(row, name) -> None:
     with pytest.raises(DataError) as found:
-        Reading()(row, "f, line 3")
+        read_record(row, "f, line 3")
     assert f'f, line 3: field "{name}" is' in str(found.value)
     assert "makes the record another. " in str(found.value)
 
@@ -205,7 +206,7 @@ def test_a_mark_that_asks_for_what_is_done_anyway_is_no_fault() -> None:
     turns = [ASK[0] | {"train": False}, NOT_SAID | {"weight": 0}, *ASK]
     turns += [SAID | {"train": True, "ignore": False}]
     row = json_object({"messages": turns, "context": "", "history": None, "weight": 1}, "f")
-    record = Reading()(row, "f")
+    record = read_record(row, "f")
     assert (len(record.messages), roles(record)) == (3, [("reference", "yes")])
     assert row.unread() == {"weight": 1}
 
@@ -237,9 +238,9 @@ def test_a_prompt_and_the_turns_of_the_answers_are_one_conversation(
     for given, answers in rows:
         if expected is None:
             with pytest.raises(DataError, match=r'f: field "prompt" and the turns .* two conv'):
-                Reading()(front | given, "f")
+                read_record(front | given, "f")
         else:
-            record = Reading()(front | given, "f")
+            record = read_record(front | given, "f")
             assert (record.messages, roles(record)) == (expected, answers)
 
 
@@ -247,7 +248,7 @@ def test_turns_of_others_have_our_roles() -> None:
     said = [("system", "S"), ("human", "a"), ("function_call", json.dumps([CALL, CALL]))]
     said += [("observation", "1"), ("ChatGPT", "b"), ("Human", "c"), ("gpt", "d")]
     turns = [{"from": speaker, "value": text} for speaker, text in said]
-    record = Reading()({"conversations": turns, "tools": json.dumps([TOOL])}, "f")
+    record = read_record({"conversations": turns, "tools": json.dumps([TOOL])}, "f")
     assert [turn["role"] for turn in record.messages] == [
         "system", "user", "assistant", "tool", "assistant", "user"
     ]  # fmt: skip
@@ -255,12 +256,12 @@ def test_turns_of_others_have_our_roles() -> None:
     assert (record.tools, roles(record)) == ([TOOL], [("reference", "d")])
     for speaker, text, said_ in (("robot", "x", "is 'robot'"), ("function_call", "f(", "JSON")):
         with pytest.raises(DataError, match=said_):
-            Reading()({"conversations": [{"from": speaker, "value": text}, *turns]}, "f")
+            read_record({"conversations": [{"from": speaker, "value": text}, *turns]}, "f")
 
 
 def test_prediction_needs_no_response() -> None:
     for row in ({"prompt": "Hi", "is_safe": False}, {"messages": ASK}, {"messages": [*ASK, SAID]}):
-        assert Reading(responses=False)(row, "f").messages == ASK
+        assert read_record(row, "f", responses=False).messages == ASK
 
 
 def test_a_refusal_is_a_records_own_or_one_of_the_settings() -> None:

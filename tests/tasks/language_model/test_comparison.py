@@ -28,9 +28,8 @@ def shifted(monkeypatch) -> None:
         layout = right(cls, pairs)
         positions, start = layout.positions.clone(), 0
         for sample in layout.samples:
-            size = sample.trunk + sample.branches
-            positions[start + sample.prompt : start + size] += 1
-            start += size
+            positions[start + sample[0] : start + sum(sample)] += 1
+            start += sum(sample)
         return replace(layout, positions=positions)
 
     monkeypatch.setattr(Layout, "of", classmethod(wrong))

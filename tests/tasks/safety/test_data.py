@@ -15,6 +15,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.model.loading import load_encoder
+from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.safety.data import (
     ALPACA_TEMPLATE,
     PAPER_CATEGORIES,
@@ -254,10 +255,11 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
     tokenizer.save_pretrained(bare)
     encoder = load_encoder(str(bare), None, None, None, ALPACA_TEMPLATE)
     messages = [{"role": "user", "content": "Name a tree."}]
-    prompt = encoder.prompt(messages, [], "x")
+    record = Record(messages, [], (Response("answer", "The oak."),), "x")
+    prompt, responses = encoder.texts(record)
     assert prompt.startswith("<|start|>Below is an instruction that describes a task.")
     assert prompt.endswith("### Instruction:\nName a tree.\n\n### Response:\n")
-    assert encoder.texts(messages, [], "x", ["The oak."]) == (prompt, ["The oak.<|end|>"])
+    assert responses == ["The oak.<|end|>"]
     path = tmp_path / "mine.jinja"
     path.write_text(ALPACA_TEMPLATE)
     given = load_encoder(str(language_model_folder), None, str(path), None, None)

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.text.records import Record, Response
 from tests.tasks.conftest import build_tokenizer
 
 TOOL = {"name": "add", "parameters": {"type": "object"}}
@@ -31,8 +32,9 @@ def with_template(template: str) -> PreTrainedTokenizerFast:
 
 
 def encoded(encoder: ConversationEncoder, question: str, answer, tools=()) -> tuple:
-    messages = [{"role": "user", "content": question}]
-    prompt, (response,) = encoder.texts(messages, tools, "here", [answer])
+    asked = [{"role": "user", "content": question}]
+    record = Record(asked, tools, (Response("reference", answer),), "here")
+    prompt, (response,) = encoder.texts(record)
     return prompt, response, encoder.encode([prompt], [[response]])[0]
 
 
@@ -98,7 +100,7 @@ def test_a_conversation_the_template_refuses_is_named() -> None:
     )
     encoder = ConversationEncoder(tokenizer)
     with pytest.raises(DataError, match=r"line 7: the chat template refuses.*no tools here"):
-        encoder.prompt([{"role": "tool", "content": "3"}], [], "line 7")
+        encoder.texts(Record([{"role": "tool", "content": "3"}], [], (), "line 7"))
 
 
 def test_a_tokenizer_that_puts_a_blank_in_front_puts_none_behind_a_prompts_blank() -> None:

@@ -22,7 +22,7 @@ def plain(text: str) -> Record:
 def test_too_long_is_an_error_by_name_or_a_gap() -> None:
     encoder = ConversationEncoder(build_tokenizer())
     long, fits = plain("a very long question"), plain("short")
-    limit = len(encoder.encode([encoder.prompt(fits.messages, [], "x")], [[]])[0][0])
+    limit = len(encoder.encode([encoder.texts(fits)[0]], [[]])[0][0])
     options: dict[str, Any] = {"max_prompt_length": limit, "max_length": 2000}
     with pytest.raises(DataError, match=r"f.jsonl, line 7: the prompt has .*invalid: skip"):
         EncodedResponses([long, fits], encoder, **options, skip_invalid=False)

@@ -16,6 +16,7 @@ from pl_pointwise.tasks.language_model.model import generation
 from pl_pointwise.tasks.language_model.model.generation import Generation, generate_answers
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.text.messages import parts_of
+from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.language_model.text.refusals import is_refusal
 from tests.tasks.conftest import CHAT_TEMPLATE, build_model, build_tokenizer
 
@@ -89,8 +90,13 @@ def encoder(name: str, **arguments: Any) -> ConversationEncoder:
     return ConversationEncoder(tokenizer, template_arguments=arguments or None)
 
 
+def asked(answers: Any = (), messages=ASKED, tools=()) -> Record:
+    responses = tuple(Response("reference", answer) for answer in answers)
+    return Record(messages, tools, responses, "here")
+
+
 def rendered(name: str, answer: Any, messages=ASKED, tools=(), **arguments: Any) -> tuple[str, str]:
-    prompt, (response,) = encoder(name, **arguments).texts(messages, tools, "here", [answer])
+    prompt, (response,) = encoder(name, **arguments).texts(asked([answer], messages, tools))
     return prompt, response
 
 
@@ -111,7 +117,7 @@ def test_what_stands_in_front_of_every_answer_belongs_to_the_prompt(name) -> Non
     assert response == REFUSAL + closing
     assert made.characters(response) == len(REFUSAL)
     # The same where no answer is known, from which is generated.
-    assert made.prompt(ASKED, [], "here") == prompt
+    assert made.texts(asked())[0] == prompt
 
 
 @pytest.mark.parametrize("name", ["qwen3", "glm_4_5"])
@@ -127,7 +133,7 @@ def test_template_arguments_reach_the_template(name) -> None:
 @pytest.mark.parametrize("name", CALLING)
 def test_a_tool_call_is_behind_the_same_prompt_as_a_text(name) -> None:
     made = encoder(name)
-    prompt, (call, text) = made.texts(ASKED, [], "here", [[CALL], REFUSAL])
+    prompt, (call, text) = made.texts(asked([[CALL], REFUSAL]))
     assert call.startswith(CALLS[name])
     assert REFUSAL in text
     ((_, (ids, _)),) = made.encode([prompt], [[call, text]])
@@ -241,7 +247,7 @@ def test_every_turn_is_in_the_prompt_or_the_record_is_refused(name, roles) -> No
 @pytest.mark.parametrize("name", sorted({*THINKING} - {"gpt_oss"}))
 def test_answers_with_and_without_a_thought_share_a_prompt(name) -> None:
     made, thought = encoder(name), {"content": "Four.", "reasoning_content": "I add."}
-    prompt, responses = made.texts(ASKED, [], "here", [thought, REFUSAL])
+    prompt, responses = made.texts(asked([thought, REFUSAL]))
     for answer, response in zip((thought, REFUSAL), responses, strict=True):
         assert (prompt + response).count("</think>") == 1
         assert response.endswith(parts_of(answer).text + made.closing)
@@ -323,7 +329,7 @@ def test_a_call_of_which_an_argument_is_lost_is_refused() -> None:
     few = CHAT_TEMPLATE.replace(f"{of} | tojson", f"{of}.name + ({of}.arguments.x or '')")
     tokenizer.chat_template, call = few, CALL | {"arguments": {"total": 1}}
     with pytest.raises(DataError, match=r"leaves out a tool call of an answer.*'total'"):
-        ConversationEncoder(tokenizer).texts(ASKED, [], "here", [[call]])
+        ConversationEncoder(tokenizer).texts(asked([[call]]))
 
 
 @pytest.mark.parametrize("name", THINKING)
@@ -336,11 +342,11 @@ def test_a_perfect_refusal_counts_as_one(name, said, monkeypatch) -> None:
         said = f"<|channel|>analysis<|message|>Maybe.<|end|>{final}{REFUSAL}"
     ids = made.tokenizer(said + made.closing, add_special_tokens=False).input_ids
     monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids] * 2)
-    prompts = [made.prompt(ASKED, [], "here")] * 2
+    prompts = [made.texts(asked())[0]] * 2
     if name == "deepseek_v3" and said == REFUSAL:  # A thought that goes on and never ends is none.
-        prompts[1] = made.prompt(ASKED, [], "here", [{"content": "x", "reasoning_content": "y"}])
-    asked = [ids for ids, _ in made.encode(prompts, [[], []])]
-    answers = generate_answers(build_model("llama"), made, asked, Generation())
+        prompts[1] = rendered(name, {"content": "x", "reasoning_content": "y"})[0]
+    encoded = [ids for ids, _ in made.encode(prompts, [[], []])]
+    answers = generate_answers(build_model("llama"), made, encoded, Generation())
     texts = [answer["answer"] for answer in answers]
     assert texts == [REFUSAL, "" if prompts[0] != prompts[1] else REFUSAL]
     assert is_refusal(said)
