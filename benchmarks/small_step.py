@@ -6,8 +6,8 @@ A network of two linear layers, batches of 8. The plain module is what one write
 manual optimisation: zero_grad, forward, mean loss plus mean violations, manual_backward, AdamW's
 step, a logged loss. Ours has one, three and six constraints with a multiplier per sample. All take
 the same data, the same CSV logger at the trainer's default of every 50 steps, and no progress bar.
-They take turns in one process and one thread; a round is one epoch of each, in CPU time from the first
-batch to the last. Printed: ms a step, medians over rounds with their range, and the ratio.
+They take turns in one process and one thread; a round is one epoch of each, in CPU time from the
+first batch to the last. Printed: ms a step, medians over rounds with their range, and the ratio.
 """
 
 from __future__ import annotations
