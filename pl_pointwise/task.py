@@ -93,6 +93,12 @@ class Task(LightningModule):
         """The given rows (R,) of a batch; override it where a batch is not made of rows."""
         return take_rows(batch, rows)
 
+    def prepare_fit(self) -> None:
+        """At the start of a fit, before ``on_fit_start``, whether or not that is overridden."""
+
+    def prepare_training(self) -> None:
+        """After a sanity check, before ``on_train_start``, whether or not that is overridden."""
+
     def number_of_steps(self) -> int:
         """Steps of the whole run, for a schedule; ``estimated_stepping_batches`` harms resuming."""
         steps = number_of_steps(self.trainer)

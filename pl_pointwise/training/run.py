@@ -22,7 +22,6 @@ from ..fingerprints import RANDOM_ROWS
 from ..formulations import Formulation
 from ..loss import PointwiseLoss
 from ..optimizers import number_of_steps
-from ..own_hooks import part_of
 from ..task import Task, objects_of_all_ranks, warn
 from .checkpoints import STATE_KEY, VERSION, WholeCheckpointIO, damaged, state_of
 from .checks import (
@@ -43,14 +42,17 @@ log = logging.getLogger(__name__)
 
 # It says that weights are saved after the step: here they are, with the multipliers after it.
 warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
-# Then it logs once an epoch: see Run.start_training.
+# Then it logs once an epoch: see Run.on_train_start.
 warnings.filterwarnings("ignore", message=r"The number of training batches \(")
 # Lightning says so of every module that moves its batches itself; here that is how it should be.
 warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
 
 
 class Run:
-    """The parts of Lightning's hooks that are the base module's, and what they need to know."""
+    """What the base module does in Lightning's hooks, in methods of their names.
+
+    They run before the module's own hook, that of an epoch's end after it: see module.py.
+    """
 
     def __init__(
         self, task: Task, loss: PointwiseLoss, stepper: Stepper, evaluator: Evaluator
@@ -60,7 +62,6 @@ class Run:
         self.total_steps: int | None = None  # None before training, and without an end.
         self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
         self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.
-        self.hooks_running: set[str] = set()  # See own_hooks.py.
         # What a checkpoint says, until the first step after it.
         self._restored: dict[str, Any] | None = None
         # Random and loaders' states after training, which may be saved and prolonged later.
@@ -72,18 +73,16 @@ class Run:
 
     # The start of a fit -------------------------------------------------------------------------
 
-    @part_of("configure_callbacks")
-    def check_settings(self) -> None:
+    def configure_callbacks(self) -> None:
         """Before Lightning's own check of the Trainer, whose advice does not fit."""
         if self.task.trainer.state.fn == TrainerFn.FITTING:
             check_settings(self.task)
 
-    @part_of("setup")
-    def set_up(self, stage: str) -> None:
+    def setup(self, stage: str) -> None:
         """Before Lightning loads a checkpoint."""
         if stage != "predict":
             check_launcher(self.task)
-        self.check_settings()  # Of the module's own callbacks too.
+        self.configure_callbacks()  # Of the module's own callbacks too.
         # The forward pass of a module from torch.compile stays compiled, the steps do not: they
         # hold the backward pass, which a compiler does not take.
         context = getattr(self.task, "_compiler_ctx", None)
@@ -98,8 +97,10 @@ class Run:
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
             trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
-    @part_of("on_train_start")
-    def start_training(self) -> None:
+    def on_fit_start(self) -> None:
+        self.task.prepare_fit()
+
+    def on_train_start(self) -> None:
         task, trainer = self.task, self.task.trainer
         check_module(task)
         warn_of_checkpoints(task, self.arguments_left_out)
@@ -122,6 +123,7 @@ class Run:
             restored["frozen_at_start"] = frozen_weights(task)
             self._place_loops(restored["next"], restored["loaders"])
             self._restore_random_state(restored["random_states"])
+        task.prepare_training()
 
     def _start_multipliers(self, dataset: Any) -> None:
         """Keeps them if they are of this training set; refuses a checkpoint's of another."""
@@ -210,19 +212,16 @@ class Run:
 
     # Epochs and the end -------------------------------------------------------------------------
 
-    @part_of("on_train_epoch_start")
-    def start_epoch(self) -> None:
+    def on_train_epoch_start(self) -> None:
         self.stepper.first_steps.epoch(self.task)
         self._limit_loader()
         self.stepper.start_epoch()
 
-    @part_of("on_train_batch_end")
-    def require_own_step(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_: Any) -> None:
         if not self._stepped:
             refuse_own_step(self.task, "training_step")
 
-    @part_of("on_train_epoch_end", after=True)
-    def end_epoch(self) -> None:
+    def on_train_epoch_end(self) -> None:
         """After an override, since a scheduler may monitor what it logs."""
         stepper, loop = self.stepper, self.task.trainer.fit_loop.epoch_loop
         if stepper.skipped_now and not stepper.taken_now:
@@ -236,14 +235,12 @@ class Run:
             self.step_schedulers("epoch")
         self._epoch_is_open = False
 
-    @part_of("on_train_end")
-    def end_training(self) -> None:
+    def on_train_end(self) -> None:
         """A window of steps that is open stays open: a longer fit closes it."""
         loaders = self.task.trainer.fit_loop._combined_loader
         self._at_end = {"random_state": self._random_state(), "loaders": loaders._state_dicts()}
 
-    @part_of("on_fit_end")
-    def end_fit(self) -> None:
+    def on_fit_end(self) -> None:
         trainer = self.task.trainer
         if not trainer.num_training_batches and trainer.limit_train_batches:
             raise TrainingError(
@@ -272,37 +269,34 @@ class Run:
 
     # An evaluation, which within a fit draws no random number of the fit ------------------------
 
-    @part_of("on_validation_model_zero_grad")
-    def note_random_state(self) -> None:
+    def on_validation_model_zero_grad(self) -> None:
         """Before an evaluation that may come, whose loaders draw before it starts."""
         self._before_evaluation = self._random_state()
 
-    @part_of("on_validation_end")
-    def put_random_state_back(self) -> None:
+    def on_validation_end(self) -> None:
         """A stop may add an evaluation, and a resume leave one out: neither may change the rest."""
         kept, self._before_evaluation = self._before_evaluation, None
         if kept is not None:
             restore_random_state(kept, self.task.device)
 
-    @part_of("on_validation_epoch_start", "on_test_epoch_start")
-    def start_evaluation(self) -> None:
+    def on_validation_epoch_start(self) -> None:
         self.evaluator.start()
 
-    @part_of("on_validation_batch_end", "on_test_batch_end")
-    def require_own_evaluation(self, *_: Any) -> None:
+    def on_validation_batch_end(self, *_: Any) -> None:
         if not self.evaluator.added:
             refuse_own_step(
                 self.task, f"{'test' if self.task.trainer.testing else 'validation'}_step"
             )
 
-    @part_of("on_validation_epoch_end", "on_test_epoch_end")
-    def finish_evaluation(self) -> None:
+    def on_validation_epoch_end(self) -> None:
         self.evaluator.finish()
+
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_end, on_test_epoch_end = on_validation_batch_end, on_validation_epoch_end
 
     # Saving and loading -------------------------------------------------------------------------
 
-    @part_of("on_save_checkpoint")
-    def save(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         trainer = self.task.trainer
         if self._at_end and "loops" in checkpoint:
             # Asked after training, a loader tells of an epoch that it did not begin.
@@ -338,8 +332,7 @@ class Run:
         state = random_state(self.task.device)
         return state | {"loader": [generator.get_state() for generator in generators]}
 
-    @part_of("on_load_checkpoint")
-    def load(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = state_of(checkpoint)
         trainer = self.task._trainer
         resuming = trainer is not None and trainer.state.fn == TrainerFn.FITTING
