@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
@@ -176,28 +176,6 @@ def check_trained(task: Task) -> None:
         not any(p.requires_grad for p in task.parameters()),
         "No weight requires a gradient. Unfreeze some: module.unfreeze(), part.requires_grad_().",
     )
-
-
-def frozen_weights(task: Task) -> list[str]:
-    """Names of the weights that are not trained."""
-    return [name for name, weight in task.named_parameters() if not weight.requires_grad]
-
-
-def check_frozen(task: Task, before: Sequence[str] | None, at_start: Sequence[str]) -> None:
-    """Refuses, in the first step of a resume, other frozen weights than ``before``, at the save.
-
-    at_start: those before the hooks of this run, which may freeze and unfreeze.
-    """
-    names, now = {name for name, _ in task.named_parameters()}, {*frozen_weights(task)}
-    # Of an older checkpoint it is not known. What the hooks changed is theirs to change.
-    changed = set() if before is None else (now ^ (names & {*before})) - (now ^ {*at_start})
-    if changed:
-        raise TrainingError(
-            f"{len(changed)} weights ({min(changed)}, …) are frozen now and were not when this "
-            "checkpoint was saved, or the reverse: a resume does not repeat what froze them then, "
-            "such as BackboneFinetuning. Set requires_grad in on_fit_start as it was, or start "
-            "from load_from_checkpoint, without ckpt_path."
-        )
 
 
 def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:

@@ -25,11 +25,9 @@ from ..optimizers import number_of_steps
 from ..task import Task, objects_of_all_ranks, warn
 from .checkpoints import STATE_KEY, VERSION, WholeCheckpointIO, damaged, state_of
 from .checks import (
-    check_frozen,
     check_launcher,
     check_module,
     check_settings,
-    frozen_weights,
     refuse_own_step,
     sampler_of,
     training_set,
@@ -120,7 +118,7 @@ class Run:
         self._at_end, self._epoch_is_open, self._stepped = {}, False, False
         if (restored := self._restored) is not None:
             self._epoch_is_open = restored["next"] != "epoch"
-            restored["frozen_at_start"] = frozen_weights(task)
+            freeze_as_saved(task, restored)  # Over what on_fit_start did, too.
             self._place_loops(restored["next"], restored["loaders"])
             self._restore_random_state(restored["random_states"])
         task.prepare_training()
@@ -309,7 +307,7 @@ class Run:
             "epoch_is_open": self._epoch_is_open,
             "in_evaluation": self._before_evaluation is not None
             and (trainer.state.status == TrainerStatus.INTERRUPTED or not evaluated.is_last_batch),
-            "frozen": frozen_weights(self.task),
+            "frozen": [n for n, w in self.task.named_parameters() if not w.requires_grad],
             "left_out": self.stepper.left_out,
             "skipped_steps": self.stepper.skipped_steps,
             "monitored": {
@@ -369,6 +367,7 @@ class Run:
                 next_is = correct_loaded_progress(fit, state)
                 loaders = fit["state_dict"].get("combined_loader", [])
                 self._restored = {**state, "next": next_is, "loaders": loaders}
+                freeze_as_saved(self.task, state)  # Before the optimizer takes what is trained.
                 if next_is != "batch":  # Lightning would go on in the epoch that it is of.
                     fit["state_dict"]["combined_loader"] = []
         except TrainingError:
@@ -433,7 +432,14 @@ class Run:
                 "DataLoader cannot continue there. Use PointwiseDataModule, do not read "
                 "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
-        check_frozen(self.task, restored.get("frozen"), restored["frozen_at_start"])
+
+
+def freeze_as_saved(task: Task, state: Mapping[str, Any]) -> None:
+    """A resume does not repeat what froze weights, or ended it, such as BackboneFinetuning."""
+    if "frozen" in state:  # Of an older checkpoint it is not known.
+        frozen = {*state["frozen"]}
+        for name, weight in task.named_parameters():
+            weight.requires_grad_(name not in frozen)
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
