@@ -16,7 +16,6 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -24,7 +23,6 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from ..data import PointwiseSampler, dataset_of
 from ..errors import TrainingError
-from ..fingerprints import probes_of
 from ..lagrangian.terms import OBJECTIVE, Terms
 from ..task import Task, warn
 
@@ -238,7 +236,6 @@ def training_set(task: Task) -> Any:
             )
             return None
         check_sampler(loader, task.trainer.world_size)
-        check_index(dataset)
     return dataset
 
 
@@ -268,19 +265,6 @@ def gives_each_once(loader: Any) -> bool:
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     return type(sampler) in (PointwiseSampler, SequentialSampler)
-
-
-def check_index(dataset: Any) -> None:
-    """Refuses probed rows with another index than their position; without one, collate adds it."""
-    count, kind = len(dataset), type(dataset).__name__
-    parts = [end - 1 for end in getattr(dataset, "cumulative_sizes", ()) if end]
-    with isolate_rng(include_cuda=False):
-        for position in sorted({*probes_of(count), *parts}):
-            row = dataset[position]
-            if not isinstance(row, Mapping) or "index" not in row:
-                return
-            own = int(row["index"])
-            refuse(own != position, f'Row {position} of {kind} has "index" {own}. {SHARED_ROWS}')
 
 
 # The first steps ---------------------------------------------------------------------------------

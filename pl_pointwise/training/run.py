@@ -245,18 +245,6 @@ class Run:
                 "The training DataLoader has no batch: its data set is empty, or with drop_last "
                 "smaller than a batch. Give it data, or a smaller batch_size."
             )
-        if (
-            self.stepper.loss.measured is None
-            and trainer.ckpt_path is None
-            and not trainer.fast_dev_run
-        ):
-            warn(
-                self.task,
-                f"No step was taken: epoch {trainer.current_epoch} of {trainer.max_epochs}, step "
-                f"{trainer.global_step} of {trainer.max_steps}, "
-                f"{trainer.num_training_batches} batches an epoch. A Trainer that has fitted "
-                "another module counts on from there.",
-            )
         if self._stepped:
             self.stepper.last_words.say(self.duals)
         if self._restored is not None:  # Resumed at its end: no step was taken.
@@ -373,10 +361,6 @@ class Run:
         except TrainingError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if "meta tensor" in str(error):
-                raise TrainingError(
-                    'map_location="meta" leaves multipliers without values: load with "cpu".'
-                ) from error
             raise damaged(str(error)) from error
 
     # Going on -----------------------------------------------------------------------------------

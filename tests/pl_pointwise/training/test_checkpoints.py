@@ -466,12 +466,10 @@ class Renamed(Notebook):
 
 
 def test_what_a_load_would_drop_is_named(tmp_path: Path, caplog: Any) -> None:
-    """A renamed argument took its default without a word; "meta" was called damage."""
+    """A renamed argument took its default without a word."""
     path = saved(Notebook(Pointwise(), tolerance=0.2), tmp_path / "a.ckpt")
     Notebook.load_from_checkpoint(path, weights_only=True)
     assert "does not take" not in caplog.text
     Renamed.load_from_checkpoint(path, weights_only=True)
     assert "Renamed does not take" in caplog.text
     assert "tolerance" in caplog.text
-    with pytest.raises(TrainingError, match='"meta" leaves multipliers without values'):
-        Notebook.load_from_checkpoint(path, map_location="meta", weights_only=True)

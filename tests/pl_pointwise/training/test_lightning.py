@@ -7,7 +7,6 @@ nothing is compared, to the last bit, with the run without it.
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -301,16 +300,6 @@ def test_an_epoch_that_a_hook_ends_steps_its_schedulers(tmp_path: Path) -> None:
         else:
             runs.append(runner.lightning_module)
     assert_identical_run(*runs)
-
-
-def test_a_trainer_that_is_used_up_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """The second module came back untrained, without a word but Lightning's "stopped"."""
-    runner = trainer()
-    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
-        runner.fit(toy(), data())
-        assert "No step was taken" not in caplog.text
-        runner.fit(toy(), data())
-    assert "No step was taken: epoch 1 of 1" in caplog.text
 
 
 def test_copies_train_as_the_original(plain: Toy) -> None:
