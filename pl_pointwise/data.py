@@ -244,11 +244,6 @@ class PointwiseDataModule(LightningDataModule):
         row: dict[str, Any] = self.datasets["train"][index]
         return row
 
-    @property
-    def certification_is_separate(self) -> bool:
-        """Whether "test" is a split of its own; of the data sets that are set up."""
-        return "test" in self.datasets and self.datasets["test"] is not self.datasets.get("val")
-
     def shared_option(self, name: str, own: Any) -> Any:
         """An option that module and data must agree on, else DataError; None takes the module's."""
         module = getattr(self.trainer, "lightning_module", None)

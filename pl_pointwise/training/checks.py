@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -73,6 +74,13 @@ REFUSED: tuple[tuple[Callable[[Task], Any], str], ...] = (
         ),
         "Trainer(reload_dataloaders_every_n_epochs=…): a multiplier per sample belongs to one "
         "training set in one order. Leave it out.",
+    ),
+    (
+        lambda task: any(
+            is_overridden("on_before_zero_grad", each) for each in (*task.trainer.callbacks, task)
+        ),
+        "on_before_zero_grad is never called under manual optimization: use on_train_batch_end, or "
+        "on_before_optimizer_step.",
     ),
     (
         lambda task: task.automatic_optimization,

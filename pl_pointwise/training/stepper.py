@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
-from lightning.pytorch.trainer import call
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -53,7 +51,7 @@ class Stepper:
         self.last_words = LastWords(task)
         self.buffers = Buffers()
         self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
-        self.calls_before_zero_grad = self.monitored = False  # See start_fit.
+        self.monitored = False  # Whether a scheduler needs what is logged of every step.
         self.shares_graph = True  # Until a graph could not be differentiated more than once.
 
     def take(self, batch: Any) -> Measured:
@@ -63,8 +61,6 @@ class Stepper:
         # How many samples each term applies to, over all ranks, before any forward pass.
         masks = [micro.masks for micro in micro_batches]
         counts = loss.counts(masks, all(micro.whole for micro in micro_batches))
-        if self.calls_before_zero_grad:
-            self._call_before_zero_grad()
         if self.buffers.changing != set():
             self.buffers.keep(task)
         self.due = loss.duals.units.due(task.formulations, task.global_step)
@@ -120,9 +116,6 @@ class Stepper:
         trainer = self.task.trainer
         self.first_steps.start(self.task)
         self.last_words.start_fit()
-        self.calls_before_zero_grad = any(
-            is_overridden("on_before_zero_grad", each) for each in (*trainer.callbacks, self.task)
-        )
         monitors = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
         self.monitored = any(str(name).startswith("running/") for name in monitors)
 
@@ -131,13 +124,6 @@ class Stepper:
         self.taken_now = self.skipped_now = 0
         self.buffers = Buffers()
         self.last_words.start_epoch()
-
-    def _call_before_zero_grad(self) -> None:
-        """Lightning calls this hook under automatic optimization only."""
-        trainer, hook = self.task.trainer, "on_before_zero_grad"
-        optimizer = trainer.optimizers[0]  # The only one: see checks.check_module.
-        call._call_callback_hooks(trainer, hook, optimizer)
-        call._call_lightning_module_hook(trainer, hook, optimizer)
 
     # Forward and backward -----------------------------------------------------------------------
 

@@ -129,9 +129,8 @@ def test_callbacks_that_read_the_loss_get_the_lagrangian(plain: Toy, tmp_path: P
 
 
 def test_hooks_around_a_step_are_called_in_lightnings_order(plain: Toy) -> None:
-    """``on_before_zero_grad`` was never called: averages of weights kept there did not move."""
     called: list[str] = []
-    names = ("before_zero_grad", "before_backward", "after_backward", "before_optimizer_step")
+    names = ("before_backward", "after_backward", "before_optimizer_step")
     hooks: Any = {
         f"on_{name}": lambda *_, name=name: called.append(name)  # type: ignore[misc]
         for name in names
@@ -139,6 +138,9 @@ def test_hooks_around_a_step_are_called_in_lightnings_order(plain: Toy) -> None:
     module = run(callbacks=[LambdaCallback(**hooks)])
     assert called == list(names) * 6
     assert_identical_run(module, plain)
+    average = LambdaCallback(on_before_zero_grad=lambda *_: None)
+    with pytest.raises(TrainingError, match="use on_train_batch_end"):
+        run(callbacks=[average])
 
 
 # Tuner --------------------------------------------------------------------------------------------
