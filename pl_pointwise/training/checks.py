@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     ModelCheckpoint,
@@ -30,95 +29,75 @@ from ..task import Task, warn
 # Settings ----------------------------------------------------------------------------------------
 
 
-def _has_callback(task: Task, kind: type) -> bool:
-    return any(isinstance(callback, kind) for callback in task.trainer.callbacks)
-
-
-REFUSED: tuple[tuple[Callable[[Task], Any], str], ...] = (
-    (
-        lambda task: task.trainer.gradient_clip_val,
-        "Trainer(gradient_clip_val=…): the module clips its gradient itself. Give it "
-        "training=Training(gradient_clip_val=…), and leave the Trainer's out.",
-    ),
-    (
-        lambda task: (
-            task.trainer.accumulate_grad_batches != 1
-            or _has_callback(task, GradientAccumulationScheduler)
-        ),
-        "Trainer(accumulate_grad_batches=…) or GradientAccumulationScheduler: a batch is one step. "
-        "Take a larger batch_size, and training=Training(micro_batch_size=…).",
-    ),
-    (
-        lambda task: any(
-            getattr(c, "_train_time_interval", None) is not None for c in task.trainer.callbacks
-        ),
-        "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
-        "every_n_train_steps, or SaveOnTermination.",
-    ),
-    (
-        lambda task: (
-            _has_callback(task, StochasticWeightAveraging)
-            and any(isinstance(part, _BatchNorm) for part in task.modules())
-        ),
-        "StochasticWeightAveraging would step weights and multipliers on while it renews the "
-        "statistics of BatchNorm. Use EMAWeightAveraging, or another norm.",
-    ),
-    (
-        lambda task: isinstance(task.trainer.strategy, (FSDPStrategy, DeepSpeedStrategy)),
-        "FSDPStrategy and DeepSpeed hide a part of the gradient from a rank, or all of it. Use "
-        "ModelParallelStrategy and fully_shard in configure_model.",
-    ),
-    (
-        lambda task: (
-            task.trainer.reload_dataloaders_every_n_epochs and has_multipliers_per_sample(task)
-        ),
-        "Trainer(reload_dataloaders_every_n_epochs=…): a multiplier per sample belongs to one "
-        "training set in one order. Leave it out.",
-    ),
-    (
-        lambda task: any(
-            is_overridden("on_before_zero_grad", each) for each in (*task.trainer.callbacks, task)
-        ),
-        "on_before_zero_grad is never called under manual optimization: use on_train_batch_end, or "
-        "on_before_optimizer_step.",
-    ),
-    (
-        lambda task: task.automatic_optimization,
-        "automatic_optimization = True: a PointwiseModule steps by itself. Leave the line out.",
-    ),
-    (
-        lambda task: (
-            any(getattr(c, "_update_attr", False) for c in task.trainer.callbacks)
-            # Neither a subclass's nor the command line's.
-            and task.configure_optimizers.__qualname__ == "PointwiseModule.configure_optimizers"
-        ),
-        "LearningRateFinder, or Tuner.lr_find(), sets an attribute that nothing reads: the rate is "
-        "Optimization(learning_rate=…). Write a configure_optimizers that reads the attribute, or "
-        "take lr_find(…, update_attr=False), and give the suggestion to Optimization.",
-    ),
-)
-"""What a Trainer may be given and a PointwiseModule would ignore or get wrong, and what to say."""
-
-NEVER_CALLED = ("optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
-"""Hooks that Lightning calls under automatic optimization only."""
-
-
-def check_settings(task: Task) -> None:
-    """Refuses settings of the Trainer and hooks of the module that would be ignored."""
-    for is_set, sentence in REFUSED:
-        refuse(is_set(task), sentence)
-    for hook in NEVER_CALLED:
-        refuse(
-            getattr(type(task), hook) is not getattr(LightningModule, hook),
-            f"{type(task).__name__} overrides {hook}, which is never called under manual "
-            "optimization: set Training(gradient_clip_val=…), or use on_before_optimizer_step.",
-        )
-
-
 def refuse(found: Any, sentence: str) -> None:
     """Raises the sentence if what it speaks of was found."""
     if found:
         raise TrainingError(sentence)
+
+
+def check_settings(task: Task) -> None:
+    """Refuses what a Trainer may be given and a PointwiseModule would ignore or get wrong."""
+    trainer, callbacks = task.trainer, task.trainer.callbacks
+    kinds = {kind for callback in callbacks for kind in type(callback).__mro__}
+    refuse(
+        trainer.gradient_clip_val,
+        "Trainer(gradient_clip_val=…): the module clips its gradient itself. Give it "
+        "training=Training(gradient_clip_val=…), and leave the Trainer's out.",
+    )
+    refuse(
+        trainer.accumulate_grad_batches != 1 or GradientAccumulationScheduler in kinds,
+        "Trainer(accumulate_grad_batches=…) or GradientAccumulationScheduler: a batch is one step. "
+        "Take a larger batch_size, and training=Training(micro_batch_size=…).",
+    )
+    refuse(
+        any(getattr(each, "_train_time_interval", None) is not None for each in callbacks),
+        "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
+        "every_n_train_steps, or SaveOnTermination.",
+    )
+    refuse(
+        StochasticWeightAveraging in kinds
+        and any(isinstance(m, _BatchNorm) for m in task.modules()),
+        "StochasticWeightAveraging would step weights and multipliers on while it renews the "
+        "statistics of BatchNorm. Use EMAWeightAveraging, or another norm.",
+    )
+    refuse(
+        isinstance(trainer.strategy, (FSDPStrategy, DeepSpeedStrategy)),
+        "FSDPStrategy and DeepSpeed hide a part of the gradient from a rank, or all of it. Use "
+        "ModelParallelStrategy and fully_shard in configure_model.",
+    )
+    refuse(
+        trainer.reload_dataloaders_every_n_epochs and has_multipliers_per_sample(task),
+        "Trainer(reload_dataloaders_every_n_epochs=…): a multiplier per sample belongs to one "
+        "training set in one order. Leave it out.",
+    )
+    refuse(
+        any(getattr(each, "_update_attr", False) for each in callbacks)
+        # Neither a subclass's nor the command line's.
+        and task.configure_optimizers.__qualname__ == "PointwiseModule.configure_optimizers",
+        "LearningRateFinder, or Tuner.lr_find(), sets an attribute that nothing reads: the rate is "
+        "Optimization(learning_rate=…). Write a configure_optimizers that reads the attribute, or "
+        "take lr_find(…, update_attr=False), and give the suggestion to Optimization.",
+    )
+    _check_hooks(task)
+
+
+def _check_hooks(task: Task) -> None:
+    """Refuses hooks that Lightning calls under automatic optimization only, and that itself."""
+    refuse(
+        task.automatic_optimization,
+        "automatic_optimization = True: a PointwiseModule steps by itself. Leave the line out.",
+    )
+    for hook in ("optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad"):
+        refuse(
+            is_overridden(hook, task),
+            f"{type(task).__name__} overrides {hook}, which is never called under manual "
+            "optimization: set Training(gradient_clip_val=…), or use on_before_optimizer_step.",
+        )
+    refuse(
+        any(is_overridden("on_before_zero_grad", each) for each in (*task.trainer.callbacks, task)),
+        "on_before_zero_grad is never called under manual optimization: use on_train_batch_end, or "
+        "on_before_optimizer_step.",
+    )
 
 
 def check_launcher(task: Task) -> None:
