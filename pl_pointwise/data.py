@@ -138,7 +138,6 @@ class ResumableDataLoader(DataLoader[Any]):
         )
         sampler.draws_by_sample = num_workers > 0
         self.position = 0  # Batches handed out in the current epoch.
-        self.limit: float = len(self)  # Batches of an epoch, as the trainer limits them.
         self._resume_at: Mapping[str, int] | None = None
 
     @property
@@ -165,7 +164,7 @@ class ResumableDataLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader stands; a finished epoch is the start of the next."""
-        finished = self.position >= self.limit
+        finished = self.position >= len(self)
         return {
             "seed": self.sampler.seed,
             "epoch": self.sampler.epoch + finished,

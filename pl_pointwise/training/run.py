@@ -111,7 +111,6 @@ class Run:
         if optimization.schedule != "constant" or optimization.warmup_ratio:
             task.number_of_steps()
         dataset = training_set(task)
-        self._limit_loader()
         self._start_multipliers(dataset)
         self.evaluator.forget()
         self.stepper.start_fit()
@@ -150,12 +149,6 @@ class Run:
         settings = self.task.training_settings
         self.duals.configure(self.task.formulations, settings.primal_steps, settings.order, groups)
         self.duals.start(samples, found, resumed, first)
-
-    def _limit_loader(self) -> None:
-        """Tells the training loader how many batches the trainer takes of it."""
-        loader = self.task.trainer.train_dataloader
-        if isinstance(loader, ResumableDataLoader):
-            loader.limit = min(len(loader), self.task.trainer.num_training_batches)
 
     # Learning rates -----------------------------------------------------------------------------
 
@@ -212,7 +205,6 @@ class Run:
 
     def on_train_epoch_start(self) -> None:
         self.stepper.first_steps.epoch(self.task)
-        self._limit_loader()
         self.stepper.start_epoch()
 
     def on_train_batch_end(self, *_: Any) -> None:
