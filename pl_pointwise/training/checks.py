@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -100,15 +99,6 @@ def _check_hooks(task: Task) -> None:
     )
 
 
-def check_launcher(task: Task) -> None:
-    """Refuses processes from which multipliers and violations do not come home."""
-    refuse(
-        isinstance(task.trainer.strategy.launcher, _MultiProcessingLauncher),
-        "This strategy starts processes that bring home the weights alone, without multipliers "
-        'and violations. Use strategy="ddp" in a script; in a notebook, devices=1.',
-    )
-
-
 def check_module(task: Task) -> None:
     """Refuses no weight or optimizer to train, and shards whose gradients nothing adds up."""
     check_trained(task)
@@ -126,11 +116,6 @@ def check_module(task: Task) -> None:
         "here is computed once. Take an optimizer that steps without one, such as AdamW.",
     )
     groups = optimizers[0].param_groups
-    refuse(
-        {id(p) for group in groups for p in group["params"]}.isdisjoint(map(id, task.parameters())),
-        "The optimizer has no weight of this module: give it self.parameters(), in "
-        "configure_optimizers, after the last weight was replaced.",
-    )
     declared = task.trainer.lr_scheduler_configs
     refuse(
         any(each.interval not in ("step", "epoch") or each.frequency < 1 for each in declared),

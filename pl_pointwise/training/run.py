@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -25,9 +25,9 @@ from ..optimizers import number_of_steps
 from ..task import Task, objects_of_all_ranks, warn
 from .checkpoints import STATE_KEY, VERSION, WholeCheckpointIO, damaged, state_of
 from .checks import (
-    check_launcher,
     check_module,
     check_settings,
+    refuse,
     refuse_own_step,
     sampler_of,
     training_set,
@@ -35,8 +35,6 @@ from .checks import (
 )
 from .random_state import random_state, restore_random_state
 from .stepper import Stepper
-
-log = logging.getLogger(__name__)
 
 # It says that weights are saved after the step: here they are, with the multipliers after it.
 warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
@@ -78,8 +76,12 @@ class Run:
 
     def setup(self, stage: str) -> None:
         """Before Lightning loads a checkpoint."""
-        if stage != "predict":
-            check_launcher(self.task)
+        refuse(
+            stage != "predict"
+            and isinstance(self.task.trainer.strategy.launcher, _MultiProcessingLauncher),
+            "This strategy starts processes that bring home the weights alone, without multipliers "
+            'and violations. Use strategy="ddp" in a script; in a notebook, devices=1.',
+        )
         self.configure_callbacks()  # Of the module's own callbacks too.
         # The forward pass of a module from torch.compile stays compiled, the steps do not: they
         # hold the backward pass, which a compiler does not take.
@@ -295,14 +297,12 @@ class Run:
                 for config in trainer.lr_scheduler_configs
                 if (value := self._monitored(config.scheduler)) is not None
             },
-            "random_states": objects_of_all_ranks(self._random_state_to_save()),
+            # After the last step: later draws belong to an evaluation, a fetch or nothing.
+            "random_states": objects_of_all_ranks(
+                self._at_end.get("random_state") or self._before_evaluation or self._random_state()
+            ),
             "arguments_left_out": dict(self.arguments_left_out),
         }
-
-    def _random_state_to_save(self) -> dict[str, Any]:
-        """The one after the last step: later draws belong to an evaluation, a fetch or nothing."""
-        known = self._at_end.get("random_state") or self._before_evaluation
-        return known or self._random_state()
 
     def _random_state(self) -> dict[str, Any]:
         """Of this process, and of the training loader's own generators."""
@@ -314,21 +314,12 @@ class Run:
         state = state_of(checkpoint)
         trainer = self.task._trainer
         resuming = trainer is not None and trainer.state.fn == TrainerFn.FITTING
-        left_out = self.arguments_left_out
         try:
-            missing = sorted(set(state["arguments_left_out"]).difference(left_out))
+            missing = sorted(set(state["arguments_left_out"]).difference(self.arguments_left_out))
             if trainer is None and missing:  # Their defaults were taken.
                 raise TrainingError(
                     "This checkpoint does not hold all arguments of the module. Give again: "
                     f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
-                )
-            stored = {n for n in checkpoint.get("hyper_parameters") or {} if n[0] != "_"}
-            dropped = stored.difference(self.task.hparams, left_out)
-            if trainer is None and dropped:
-                log.warning(
-                    f"{type(self.task).__name__} does not take the checkpoint's "
-                    f"{', '.join(sorted(dropped))}, so their values are dropped. Of a renamed "
-                    "argument give load_from_checkpoint the value."
                 )
             learned = [n for n, f in self.task.formulations.items() if f.scope != "none"]
             unknown = sorted(set(state["multipliers"]).difference(learned))
