@@ -172,10 +172,6 @@ class ResumableDataLoader(DataLoader[Any]):
             "global_batch_size": self._global_batch_size,
         }
 
-    def start_epoch(self) -> None:
-        """Forgets where in an epoch the state stood that was loaded; its seed stays."""
-        self._resume_at = None
-
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue at ``state`` in the next iteration; at the start of an epoch, in that epoch."""
         self.sampler.seed = state["seed"]

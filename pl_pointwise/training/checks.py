@@ -231,14 +231,6 @@ def check_sampler(loader: Any, ranks: int) -> None:
     )
 
 
-def gives_each_once(loader: Any) -> bool:
-    """Whether the sampler surely gives a position once an epoch."""
-    sampler = sampler_of(loader)
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
-    return type(sampler) in (PointwiseSampler, SequentialSampler)
-
-
 # The first steps ---------------------------------------------------------------------------------
 
 
@@ -258,7 +250,11 @@ class FirstSteps:
     def epoch(self, task: Task) -> None:
         """At the start of an epoch."""
         loader = task.trainer.train_dataloader
-        watched = has_multipliers_per_sample(task) and gives_each_once(loader)
+        sampler = sampler_of(loader)
+        once = type(sampler) in (PointwiseSampler, SequentialSampler)
+        if type(sampler) is RandomSampler:
+            once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+        watched = once and has_multipliers_per_sample(task)
         self._visited = bytearray(len(loader.dataset)) if watched else None
 
     def require_gradients(self, task: Task, terms: Terms) -> None:

@@ -233,12 +233,6 @@ class Run:
         self._at_end = {"random_state": self._random_state(), "loaders": loaders._state_dicts()}
 
     def on_fit_end(self) -> None:
-        trainer = self.task.trainer
-        if not trainer.num_training_batches and trainer.limit_train_batches:
-            raise TrainingError(
-                "The training DataLoader has no batch: its data set is empty, or with drop_last "
-                "smaller than a batch. Give it data, or a smaller batch_size."
-            )
         if self._stepped:
             self.stepper.last_words.say(self.duals)
         if self._restored is not None:  # Resumed at its end: no step was taken.
@@ -354,10 +348,10 @@ class Run:
         batches, fetcher = loop.epoch_loop, loop._data_fetcher
         if next_is != "batch" and hasattr(loader, "load_state_dict") and loaders:
             # It has given its last batch: the iterator after this one is of the next epoch.
-            loader.load_state_dict(loaders[0])
             if isinstance(loader, ResumableDataLoader):
-                loader.start_epoch()
+                loader.sampler.seed = loaders[0]["seed"]
             else:
+                loader.load_state_dict(loaders[0])
                 next(iter(fetcher).iterator, None)
         if next_is == "epoch":
             # As if nothing had been loaded: its iterator is made when it starts.

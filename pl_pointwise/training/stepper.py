@@ -61,12 +61,10 @@ class Stepper:
         # How many samples each term applies to, over all ranks, before any forward pass.
         masks = [micro.masks for micro in micro_batches]
         counts = loss.counts(masks, all(micro.whole for micro in micro_batches))
-        if self.buffers.changing != set():
-            self.buffers.keep(task)
+        self.buffers.keep(task)
         self.due = loss.duals.units.due(task.formulations, task.global_step)
         measured = self._measure(micro_batches, counts)
-        if self.buffers.changing is None:
-            self.buffers.settle(task)
+        self.buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
             measured = self._without_non_finite(measured, micro_batches, counts)
         loss.measured, loss.dual_steps = measured, {}
@@ -261,8 +259,11 @@ class Stepper:
         if not bad.any():
             return measured
         self.buffers.restore(task)
-        some_left = (~bad).view(ranks, -1).any(1)
-        if not some_left.all() and forwards_together(task):
+        # Sharded weights are put together in every forward pass; SyncBatchNorm sums over ranks.
+        together = isinstance(task.trainer.strategy, ModelParallelStrategy) or (
+            ranks > 1 and any(isinstance(part, nn.SyncBatchNorm) for part in task.modules())
+        )
+        if together and not (~bad).view(ranks, -1).any(1).all():
             warn(task, "A rank has no sample left, and its forward pass needs one on every rank.")
             found = replace(measured, gradient_norm=math.nan)
         else:
@@ -346,17 +347,16 @@ class Buffers:
 
     def keep(self, module: nn.Module) -> None:
         """Before the first forward pass of a step."""
-        self._kept = {
-            name: buffer.detach().clone()
-            for name, buffer in module.named_buffers()
-            if self.changing is None or name in self.changing
-        }
+        for name, buffer in module.named_buffers() if self.changing != set() else ():
+            if self.changing is None or name in self.changing:
+                self._kept[name] = buffer.detach().clone()
 
     def settle(self, module: nn.Module) -> None:
         """After it: from now on only those that it changed."""
-        now = dict(module.named_buffers())
-        self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
-        self.changing = {*self._kept}
+        if self.changing is None:
+            now = dict(module.named_buffers())
+            self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
+            self.changing = {*self._kept}
 
     def restore(self, module: nn.Module) -> None:
         with torch.no_grad():
@@ -368,14 +368,6 @@ class Buffers:
 def connected_zero(module: nn.Module) -> Tensor:
     """Zero, with a zero gradient for every trainable parameter."""
     return sum(((p * 0).sum() for p in module.parameters() if p.requires_grad), torch.zeros(()))
-
-
-def forwards_together(task: Task) -> bool:
-    """Sharded weights are put together in every forward pass, and SyncBatchNorm sums over ranks."""
-    if isinstance(task.trainer.strategy, ModelParallelStrategy):
-        return True
-    synced = any(isinstance(part, nn.SyncBatchNorm) for part in task.modules())
-    return synced and task.trainer.world_size > 1
 
 
 # Micro-batches, and their terms as the task gives them -------------------------------------------

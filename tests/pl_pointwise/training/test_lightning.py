@@ -442,13 +442,6 @@ def test_an_evaluation_without_the_modules_own_is_refused(stage: str) -> None:
     assert torch.equal(weights_of(module), before)
 
 
-def test_a_loader_without_a_batch_is_refused() -> None:
-    """The fit ended with success, and a warning."""
-    few = DataLoader(IndexedDataset([ROWS[0]]), batch_size=3, drop_last=True)
-    with pytest.raises(TrainingError, match="no batch: its data set is empty, or with drop_last"):
-        run(loaders=few)
-
-
 def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:
     class Around(Toy):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
