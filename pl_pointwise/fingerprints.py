@@ -23,16 +23,11 @@ RANDOM_ROWS = "random rows"
 _REREAD = 16
 
 
-def probes_of(count: int) -> list[int]:
-    """Positions that are read to tell data sets of ``count`` rows apart: all, or 64 spread ones."""
-    read = count if count <= READ_WHOLE else 64
-    return [probe * count // read for probe in range(read)]
-
-
 def fingerprint_of_content(rows: Any) -> str:
     """A digest of the length and the rows; see :func:`pl_pointwise.data.fingerprint`."""
     count = len(rows)
-    digests, stable, _ = _read(rows, probes_of(count))
+    read = count if count <= READ_WHOLE else 64
+    digests, stable, _ = _read(rows, [probe * count // read for probe in range(read)])
     if not stable:
         return f"{RANDOM_ROWS}: {count}"
     return hashlib.sha256(b"".join([str(count).encode(), *digests])).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,12 +58,10 @@ class Task(LightningModule):
 
     # The terms of each sample -------------------------------------------------------------------
 
-    @abstractmethod
     def objective(self, outputs: Any, batch: Any) -> Tensor:
         """ℓ₀ of each sample, (B,), from the forward pass's output."""
         raise TrainingError(f"{type(self).__name__} has no objective(outputs, batch): define it.")
 
-    @abstractmethod
     def constraint_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """ℓ_k of each sample by constraint, (B,) or (B, K): values, not yet violations."""
         raise TrainingError(
