@@ -86,9 +86,9 @@ class IndexedDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, position: int) -> dict[str, Any]:
+    def __getitem__(self, position: int | Drawing) -> dict[str, Any]:
         if isinstance(position, Drawing):
-            position.start()
+            position = position.start()
         if position >= 0:
             return {**self._named(self.rows[int(position)]), "index": int(position)}
         return {**self._named(self.rows[-1 - position]), "index": PADDING}
