@@ -21,7 +21,6 @@ from ..evaluation import Evaluator
 from ..fingerprints import RANDOM_ROWS
 from ..formulations import Formulation
 from ..loss import PointwiseLoss
-from ..optimizers import number_of_steps
 from ..task import Task, objects_of_all_ranks, warn
 from .checkpoints import STATE_KEY, VERSION, WholeCheckpointIO, damaged, state_of
 from .checks import (
@@ -55,7 +54,7 @@ class Run:
     ) -> None:
         self.task, self.duals, self.stepper, self.evaluator = task, loss.duals, stepper, evaluator
         self.duals.warn = partial(warn, task)
-        self.total_steps: int | None = None  # None before training, and without an end.
+        self.total_steps: int | None = None  # None before training, and where the rate is constant.
         self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
         self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.
         # What a checkpoint says, until the first step after it.
@@ -108,10 +107,9 @@ class Run:
         trainer.log_every_n_steps = int(
             min(trainer.log_every_n_steps, trainer.num_training_batches)
         )
-        self.total_steps = number_of_steps(trainer)
         optimization = task.training_settings.optimization
         if optimization.schedule != "constant" or optimization.warmup_ratio:
-            task.number_of_steps()
+            self.total_steps = task.number_of_steps()
         dataset = training_set(task)
         self._start_multipliers(dataset)
         self.evaluator.forget()

@@ -384,34 +384,31 @@ class MicroBatch:
 
 
 def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[MicroBatch]:
-    """The batch, or the pieces that the collate function made of it, cut to ``size`` samples."""
-    micro_batches = []
+    """The batch, or the pieces that the collate function made of it, cut to ``size`` samples.
+
+    No term applies to a row of padding.
+    """
+    micro_batches, names = [], [OBJECTIVE, *task.constraints]
     for piece in batch if isinstance(batch, (list, tuple)) else [batch]:
-        whole = micro_batch_of(task, piece)
-        if not size or size >= len(whole.index):
-            micro_batches.append(whole)
+        index = piece.get("index") if isinstance(piece, Mapping) else None
+        if index is None or not is_index(index):
+            found = index.dtype if isinstance(index, Tensor) else type(index).__name__
+            raise DataError(
+                f'A batch, here a {type(piece).__name__}, needs "index", the position of each '
+                f"sample, a tensor (B,) of whole numbers, got {found}: use PointwiseDataModule, or "
+                "wrap the data set in IndexedDataset(rows), of tuples in IndexedDataset(rows, "
+                'fields=["x", "y"]).'
+            )
+        index = index.long().cpu()
+        masks, whole = masks_from(task.membership(piece), index, names, task.device)
+        if not size or size >= len(index):
+            micro_batches.append(MicroBatch(piece, index, masks, whole))
             continue
-        for rows in torch.arange(len(whole.index)).split(size):
+        for rows in torch.arange(len(index)).split(size):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
-            masks = {name: mask[part] for name, mask in whole.masks.items()}
-            micro = MicroBatch(task.select(piece, rows), whole.index[part], masks, whole.whole)
-            micro_batches.append(micro)
+            cut = {name: mask[part] for name, mask in masks.items()}
+            micro_batches.append(MicroBatch(task.select(piece, rows), index[part], cut, whole))
     return micro_batches
-
-
-def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
-    """A piece with the masks of its terms; no term applies to a row of padding."""
-    index = batch.get("index") if isinstance(batch, Mapping) else None
-    if index is None or not is_index(index):
-        found = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise DataError(
-            f'A batch, here a {type(batch).__name__}, needs "index", the position of each sample, '
-            f"a tensor (B,) of whole numbers, got {found}: use PointwiseDataModule, or wrap the "
-            'data set in IndexedDataset(rows), of tuples in IndexedDataset(rows, fields=["x", '
-            '"y"]).'
-        )
-    index, names = index.long().cpu(), [OBJECTIVE, *task.constraints]
-    return MicroBatch(batch, index, *masks_from(task.membership(batch), index, names, task.device))
 
 
 def terms_of(
