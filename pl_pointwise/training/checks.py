@@ -180,11 +180,6 @@ def refuse_own_step(task: Task, name: str) -> None:
 
 # The training set --------------------------------------------------------------------------------
 
-SHARED_ROWS = (
-    'batch["index"] must be the position of each sample in the training set, or samples share '
-    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…]))."
-)
-
 
 def training_set(task: Task) -> Any:
     """The data set behind the training loader; None where there is none with positions."""
@@ -293,6 +288,8 @@ class FirstSteps:
             if visited[number]:
                 raise TrainingError(
                     f"Sample index {number} came twice in epoch {epoch}, and the sampler hands out "
-                    f"each position once. {SHARED_ROWS}"
+                    'each position once. batch["index"] must be the position of each sample in the '
+                    "training set, or samples share multipliers: wrap the whole data set, once, as "
+                    "in IndexedDataset(ConcatDataset([…]))."
                 )
             visited[number] = True
