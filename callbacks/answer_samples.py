@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from pl_pointwise.errors import one_of
 from pl_pointwise.files import free_path, run_root
 from pl_pointwise.task import evaluation_mode
-from pl_pointwise.training.random_state import random_state, restore_random_state
 
 FILE = "answers.jsonl"
 TOGETHER = 8  # Prompts that are answered in one batch.
@@ -78,16 +78,14 @@ class AnswerSamples(Callback):
         return chosen
 
     def _answer(self, trainer: Trainer, module: Any) -> None:
-        context, state = trainer.precision_plugin.forward_context(), random_state(module.device)
-        rows = []
-        with evaluation_mode(module), torch.no_grad(), context:
+        context, rows = trainer.precision_plugin.forward_context(), []
+        with evaluation_mode(module), isolate_rng(), torch.no_grad(), context:
             for start in range(0, len(self._asked), TOGETHER):
                 asked = self._asked[start : start + TOGETHER]
                 for each, found in zip(asked, module.answers_to(asked), strict=True):
                     about = {key: each[key] for key in ("index", "category") if key in each}
                     row = {"step": trainer.global_step, "epoch": trainer.current_epoch}
                     rows.append({**row, "prompt": shown(each["messages"]), **about, **found})
-        restore_random_state(state, module.device)
         if trainer.is_global_zero:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:

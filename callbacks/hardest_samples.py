@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from pl_pointwise.files import free_path, run_root
 from pl_pointwise.module import PointwiseModule
-from pl_pointwise.training.random_state import random_state, restore_random_state
 
 log = logging.getLogger(__name__)
 
@@ -44,25 +44,52 @@ class HardestSamples(Callback):
 
     def __init__(self, count: int = 50) -> None:
         self.count = count
-        self._tables, self._epoch = Violations(), 0
-        self._restored = False
+        self._start()
+
+    def _start(self) -> None:
+        # By constraint with a multiplier per sample, (N, sides·K) on the CPU. _last, float32: each
+        # violation with the weights of its step; NaN where a sample was not seen, has no such
+        # column, or had a value that is not finite. _mean: over the _visits, int32, as reported,
+        # without the first if there is another: it is of weights that have hardly been trained.
+        self._last, self._mean, self._visits = (dict[str, Tensor]() for _ in range(3))
+        self._epoch = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if not self._restored:
-            self._tables = Violations()  # Those there were are of an earlier fit.
-        self._restored = False
+        if not trainer.ckpt_path:
+            self._start()  # What there was is of an earlier fit.
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        self._tables.add(pl_module)
         self._epoch = trainer.current_epoch
+        measured = pl_module.measured
+        if measured is None or not pl_module.multipliers.samples:
+            return  # Rows of a stream belong to no known sample.
+        for name, formulation in pl_module.formulations.items():
+            mask = measured.masks[name]
+            rows = mask.any(1)  # Padding is of no sample, and has no index of its own.
+            if formulation.scope != "sample" or not rows.any():
+                continue
+            found = measured.judged[name][rows].float().masked_fill(~mask[rows], math.nan)
+            if name not in self._last:
+                samples = len(trainer.train_dataloader.dataset)  # type: ignore[union-attr]
+                unseen = torch.full((samples, found.shape[1]), math.nan)
+                self._last[name], self._mean[name] = unseen, unseen.clone()
+                self._visits[name] = torch.zeros(unseen.shape, dtype=torch.int32)
+            index, mean, counts = measured.index[rows], self._mean[name], self._visits[name]
+            self._last[name][index] = found
+            found = pl_module.constraints[name].reported(found)
+            counted = found.isfinite()
+            visits, before = counts[index] + counted.int(), mean[index]
+            # Values 1 and 2 replace what is there; value n ≥ 3 is the (n − 1)th of the mean.
+            after = torch.where(visits <= 2, found, before + (found - before) / (visits - 1))
+            mean[index] = torch.where(counted, after, before)
+            counts[index] = visits
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         root = run_root(trainer)  # Asks all ranks.
         if not trainer.is_global_zero:
             return
-        before = random_state(pl_module.device)  # Reading a row may draw from it.
-        rows = self._hardest(trainer, pl_module)
-        restore_random_state(before, pl_module.device)
+        with isolate_rng():  # Reading a row may draw.
+            rows = self._hardest(trainer, pl_module)
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         path = free_path(root, "hardest") / "samples.jsonl"
         path.parent.mkdir(parents=True)
@@ -71,22 +98,21 @@ class HardestSamples(Callback):
 
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
         rows = []
-        for name, last in self._tables.last.items():
+        for name, last in self._last.items():
             multipliers, constraint = module.multipliers[name], module.constraints[name]
             if (groups := module._run.duals.groups) is not None:  # Of each sample its group's.
                 multipliers = multipliers[groups]
             relaxation = getattr(module._run.in_force(name), "relaxation", None)
             unknown = torch.full_like(last, math.nan)
             relaxed = unknown if relaxation is None else relaxation(last, multipliers)
-            means = self._tables.mean[name]
             numbers = {
-                "mean_violation": means,
+                "mean_violation": self._mean[name],
                 "multiplier": multipliers,
                 "violation": constraint.reported(last),
                 "relaxation": relaxed,
             }
             width = multipliers.shape[1] // constraint.sides
-            listed = hardest(means, multipliers, relaxed, self.count)
+            listed = hardest(self._mean[name], multipliers, relaxed, self.count)
             for rank, (index, column) in enumerate(listed, start=1):
                 bound = ("at_most", "at_least")[column // width] if constraint.sides > 1 else None
                 found = {key: float(table[index, column]) for key, table in numbers.items()}
@@ -105,13 +131,12 @@ class HardestSamples(Callback):
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        return {**vars(self._tables), "epoch": self._epoch}
+        tables = {"last": self._last, "mean": self._mean, "visits": self._visits}
+        return {**tables, "epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._tables, self._epoch = Violations(), state_dict["epoch"]
-        for name in vars(self._tables):
-            setattr(self._tables, name, state_dict[name])
-        self._restored = True
+        self._last, self._mean = state_dict["last"], state_dict["mean"]
+        self._visits, self._epoch = state_dict["visits"], state_dict["epoch"]
 
 
 def hardest(
@@ -134,17 +159,11 @@ def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
     """Training sample ``index`` by field: of the data module's ``describe``, else of its row."""
     data: Any = getattr(trainer, "datamodule", None)
     if hasattr(data, "describe"):
-        return plain_fields(data.describe(index))
-    return plain_fields(trainer.train_dataloader.dataset[index])  # type: ignore[union-attr]
-
-
-def plain_fields(row: Any) -> dict[str, str]:
-    """The fields of a row that :func:`text_of` has words for; "0", "1", … without names."""
-    if hasattr(row, "_asdict"):
-        row = row._asdict()
-    if not isinstance(row, Mapping):
-        row = dict(enumerate(row if isinstance(row, (list, tuple)) else [row]))
-    return {str(n): text for n, value in row.items() if (text := text_of(value)) is not None}
+        row = data.describe(index)
+    else:
+        row = trainer.train_dataloader.dataset[index]  # type: ignore[union-attr]
+    fields = row.items() if isinstance(row, Mapping) else [("row", row)]
+    return {str(n): text for n, value in fields if (text := text_of(value)) is not None}
 
 
 def text_of(value: Any) -> str | None:
@@ -157,43 +176,3 @@ def text_of(value: Any) -> str | None:
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value) if isinstance(value, (str, int)) else None
-
-
-class Violations:
-    """By constraint with a multiplier per sample, tables (N, sides·K) on the CPU.
-
-    ``last``, float32: each violation with the weights of its step; NaN where a sample was not seen,
-    has no such column, or had a value that is not finite. ``mean``: over the ``visits``, int32, as
-    reported, without the first if there is another: it is of weights that have hardly been trained.
-    """
-
-    def __init__(self) -> None:
-        self.last: dict[str, Tensor] = {}
-        self.mean: dict[str, Tensor] = {}
-        self.visits: dict[str, Tensor] = {}
-
-    def add(self, module: PointwiseModule) -> None:
-        """Adds what the module's last training step found."""
-        measured = module.measured
-        if measured is None or not module.multipliers.samples:
-            return  # Rows of a stream belong to no known sample.
-        for name, formulation in module.formulations.items():
-            mask = measured.masks[name]
-            rows = mask.any(1)  # Padding is of no sample, and has no index of its own.
-            if formulation.scope != "sample" or not rows.any():
-                continue
-            found = measured.judged[name][rows].float().masked_fill(~mask[rows], math.nan)
-            if name not in self.last:
-                samples = len(module.trainer.train_dataloader.dataset)
-                unseen = torch.full((samples, found.shape[1]), math.nan)
-                self.last[name], self.mean[name] = unseen, unseen.clone()
-                self.visits[name] = torch.zeros(unseen.shape, dtype=torch.int32)
-            index, mean, counts = measured.index[rows], self.mean[name], self.visits[name]
-            self.last[name][index] = found
-            found = module.constraints[name].reported(found)
-            counted = found.isfinite()
-            visits, before = counts[index] + counted.int(), mean[index]
-            # Values 1 and 2 replace what is there; value n ≥ 3 is the (n − 1)th of the mean.
-            after = torch.where(visits <= 2, found, before + (found - before) / (visits - 1))
-            mean[index] = torch.where(counted, after, before)
-            counts[index] = visits

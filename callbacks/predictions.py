@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.files import run_root, write_whole
+from pl_pointwise.task import objects_of_all_ranks
 
 
 class PredictionWriter(BasePredictionWriter):
@@ -42,10 +42,7 @@ class PredictionWriter(BasePredictionWriter):
         data: Any = getattr(getattr(trainer, "datamodule", None), "datasets", {}).get("predict")
         if hasattr(data, "record"):
             rows = [{**_asked(data.record(row["index"])), **row} for row in rows]
-        if trainer.world_size > 1:
-            gathered: list[Any] = [None] * trainer.world_size
-            torch.distributed.all_gather_object(gathered, rows)
-            rows = [row for of_rank in gathered for row in of_rank]
+        rows = [row for of_rank in objects_of_all_ranks(rows) for row in of_rank]
         path = Path(self.path or run_root(trainer) / "predictions.jsonl")
         if trainer.is_global_zero:
             rows.sort(key=lambda row: row["index"])

@@ -86,9 +86,9 @@ class IndexedDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, position: int) -> dict[str, Any]:
+    def __getitem__(self, position: int | Drawing) -> dict[str, Any]:
         if isinstance(position, Drawing):
-            position.start()
+            position = position.start()
         if position >= 0:
             return {**self._named(self.rows[int(position)]), "index": int(position)}
         return {**self._named(self.rows[-1 - position]), "index": PADDING}
@@ -138,7 +138,6 @@ class ResumableDataLoader(DataLoader[Any]):
         )
         sampler.draws_by_sample = num_workers > 0
         self.position = 0  # Batches handed out in the current epoch.
-        self.limit: float = len(self)  # Batches of an epoch, as the trainer limits them.
         self._resume_at: Mapping[str, int] | None = None
 
     @property
@@ -165,17 +164,13 @@ class ResumableDataLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader stands; a finished epoch is the start of the next."""
-        finished = self.position >= self.limit
+        finished = self.position >= len(self)
         return {
             "seed": self.sampler.seed,
             "epoch": self.sampler.epoch + finished,
             "position": 0 if finished else self.position,
             "global_batch_size": self._global_batch_size,
         }
-
-    def start_epoch(self) -> None:
-        """Forgets where in an epoch the state stood that was loaded; its seed stays."""
-        self._resume_at = None
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue at ``state`` in the next iteration; at the start of an epoch, in that epoch."""
@@ -243,11 +238,6 @@ class PointwiseDataModule(LightningDataModule):
         """
         row: dict[str, Any] = self.datasets["train"][index]
         return row
-
-    @property
-    def certification_is_separate(self) -> bool:
-        """Whether "test" is a split of its own; of the data sets that are set up."""
-        return "test" in self.datasets and self.datasets["test"] is not self.datasets.get("val")
 
     def shared_option(self, name: str, own: Any) -> Any:
         """An option that module and data must agree on, else DataError; None takes the module's."""

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from .certificates import worst_per_sample
 from .data import dataset_of
 from .errors import explain_gradient_errors
 from .lagrangian.terms import OBJECTIVE, widest
-from .metrics import share_violated, violation_statistics
+from .metrics import pool, share_violated, violation_statistics
 from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
 from .training.stepper import micro_batches_of, terms_of
 
@@ -58,46 +57,26 @@ class SampleValues:
     value: Tensor  #: (n,)
 
 
-class ViolationsBySample(Metric):
-    """Violations with the index of their samples, each counted once, over all ranks; K may vary."""
-
-    full_state_update = False
-    index: list[Tensor]
-    column: list[Tensor]
-    value: list[Tensor]
-    wide: Tensor
+class ViolationsBySample:
+    """Collects violations with the index of their samples; K may vary."""
 
     def __init__(self) -> None:
-        super().__init__()
-        for name in ("index", "column", "value"):
-            self.add_state(name, default=[], dist_reduce_fx="cat")
-        self.add_state("wide", default=torch.tensor(0), dist_reduce_fx="max")
+        self._batches: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def update(self, index: Tensor, violation: Tensor, mask: Tensor) -> None:
+    def add(self, index: Tensor, violation: Tensor, mask: Tensor) -> None:
         """Adds a batch: (b,), (b, K) and bool alike; True counts."""
         rows, columns = mask.nonzero(as_tuple=True)
-        value = violation.detach()[rows, columns]
-        self.index.append(index.to(value.device)[rows])
-        self.column.append(columns)
-        self.value.append(value.to(widest(value.device)))
-        self.wide |= int(value.dtype == torch.float64)
-
-    def compute(self) -> dict[str, Tensor]:
-        """The statistics of all violations, the same on every rank."""
-        return violation_statistics(self._samples().pooled())
+        value = pool(violation.detach()[rows, columns])
+        self._batches.append((index.to(value.device)[rows], columns, value))
 
     def samples(self) -> SampleViolations:
-        """The violations themselves. A collective: every rank calls it."""
-        with self.sync_context():
-            return self._samples()
-
-    def _samples(self) -> SampleViolations:
-        if not len(self.index):  # Never updated.
+        """Those of all ranks, each counted once. A collective: every rank calls it."""
+        own = [torch.cat(part).cpu() for part in zip(*self._batches, strict=True)]
+        everywhere = [of_rank for of_rank in objects_of_all_ranks(own) if of_rank]
+        if not everywhere:
             empty = torch.zeros(0, 1)
             return SampleViolations(empty[:, 0].long(), empty, empty.bool())
-        index, column = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.column).cpu()
-        dtype = torch.float64 if self.wide else torch.float32
-        value = dim_zero_cat(self.value).cpu().to(dtype)
+        index, column, value = (torch.cat(part) for part in zip(*everywhere, strict=True))
         width = int(column.max()) + 1 if len(column) else 1
         key = index * width + column
         order = key.argsort(stable=True)
@@ -105,31 +84,41 @@ class ViolationsBySample(Metric):
         first[1:] = key[order][1:] != key[order][:-1]
         kept = order[first]  # Of each sample and element once.
         samples, row = index[kept].unique(return_inverse=True)
-        violation = torch.full((len(samples), width), math.nan, dtype=dtype)
+        violation = torch.full((len(samples), width), math.nan, dtype=value.dtype)
         mask = torch.zeros(violation.shape, dtype=torch.bool)
         violation[row, column[kept]], mask[row, column[kept]] = value[kept], True
         return SampleViolations(samples, violation, mask)
 
 
-class MeanBySample(ViolationsBySample):
+class MeanBySample(Metric):
     """The mean over samples of one value each, kept with the index of its sample; NaN of none.
 
     A metric that a requirement can be about, where its values are within [0, 1]. A sample that
     several batches or ranks brought counts once.
     """
 
-    def update(self, index: Tensor, value: Tensor) -> None:  # type: ignore[override]
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset()
+
+    def reset(self) -> None:
+        super().reset()
+        self._values = ViolationsBySample()
+
+    def update(self, index: Tensor, value: Tensor) -> None:
         """Adds a batch: (b,) positions in the data set and (b,) values; −1 counts nowhere."""
         value = value.detach().to(widest(value.device))
-        super().update(index, value[:, None], (index >= 0).to(value.device)[:, None])
+        self._values.add(index, value[:, None], (index >= 0).to(value.device)[:, None])
 
-    def compute(self) -> Tensor:  # type: ignore[override]
-        """The mean, the same on every rank."""
-        return self._samples().pooled().mean().float().to(self.device)
+    forward = update  # Not torchmetrics', which keeps no more than the states that it knows.
 
-    def samples(self) -> SampleValues:  # type: ignore[override]
+    def compute(self) -> Tensor:
+        """The mean, the same on every rank. A collective: every rank calls it."""
+        return self.samples().value.mean().float().to(self.device)
+
+    def samples(self) -> SampleValues:
         """The values themselves. A collective: every rank calls it."""
-        found = super().samples()
+        found = self._values.samples()
         return SampleValues(found.index, found.pooled())
 
 
@@ -137,16 +126,9 @@ class Evaluation:
     """What is collected of one data set, ``stage`` in the log keys; made on every rank."""
 
     def __init__(self, stage: str, task: Task) -> None:
-        self.stage, device = stage, task.device
-        self.objective = ViolationsBySample().to(device)
-        self.violations = {
-            name: ViolationsBySample().to(device) for name in task.evaluation_constraints
-        }
-        self.task = {name: m.to(device) for name, m in task.evaluation_metrics().items()}
-        nothing = torch.zeros(0, 1, device=device)
-        for metric in (self.objective, *self.violations.values()):
-            # A rank without a batch has states of the right type to gather.
-            metric.update(nothing[:, 0].long(), nothing, nothing.bool())
+        self.stage, self.objective = stage, ViolationsBySample()
+        self.violations = {name: ViolationsBySample() for name in task.evaluation_constraints}
+        self.task = {name: m.to(task.device) for name, m in task.evaluation_metrics().items()}
 
     def add(self, task: Task, batch: Any) -> None:
         """Adds a batch: no multiplier is read, none moves."""
@@ -154,11 +136,11 @@ class Evaluation:
             outputs = task(micro.batch)
             terms = terms_of(task, micro, outputs, judges_strictly(task), evaluating=True)
             mask = terms.masks[OBJECTIVE]
-            self.objective.update(micro.index, terms.objective[:, None], mask[:, None])
+            self.objective.add(micro.index, terms.objective[:, None], mask[:, None])
             for name, violation in terms.judged.items():
                 constraint = task.evaluation_constraints[name]
                 judged = constraint.outside(violation, terms.masks[name])
-                self.violations[name].update(micro.index, *judged)
+                self.violations[name].add(micro.index, *judged)
             real = (micro.index >= 0).to(task.device)
             task.update_evaluation_metrics(self.task, outputs, micro.batch, real, self.stage)
 
@@ -172,40 +154,25 @@ class Evaluation:
         objective = self.objective.samples().pooled()
         if len(objective):
             shown["objective"] = objective.double().mean().float()
-        for name, metric in self.violations.items():
-            found = metric.samples()
+        for name, collected in self.violations.items():
+            found = collected.samples()
             if len(found.index):
                 violations[name] = found
                 shown |= {f"{name}/{key}": value for key, value in found.statistics().items()}
-        for name, metric_of_task in updated_anywhere(self.task).items():
-            shown[name] = metric_of_task.compute()
-            if isinstance(metric_of_task, MeanBySample):
-                values[name] = metric_of_task.samples()
+        for name, metric in updated_anywhere(self.task).items():
+            shown[name] = metric.compute()
+            if isinstance(metric, MeanBySample):
+                values[name] = metric.samples()
         return {f"{self.stage}/{key}": value for key, value in shown.items()}, violations, values
 
 
 def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Those that some rank updated, ready to be computed, which is a collective, on every rank.
-
-    A rank that updated none of its own gets empty states of the other ranks' types.
-    """
-    own = {
-        name: {
-            state: torch.atleast_1d(of[0])[:0].clone().cpu()
-            for state in metric._defaults
-            if isinstance(of := getattr(metric, state), list) and of
-        }
-        for name, metric in metrics.items()
-        if metric.update_called
-    }
-    everywhere = objects_of_all_ranks(own)
-    for name, states in [each for of_rank in everywhere for each in of_rank.items()]:
-        metric = metrics[name]
-        metric._update_count = metric._update_count or 1  # Else it warns, and all is as it should.
-        for state, empty in states.items():
-            if not getattr(metric, state):
-                getattr(metric, state).append(empty.to(metric.device))
-    return {name: metric for name, metric in metrics.items() if metric.update_called}
+    """Those that some rank updated, to be computed, which is a collective, on every rank."""
+    own = [name for name, metric in metrics.items() if metric.update_called]
+    everywhere = {name for of_rank in objects_of_all_ranks(own) for name in of_rank}
+    for name in everywhere.difference(own):
+        metrics[name]._update_count = 1  # Else it warns, and all is as it should.
+    return {name: metric for name, metric in metrics.items() if name in everywhere}
 
 
 def loaders_by_name(stage: str, loaders: Any) -> dict[str, Any]:

@@ -14,25 +14,15 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-READ_WHOLE = 1024
-"""Rows up to which a fingerprint reads them all."""
-
 RANDOM_ROWS = "random rows"
 """Begins the fingerprint of rows that differ each time they are read."""
-
-_REREAD = 16
-
-
-def probes_of(count: int) -> list[int]:
-    """Positions that are read to tell data sets of ``count`` rows apart: all, or 64 spread ones."""
-    read = count if count <= READ_WHOLE else 64
-    return [probe * count // read for probe in range(read)]
 
 
 def fingerprint_of_content(rows: Any) -> str:
     """A digest of the length and the rows; see :func:`pl_pointwise.data.fingerprint`."""
     count = len(rows)
-    digests, stable, _ = _read(rows, probes_of(count))
+    read = count if count <= 1024 else 64
+    digests, stable, _ = _read(rows, [probe * count // read for probe in range(read)])
     if not stable:
         return f"{RANDOM_ROWS}: {count}"
     return hashlib.sha256(b"".join([str(count).encode(), *digests])).hexdigest()
@@ -56,8 +46,7 @@ def _read(rows: Any, probes: Sequence[int]) -> tuple[list[bytes], bool, bool]:
             whole &= _digest(rows[probe], digest)
             digests.append(digest.digest())
         # As often as this, because a random change may leave a row unchanged.
-        again = range(_REREAD if probes else 0)
-        places = [n % len(probes) for n in again]
+        places = [n % len(probes) for n in range(16)] if probes else []
         stable = all(_digest_of(rows[probes[place]]) == digests[place] for place in places)
     return digests, stable, whole
 

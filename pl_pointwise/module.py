@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from .lagrangian.terms import DualStep, Measured
 from .loss import PointwiseLoss
 from .multipliers import Multipliers
 from .optimizers import Training, keeping_monitors
-from .own_hooks import wrap_hooks
 from .plain import declared_constraints, from_plain, plain_arguments
 from .task import Notes, Task
 from .training.checkpoints import constructor_frame
@@ -33,6 +33,21 @@ DEFAULT_TRAINING = Training()
 def _held_by(part: str, name: str) -> Any:
     """An attribute of the module that one of its parts holds, and only that part sets."""
     return property(lambda module: getattr(vars(module)[part], name))
+
+
+HOOKS = [name for name in vars(Run) if name[0] != "_" and hasattr(LightningModule, name)]
+"""Those of Lightning's hooks in which the base module does something."""
+
+
+def _with_own_part(module: PointwiseModule, hook: str, *args: Any, **named: Any) -> Any:
+    """Calls a hook and what the base module does in it, which needs no ``super()`` in overrides."""
+    own, late = getattr(module._run, hook), hook == "on_train_epoch_end"
+    if not late:
+        own(*args, **named)
+    result = getattr(type(module), hook)(module, *args, **named)
+    if late:  # A scheduler may monitor what an override logs.
+        own(*args, **named)
+    return result
 
 
 class PointwiseModule(Task):
@@ -105,7 +120,6 @@ class PointwiseModule(Task):
         if "configure_optimizers" in vars(cls):
             configure: Any = keeping_monitors(cls.configure_optimizers)
             cls.configure_optimizers = configure  # type: ignore[method-assign]
-        wrap_hooks(cls, Run)
 
     def __init__(
         self,
@@ -135,6 +149,8 @@ class PointwiseModule(Task):
         self._stepper = Stepper(self, self._lagrangian)
         self._evaluator = Evaluator(self)
         self._run = Run(self, self._lagrangian, self._stepper, self._evaluator)
+        for hook in HOOKS:
+            setattr(self, hook, partial(_with_own_part, self, hook))
         self.save_hyperparameters(frame=constructor_frame(self))
 
     def _attach(self, trainer: Any) -> None:

@@ -89,9 +89,7 @@ class Multipliers(Mapping[str, Tensor]):
 
     def rows(self, name: str, index: Tensor, columns: int) -> Tensor:
         """λ of the samples ``index`` (B,), as a copy (B, columns); zero for index −1 (padding)."""
-        table = self._tables.get(name)
-        if table is None or tuple(table.shape) != (self.samples, columns):
-            table = self._table(name, (self.samples, columns))
+        table = self._table(name, (self.samples, columns))
         try:
             rows = table[index]
         except IndexError as error:

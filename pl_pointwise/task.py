@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,12 +58,10 @@ class Task(LightningModule):
 
     # The terms of each sample -------------------------------------------------------------------
 
-    @abstractmethod
     def objective(self, outputs: Any, batch: Any) -> Tensor:
         """ℓ₀ of each sample, (B,), from the forward pass's output."""
         raise TrainingError(f"{type(self).__name__} has no objective(outputs, batch): define it.")
 
-    @abstractmethod
     def constraint_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """ℓ_k of each sample by constraint, (B,) or (B, K): values, not yet violations."""
         raise TrainingError(
@@ -92,6 +89,12 @@ class Task(LightningModule):
     def select(self, batch: Any, rows: Tensor) -> Any:
         """The given rows (R,) of a batch; override it where a batch is not made of rows."""
         return take_rows(batch, rows)
+
+    def prepare_fit(self) -> None:
+        """At the start of a fit, before ``on_fit_start``, whether or not that is overridden."""
+
+    def prepare_training(self) -> None:
+        """After a sanity check, before ``on_train_start``, whether or not that is overridden."""
 
     def number_of_steps(self) -> int:
         """Steps of the whole run, for a schedule; ``estimated_stepping_batches`` harms resuming."""

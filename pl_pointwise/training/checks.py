@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     ModelCheckpoint,
@@ -15,8 +14,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
-from lightning.pytorch.utilities.seed import isolate_rng
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -24,89 +22,10 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from ..data import PointwiseSampler, dataset_of
 from ..errors import TrainingError
-from ..fingerprints import probes_of
 from ..lagrangian.terms import OBJECTIVE, Terms
 from ..task import Task, warn
 
 # Settings ----------------------------------------------------------------------------------------
-
-
-def _has_callback(task: Task, kind: type) -> bool:
-    return any(isinstance(callback, kind) for callback in task.trainer.callbacks)
-
-
-REFUSED: tuple[tuple[Callable[[Task], Any], str], ...] = (
-    (
-        lambda task: task.trainer.gradient_clip_val,
-        "Trainer(gradient_clip_val=…): the module clips its gradient itself. Give it "
-        "training=Training(gradient_clip_val=…), and leave the Trainer's out.",
-    ),
-    (
-        lambda task: (
-            task.trainer.accumulate_grad_batches != 1
-            or _has_callback(task, GradientAccumulationScheduler)
-        ),
-        "Trainer(accumulate_grad_batches=…) or GradientAccumulationScheduler: a batch is one step. "
-        "Take a larger batch_size, and training=Training(micro_batch_size=…).",
-    ),
-    (
-        lambda task: any(
-            getattr(c, "_train_time_interval", None) is not None for c in task.trainer.callbacks
-        ),
-        "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
-        "every_n_train_steps, or SaveOnTermination.",
-    ),
-    (
-        lambda task: (
-            _has_callback(task, StochasticWeightAveraging)
-            and any(isinstance(part, _BatchNorm) for part in task.modules())
-        ),
-        "StochasticWeightAveraging would step weights and multipliers on while it renews the "
-        "statistics of BatchNorm. Use EMAWeightAveraging, or another norm.",
-    ),
-    (
-        lambda task: isinstance(task.trainer.strategy, (FSDPStrategy, DeepSpeedStrategy)),
-        "FSDPStrategy and DeepSpeed hide a part of the gradient from a rank, or all of it. Use "
-        "ModelParallelStrategy and fully_shard in configure_model.",
-    ),
-    (
-        lambda task: (
-            task.trainer.reload_dataloaders_every_n_epochs and has_multipliers_per_sample(task)
-        ),
-        "Trainer(reload_dataloaders_every_n_epochs=…): a multiplier per sample belongs to one "
-        "training set in one order. Leave it out.",
-    ),
-    (
-        lambda task: task.automatic_optimization,
-        "automatic_optimization = True: a PointwiseModule steps by itself. Leave the line out.",
-    ),
-    (
-        lambda task: (
-            any(getattr(c, "_update_attr", False) for c in task.trainer.callbacks)
-            # Neither a subclass's nor the command line's.
-            and task.configure_optimizers.__qualname__ == "PointwiseModule.configure_optimizers"
-        ),
-        "LearningRateFinder, or Tuner.lr_find(), sets an attribute that nothing reads: the rate is "
-        "Optimization(learning_rate=…). Write a configure_optimizers that reads the attribute, or "
-        "take lr_find(…, update_attr=False), and give the suggestion to Optimization.",
-    ),
-)
-"""What a Trainer may be given and a PointwiseModule would ignore or get wrong, and what to say."""
-
-NEVER_CALLED = ("optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
-"""Hooks that Lightning calls under automatic optimization only."""
-
-
-def check_settings(task: Task) -> None:
-    """Refuses settings of the Trainer and hooks of the module that would be ignored."""
-    for is_set, sentence in REFUSED:
-        refuse(is_set(task), sentence)
-    for hook in NEVER_CALLED:
-        refuse(
-            getattr(type(task), hook) is not getattr(LightningModule, hook),
-            f"{type(task).__name__} overrides {hook}, which is never called under manual "
-            "optimization: set Training(gradient_clip_val=…), or use on_before_optimizer_step.",
-        )
 
 
 def refuse(found: Any, sentence: str) -> None:
@@ -115,12 +34,68 @@ def refuse(found: Any, sentence: str) -> None:
         raise TrainingError(sentence)
 
 
-def check_launcher(task: Task) -> None:
-    """Refuses processes from which multipliers and violations do not come home."""
+def check_settings(task: Task) -> None:
+    """Refuses what a Trainer may be given and a PointwiseModule would ignore or get wrong."""
+    trainer, callbacks = task.trainer, task.trainer.callbacks
+    kinds = {kind for callback in callbacks for kind in type(callback).__mro__}
     refuse(
-        isinstance(task.trainer.strategy.launcher, _MultiProcessingLauncher),
-        "This strategy starts processes that bring home the weights alone, without multipliers "
-        'and violations. Use strategy="ddp" in a script; in a notebook, devices=1.',
+        trainer.gradient_clip_val,
+        "Trainer(gradient_clip_val=…): the module clips its gradient itself. Give it "
+        "training=Training(gradient_clip_val=…), and leave the Trainer's out.",
+    )
+    refuse(
+        trainer.accumulate_grad_batches != 1 or GradientAccumulationScheduler in kinds,
+        "Trainer(accumulate_grad_batches=…) or GradientAccumulationScheduler: a batch is one step. "
+        "Take a larger batch_size, and training=Training(micro_batch_size=…).",
+    )
+    refuse(
+        any(getattr(each, "_train_time_interval", None) is not None for each in callbacks),
+        "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
+        "every_n_train_steps, or SaveOnTermination.",
+    )
+    refuse(
+        StochasticWeightAveraging in kinds
+        and any(isinstance(m, _BatchNorm) for m in task.modules()),
+        "StochasticWeightAveraging would step weights and multipliers on while it renews the "
+        "statistics of BatchNorm. Use EMAWeightAveraging, or another norm.",
+    )
+    refuse(
+        isinstance(trainer.strategy, (FSDPStrategy, DeepSpeedStrategy)),
+        "FSDPStrategy and DeepSpeed hide a part of the gradient from a rank, or all of it. Use "
+        "ModelParallelStrategy and fully_shard in configure_model.",
+    )
+    refuse(
+        trainer.reload_dataloaders_every_n_epochs and has_multipliers_per_sample(task),
+        "Trainer(reload_dataloaders_every_n_epochs=…): a multiplier per sample belongs to one "
+        "training set in one order. Leave it out.",
+    )
+    refuse(
+        any(getattr(each, "_update_attr", False) for each in callbacks)
+        # Neither a subclass's nor the command line's.
+        and task.configure_optimizers.__qualname__ == "PointwiseModule.configure_optimizers",
+        "LearningRateFinder, or Tuner.lr_find(), sets an attribute that nothing reads: the rate is "
+        "Optimization(learning_rate=…). Write a configure_optimizers that reads the attribute, or "
+        "take lr_find(…, update_attr=False), and give the suggestion to Optimization.",
+    )
+    _check_hooks(task)
+
+
+def _check_hooks(task: Task) -> None:
+    """Refuses hooks that Lightning calls under automatic optimization only, and that itself."""
+    refuse(
+        task.automatic_optimization,
+        "automatic_optimization = True: a PointwiseModule steps by itself. Leave the line out.",
+    )
+    for hook in ("optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad"):
+        refuse(
+            is_overridden(hook, task),
+            f"{type(task).__name__} overrides {hook}, which is never called under manual "
+            "optimization: set Training(gradient_clip_val=…), or use on_before_optimizer_step.",
+        )
+    refuse(
+        any(is_overridden("on_before_zero_grad", each) for each in (*task.trainer.callbacks, task)),
+        "on_before_zero_grad is never called under manual optimization: use on_train_batch_end, or "
+        "on_before_optimizer_step.",
     )
 
 
@@ -141,11 +116,6 @@ def check_module(task: Task) -> None:
         "here is computed once. Take an optimizer that steps without one, such as AdamW.",
     )
     groups = optimizers[0].param_groups
-    refuse(
-        {id(p) for group in groups for p in group["params"]}.isdisjoint(map(id, task.parameters())),
-        "The optimizer has no weight of this module: give it self.parameters(), in "
-        "configure_optimizers, after the last weight was replaced.",
-    )
     declared = task.trainer.lr_scheduler_configs
     refuse(
         any(each.interval not in ("step", "epoch") or each.frequency < 1 for each in declared),
@@ -176,28 +146,6 @@ def check_trained(task: Task) -> None:
         not any(p.requires_grad for p in task.parameters()),
         "No weight requires a gradient. Unfreeze some: module.unfreeze(), part.requires_grad_().",
     )
-
-
-def frozen_weights(task: Task) -> list[str]:
-    """Names of the weights that are not trained."""
-    return [name for name, weight in task.named_parameters() if not weight.requires_grad]
-
-
-def check_frozen(task: Task, before: Sequence[str] | None, at_start: Sequence[str]) -> None:
-    """Refuses, in the first step of a resume, other frozen weights than ``before``, at the save.
-
-    at_start: those before the hooks of this run, which may freeze and unfreeze.
-    """
-    names, now = {name for name, _ in task.named_parameters()}, {*frozen_weights(task)}
-    # Of an older checkpoint it is not known. What the hooks changed is theirs to change.
-    changed = set() if before is None else (now ^ (names & {*before})) - (now ^ {*at_start})
-    if changed:
-        raise TrainingError(
-            f"{len(changed)} weights ({min(changed)}, …) are frozen now and were not when this "
-            "checkpoint was saved, or the reverse: a resume does not repeat what froze them then, "
-            "such as BackboneFinetuning. Set requires_grad in on_fit_start as it was, or start "
-            "from load_from_checkpoint, without ckpt_path."
-        )
 
 
 def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
@@ -232,11 +180,6 @@ def refuse_own_step(task: Task, name: str) -> None:
 
 # The training set --------------------------------------------------------------------------------
 
-SHARED_ROWS = (
-    'batch["index"] must be the position of each sample in the training set, or samples share '
-    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…]))."
-)
-
 
 def training_set(task: Task) -> Any:
     """The data set behind the training loader; None where there is none with positions."""
@@ -260,7 +203,6 @@ def training_set(task: Task) -> Any:
             )
             return None
         check_sampler(loader, task.trainer.world_size)
-        check_index(dataset)
     return dataset
 
 
@@ -284,27 +226,6 @@ def check_sampler(loader: Any, ranks: int) -> None:
     )
 
 
-def gives_each_once(loader: Any) -> bool:
-    """Whether the sampler surely gives a position once an epoch."""
-    sampler = sampler_of(loader)
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
-    return type(sampler) in (PointwiseSampler, SequentialSampler)
-
-
-def check_index(dataset: Any) -> None:
-    """Refuses probed rows with another index than their position; without one, collate adds it."""
-    count, kind = len(dataset), type(dataset).__name__
-    parts = [end - 1 for end in getattr(dataset, "cumulative_sizes", ()) if end]
-    with isolate_rng(include_cuda=False):
-        for position in sorted({*probes_of(count), *parts}):
-            row = dataset[position]
-            if not isinstance(row, Mapping) or "index" not in row:
-                return
-            own = int(row["index"])
-            refuse(own != position, f'Row {position} of {kind} has "index" {own}. {SHARED_ROWS}')
-
-
 # The first steps ---------------------------------------------------------------------------------
 
 
@@ -324,7 +245,11 @@ class FirstSteps:
     def epoch(self, task: Task) -> None:
         """At the start of an epoch."""
         loader = task.trainer.train_dataloader
-        watched = has_multipliers_per_sample(task) and gives_each_once(loader)
+        sampler = sampler_of(loader)
+        once = type(sampler) in (PointwiseSampler, SequentialSampler)
+        if type(sampler) is RandomSampler:
+            once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+        watched = once and has_multipliers_per_sample(task)
         self._visited = bytearray(len(loader.dataset)) if watched else None
 
     def require_gradients(self, task: Task, terms: Terms) -> None:
@@ -363,6 +288,8 @@ class FirstSteps:
             if visited[number]:
                 raise TrainingError(
                     f"Sample index {number} came twice in epoch {epoch}, and the sampler hands out "
-                    f"each position once. {SHARED_ROWS}"
+                    'each position once. batch["index"] must be the position of each sample in the '
+                    "training set, or samples share multipliers: wrap the whole data set, once, as "
+                    "in IndexedDataset(ConcatDataset([…]))."
                 )
             visited[number] = True

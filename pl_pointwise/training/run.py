@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -21,16 +21,12 @@ from ..evaluation import Evaluator
 from ..fingerprints import RANDOM_ROWS
 from ..formulations import Formulation
 from ..loss import PointwiseLoss
-from ..optimizers import number_of_steps
-from ..own_hooks import part_of
 from ..task import Task, objects_of_all_ranks, warn
 from .checkpoints import STATE_KEY, VERSION, WholeCheckpointIO, damaged, state_of
 from .checks import (
-    check_frozen,
-    check_launcher,
     check_module,
     check_settings,
-    frozen_weights,
+    refuse,
     refuse_own_step,
     sampler_of,
     training_set,
@@ -39,28 +35,28 @@ from .checks import (
 from .random_state import random_state, restore_random_state
 from .stepper import Stepper
 
-log = logging.getLogger(__name__)
-
 # It says that weights are saved after the step: here they are, with the multipliers after it.
 warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
-# Then it logs once an epoch: see Run.start_training.
+# Then it logs once an epoch: see Run.on_train_start.
 warnings.filterwarnings("ignore", message=r"The number of training batches \(")
 # Lightning says so of every module that moves its batches itself; here that is how it should be.
 warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
 
 
 class Run:
-    """The parts of Lightning's hooks that are the base module's, and what they need to know."""
+    """What the base module does in Lightning's hooks, in methods of their names.
+
+    They run before the module's own hook, that of an epoch's end after it: see module.py.
+    """
 
     def __init__(
         self, task: Task, loss: PointwiseLoss, stepper: Stepper, evaluator: Evaluator
     ) -> None:
         self.task, self.duals, self.stepper, self.evaluator = task, loss.duals, stepper, evaluator
         self.duals.warn = partial(warn, task)
-        self.total_steps: int | None = None  # None before training, and without an end.
+        self.total_steps: int | None = None  # None before training, and where the rate is constant.
         self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
         self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.
-        self.hooks_running: set[str] = set()  # See own_hooks.py.
         # What a checkpoint says, until the first step after it.
         self._restored: dict[str, Any] | None = None
         # Random and loaders' states after training, which may be saved and prolonged later.
@@ -72,18 +68,20 @@ class Run:
 
     # The start of a fit -------------------------------------------------------------------------
 
-    @part_of("configure_callbacks")
-    def check_settings(self) -> None:
+    def configure_callbacks(self) -> None:
         """Before Lightning's own check of the Trainer, whose advice does not fit."""
         if self.task.trainer.state.fn == TrainerFn.FITTING:
             check_settings(self.task)
 
-    @part_of("setup")
-    def set_up(self, stage: str) -> None:
+    def setup(self, stage: str) -> None:
         """Before Lightning loads a checkpoint."""
-        if stage != "predict":
-            check_launcher(self.task)
-        self.check_settings()  # Of the module's own callbacks too.
+        refuse(
+            stage != "predict"
+            and isinstance(self.task.trainer.strategy.launcher, _MultiProcessingLauncher),
+            "This strategy starts processes that bring home the weights alone, without multipliers "
+            'and violations. Use strategy="ddp" in a script; in a notebook, devices=1.',
+        )
+        self.configure_callbacks()  # Of the module's own callbacks too.
         # The forward pass of a module from torch.compile stays compiled, the steps do not: they
         # hold the backward pass, which a compiler does not take.
         context = getattr(self.task, "_compiler_ctx", None)
@@ -98,8 +96,10 @@ class Run:
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
             trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
-    @part_of("on_train_start")
-    def start_training(self) -> None:
+    def on_fit_start(self) -> None:
+        self.task.prepare_fit()
+
+    def on_train_start(self) -> None:
         task, trainer = self.task, self.task.trainer
         check_module(task)
         warn_of_checkpoints(task, self.arguments_left_out)
@@ -107,21 +107,20 @@ class Run:
         trainer.log_every_n_steps = int(
             min(trainer.log_every_n_steps, trainer.num_training_batches)
         )
-        self.total_steps = number_of_steps(trainer)
         optimization = task.training_settings.optimization
         if optimization.schedule != "constant" or optimization.warmup_ratio:
-            task.number_of_steps()
+            self.total_steps = task.number_of_steps()
         dataset = training_set(task)
-        self._limit_loader()
         self._start_multipliers(dataset)
         self.evaluator.forget()
         self.stepper.start_fit()
         self._at_end, self._epoch_is_open, self._stepped = {}, False, False
         if (restored := self._restored) is not None:
             self._epoch_is_open = restored["next"] != "epoch"
-            restored["frozen_at_start"] = frozen_weights(task)
+            freeze_as_saved(task, restored)  # Over what on_fit_start did, too.
             self._place_loops(restored["next"], restored["loaders"])
             self._restore_random_state(restored["random_states"])
+        task.prepare_training()
 
     def _start_multipliers(self, dataset: Any) -> None:
         """Keeps them if they are of this training set; refuses a checkpoint's of another."""
@@ -150,12 +149,6 @@ class Run:
         settings = self.task.training_settings
         self.duals.configure(self.task.formulations, settings.primal_steps, settings.order, groups)
         self.duals.start(samples, found, resumed, first)
-
-    def _limit_loader(self) -> None:
-        """Tells the training loader how many batches the trainer takes of it."""
-        loader = self.task.trainer.train_dataloader
-        if isinstance(loader, ResumableDataLoader):
-            loader.limit = min(len(loader), self.task.trainer.num_training_batches)
 
     # Learning rates -----------------------------------------------------------------------------
 
@@ -210,19 +203,15 @@ class Run:
 
     # Epochs and the end -------------------------------------------------------------------------
 
-    @part_of("on_train_epoch_start")
-    def start_epoch(self) -> None:
+    def on_train_epoch_start(self) -> None:
         self.stepper.first_steps.epoch(self.task)
-        self._limit_loader()
         self.stepper.start_epoch()
 
-    @part_of("on_train_batch_end")
-    def require_own_step(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_: Any) -> None:
         if not self._stepped:
             refuse_own_step(self.task, "training_step")
 
-    @part_of("on_train_epoch_end", after=True)
-    def end_epoch(self) -> None:
+    def on_train_epoch_end(self) -> None:
         """After an override, since a scheduler may monitor what it logs."""
         stepper, loop = self.stepper, self.task.trainer.fit_loop.epoch_loop
         if stepper.skipped_now and not stepper.taken_now:
@@ -236,32 +225,12 @@ class Run:
             self.step_schedulers("epoch")
         self._epoch_is_open = False
 
-    @part_of("on_train_end")
-    def end_training(self) -> None:
+    def on_train_end(self) -> None:
         """A window of steps that is open stays open: a longer fit closes it."""
         loaders = self.task.trainer.fit_loop._combined_loader
         self._at_end = {"random_state": self._random_state(), "loaders": loaders._state_dicts()}
 
-    @part_of("on_fit_end")
-    def end_fit(self) -> None:
-        trainer = self.task.trainer
-        if not trainer.num_training_batches and trainer.limit_train_batches:
-            raise TrainingError(
-                "The training DataLoader has no batch: its data set is empty, or with drop_last "
-                "smaller than a batch. Give it data, or a smaller batch_size."
-            )
-        if (
-            self.stepper.loss.measured is None
-            and trainer.ckpt_path is None
-            and not trainer.fast_dev_run
-        ):
-            warn(
-                self.task,
-                f"No step was taken: epoch {trainer.current_epoch} of {trainer.max_epochs}, step "
-                f"{trainer.global_step} of {trainer.max_steps}, "
-                f"{trainer.num_training_batches} batches an epoch. A Trainer that has fitted "
-                "another module counts on from there.",
-            )
+    def on_fit_end(self) -> None:
         if self._stepped:
             self.stepper.last_words.say(self.duals)
         if self._restored is not None:  # Resumed at its end: no step was taken.
@@ -272,37 +241,34 @@ class Run:
 
     # An evaluation, which within a fit draws no random number of the fit ------------------------
 
-    @part_of("on_validation_model_zero_grad")
-    def note_random_state(self) -> None:
+    def on_validation_model_zero_grad(self) -> None:
         """Before an evaluation that may come, whose loaders draw before it starts."""
         self._before_evaluation = self._random_state()
 
-    @part_of("on_validation_end")
-    def put_random_state_back(self) -> None:
+    def on_validation_end(self) -> None:
         """A stop may add an evaluation, and a resume leave one out: neither may change the rest."""
         kept, self._before_evaluation = self._before_evaluation, None
         if kept is not None:
             restore_random_state(kept, self.task.device)
 
-    @part_of("on_validation_epoch_start", "on_test_epoch_start")
-    def start_evaluation(self) -> None:
+    def on_validation_epoch_start(self) -> None:
         self.evaluator.start()
 
-    @part_of("on_validation_batch_end", "on_test_batch_end")
-    def require_own_evaluation(self, *_: Any) -> None:
+    def on_validation_batch_end(self, *_: Any) -> None:
         if not self.evaluator.added:
             refuse_own_step(
                 self.task, f"{'test' if self.task.trainer.testing else 'validation'}_step"
             )
 
-    @part_of("on_validation_epoch_end", "on_test_epoch_end")
-    def finish_evaluation(self) -> None:
+    def on_validation_epoch_end(self) -> None:
         self.evaluator.finish()
+
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_end, on_test_epoch_end = on_validation_batch_end, on_validation_epoch_end
 
     # Saving and loading -------------------------------------------------------------------------
 
-    @part_of("on_save_checkpoint")
-    def save(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         trainer = self.task.trainer
         if self._at_end and "loops" in checkpoint:
             # Asked after training, a loader tells of an epoch that it did not begin.
@@ -315,7 +281,7 @@ class Run:
             "epoch_is_open": self._epoch_is_open,
             "in_evaluation": self._before_evaluation is not None
             and (trainer.state.status == TrainerStatus.INTERRUPTED or not evaluated.is_last_batch),
-            "frozen": frozen_weights(self.task),
+            "frozen": [n for n, w in self.task.named_parameters() if not w.requires_grad],
             "left_out": self.stepper.left_out,
             "skipped_steps": self.stepper.skipped_steps,
             "monitored": {
@@ -323,14 +289,12 @@ class Run:
                 for config in trainer.lr_scheduler_configs
                 if (value := self._monitored(config.scheduler)) is not None
             },
-            "random_states": objects_of_all_ranks(self._random_state_to_save()),
+            # After the last step: later draws belong to an evaluation, a fetch or nothing.
+            "random_states": objects_of_all_ranks(
+                self._at_end.get("random_state") or self._before_evaluation or self._random_state()
+            ),
             "arguments_left_out": dict(self.arguments_left_out),
         }
-
-    def _random_state_to_save(self) -> dict[str, Any]:
-        """The one after the last step: later draws belong to an evaluation, a fetch or nothing."""
-        known = self._at_end.get("random_state") or self._before_evaluation
-        return known or self._random_state()
 
     def _random_state(self) -> dict[str, Any]:
         """Of this process, and of the training loader's own generators."""
@@ -338,26 +302,16 @@ class Run:
         state = random_state(self.task.device)
         return state | {"loader": [generator.get_state() for generator in generators]}
 
-    @part_of("on_load_checkpoint")
-    def load(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = state_of(checkpoint)
         trainer = self.task._trainer
         resuming = trainer is not None and trainer.state.fn == TrainerFn.FITTING
-        left_out = self.arguments_left_out
         try:
-            missing = sorted(set(state["arguments_left_out"]).difference(left_out))
+            missing = sorted(set(state["arguments_left_out"]).difference(self.arguments_left_out))
             if trainer is None and missing:  # Their defaults were taken.
                 raise TrainingError(
                     "This checkpoint does not hold all arguments of the module. Give again: "
                     f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
-                )
-            stored = {n for n in checkpoint.get("hyper_parameters") or {} if n[0] != "_"}
-            dropped = stored.difference(self.task.hparams, left_out)
-            if trainer is None and dropped:
-                log.warning(
-                    f"{type(self.task).__name__} does not take the checkpoint's "
-                    f"{', '.join(sorted(dropped))}, so their values are dropped. Of a renamed "
-                    "argument give load_from_checkpoint the value."
                 )
             learned = [n for n, f in self.task.formulations.items() if f.scope != "none"]
             unknown = sorted(set(state["multipliers"]).difference(learned))
@@ -376,15 +330,12 @@ class Run:
                 next_is = correct_loaded_progress(fit, state)
                 loaders = fit["state_dict"].get("combined_loader", [])
                 self._restored = {**state, "next": next_is, "loaders": loaders}
+                freeze_as_saved(self.task, state)  # Before the optimizer takes what is trained.
                 if next_is != "batch":  # Lightning would go on in the epoch that it is of.
                     fit["state_dict"]["combined_loader"] = []
         except TrainingError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if "meta tensor" in str(error):
-                raise TrainingError(
-                    'map_location="meta" leaves multipliers without values: load with "cpu".'
-                ) from error
             raise damaged(str(error)) from error
 
     # Going on -----------------------------------------------------------------------------------
@@ -395,10 +346,10 @@ class Run:
         batches, fetcher = loop.epoch_loop, loop._data_fetcher
         if next_is != "batch" and hasattr(loader, "load_state_dict") and loaders:
             # It has given its last batch: the iterator after this one is of the next epoch.
-            loader.load_state_dict(loaders[0])
             if isinstance(loader, ResumableDataLoader):
-                loader.start_epoch()
+                loader.sampler.seed = loaders[0]["seed"]
             else:
+                loader.load_state_dict(loaders[0])
                 next(iter(fetcher).iterator, None)
         if next_is == "epoch":
             # As if nothing had been loaded: its iterator is made when it starts.
@@ -440,7 +391,14 @@ class Run:
                 "DataLoader cannot continue there. Use PointwiseDataModule, do not read "
                 "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
-        check_frozen(self.task, restored.get("frozen"), restored["frozen_at_start"])
+
+
+def freeze_as_saved(task: Task, state: Mapping[str, Any]) -> None:
+    """A resume does not repeat what froze weights, or ended it, such as BackboneFinetuning."""
+    if "frozen" in state:  # Of an older checkpoint it is not known.
+        frozen = {*state["frozen"]}
+        for name, weight in task.named_parameters():
+            weight.requires_grad_(name not in frozen)
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Sequence, Sized
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,27 +66,23 @@ class PointwiseSampler(DistributedSampler[Any]):
         draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
         # All of them at once as numbers would take ten times the memory.
         numbers = (number for part in mine.split(65536) for number in part.tolist())
-        return numbers if draws is None else (Drawing.at(number, draws) for number in numbers)
+        return numbers if draws is None else (Drawing(number, draws) for number in numbers)
 
 
-class Drawing(int):
+class Drawing(NamedTuple):
     """A position whose row draws by seed, epoch and sample alone, in a loader's worker too."""
 
+    position: int
     draws: int
 
-    @classmethod
-    def at(cls, position: int, draws: int) -> Drawing:
-        made = cls(position)
-        made.draws = draws
-        return made
-
-    def start(self) -> None:
-        """Seeds the generators of this process, which must be a loader's worker."""
-        sample = int(self) if self >= 0 else -1 - self
+    def start(self) -> int:
+        """Seeds the generators of this process, a loader's worker; returns the position."""
+        sample = self.position if self.position >= 0 else -1 - self.position
         seed = mixed(self.draws, sample)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
+        return self.position
 
 
 def mixed(*numbers: int) -> int:

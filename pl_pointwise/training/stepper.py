@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
-from lightning.pytorch.trainer import call
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -53,7 +51,7 @@ class Stepper:
         self.last_words = LastWords(task)
         self.buffers = Buffers()
         self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
-        self.calls_before_zero_grad = self.monitored = False  # See start_fit.
+        self.monitored = False  # Whether a scheduler needs what is logged of every step.
         self.shares_graph = True  # Until a graph could not be differentiated more than once.
 
     def take(self, batch: Any) -> Measured:
@@ -63,14 +61,10 @@ class Stepper:
         # How many samples each term applies to, over all ranks, before any forward pass.
         masks = [micro.masks for micro in micro_batches]
         counts = loss.counts(masks, all(micro.whole for micro in micro_batches))
-        if self.calls_before_zero_grad:
-            self._call_before_zero_grad()
-        if self.buffers.changing != set():
-            self.buffers.keep(task)
+        self.buffers.keep(task)
         self.due = loss.duals.units.due(task.formulations, task.global_step)
         measured = self._measure(micro_batches, counts)
-        if self.buffers.changing is None:
-            self.buffers.settle(task)
+        self.buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
             measured = self._without_non_finite(measured, micro_batches, counts)
         loss.measured, loss.dual_steps = measured, {}
@@ -120,9 +114,6 @@ class Stepper:
         trainer = self.task.trainer
         self.first_steps.start(self.task)
         self.last_words.start_fit()
-        self.calls_before_zero_grad = any(
-            is_overridden("on_before_zero_grad", each) for each in (*trainer.callbacks, self.task)
-        )
         monitors = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
         self.monitored = any(str(name).startswith("running/") for name in monitors)
 
@@ -131,13 +122,6 @@ class Stepper:
         self.taken_now = self.skipped_now = 0
         self.buffers = Buffers()
         self.last_words.start_epoch()
-
-    def _call_before_zero_grad(self) -> None:
-        """Lightning calls this hook under automatic optimization only."""
-        trainer, hook = self.task.trainer, "on_before_zero_grad"
-        optimizer = trainer.optimizers[0]  # The only one: see checks.check_module.
-        call._call_callback_hooks(trainer, hook, optimizer)
-        call._call_lightning_module_hook(trainer, hook, optimizer)
 
     # Forward and backward -----------------------------------------------------------------------
 
@@ -271,8 +255,11 @@ class Stepper:
         if not bad.any():
             return measured
         self.buffers.restore(task)
-        some_left = (~bad).view(ranks, -1).any(1)
-        if not some_left.all() and forwards_together(task):
+        # Sharded weights are put together in every forward pass; SyncBatchNorm sums over ranks.
+        together = isinstance(task.trainer.strategy, ModelParallelStrategy) or (
+            ranks > 1 and any(isinstance(part, nn.SyncBatchNorm) for part in task.modules())
+        )
+        if together and not (~bad).view(ranks, -1).any(1).all():
             warn(task, "A rank has no sample left, and its forward pass needs one on every rank.")
             found = replace(measured, gradient_norm=math.nan)
         else:
@@ -356,17 +343,16 @@ class Buffers:
 
     def keep(self, module: nn.Module) -> None:
         """Before the first forward pass of a step."""
-        self._kept = {
-            name: buffer.detach().clone()
-            for name, buffer in module.named_buffers()
-            if self.changing is None or name in self.changing
-        }
+        for name, buffer in module.named_buffers() if self.changing != set() else ():
+            if self.changing is None or name in self.changing:
+                self._kept[name] = buffer.detach().clone()
 
     def settle(self, module: nn.Module) -> None:
         """After it: from now on only those that it changed."""
-        now = dict(module.named_buffers())
-        self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
-        self.changing = {*self._kept}
+        if self.changing is None:
+            now = dict(module.named_buffers())
+            self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
+            self.changing = {*self._kept}
 
     def restore(self, module: nn.Module) -> None:
         with torch.no_grad():
@@ -378,14 +364,6 @@ class Buffers:
 def connected_zero(module: nn.Module) -> Tensor:
     """Zero, with a zero gradient for every trainable parameter."""
     return sum(((p * 0).sum() for p in module.parameters() if p.requires_grad), torch.zeros(()))
-
-
-def forwards_together(task: Task) -> bool:
-    """Sharded weights are put together in every forward pass, and SyncBatchNorm sums over ranks."""
-    if isinstance(task.trainer.strategy, ModelParallelStrategy):
-        return True
-    synced = any(isinstance(part, nn.SyncBatchNorm) for part in task.modules())
-    return synced and task.trainer.world_size > 1
 
 
 # Micro-batches, and their terms as the task gives them -------------------------------------------
@@ -402,34 +380,31 @@ class MicroBatch:
 
 
 def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[MicroBatch]:
-    """The batch, or the pieces that the collate function made of it, cut to ``size`` samples."""
-    micro_batches = []
+    """The batch, or the pieces that the collate function made of it, cut to ``size`` samples.
+
+    No term applies to a row of padding.
+    """
+    micro_batches, names = [], [OBJECTIVE, *task.constraints]
     for piece in batch if isinstance(batch, (list, tuple)) else [batch]:
-        whole = micro_batch_of(task, piece)
-        if not size or size >= len(whole.index):
-            micro_batches.append(whole)
+        index = piece.get("index") if isinstance(piece, Mapping) else None
+        if index is None or not is_index(index):
+            found = index.dtype if isinstance(index, Tensor) else type(index).__name__
+            raise DataError(
+                f'A batch, here a {type(piece).__name__}, needs "index", the position of each '
+                f"sample, a tensor (B,) of whole numbers, got {found}: use PointwiseDataModule, or "
+                "wrap the data set in IndexedDataset(rows), of tuples in IndexedDataset(rows, "
+                'fields=["x", "y"]).'
+            )
+        index = index.long().cpu()
+        masks, whole = masks_from(task.membership(piece), index, names, task.device)
+        if not size or size >= len(index):
+            micro_batches.append(MicroBatch(piece, index, masks, whole))
             continue
-        for rows in torch.arange(len(whole.index)).split(size):
+        for rows in torch.arange(len(index)).split(size):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
-            masks = {name: mask[part] for name, mask in whole.masks.items()}
-            micro = MicroBatch(task.select(piece, rows), whole.index[part], masks, whole.whole)
-            micro_batches.append(micro)
+            cut = {name: mask[part] for name, mask in masks.items()}
+            micro_batches.append(MicroBatch(task.select(piece, rows), index[part], cut, whole))
     return micro_batches
-
-
-def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
-    """A piece with the masks of its terms; no term applies to a row of padding."""
-    index = batch.get("index") if isinstance(batch, Mapping) else None
-    if index is None or not is_index(index):
-        found = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise DataError(
-            f'A batch, here a {type(batch).__name__}, needs "index", the position of each sample, '
-            f"a tensor (B,) of whole numbers, got {found}: use PointwiseDataModule, or wrap the "
-            'data set in IndexedDataset(rows), of tuples in IndexedDataset(rows, fields=["x", '
-            '"y"]).'
-        )
-    index, names = index.long().cpu(), [OBJECTIVE, *task.constraints]
-    return MicroBatch(batch, index, *masks_from(task.membership(batch), index, names, task.device))
 
 
 def terms_of(

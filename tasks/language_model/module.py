@@ -34,7 +34,6 @@ from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.files import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
-from pl_pointwise.own_hooks import part_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics, notes_of
 from pl_pointwise.tasks.common.models import check_weights
@@ -296,8 +295,7 @@ class LanguageModelModule(PointwiseModule):
         """The roles of which a record in the objective has a response."""
         return set(self.objective_roles)
 
-    @part_of("on_fit_start")
-    def _prepare_fit(self) -> None:
+    def prepare_fit(self) -> None:
         """At the start: training mode, a new choice of the scoring method, the reference cache."""
         self.train()
         self.scorer.method = self.policy.scoring_method
@@ -307,8 +305,7 @@ class LanguageModelModule(PointwiseModule):
             except ValueError as problem:
                 rank_zero_warn(str(problem))
 
-    @part_of("on_train_start")
-    def _prepare_training(self) -> None:
+    def prepare_training(self) -> None:
         samples = getattr(getattr(self.trainer.train_dataloader, "dataset", None), "rows", None)
         if isinstance(samples, EncodedResponses):
             self.check_training_records(samples.records)

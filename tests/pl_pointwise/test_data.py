@@ -151,16 +151,6 @@ def test_epoch_that_was_left_early_does_not_shift_the_next(workers: int) -> None
     assert one.state_dict()["position"] == 0
 
 
-def test_limited_epoch_ends_at_its_limit() -> None:
-    one = loader(17, 3)
-    one.limit = 2
-    iterator = iter(one)
-    next(iterator)
-    assert (one.state_dict()["epoch"], one.state_dict()["position"]) == (0, 1)
-    next(iterator)
-    assert (one.state_dict()["epoch"], one.state_dict()["position"]) == (1, 0)
-
-
 def test_starting_an_epoch_draws_nothing_from_the_random_state() -> None:
     """Else the dropout of a resumed run would not be that of the uninterrupted one."""
     for workers in (0, 1):

@@ -145,10 +145,10 @@ def test_violations_are_kept_sample_by_sample_in_data_set_order() -> None:
 
 
 def collected(*batches: tuple[Any, Tensor, Tensor]) -> SampleViolations:
-    metric = ViolationsBySample()
+    found = ViolationsBySample()
     for index, violation, mask in batches:
-        metric.update(torch.tensor(index), violation, mask)
-    return metric.samples()
+        found.add(torch.tensor(index), violation, mask)
+    return found.samples()
 
 
 def test_batches_may_differ_in_their_number_of_columns() -> None:

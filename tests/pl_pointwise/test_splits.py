@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from pl_pointwise.data import IndexedDataset, categories_of, units_of
 from pl_pointwise.errors import DataError
-from tests.pl_pointwise.toy import ToyData, ToyRows
+from tests.pl_pointwise.toy import ToyRows
 
 
 class Told(ToyRows):
@@ -45,14 +45,3 @@ def test_a_data_set_that_says_nothing_knows_no_categories() -> None:
 def test_a_category_too_few_is_refused() -> None:
     with pytest.raises(DataError, match=r"Told.categories has 1 entries for 2 samples.*or None"):
         categories_of(Told(["a", "b"], ["x"]))
-
-
-def test_the_certification_split_is_separate_if_it_is_another_data_set() -> None:
-    data = ToyData(ToyRows(3), ToyRows(2))
-    assert not data.certification_is_separate
-    data.datasets["test"] = ToyRows(2)
-    assert data.certification_is_separate
-    del data.datasets["val"]
-    assert data.certification_is_separate
-    del data.datasets["test"]
-    assert not data.certification_is_separate

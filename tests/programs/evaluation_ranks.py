@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from pl_pointwise import Constraint, Pointwise
 from pl_pointwise.callbacks import DualMonitor
@@ -44,26 +43,9 @@ def merged(rank: int) -> list[dict[str, Any]]:
         evaluation = Evaluation("test", Toy(constraints={"fit": Constraint(at_most=0.0)}))
         for index, violation in case[rank]:
             mask = torch.ones(violation.shape, dtype=torch.bool)
-            evaluation.violations["fit"].update(torch.tensor(index), violation, mask)
+            evaluation.violations["fit"].add(torch.tensor(index), violation, mask)
         found.append(dict(vars(evaluation.violations["fit"].samples())))
     return found
-
-
-class Pairs(Metric):
-    """A state that is a list of tensors (n, 2) of whole numbers; the sum of the second column."""
-
-    full_state_update = False
-    rows: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("rows", default=[], dist_reduce_fx="cat")
-
-    def update(self, index: Tensor) -> None:
-        self.rows.append(torch.stack([index, 2 * index], dim=1))
-
-    def compute(self) -> Tensor:
-        return dim_zero_cat(self.rows)[:, 1].sum().float()
 
 
 class Selective(Toy):
@@ -71,7 +53,7 @@ class Selective(Toy):
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         metrics: dict[str, Metric] = {name: MeanBySample() for name in ("odd", "one odd")}
-        return metrics | {"mean": MeanMetric(), "pairs": Pairs(), "never": MeanMetric()}
+        return metrics | {"mean": MeanMetric(), "never": MeanMetric()}
 
     def update_evaluation_metrics(
         self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str
@@ -82,7 +64,6 @@ class Selective(Toy):
         chosen = chosen[chosen == UPDATED_BY_ONE]
         if len(chosen):
             metrics["mean"].update(chosen.double())
-            metrics["pairs"].update(chosen)
             metrics["one odd"].update(chosen, chosen % 2)
 
 

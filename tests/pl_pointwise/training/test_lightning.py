@@ -7,7 +7,6 @@ nothing is compared, to the last bit, with the run without it.
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -130,9 +129,8 @@ def test_callbacks_that_read_the_loss_get_the_lagrangian(plain: Toy, tmp_path: P
 
 
 def test_hooks_around_a_step_are_called_in_lightnings_order(plain: Toy) -> None:
-    """``on_before_zero_grad`` was never called: averages of weights kept there did not move."""
     called: list[str] = []
-    names = ("before_zero_grad", "before_backward", "after_backward", "before_optimizer_step")
+    names = ("before_backward", "after_backward", "before_optimizer_step")
     hooks: Any = {
         f"on_{name}": lambda *_, name=name: called.append(name)  # type: ignore[misc]
         for name in names
@@ -140,6 +138,9 @@ def test_hooks_around_a_step_are_called_in_lightnings_order(plain: Toy) -> None:
     module = run(callbacks=[LambdaCallback(**hooks)])
     assert called == list(names) * 6
     assert_identical_run(module, plain)
+    average = LambdaCallback(on_before_zero_grad=lambda *_: None)
+    with pytest.raises(TrainingError, match="use on_train_batch_end"):
+        run(callbacks=[average])
 
 
 # Tuner --------------------------------------------------------------------------------------------
@@ -303,16 +304,6 @@ def test_an_epoch_that_a_hook_ends_steps_its_schedulers(tmp_path: Path) -> None:
     assert_identical_run(*runs)
 
 
-def test_a_trainer_that_is_used_up_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """The second module came back untrained, without a word but Lightning's "stopped"."""
-    runner = trainer()
-    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
-        runner.fit(toy(), data())
-        assert "No step was taken" not in caplog.text
-        runner.fit(toy(), data())
-    assert "No step was taken: epoch 1 of 1" in caplog.text
-
-
 def test_copies_train_as_the_original(plain: Toy) -> None:
     module = toy()
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
@@ -449,13 +440,6 @@ def test_an_evaluation_without_the_modules_own_is_refused(stage: str) -> None:
     with pytest.raises(TrainingError, match=rf"{step}_step of .* does not call super\(\)"):
         getattr(trainer(num_sanity_val_steps=1), stage)(module, data())
     assert torch.equal(weights_of(module), before)
-
-
-def test_a_loader_without_a_batch_is_refused() -> None:
-    """The fit ended with success, and a warning."""
-    few = DataLoader(IndexedDataset([ROWS[0]]), batch_size=3, drop_last=True)
-    with pytest.raises(TrainingError, match="no batch: its data set is empty, or with drop_last"):
-        run(loaders=few)
 
 
 def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:

@@ -14,13 +14,11 @@ import pytest
 import torch
 
 from pl_pointwise import Pointwise
-from pl_pointwise.own_hooks import part_of, parts_of
+from pl_pointwise.module import HOOKS
 from pl_pointwise.tasks import RerankerModule, SafetyModule, When2CallModule
-from pl_pointwise.training.run import Run
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, assert_identical_run, trainer
 
 ROWS, HELD_OUT = ToyRows(9), ToyRows(5, seed=1)
-HOOKS = [hook for (hook, _), _ in parts_of(Run)]
 
 
 class Plateau(Toy):
@@ -110,29 +108,18 @@ def test_what_an_override_logs_at_the_end_of_an_epoch_can_be_monitored() -> None
     assert module.lr_schedulers().best == 3.0  # type: ignore[union-attr]
 
 
-def test_each_class_registers_a_part_of_its_own_and_all_run_once_base_first() -> None:
+def test_a_base_class_prepares_whatever_hooks_are_overridden() -> None:
     ran: list[str] = []
 
-    class Task(Toy):
-        @part_of("on_train_start")
-        def _task(self) -> None:
-            assert self.multipliers.samples == 9  # The base module's part came before.
-            ran.append("task")
-
-        @part_of("on_fit_start")
-        def _fit(self) -> None:
+    class Base(Toy):
+        def prepare_fit(self) -> None:
             ran.append("fit")
 
-        @part_of("on_train_start", after=True)
-        def _late(self) -> None:
-            ran.append("late")
+        def prepare_training(self) -> None:
+            assert self.multipliers.samples == 9  # The base module's part came before.
+            ran.append("training")
 
-    class Special(Task):
-        @part_of("on_train_start")
-        def _special(self) -> None:
-            ran.append("special")
-
-    class User(Special):
+    class User(Base):
         def on_train_start(self) -> None:
             ran.append("user")
 
@@ -141,32 +128,12 @@ def test_each_class_registers_a_part_of_its_own_and_all_run_once_base_first() ->
             ran.append("user's fit")
 
     trainer().fit(User(Pointwise()), ToyData(ROWS, batch_size=3))
-    assert ran == ["fit", "user's fit", "task", "special", "user", "late"]
+    assert ran == ["fit", "user's fit", "training", "user"]
 
 
-@pytest.mark.parametrize(
-    ("task", "hook"),
-    [
-        (SafetyModule, "on_fit_start"),
-        (SafetyModule, "on_train_start"),
-        (When2CallModule, "on_fit_start"),
-        (RerankerModule, "on_train_start"),
-    ],
-)
-def test_no_task_does_in_a_hook_itself_what_an_override_could_lose(task: type, hook: str) -> None:
+@pytest.mark.parametrize("task", [SafetyModule, When2CallModule, RerankerModule])
+def test_no_task_does_in_a_hook_itself_what_an_override_could_lose(task: type) -> None:
     """A subclass's ``on_fit_start`` left a policy in evaluation mode, without its cache."""
     for base in task.__mro__:
         if base.__module__.startswith("pl_pointwise.tasks"):
-            own = [name for name in vars(base) if name.startswith("on_") or name == "setup"]
-            assert all(hasattr(vars(base)[name], "has_own_part") for name in own), base
-    child = type("Child", (task,), {hook: lambda self: None})
-    assert hasattr(getattr(child, hook), "has_own_part")
-    if hook == "on_fit_start":
-        assert parts(child, hook) == ["_prepare_fit"]
-    if task is SafetyModule and hook == "on_train_start":
-        assert parts(child, hook) == ["_prepare_training"]
-        assert parts(Run, hook) == ["start_training"]
-
-
-def parts(owner: type, hook: str) -> list[str]:
-    return [name for of, name in parts_of(owner) if of == (hook, False)]
+            assert not [name for name in vars(base) if name.startswith("on_") or name == "setup"]

@@ -54,7 +54,6 @@ def test_splits_have_each_category_and_strata_each_kind(fitted) -> None:
     for name, count in (("train", 5), ("val", 2), ("test", 3)):
         expected = dict.fromkeys(("call", "never", "refuse", "rest"), count)
         assert Counter(categories_of(data.datasets[name])) == expected
-    assert data.certification_is_separate
     assert set(shared_units(data).values()) == {0}
     dataset = data.datasets["train"]
     assert sorted(Counter(dataset.strata).values()) == [5, 5, 5, 5]

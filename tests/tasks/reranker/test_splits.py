@@ -45,7 +45,6 @@ def test_three_splits_have_each_type_of_query_in_proportion(
     data = of_files({"train": typed_rows}, val_fraction=0.2, test_fraction=0.3)
     data.setup(None)
     assert sizes(data) == {"train": 20, "val": 8, "test": 12}
-    assert data.certification_is_separate
     assert shared_units(data) == {("train", "val"): 0, ("train", "test"): 0, ("val", "test"): 0}
     for name, count in sizes(data).items():
         assert Counter(categories_of(data.datasets[name])) == dict.fromkeys(

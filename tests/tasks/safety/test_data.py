@@ -138,7 +138,6 @@ def test_a_part_of_each_kind_certifies(data_in) -> None:
     files = {"benign_file": benign_rows(20), "unsafe_file": unsafe_rows(10) * 2}
     data = data_in(files, val_fraction=0.2, test_fraction=0.3)
     data.setup(None)
-    assert data.certification_is_separate
     assert sizes(data) == {
         "train": {False: 10, True: 10},
         "val": {False: 4, True: 4},
@@ -159,7 +158,6 @@ def test_files_of_their_own_certify_and_overlap_is_reported(safety_files, data_i
     with pytest.warns(UserWarning, match=r"benign_test.*: 1 of 4 prompts are in .*benign_file"):
         data.setup("test")
     assert sizes(data) == {"train": {False: 10, True: 6}, "test": {False: 4, True: 2}}
-    assert data.certification_is_separate
     assert shared_units(data) == {("train", "test"): 1}
 
 
