@@ -53,7 +53,7 @@ def after_fit(trainer: Any, module: LightningModule, data: Any) -> None:
     if not trainer.is_global_zero or trainer.fast_dev_run:
         return
     if isinstance(module, PointwiseModule):
-        print("\n".join(module._stepper.last_words.lines))
+        print("\n".join(module._stepper.watch.lines))
     # Of several callbacks the first that compares checkpoints.
     savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
     savers.sort(key=lambda one: one.monitor is None)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Any
 
-import torch
 from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     ModelCheckpoint,
@@ -15,14 +14,12 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import RandomSampler, SequentialSampler
 
 from ..data import PointwiseSampler, dataset_of
 from ..errors import TrainingError
-from ..lagrangian.terms import OBJECTIVE, Terms
 from ..task import Task, warn
 
 # Settings ----------------------------------------------------------------------------------------
@@ -181,6 +178,12 @@ def refuse_own_step(task: Task, name: str) -> None:
 # The training set --------------------------------------------------------------------------------
 
 
+SHARED_ROWS = (
+    'batch["index"] must be the position of each sample in the training set, or samples share '
+    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…]))."
+)
+
+
 def training_set(task: Task) -> Any:
     """The data set behind the training loader; None where there is none with positions."""
     loader: Any = task.trainer.train_dataloader
@@ -203,7 +206,25 @@ def training_set(task: Task) -> Any:
             )
             return None
         check_sampler(loader, task.trainer.world_size)
+        check_index(dataset)
     return dataset
+
+
+def check_index(dataset: Any) -> None:
+    """Refuses rows with another index than their position, of some; without one, collate adds it.
+
+    Steps show that a sample comes twice; not one in another order, nor behind a sampler that draws.
+    """
+    count, ends = len(dataset), getattr(dataset, "cumulative_sizes", ())
+    probes = {*range(0, count, max(1, count // 64)), *(end - 1 for end in ends if end)}
+    with isolate_rng(include_cuda=False):
+        for position in sorted(probes):
+            row = dataset[position]
+            if not isinstance(row, Mapping) or "index" not in row:
+                return
+            own = int(row["index"])
+            of = type(dataset).__name__
+            refuse(own != position, f'Row {position} of {of} has "index" {own}. {SHARED_ROWS}')
 
 
 def has_multipliers_per_sample(task: Task) -> bool:
@@ -224,72 +245,3 @@ def check_sampler(loader: Any, ranks: int) -> None:
         f"A {type(sampler).__name__} over {ranks} ranks may give a sample to two of them. Use "
         "PointwiseDataModule, or a PointwiseSampler with num_replicas and rank.",
     )
-
-
-# The first steps ---------------------------------------------------------------------------------
-
-
-class FirstSteps:
-    """What training has not shown yet: a gradient of every term, no sample twice in an epoch."""
-
-    def __init__(self) -> None:
-        self.unproven: set[str] = set()  # Terms of which no sample has been seen yet.
-        # Of each sample whether this epoch has had it; not of one that was resumed in its midst.
-        self._visited: bytearray | None = None
-
-    def start(self, task: Task) -> None:
-        """A fit starts."""
-        trained = {name for name, f in task.formulations.items() if f.needs_gradient}
-        self.unproven, self._visited = {OBJECTIVE, *trained}, None
-
-    def epoch(self, task: Task) -> None:
-        """At the start of an epoch."""
-        loader = task.trainer.train_dataloader
-        sampler = sampler_of(loader)
-        once = type(sampler) in (PointwiseSampler, SequentialSampler)
-        if type(sampler) is RandomSampler:
-            once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
-        watched = once and has_multipliers_per_sample(task)
-        self._visited = bytearray(len(loader.dataset)) if watched else None
-
-    def require_gradients(self, task: Task, terms: Terms) -> None:
-        """Refuses values without a gradient, in the first batch that a term applies to."""
-        if not torch.is_grad_enabled():
-            return
-        values = {OBJECTIVE: terms.objective, **terms.followed}
-        for name in sorted(name for name in self.unproven if bool(terms.masks[name].any())):
-            self.unproven.discard(name)
-            is_objective = name == OBJECTIVE
-            if values[name].dim() == 2 and 2 < len(values[name]) == values[name].shape[1]:
-                warn(
-                    task,
-                    f'Constraint "{name}" has as many values a sample as the batch has samples: '
-                    "if that is not meant, (B, 1) was put against (B,) and broadcast.",
-                )
-            none = is_objective and bool(task.formulations) and not terms.objective.any()
-            if values[name].requires_grad or none:  # Constraints alone are trained.
-                continue
-            term = "The objective" if is_objective else f'Constraint "{name}"'
-            method = "objective()" if is_objective else "constraint_values()"
-            raise TrainingError(
-                f"{term}: its values have no gradient. In {method} and forward(), look for "
-                "torch.no_grad(), .detach(), an argmax, a comparison, or a frozen part. What is "
-                "only to be measured belongs in evaluation_metrics()."
-            )
-
-    def require_distinct(self, epoch: int, index: Tensor) -> None:
-        """Refuses a sample that comes twice where the sampler gives each once an epoch."""
-        visited = self._visited
-        if visited is None:
-            return
-        for number in index.tolist():
-            if not 0 <= number < len(visited):
-                continue  # Padding; of one that is too large the multipliers say so.
-            if visited[number]:
-                raise TrainingError(
-                    f"Sample index {number} came twice in epoch {epoch}, and the sampler hands out "
-                    'each position once. batch["index"] must be the position of each sample in the '
-                    "training set, or samples share multipliers: wrap the whole data set, once, as "
-                    "in IndexedDataset(ConcatDataset([…]))."
-                )
-            visited[number] = True

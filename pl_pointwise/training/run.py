@@ -204,7 +204,6 @@ class Run:
     # Epochs and the end -------------------------------------------------------------------------
 
     def on_train_epoch_start(self) -> None:
-        self.stepper.first_steps.epoch(self.task)
         self.stepper.start_epoch()
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -232,7 +231,7 @@ class Run:
 
     def on_fit_end(self) -> None:
         if self._stepped:
-            self.stepper.last_words.say(self.duals)
+            self.stepper.watch.say(self.duals)
         if self._restored is not None:  # Resumed at its end: no step was taken.
             self._restore_random_state(self._restored["random_states"])
             loaders = self._restored["loaders"]

@@ -33,9 +33,8 @@ from ..lagrangian.terms import (
 from ..loss import PointwiseLoss, norm_of
 from ..metrics import share_violated
 from ..task import Task, judges_strictly, warn
-from .checks import FirstSteps
-from .last_words import LastWords
 from .random_state import replayed_random_state
+from .watch import Watch
 
 
 class Stepper:
@@ -47,8 +46,7 @@ class Stepper:
         self.left_out = 0  # Samples left out so far because a value was not finite.
         self.skipped_steps = 0  # Because of a gradient that was not, or as no sample was left.
         self.taken_now = self.skipped_now = 0  # In this epoch.
-        self.first_steps = FirstSteps()
-        self.last_words = LastWords(task)
+        self.watch = Watch(task)
         self.buffers = Buffers()
         self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
         self.monitored = False  # Whether a scheduler needs what is logged of every step.
@@ -68,7 +66,7 @@ class Stepper:
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
             measured = self._without_non_finite(measured, micro_batches, counts)
         loss.measured, loss.dual_steps = measured, {}
-        self.last_words.add(measured)
+        self.watch.add(measured)
         if self._may_step(measured):
             task.optimizers().step()  # type: ignore[union-attr]
             self.taken_now += 1
@@ -112,8 +110,7 @@ class Stepper:
     def start_fit(self) -> None:
         """Notes what stays the same in all steps of a fit."""
         trainer = self.task.trainer
-        self.first_steps.start(self.task)
-        self.last_words.start_fit()
+        self.watch.start_fit()
         monitors = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
         self.monitored = any(str(name).startswith("running/") for name in monitors)
 
@@ -121,7 +118,7 @@ class Stepper:
         """Counts from 0, and looks for changing buffers again."""
         self.taken_now = self.skipped_now = 0
         self.buffers = Buffers()
-        self.last_words.start_epoch()
+        self.watch.start_epoch()
 
     # Forward and backward -----------------------------------------------------------------------
 
@@ -137,8 +134,8 @@ class Stepper:
         tables = []
         for micro in self._each_with_its_backward_pass(micro_batches):
             terms = terms_of(task, micro, task(micro.batch), self.strict)
-            if self.first_steps.unproven:
-                self.first_steps.require_gradients(task, terms)
+            if self.watch.unproven:
+                self.watch.require_gradients(terms)
             if shared:
                 if self.due and not self._measure_units(micro_batches, counts, terms):
                     del terms  # And with them the graph.
@@ -198,7 +195,6 @@ class Stepper:
 
     def _may_step(self, measured: Measured) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
-        self.first_steps.require_distinct(self.task.current_epoch, measured.index)
         expected = False
         if not (measured.whole or any(bool(mask.any()) for mask in measured.masks.values())):
             reason = "no sample of the batch is left"

@@ -17,6 +17,7 @@ from torch.utils.data import (
     RandomSampler,
     Subset,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 from pl_pointwise import (
@@ -59,21 +60,22 @@ def numbered(count: int, step: int = 1) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "match"),
+    "dataset",
     [
-        (
-            ConcatDataset([IndexedDataset(ToyRows(4)), IndexedDataset(ToyRows(4))]),
-            "wrap the whole data",
-        ),
-        (numbered(8, step=0), "wrap the whole data set"),
-        (Subset(IndexedDataset(ToyRows(12)), range(3, 11)), "10 is outside the training set of 8"),
+        ConcatDataset([IndexedDataset(ToyRows(4)), IndexedDataset(ToyRows(4))]),
+        numbered(8, step=0),
+        numbered(8)[::-1],
+        Subset(IndexedDataset(ToyRows(12)), range(3, 11)),
+        ConcatDataset([numbered(2000), numbered(20)]),
     ],
-    ids=["two", "constant", "subset"],
+    ids=["two", "constant", "another order", "subset", "own numbers"],
 )
-def test_an_index_that_is_not_the_position_is_refused(dataset: Any, match: str) -> None:
+def test_an_index_that_is_not_the_position_is_refused(dataset: Any) -> None:
     """Samples shared rows of λ, other rows stayed 0, without a word."""
-    with pytest.raises(TrainingError, match=match):
-        fit(Line(), loader(dataset))
+    module = Line()
+    with pytest.raises(TrainingError, match=r"wrap the whole data set"):
+        fit(module, loader(dataset, sampler=WeightedRandomSampler(torch.ones(len(dataset)), 16)))
+    assert module.global_step == 0
 
 
 def test_a_data_set_that_is_wrapped_as_a_whole_is_welcome() -> None:

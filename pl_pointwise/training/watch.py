@@ -1,18 +1,22 @@
-"""How the constraints ended, in a line each, by what the steps measured anyway."""
+"""What the steps of a fit show: faults that no setting tells, and how each constraint ended."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils.data import RandomSampler, SequentialSampler
 
 from ..certificates import worst_per_sample
+from ..data import PointwiseSampler
+from ..errors import TrainingError
 from ..lagrangian.duals import Duals
-from ..lagrangian.terms import OBJECTIVE, Measured
+from ..lagrangian.terms import OBJECTIVE, Measured, Terms
 from ..task import Task, warn
+from .checks import SHARED_ROWS, has_multipliers_per_sample, sampler_of
 
 
-class LastWords:
-    """Keeps each sample's largest violation in an epoch, and says at the end what they mean."""
+class Watch:
+    """Watches the steps of a fit, by what they measure anyway."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -20,14 +24,59 @@ class LastWords:
 
     def start_fit(self) -> None:
         self.lines: list[str] = []  # Those that are no warning, for the command line.
+        trained = {name for name, f in self.task.formulations.items() if f.needs_gradient}
+        self.unproven = {OBJECTIVE, *trained}  # Terms of which no sample has been seen yet.
         self._ever: set[str] = set()  # Constraints that this fit has violated.
-        self.start_epoch()
-
-    def start_epoch(self) -> None:
+        # Of each sample whether this epoch has had it; empty in one that was resumed in its midst.
+        self._visited = bytearray()
         self._worst = {name: [torch.zeros(0)] for name in self.task.constraints}
 
+    def start_epoch(self) -> None:
+        loader = self.task.trainer.train_dataloader
+        sampler = sampler_of(loader)
+        once = type(sampler) in (PointwiseSampler, SequentialSampler)
+        if type(sampler) is RandomSampler:
+            once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+        watched = once and has_multipliers_per_sample(self.task)
+        self._visited = bytearray(len(loader.dataset) if watched else 0)
+        self._worst = {name: [torch.zeros(0)] for name in self.task.constraints}
+
+    def require_gradients(self, terms: Terms) -> None:
+        """Refuses values without a gradient, in the first batch that a term applies to."""
+        if not torch.is_grad_enabled():
+            return
+        values = {OBJECTIVE: terms.objective, **terms.followed}
+        for name in sorted(name for name in self.unproven if bool(terms.masks[name].any())):
+            self.unproven.discard(name)
+            is_objective = name == OBJECTIVE
+            if values[name].dim() == 2 and 2 < len(values[name]) == values[name].shape[1]:
+                warn(
+                    self.task,
+                    f'Constraint "{name}" has as many values a sample as the batch has samples: '
+                    "if that is not meant, (B, 1) was put against (B,) and broadcast.",
+                )
+            none = is_objective and bool(self.task.formulations) and not terms.objective.any()
+            if values[name].requires_grad or none:  # Constraints alone are trained.
+                continue
+            term = "The objective" if is_objective else f'Constraint "{name}"'
+            method = "objective()" if is_objective else "constraint_values()"
+            raise TrainingError(
+                f"{term}: its values have no gradient. In {method} and forward(), look for "
+                "torch.no_grad(), .detach(), an argmax, a comparison, or a frozen part. What is "
+                "only to be measured belongs in evaluation_metrics()."
+            )
+
     def add(self, measured: Measured) -> None:
-        """Adds a step, before the weights move."""
+        """Adds a step, before the weights move; refuses a sample that the epoch has had."""
+        for number in measured.index.tolist():
+            if not 0 <= number < len(self._visited):
+                continue  # Padding; of one that is too large the multipliers say so.
+            if self._visited[number]:
+                raise TrainingError(
+                    f"Sample index {number} came twice in epoch {self.task.current_epoch}, and the "
+                    f"sampler hands out each position once. {SHARED_ROWS}"
+                )
+            self._visited[number] = True
         for name, violation in measured.judged.items():
             if self.task.constraints[name].equals is not None:
                 violation = violation.abs()

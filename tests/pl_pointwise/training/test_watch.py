@@ -39,7 +39,7 @@ def said(module: Toy, caplog: pytest.LogCaptureFixture, **options: Any) -> tuple
     with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
         runner = trainer(**{"max_epochs": 2, "callbacks": [counted], **options})
         runner.fit(module, ToyData(module.rows if hasattr(module, "rows") else ROWS, batch_size=4))
-    return "\n".join(module._stepper.last_words.lines), caplog.text, counted
+    return "\n".join(module._stepper.watch.lines), caplog.text, counted
 
 
 @pytest.mark.parametrize("formulation", [Pointwise(), Average(), None])
