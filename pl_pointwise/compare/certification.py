@@ -16,17 +16,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import torch
-from lightning.pytorch import Trainer
 from pandas import DataFrame, concat, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.next_steps import exports
-from pl_pointwise.data import TRAIN, dataset_of
+from pl_pointwise.data import TRAIN
 from pl_pointwise.errors import DataError
-from pl_pointwise.evaluation import MeanBySample, loaders_by_name
-from pl_pointwise.lagrangian.terms import carries
-from pl_pointwise.module import PointwiseModule
 from pl_pointwise.printing import escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
@@ -39,7 +34,6 @@ from pl_pointwise.requirements.exported import (
 )
 from pl_pointwise.requirements.samples import (
     CERTIFICATION,
-    COLUMNS,
     SELECTION,
     TRAINING,
     Source,
@@ -51,89 +45,36 @@ from pl_pointwise.requirements.samples import (
 )
 from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
-from pl_pointwise.training.stepper import micro_batches_of
 
 from .runner import on_first_rank
-from .runs import Comparison, Run
-
-TO_SET_UP_DATA: dict[str, Any] = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "limit_val_batches": 0,
-    "limit_test_batches": 0,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_model_summary": False,
-}
+from .runs import Comparison, Run, files_read
 
 
-def check_requirements(comparison: Comparison, cli: PointwiseCLI) -> None:
-    """Refuses what cannot come to a certificate, before training.
-
-    cli: built of the first run's arguments.
+def check_requirements(comparison: Comparison) -> DataFrame:
+    """Refuses what cannot come to a certificate, before training; returns what the starting model
+    measures, which requirements may compare with.
     """
+    required = comparison.required  # What is no requirement is said before anything is loaded.
     _is_there(comparison.output / "model")
-    first, trainer, data = comparison.runs[0], Trainer(**TO_SET_UP_DATA), cli.datamodule
-    trainer.validate(cli.model, data, verbose=False)
-    trainer.test(cli.model, data, verbose=False)
-    samples, sources = samples_to_come(cli.model, data or cli.model)
-    check_splits(samples, comparison.required, comparison.confidence)
-    contents = {f"{name} data": source.content for name, source in sources.items()}
-    check_unused(_use(comparison, contents), units_in(samples), comparison.output)
-    ran_on = (first.result() or {}).get("data", contents)
-    if changed := [name for name in contents if contents[name] != ran_on.get(name, contents[name])]:
-        raise RequirementError(
-            f"{' and '.join(changed)}: not what {first.title} was made with, though the options "
-            "are the same. Put it back, or take another --output."
-        )
-
-
-def samples_to_come(module: PointwiseModule, data: Any) -> tuple[DataFrame, dict[str, Source]]:
-    """The table of samples.py before any forward pass, with the training data, and its data sets.
-
-    Values are NaN, and metrics of every sample.
-
-    data: the data module, or the module itself, after the set-up of ``validate`` and ``test``.
-    """
-    loaders: dict[str, Any] = {}
-    for stage in ("val", "test"):
-        loaders |= loaders_by_name(stage, getattr(data, f"{stage}_dataloader")())
-    loaders.pop(TRAIN.key, None)
-    sources = {name: Source(name, dataset_of(loader)) for name, loader in loaders.items()}
-    metrics = [n for n, m in module.evaluation_metrics().items() if isinstance(m, MeanBySample)]
-    parts = []
-    for dataset, loader in loaders.items():
-        carried: dict[tuple[str, str], list[torch.Tensor]] = {}
-        for micro in (micro for batch in loader for micro in micro_batches_of(module, batch)):
-            real = micro.index >= 0
-            masks = {("metric", name): real for name in metrics}
-            for name in module.evaluation_constraints:
-                masks["constraint", name] = carries(micro.masks[name]).cpu() & real
-            for key, mask in masks.items():
-                carried.setdefault(key, []).append(micro.index[mask])
-        for (kind, name), found in carried.items():
-            index = torch.cat(found)
-            values = torch.full_like(index, torch.nan, dtype=torch.float64)
-            parts.append(sources[dataset].lines(kind, name, index, values))
-    if TRAIN.key in (known := getattr(data, "datasets", {})):
-        sources[TRAIN.key] = Source(TRAIN.key, known[TRAIN.key])
-        parts.append(sources[TRAIN.key].training_lines())
-    samples = concat(parts, ignore_index=True) if parts else DataFrame(columns=COLUMNS)
-    return samples, sources
+    start = PointwiseCLI.of_data([], comparison.runs[0].arguments)
+    notes_of(start.model).confidential = True
+    measured = samples_by(start, None, selection=True)
+    training = Source(TRAIN.key, start.model._evaluator.datasets.get(TRAIN.key)).training_lines()
+    samples = concat([measured, training])
+    check_splits(samples, required, comparison.confidence)
+    use = _use(comparison, files_read(start.config_dump))
+    check_unused(use, units_in(samples), comparison.output)
+    return measured
 
 
 def check_splits(
     samples: DataFrame, requirements: Sequence[Requirement], confidence: float
 ) -> None:
     """Refuses splits that overlap or are missing, what there is not, and too few samples."""
-    for split in (SELECTION, CERTIFICATION):
-        if not units_in(samples, split):
-            raise RequirementError(
-                f"There is no {split} split. Hold out validation data to choose by and test data "
-                "to certify with."
-            )
+    if not units_in(samples, SELECTION):
+        raise RequirementError("There is no selection split. Hold out validation data.")
     require_separate_splits(samples)
-    samples = samples.assign(before=torch.nan)  # Nothing is measured.
+    samples = samples.assign(before=samples["value"])
     require_known(samples, requirements)
     for each in requirements:
         n = lines_about(samples, each, CERTIFICATION)["unit"].nunique()
@@ -166,8 +107,11 @@ def _predecessor(comparison: Comparison) -> str | None:
     return f"the model of {comparison.runs[0].title} before training" if paired else None
 
 
-def answer_requirements(comparison: Comparison) -> Answer | None:
-    """Chooses, exports, writes the answer; None until all runs are done: the split opens once."""
+def answer_requirements(comparison: Comparison, start: DataFrame) -> Answer | None:
+    """Chooses, exports, writes the answer; None until all runs are done: the split opens once.
+
+    start: of :func:`check_requirements`.
+    """
     runs, output = comparison.runs, comparison.output
     results = {run.title: run.result() or {"error": ""} for run in runs}
     open_runs = [title for title, result in results.items() if "error" in result]
@@ -177,21 +121,17 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
             f"({', '.join(open_runs[:3])}). Mend them or take them out, and run the command again."
         )
         return None
-    before = None
-    if _predecessor(comparison) is not None:
-        start = PointwiseCLI.of_data([], runs[0].arguments)
-        notes_of(start.model).confidential = True
-        before = samples_by(start, None, selection=True)
-    measured = [_measured(run, before, comparison.required) for run in runs]
+    measured = [_measured(run, start, comparison.required) for run in runs]
     units = units_in(measured[0].samples)
     for other in measured:
-        if {*other.samples["unit"]} != {*measured[0].samples["unit"]}:
+        if {*other.samples["unit"]} != {*start["unit"]}:
             raise RequirementError(
-                f"{measured[0].name} and {other.name} were evaluated on different samples: what is "
-                "held out must not depend on method or seed."
+                f"{other.name} was evaluated on other samples than the starting model: what is "
+                "held out must not depend on method or seed, nor change before the answer. Put it "
+                "back, or take another --output."
             )
     weights = sorted(result["wrote"][CHECKPOINT] for result in results.values())
-    use = {**_use(comparison, results[runs[0].title]["data"]), "weights": weights}
+    use = {**_use(comparison, results[runs[0].title]["read"]), "weights": weights}
     check_unused(use, units, output)
     there = _is_there(output / "model", id_of(use, units))
     told = comparison.required, comparison.confidence, _predecessor(comparison)
@@ -205,31 +145,27 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
     return found
 
 
-def _measured(
-    run: Run, before: DataFrame | None, requirements: Sequence[Requirement]
-) -> MeasuredModel:
+def _measured(run: Run, start: DataFrame, requirements: Sequence[Requirement]) -> MeasuredModel:
     samples = read_parquet(run.folder / SAMPLES)
     objective = samples.attrs["objective"]
     if SELECTION not in objective:
         raise RequirementError(f"{run.title}: there is no objective on the selection split.")
     require_separate_splits(samples)
     samples = samples[samples["split"] != TRAINING]
-    if before is not None:
-        samples = beside(samples, before, requirements)
-    return MeasuredModel(run.title, samples, objective)
+    return MeasuredModel(run.title, beside(samples, start, requirements), objective)
 
 
-def _use(comparison: Comparison, contents: Mapping[str, str]) -> dict[str, Any]:
+def _use(comparison: Comparison, read: Mapping[str, str]) -> dict[str, Any]:
     """What certification samples are used for: the same use twice gives the same answer.
 
-    contents: of the first run's data sets; those of other runs are in their weights.
+    read: the files of the first run; those of other runs are in their weights.
     """
     return {
         "requirements": sorted(comparison.requirements),
         "confidence": comparison.confidence,
         "against": _predecessor(comparison),
         "runs": sorted(run.digest for run in comparison.runs),
-        **contents,
+        "data": sorted(read.values()),
     }
 
 

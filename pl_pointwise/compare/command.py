@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import CommandParser, fraction
@@ -44,8 +45,7 @@ def main(args: Sequence[str]) -> None:
             raise SystemExit(f"{run.title} failed: {result['error']}")
         return
     try:
-        check_methods(comparison)
-        failed = compare(comparison)
+        failed = compare(comparison, check_methods(comparison))
     except OSError as error:
         where = error.filename or known.output
         parser.error(f"{where}: {error.strerror}" if error.strerror else str(error))
@@ -54,24 +54,26 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
 
-def check_methods(comparison: Comparison) -> None:
-    """Builds every method that has a run to come, and refuses the first that cannot run."""
+def check_methods(comparison: Comparison) -> DataFrame | None:
+    """Builds every method that has a run to come, and refuses the first that cannot run.
+
+    Returns what the starting model measures, if something is required.
+    """
     quieten()
-    runs, cli = comparison.runs, None
+    runs = comparison.runs
     results = {run.title: run.result() or {} for run in runs}
     bounds = {title: found["bounds"] for title, found in results.items() if "bounds" in found}
-    first = runs[:1] if comparison.requirements else []  # Whose data are set up; built last.
-    to_build = [*first, *(run for run in runs if not run.finished)]
-    for run in {run.method: run for run in reversed(to_build)}.values():
-        cli = None
+    for run in {run.method: run for run in runs if not run.finished}.values():
         gc.collect()  # The next model is loaded.
         with errors_of(run.method):
             cli = PointwiseCLI(run.arguments, run=False)
             _check_data(cli)
             bounds[run.title] = bounds_of(cli.model)
-    if comparison.requirements and cli is not None:
-        require_same_bounds(bounds)
-        check_requirements(comparison, cli)
+            del cli
+    if not comparison.requirements:
+        return None
+    require_same_bounds(bounds)
+    return check_requirements(comparison)
 
 
 def _check_data(cli: PointwiseCLI) -> None:
@@ -114,15 +116,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(comparison: Comparison) -> list[str]:
-    """Runs what is left, then writes tables and plots; returns what failed."""
+def compare(comparison: Comparison, start: DataFrame | None) -> list[str]:
+    """Runs what is left, then writes tables and plots; returns what failed.
+
+    start: of :func:`check_methods`.
+    """
     quieten()
     with alone_in(comparison.output):
         outcomes = _run(comparison.runs)
         if on_first_rank():
             write_results(outcomes, comparison.output)
-        if comparison.requirements:
-            answer_requirements(comparison)
+        if start is not None:
+            answer_requirements(comparison, start)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 

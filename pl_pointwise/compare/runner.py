@@ -38,7 +38,6 @@ from pl_pointwise.requirements.samples import (
     Source,
     bounds_of,
     samples_of,
-    sources_of,
 )
 from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import notes_of
@@ -97,9 +96,8 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / RESULT).unlink(missing_ok=True)  # The error of an earlier attempt.
     cli = PointwiseCLI(run.arguments, run=False)
-    config = yaml.safe_dump(cli.config_dump, sort_keys=False)
-    (run.folder / "config.yaml").write_text(config)
-    result["read"] = files_read(yaml.safe_load(config))
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(cli.config_dump, sort_keys=False))
+    result["read"] = files_read(cli.config_dump)
     # With the module's own, as TensorBoard shows the first set alone.
     of_module = {n: v for n, v in cli.model.hparams_initial.items() if not n.startswith("_")}
     for logger in cli.trainer.loggers if on_first_rank() else ():
@@ -154,11 +152,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         for key in (TRAIN.key, split.key):
             if (name := f"{key}/{module.shared_objective}") in logged:
                 objective[split.role] = logged[name]
-    contents: dict[str, str] = {}
     if trainer.is_global_zero:
-        sources = sources_of(module)
-        if trained is not None:
-            sources[TRAIN.key] = Source(TRAIN.key, trained)
         pooled = {
             f"{stage}/{name}": values.numpy()
             for stage, by_constraint in module.violations.items()
@@ -166,18 +160,14 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             if shown(stage)
         }
         np.savez(run.folder / VIOLATIONS, **pooled)
-        samples = samples_of(module, sources)
+        samples = samples_of(module)
         if run.certified:
-            contents = {f"{name} data": source.content for name, source in sources.items()}
-            if trained is not None:
-                samples = pd.concat([samples, sources[TRAIN.key].training_lines()])
+            samples = pd.concat([samples, Source(TRAIN.key, trained).training_lines()])
             samples.attrs["objective"] = objective
             samples.to_parquet(run.folder / SAMPLES, index=False)
         else:
-            shown_units = samples[samples["split"] != SELECTION]["unit"]
-            remember_use(SHOWN, shown_units, run.folder)
+            remember_use(SHOWN, samples[samples["split"] != SELECTION]["unit"], run.folder)
     return {
-        "data": contents,
         "metrics": {name: value for name, value in logged.items() if shown(name)},
         "bounds": bounds_of(module),
         "shared_objective": module.shared_objective,

@@ -30,8 +30,17 @@ import torch
 from pandas import DataFrame
 from torch import Tensor
 
-from pl_pointwise.data import SPLITS, TEST, TRAIN, VAL, categories_of, units_of, without_index
-from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows
+from pl_pointwise.data import (
+    SPLITS,
+    TEST,
+    TRAIN,
+    VAL,
+    categories_of,
+    fingerprint,
+    units_of,
+    without_index,
+)
+from pl_pointwise.fingerprints import digests_of_rows
 
 from .p_values import Losses
 from .requirement import Requirement, RequirementError
@@ -62,21 +71,6 @@ class Source:
         return None if self.rows is None else digests_of_rows(without_index(self.rows))
 
     @cached_property
-    def content(self) -> str:
-        """A digest of the data set, whatever the order: its ``fingerprint``, else of all rows; and
-        of their categories, which requirements are about.
-        """
-        own = None if self.rows is None else getattr(without_index(self.rows), "fingerprint", None)
-        kinds = self.categories or []
-        if isinstance(own, str):
-            return f"{own} {hash_of(repr(kinds))}" if kinds else own
-        if self.digests is None:
-            return RANDOM_ROWS if self.rows is None else f"{RANDOM_ROWS}: {len(self.rows)}"
-        kinds = kinds or [""] * len(self.digests)
-        whole = (row + kind.encode() for row, kind in zip(self.digests, kinds, strict=True))
-        return hashlib.sha256(b"".join(sorted(whole))).hexdigest()
-
-    @cached_property
     def categories(self) -> list[str] | None:
         """Of each row; None where the data set says none."""
         return None if self.rows is None else categories_of(self.rows)
@@ -96,7 +90,7 @@ class Source:
         if units is not None:
             return [units[position] for position in positions]
         # Of one data set by its name alone.
-        of = self.name if self.rows is None else f"{self.name}, {self.content}"
+        of = self.name if self.rows is None else f"{self.name}, {fingerprint(self.rows)}"
         return [f"{of} {position}" for position in positions]
 
     def lines(self, kind: str, quantity: str, index: Tensor, values: Tensor) -> DataFrame:
@@ -123,17 +117,12 @@ class Source:
         return found.drop_duplicates("unit").assign(index=-1, category="")
 
 
-def sources_of(module: PointwiseModule) -> dict[str, Source]:
-    """The data sets of the last ``validate`` and ``test``, by their names."""
-    return {name: Source(name, rows) for name, rows in module._evaluator.datasets.items()}
-
-
-def samples_of(module: PointwiseModule, sources: Mapping[str, Source] | None = None) -> DataFrame:
+def samples_of(module: PointwiseModule) -> DataFrame:
     """The table of what the last ``validate`` and ``test`` measured, with the data sets' units."""
-    sources, parts = sources or sources_of(module), []
+    parts = []
     for dataset in module.evaluated:
         if dataset != TRAIN.key:
-            source = sources.get(dataset) or Source(dataset, None)
+            source = Source(dataset, module._evaluator.datasets.get(dataset))
             for name, found in module.evaluated[dataset].items():
                 parts.append(source.lines("constraint", name, found.index, found.worst()))
             for name, metric in module.evaluated_metrics.get(dataset, {}).items():
