@@ -48,6 +48,7 @@ from pl_pointwise.task import notes_of
 
 from .runner import on_first_rank
 from .runs import Comparison, Run, files_read
+from .tables import shared_objective
 
 
 def check_requirements(comparison: Comparison) -> DataFrame:
@@ -113,15 +114,16 @@ def answer_requirements(comparison: Comparison, start: DataFrame) -> Answer | No
     start: of :func:`check_requirements`.
     """
     runs, output = comparison.runs, comparison.output
-    results = {run.title: run.result() or {"error": ""} for run in runs}
-    open_runs = [title for title, result in results.items() if "error" in result]
+    results = [run.result() or {"error": ""} for run in runs]
+    open_runs = [run.title for run, of in zip(runs, results, strict=True) if "error" in of]
     if open_runs:
         print(
             f"No answer yet: {len(open_runs)} of {len(runs)} runs failed or were not run "
             f"({', '.join(open_runs[:3])}). Mend them or take them out, and run the command again."
         )
         return None
-    measured = [_measured(run, start, comparison.required) for run in runs]
+    outcomes = zip(runs, results, strict=True)
+    measured = [_measured(run, result, start, comparison.required) for run, result in outcomes]
     units = units_in(measured[0].samples)
     for other in measured:
         if {*other.samples["unit"]} != {*start["unit"]}:
@@ -130,8 +132,8 @@ def answer_requirements(comparison: Comparison, start: DataFrame) -> Answer | No
                 "held out must not depend on method or seed, nor change before the answer. Put it "
                 "back, or take another --output."
             )
-    weights = sorted(result["wrote"][CHECKPOINT] for result in results.values())
-    use = {**_use(comparison, results[runs[0].title]["read"]), "weights": weights}
+    weights = sorted(result["wrote"][CHECKPOINT] for result in results)
+    use = {**_use(comparison, results[0]["read"]), "weights": weights}
     check_unused(use, units, output)
     there = _is_there(output / "model", id_of(use, units))
     told = comparison.required, comparison.confidence, _predecessor(comparison)
@@ -145,11 +147,13 @@ def answer_requirements(comparison: Comparison, start: DataFrame) -> Answer | No
     return found
 
 
-def _measured(run: Run, start: DataFrame, requirements: Sequence[Requirement]) -> MeasuredModel:
-    samples = read_parquet(run.folder / SAMPLES)
-    objective = samples.attrs["objective"]
-    if SELECTION not in objective:
+def _measured(
+    run: Run, result: Mapping[str, Any], start: DataFrame, requirements: Sequence[Requirement]
+) -> MeasuredModel:
+    objective = result["metrics"].get(shared_objective([(run, result)]))
+    if objective is None:
         raise RequirementError(f"{run.title}: there is no objective on the selection split.")
+    samples = read_parquet(run.folder / SAMPLES)
     require_separate_splits(samples)
     samples = samples[samples["split"] != TRAINING]
     return MeasuredModel(run.title, beside(samples, start, requirements), objective)

@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.data import SPLITS, TEST, TRAIN, VAL, dataset_of
+from pl_pointwise.data import SPLITS, TRAIN, dataset_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
@@ -110,7 +110,8 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     try:
         result |= _evaluate(cli, run)
         if cli.trainer.is_global_zero:
-            result["wrote"] = {name: digest_now(run.folder / name) for name in run.writes}
+            written = (VIOLATIONS, *((CHECKPOINT, SAMPLES) if run.certified else ()))
+            result["wrote"] = {name: digest_now(run.folder / name) for name in written}
             write_whole(run.folder / RESULT, json.dumps(result, indent=1))
     finally:
         cli.trainer.strategy.barrier()  # The other ranks look at the files too.
@@ -146,12 +147,6 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         split = SPLITS.get(name.partition("/")[0])
         return not run.certified or (split is not None and split.is_open)
 
-    objective = {}
-    for split in (VAL, TEST):
-        # Of the training data where nothing held out has one, as where facts are learnt (keep).
-        for key in (TRAIN.key, split.key):
-            if (name := f"{key}/{module.shared_objective}") in logged:
-                objective[split.role] = logged[name]
     if trainer.is_global_zero:
         pooled = {
             f"{stage}/{name}": values.numpy()
@@ -163,7 +158,6 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         samples = samples_of(module)
         if run.certified:
             samples = pd.concat([samples, Source(TRAIN.key, trained).training_lines()])
-            samples.attrs["objective"] = objective
             samples.to_parquet(run.folder / SAMPLES, index=False)
         else:
             remember_use(SHOWN, samples[samples["split"] != SELECTION]["unit"], run.folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,11 +27,12 @@ from .selection import Candidate, Selection, select
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A trained model: its table of samples.py, and its objective by split, smaller is better."""
+    """A trained model: its table of samples.py, and its objective, smaller is better."""
 
     name: str
     samples: DataFrame
-    objective: Mapping[str, float]
+    objective: float
+    """On the selection split."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ class Answer:
                 }
                 for each in self.findings
             ],
-            "objective": dict(model.objective),
+            "objective": model.objective,
             "statement": self.statement(),
         }
 
@@ -248,7 +249,7 @@ def choose_model(
     candidates = [
         Candidate(
             model.name,
-            float(np.nan_to_num(model.objective[SELECTION], nan=np.inf)),
+            float(np.nan_to_num(model.objective, nan=np.inf)),
             [losses_of(model.samples, each, SELECTION) for each in requirements],
             [losses_of(model.samples, each, CERTIFICATION) for each in requirements],
         )

@@ -117,11 +117,14 @@ class Source:
         return found.drop_duplicates("unit").assign(index=-1, category="")
 
 
-def samples_of(module: PointwiseModule) -> DataFrame:
-    """The table of what the last ``validate`` and ``test`` measured, with the data sets' units."""
+def samples_of(module: PointwiseModule, training: bool = False) -> DataFrame:
+    """The table of what the last ``validate`` and ``test`` measured, with the data sets' units.
+
+    training: whether of the training data too.
+    """
     parts = []
     for dataset in module.evaluated:
-        if dataset != TRAIN.key:
+        if training or dataset != TRAIN.key:
             source = Source(dataset, module._evaluator.datasets.get(dataset))
             for name, found in module.evaluated[dataset].items():
                 parts.append(source.lines("constraint", name, found.index, found.worst()))

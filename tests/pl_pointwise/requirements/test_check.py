@@ -77,7 +77,7 @@ def test_a_prompt_that_comes_often_is_named() -> None:
     units = np.concatenate([np.zeros(300), np.arange(1, 301)])
     samples = table(np.where(units == 0, 1.0, -1.0), units=units)
     samples = pd.concat([samples, samples.assign(split="selection")])
-    model = MeasuredModel("m", samples, {"selection": 0.0})
+    model = MeasuredModel("m", samples, 0.0)
     said = choose_model([model], [Requirement.parse("refuse: violated <= 0.05")]).statement()
     assert "1 of 301 units (prompts, queries) fail" in said
     assert "600 samples are of 301, the largest has 50 % of them. Warning: of inputs" in said
