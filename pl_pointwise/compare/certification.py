@@ -22,6 +22,7 @@ from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.next_steps import exports
 from pl_pointwise.data import TRAIN
 from pl_pointwise.errors import DataError
+from pl_pointwise.export import class_of
 from pl_pointwise.printing import escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
@@ -140,9 +141,8 @@ def answer_requirements(comparison: Comparison, start: DataFrame) -> Answer | No
     found = choose_model(measured, *told)
     if on_first_rank():
         remember_use(use, units, output, output)  # Before anything of the split is shown.
-    if found.chosen is not None and not there:
-        _export(runs[found.chosen], found, output, id_of(use, units))
-    if on_first_rank():
+        if found.chosen is not None and not there:
+            _export(runs[found.chosen], found, output, id_of(use, units))
         _write(found, output)
     return found
 
@@ -198,21 +198,18 @@ def _write(found: Answer, output: Path) -> None:
 def _export(run: Run, found: Answer, output: Path, use: str) -> None:
     """Exports the model of a run as ``model/``, whole or not at all, from its certified file."""
     try:
-        cli = PointwiseCLI.of_data([], run.arguments)
-        trainer: Any = cli.trainer
-        trainer.limit_test_batches, trainer.callbacks = 0, []
-        read: Any = {"ckpt_path": run.folder / CHECKPOINT, "weights_only": True, "verbose": False}
-        trainer.test(cli.model, cli.datamodule, **read)
-        if not trainer.is_global_zero:
-            return
-        notes_of(cli.model).certificate = escaped(found.statement())
+        checkpoint = str(run.folder / CHECKPOINT)
+        kind = class_of(checkpoint, [str(run.folder / "config.yaml")])
         with tempfile.TemporaryDirectory(prefix="export-", dir=output) as part:
             folder = Path(part) / "model"
-            if exports(type(cli.model)):
-                cli.model.export(folder)
+            if exports(kind):
+                module = kind.load_from_checkpoint(
+                    checkpoint, map_location="cpu", weights_only=True
+                )
+                notes_of(module).certificate = escaped(found.statement())
+                module.export(folder)
             else:
-                kind = type(cli.model).__name__
-                print(f"{kind} has no export(): model/ holds its checkpoint and certificate alone.")
+                print(f"{kind.__name__} has no export(): model/ holds its checkpoint.")
             write_certificate(folder, {**found.as_dict(), "use": use}, run.folder)
             folder.replace(output / "model")
     except Exception as error:

@@ -44,12 +44,7 @@ def main(args: Sequence[str]) -> None:
         if "error" in result:
             raise SystemExit(f"{run.title} failed: {result['error']}")
         return
-    try:
-        failed = compare(comparison, check_methods(comparison))
-    except OSError as error:
-        where = error.filename or known.output
-        parser.error(f"{where}: {error.strerror}" if error.strerror else str(error))
-    if failed:
+    if failed := compare(comparison, check_methods(comparison)):
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 

@@ -21,14 +21,13 @@ from pathlib import Path
 from pandas import DataFrame
 
 from pl_pointwise.certificates import ASSUMPTIONS
-from pl_pointwise.command_line.cli_errors import CommandParser, fraction, short_errors
+from pl_pointwise.command_line.cli_errors import CommandParser, fraction
 from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
 from .exported import (
     CERTIFICATE,
     CHECKPOINT,
-    REFUSED,
     START,
     measure_new_records,
     read_certificate,
@@ -55,8 +54,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
     rest = known.require, known.confidence, known.config
-    with short_errors(parser.prog, REFUSED):
-        found = check_models(known.folder, known.against, options, *rest)
+    found = check_models(known.folder, known.against, options, *rest)
     print(report(found))
     if not all(each.met for each in found):
         raise SystemExit(1)

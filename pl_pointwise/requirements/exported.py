@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -25,7 +24,6 @@ import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.command_line.cli_errors import MISTAKES
 from pl_pointwise.command_line.foreign_names import foreign_names, read_foreign
 from pl_pointwise.errors import printable
 from pl_pointwise.files import digest_now
@@ -36,9 +34,6 @@ from .samples import COLUMNS, Bounds, bounds_of, samples_of
 
 CERTIFICATE, CHECKPOINT, SAMPLES = "certificate", "model.ckpt", "samples.parquet"
 """The folder in an exported one, the trained module in it, and what it measured."""
-
-REFUSED = (ArgumentError, *MISTAKES)
-"""What measuring new records raises where the options or the folder's configuration do not fit."""
 
 START = "start"
 """The predecessor that a model was trained from, instead of a folder."""

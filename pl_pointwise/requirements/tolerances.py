@@ -18,7 +18,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.command_line.cli_errors import CommandParser, short_errors
+from pl_pointwise.command_line.cli_errors import CommandParser
 from pl_pointwise.command_line.configs import overview
 from pl_pointwise.constraint import Constraint
 from pl_pointwise.data import SPLITS, PointwiseDataModule, title_of
@@ -37,8 +37,7 @@ def main(args: Sequence[str]) -> None:
     known, options = parser.parse_known_args(list(args))
     quieten()
     options += ["--trainer.default_root_dir", str(known.output)]
-    with short_errors(parser.prog, (argparse.ArgumentError,)):
-        cli = PointwiseCLI.of_data(known.config, options)
+    cli = PointwiseCLI.of_data(known.config, options)
     samples = measure(cli, known.ckpt_path)
     if not cli.trainer.is_global_zero:
         return

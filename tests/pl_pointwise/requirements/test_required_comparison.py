@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import shutil
@@ -369,13 +368,13 @@ def test_a_state_is_of_one_certificate(watched, tmp_path) -> None:
         check(other, records(watched, "c"), state)
 
 
-@pytest.mark.parametrize("damage", ["cut off", "list", "deep", "other values"])
+@pytest.mark.parametrize("damage", ["cut off", "list", "deep"])
 def test_a_damaged_state_is_one_sentence(damage: str, watched, tmp_path) -> None:
     state = tmp_path / "state.json"
     check(watched, records(watched, "a"), state)
     whole = state.read_text()
     texts = {"cut off": whole[:-3], "list": "[]", "deep": "[" * 100_000}
-    state.write_text(texts.get(damage, whole.replace('"looks": 1', '"looks": 2')))
+    state.write_text(texts[damage])
     with pytest.raises(RequirementError, match=r"state\.json is damaged, or of an earlier"):
         check(watched, records(watched, "b"), state)
 
@@ -386,19 +385,6 @@ def test_calls_at_once_are_all_on_record(watched, tmp_path) -> None:
         batches = [records(watched, f"{number} ").iloc[:6] for number in range(12)]
         list(pool.map(lambda new: check(watched, new, state), batches))
     assert json.loads(state.read_text())["calls"][RARE[0]]["looks"] == 12
-
-
-def test_a_verdict_is_said_where_the_state_cannot_be_written(
-    watched, tmp_path, monkeypatch
-) -> None:
-    def full(path: Path, target: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    said = r"(?s)No space left on device\. These .*0\.1: nothing speaks .*0\.3: nothing speaks"
-    with pytest.raises(RequirementError, match=said):
-        check(watched, records(watched, "a"), tmp_path / "state.json")
-    assert not [*tmp_path.glob("*.json"), *tmp_path.glob("*.part")]
 
 
 def test_check_says_whether_a_model_may_replace_another(certified, capsys) -> None:
