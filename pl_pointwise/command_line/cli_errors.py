@@ -23,8 +23,10 @@ from ..extras import MissingPackageError
 
 DEBUG = "PL_POINTWISE_DEBUG"
 
-OURS = (DataError, TrainingError, MissingPackageError, MisconfigurationException)
-OURS += (OSError, argparse.ArgumentError)
+OURS = (
+    *(DataError, TrainingError, MissingPackageError),
+    *(MisconfigurationException, OSError, argparse.ArgumentError),
+)
 """What says in a sentence what a user has to do."""
 MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
 """What classes raise that are given other arguments than they take."""
