@@ -57,7 +57,6 @@ def check_requirements(comparison: Comparison) -> DataFrame:
     measures, which requirements may compare with.
     """
     required = comparison.required  # What is no requirement is said before anything is loaded.
-    _is_there(comparison.output / "model")
     start = PointwiseCLI.of_data([], comparison.runs[0].arguments)
     notes_of(start.model).confidential = True
     measured = samples_by(start, None, selection=True)
@@ -173,18 +172,14 @@ def _use(comparison: Comparison, read: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _is_there(model: Path, use: str | None = None) -> bool:
-    """Whether the folder is the model of a use, with all its files; refuses what is another's.
-
-    use: None before training, where it is not known yet.
-    """
+def _is_there(model: Path, use: str) -> bool:
+    """Whether the folder is the model of a use, with all its files; refuses what is another's."""
     if not model.exists():
         return False
     with suppress(DataError):
-        if use in (None, read_certificate(model)[0].get("use")):
+        if read_certificate(model)[0].get("use") == use:
             return True
-    of = "no comparison has written what is there" if use is None else "it is not of this answer"
-    raise RequirementError(f"{model}: {of}. Move it, or take another --output.")
+    raise RequirementError(f"{model}: it is not of this answer. Move it, or take another --output.")
 
 
 def _write(found: Answer, output: Path) -> None:

@@ -17,20 +17,19 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.command_line.cli_errors import OURS, sentence
 from pl_pointwise.data import SPLITS, TRAIN, dataset_of
-from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
 from pl_pointwise.requirements.samples import (
@@ -54,46 +53,34 @@ def on_first_rank() -> bool:
     return not getattr(rank_zero_only, "rank", 0)
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> AbstractContextManager[Any]:
     """One process at a time in a folder, made if need be; its other ranks come with the first."""
     if not on_first_rank():
-        yield
-        return
+        return nullcontext()
     folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(FileLock(folder / ".lock", timeout=0))
-        except Timeout:
-            raise DataError(
-                f"{folder}: another comparison is at work there. Wait for it."
-            ) from None
-        yield
+    return FileLock(folder / ".in-use.lock", timeout=0)
 
 
 def execute(run: Run) -> dict[str, Any]:
     """Fits and tests one run; an error becomes the result."""
     result: dict[str, Any] = {"digest": run.digest}
-    try:
-        with alone_in(run.folder):
-            try:
-                _execute(run, result)
-            except Exception as error:
-                result["error"] = _reason(run, error)
+    with alone_in(run.folder):
+        try:
+            _execute(run, result)
+        except Exception as error:
+            result["error"] = _reason(run, error)
+            with suppress(OSError):  # Of a disk that is full.
                 write_whole(run.folder / RESULT, json.dumps(result, indent=1))
-    except (DataError, OSError) as error:
-        result.setdefault("error", _reason(run, error))
-    finally:
-        wandb = sys.modules.get("wandb")
-        if wandb is not None and getattr(wandb, "run", None) is not None:
-            wandb.finish()  # It would go on in the same run with the next.
-        gc.collect()
+        finally:
+            wandb = sys.modules.get("wandb")
+            if wandb is not None and getattr(wandb, "run", None) is not None:
+                wandb.finish()  # It would go on in the same run with the next.
+            gc.collect()
     return result
 
 
 def _execute(run: Run, result: dict[str, Any]) -> None:
     """Fits, tests, adds to the result and writes it."""
-    run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / RESULT).unlink(missing_ok=True)  # The error of an earlier attempt.
     cli = PointwiseCLI(run.arguments, run=False)
     (run.folder / "config.yaml").write_text(yaml.safe_dump(cli.config_dump, sort_keys=False))
@@ -118,12 +105,10 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
 
 
 def _reason(run: Run, error: Exception) -> str:
-    """Returns what a run failed by, and logs it with the traceback."""
-    if isinstance(error, DataError):
-        return str(error)
+    """Returns what a run failed by, and logs what is no sentence with the traceback."""
+    if isinstance(error, OURS):
+        return sentence(error)
     log.exception(run.title)
-    if isinstance(error, OSError) and error.errno:
-        return f"{error.filename or run.folder}: {error.strerror}"
     return f"{type(error).__name__}: {error}"
 
 

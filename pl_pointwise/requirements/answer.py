@@ -75,7 +75,7 @@ class Finding:
     @property
     def share(self) -> float:
         """Mean loss over units: of those that violate, or of the metric."""
-        return float(self.losses.mean()) if self.n else 1.0
+        return float(self.losses.mean())
 
     @property
     def met(self) -> bool:
@@ -145,16 +145,14 @@ class Answer:
 
     @cached_property
     def shown(self) -> int:
-        """The position of the chosen model, else of the nearest: the smallest p-value, of equal
-        ones the smaller mean loss over rate."""
+        """The position of the chosen model, else of that which loses least of what it may lose."""
 
-        def distance(position: int) -> tuple[float, float]:
-            tested = self.selection.tested[position]
-            losses = zip(tested.candidate.certification, self.requirements, strict=True)
-            shares = (each.mean() / of.at_most if len(each) else np.inf for each, of in losses)
-            return tested.p, max(map(float, shares))
+        def excess(position: int) -> float:
+            losses = self.selection.tested[position].candidate.certification
+            pairs = zip(losses, self.requirements, strict=True)
+            return max(float(each.mean()) / of.at_most for each, of in pairs)
 
-        return min(range(len(self.models)), key=distance) if self.chosen is None else self.chosen
+        return min(range(len(self.models)), key=excess) if self.chosen is None else self.chosen
 
     @cached_property
     def findings(self) -> list[Finding]:

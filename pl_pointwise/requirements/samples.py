@@ -66,23 +66,15 @@ class Source:
         self.name, self.rows = name, rows
 
     @cached_property
-    def digests(self) -> list[bytes] | None:
-        """Of each row's content; None where there is no content to know it by."""
-        return None if self.rows is None else digests_of_rows(without_index(self.rows))
-
-    @cached_property
-    def categories(self) -> list[str] | None:
-        """Of each row; None where the data set says none."""
-        return None if self.rows is None else categories_of(self.rows)
-
-    @cached_property
     def _named_units(self) -> list[str] | None:
         """Of each row, what the data set names, else its content; None: the row has but a place."""
         units = None if self.rows is None else units_of(self.rows)
-        if (units is not None and all(units)) or self.digests is None:
+        if self.rows is None or (units is not None and all(units)):
             return units
-        named = units or [""] * len(self.digests)
-        return [unit or row.hex() for unit, row in zip(named, self.digests, strict=True)]
+        if (digests := digests_of_rows(without_index(self.rows))) is None:
+            return units
+        named = units or [""] * len(digests)
+        return [unit or row.hex() for unit, row in zip(named, digests, strict=True)]
 
     def units_at(self, positions: Iterable[int]) -> list[str]:
         """The unit of each sample: rows of the same content are one."""
@@ -96,7 +88,7 @@ class Source:
     def lines(self, kind: str, quantity: str, index: Tensor, values: Tensor) -> DataFrame:
         """Returns the lines of one quantity; index, values: (n,)."""
         positions = index.tolist()
-        categories, found = self.categories, self.units_at(positions)
+        categories = None if self.rows is None else categories_of(self.rows)
         return DataFrame(
             {
                 "split": SPLITS[self.name].role if self.name in SPLITS else "",
@@ -105,7 +97,7 @@ class Source:
                 "quantity": quantity,
                 "index": positions,
                 "value": values.double().numpy(),
-                "unit": [hash_of(unit) for unit in found],
+                "unit": [hash_of(unit) for unit in self.units_at(positions)],
                 "category": ["" if categories is None else categories[p] for p in positions],
             }
         )
