@@ -20,7 +20,7 @@ from pandas import DataFrame, concat, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.next_steps import exports
-from pl_pointwise.data import TRAIN
+from pl_pointwise.data import SPLITS, TRAIN, VAL
 from pl_pointwise.errors import DataError
 from pl_pointwise.export import class_of
 from pl_pointwise.printing import escaped
@@ -34,13 +34,9 @@ from pl_pointwise.requirements.exported import (
     write_certificate,
 )
 from pl_pointwise.requirements.samples import (
-    CERTIFICATION,
-    SELECTION,
-    TRAINING,
     Source,
     beside,
     lines_about,
-    records_not_known,
     require_known,
     units_in,
 )
@@ -72,13 +68,13 @@ def check_splits(
     samples: DataFrame, requirements: Sequence[Requirement], confidence: float
 ) -> None:
     """Refuses splits that overlap or are missing, what there is not, and too few samples."""
-    if not units_in(samples, SELECTION):
+    if not units_in(samples, VAL.key):
         raise RequirementError("There is no selection split. Hold out validation data.")
     require_separate_splits(samples)
     samples = samples.assign(before=samples["value"])
     require_known(samples, requirements)
     for each in requirements:
-        n = lines_about(samples, each, CERTIFICATION)["unit"].nunique()
+        n = lines_about(samples, each)["unit"].nunique()
         needed = each.fewest_samples(confidence)
         if n < needed:
             of = f" of category {each.category}" if each.category else ""
@@ -92,13 +88,13 @@ def check_splits(
 
 def require_separate_splits(samples: DataFrame) -> None:
     """Refuses units that stand in two splits of a table; those of the training data among them."""
-    for one, other in combinations((TRAINING, SELECTION, CERTIFICATION), 2):
-        of_other = samples[samples["split"] == other]
-        if both := records_not_known(of_other, units_in(samples, one))[1]:
+    for one, other in combinations(SPLITS.values(), 2):
+        units = units_in(samples, other.key)
+        if both := units & units_in(samples, one.key):
             raise RequirementError(
-                f"The {one} and the {other} split share {both:,} of "
-                f"{of_other['unit'].nunique():,} units (prompts, queries or records). Take what "
-                "stands in both out of one (test_fraction, or a test file)."
+                f"The {one.role} and the {other.role} split share {len(both):,} of {len(units):,} "
+                "units (prompts, queries or records). Take what stands in both out of one "
+                "(test_fraction, or a test file)."
             )
 
 
@@ -154,7 +150,7 @@ def _measured(
         raise RequirementError(f"{run.title}: there is no objective on the selection split.")
     samples = read_parquet(run.folder / SAMPLES)
     require_separate_splits(samples)
-    samples = samples[samples["split"] != TRAINING]
+    samples = samples[samples["dataset"] != TRAIN.key]
     return MeasuredModel(run.title, beside(samples, start, requirements), objective)
 
 

@@ -29,11 +29,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import OURS, sentence
-from pl_pointwise.data import SPLITS, TRAIN, dataset_of
+from pl_pointwise.data import SPLITS, TRAIN, VAL, dataset_of
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
 from pl_pointwise.requirements.samples import (
-    SELECTION,
     Source,
     bounds_of,
     samples_of,
@@ -145,7 +144,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             samples = pd.concat([samples, Source(TRAIN.key, trained).training_lines()])
             samples.to_parquet(run.folder / SAMPLES, index=False)
         else:
-            remember_use(SHOWN, samples[samples["split"] != SELECTION]["unit"], run.folder)
+            remember_use(SHOWN, samples[samples["dataset"] != VAL.key]["unit"], run.folder)
     return {
         "metrics": {name: value for name, value in logged.items() if shown(name)},
         "bounds": bounds_of(module),

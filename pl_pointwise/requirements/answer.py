@@ -11,12 +11,11 @@ import numpy as np
 from pandas import DataFrame
 
 from pl_pointwise.certificates import ASSUMPTIONS
+from pl_pointwise.data import TEST, VAL
 
 from .p_values import Losses, p_value, samples_needed, upper_bound
 from .requirement import Requirement
 from .samples import (
-    CERTIFICATION,
-    SELECTION,
     lines_about,
     losses_by_unit,
     losses_of,
@@ -62,7 +61,7 @@ class Finding:
         sure_of_bound: float,
     ) -> Finding:
         """sure, sure_of_bound: the confidence of the p-value, and of the bound."""
-        lines = lines_about(samples, requirement, CERTIFICATION)
+        lines = lines_about(samples, requirement)
         losses = losses_by_unit(lines, requirement)
         p = p_value(losses, requirement.at_most, sure, zero_one)
         bound = upper_bound(losses, sure_of_bound, zero_one)
@@ -248,8 +247,8 @@ def choose_model(
         Candidate(
             model.name,
             float(np.nan_to_num(model.objective, nan=np.inf)),
-            [losses_of(model.samples, each, SELECTION) for each in requirements],
-            [losses_of(model.samples, each, CERTIFICATION) for each in requirements],
+            [losses_of(model.samples, each, VAL.key) for each in requirements],
+            [losses_of(model.samples, each, TEST.key) for each in requirements],
         )
         for model in models
     ]

@@ -34,7 +34,6 @@ from .exported import (
 )
 from .requirement import Requirement, RequirementError
 from .samples import (
-    CERTIFICATION,
     beside,
     quantities_in,
     records_not_known,
@@ -105,9 +104,9 @@ def check(
 
     A yes is wrong only if a requirement that fails is found met, so each takes the whole error.
 
-    samples: of :func:`~.samples.beside`; ``split`` is not read.
+    samples: of :func:`~.samples.beside`.
     """
-    samples, verdicts = samples.assign(split=CERTIFICATION), list[Finding]()
+    verdicts = list[Finding]()
     require_known(samples, requirements)
     for each in requirements:
         zero_one = each.beyond is not None  # Not by a look at the losses.

@@ -34,7 +34,6 @@ from .anytime import MeanAbove
 from .exported import CERTIFICATE, measure_new_records, read_certificate
 from .requirement import Requirement, RequirementError
 from .samples import (
-    CERTIFICATION,
     lines_about,
     losses_by_unit,
     records_not_known,
@@ -112,7 +111,7 @@ def monitor(
 def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> list[Check]:
     """Returns the checks of a certificate, for values measured elsewhere.
 
-    samples: the table of samples.py, of new records; ``split`` is not read.
+    samples: the table of samples.py, of new records.
     state: the file of the calls so far, which is read and written.
 
     Raises:
@@ -134,7 +133,6 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     of = json.dumps({**certificate, "date": None}, sort_keys=True)  # The same on another day.
     digest = hashlib.sha256(of.encode()).hexdigest()
     delta = (1 - certificate["confidence"]) / len(watched)
-    samples = samples.assign(split=CERTIFICATION)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT):
         calls = _calls(path, digest)
@@ -174,7 +172,7 @@ def _judge(
     if requirement.beside:
         return Check(requirement.text, NOT_WATCHED)
     past = calls.get(requirement.text, {"units": [], "mean": {}, "looks": 0})
-    lines = lines_about(new, requirement, CERTIFICATION)
+    lines = lines_about(new, requirement)
     lines, again = records_not_known(lines, {*before["unit"], *past["units"]})
     losses = losses_by_unit(lines, requirement)
     mean = MeanAbove(requirement.at_most, **past["mean"])

@@ -2,8 +2,7 @@
 
 A line per sample and quantity, with the columns
 
-    split      "selection" or "certification", "" of data sets besides the splits
-    dataset    the name in the log keys: "val", "test", or of a data set besides the splits
+    dataset    the name in the log keys: "val" for selection, "test" for certification, or another
     kind       "constraint" or "metric"
     quantity   the constraint's or the metric's name
     index      the sample's position in its data set
@@ -11,8 +10,8 @@ A line per sample and quantity, with the columns
     unit       samples of one unit (a prompt, a query) depend on each other
     category   "" where there is none
 
-A run's file and a certificate's hold a line for each unit of the training data too, with the split
-"training" and nothing measured.
+A run's file and a certificate's hold a line for each unit of the training data too, "train", with
+nothing measured.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from pandas import DataFrame
 from torch import Tensor
 
 from pl_pointwise.data import (
-    SPLITS,
     TEST,
     TRAIN,
     VAL,
@@ -51,9 +49,7 @@ if TYPE_CHECKING:
 Bounds = Mapping[str, Mapping[str, float]]
 """By constraint what violations are measured by: ``{"at_most": 0.5}``."""
 
-TRAINING, SELECTION, CERTIFICATION = TRAIN.role, VAL.role, TEST.role
-
-COLUMNS = ("split", "dataset", "kind", "quantity", "index", "value", "unit", "category")
+COLUMNS = ("dataset", "kind", "quantity", "index", "value", "unit", "category")
 
 
 class Source:
@@ -91,7 +87,6 @@ class Source:
         categories = None if self.rows is None else categories_of(self.rows)
         return DataFrame(
             {
-                "split": SPLITS[self.name].role if self.name in SPLITS else "",
                 "dataset": self.name,
                 "kind": kind,
                 "quantity": quantity,
@@ -136,8 +131,8 @@ def hash_of(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def units_in(samples: DataFrame, split: str = CERTIFICATION) -> set[str]:
-    return set(samples[samples["split"] == split]["unit"])
+def units_in(samples: DataFrame, dataset: str = TEST.key) -> set[str]:
+    return set(samples[samples["dataset"] == dataset]["unit"])
 
 
 def quantities_in(samples: DataFrame, kind: str) -> list[str]:
@@ -175,16 +170,14 @@ def losses_by_unit(lines: DataFrame, requirement: Requirement) -> Losses:
     return np.asarray(by_unit.mean() if requirement.beyond is None else by_unit.max(), float)
 
 
-def losses_of(samples: DataFrame, requirement: Requirement, split: str) -> Losses:
+def losses_of(samples: DataFrame, requirement: Requirement, dataset: str) -> Losses:
     """Returns the losses of the lines that a requirement is about: (units,)."""
-    return losses_by_unit(lines_about(samples, requirement, split), requirement)
+    return losses_by_unit(lines_about(samples, requirement, dataset), requirement)
 
 
-def lines_about(samples: DataFrame, requirement: Requirement, split: str) -> DataFrame:
-    """Returns the lines of the table that a requirement is about, of one split, with their loss."""
-    dataset = next(key for key, each in SPLITS.items() if each.role == split)
-    chosen = _of_quantity(samples, requirement)
-    chosen &= (samples["split"] == split) & (samples["dataset"] == dataset)
+def lines_about(samples: DataFrame, requirement: Requirement, dataset: str = TEST.key) -> DataFrame:
+    """Returns the lines that a requirement is about, of one data set, with their loss."""
+    chosen = _of_quantity(samples, requirement) & (samples["dataset"] == dataset)
     if requirement.category:
         chosen &= samples["category"] == requirement.category
     found = samples[chosen]

@@ -320,11 +320,6 @@ def test_a_unit_is_the_content_of_a_row_or_its_place_where_there_is_none() -> No
     partly = type("Partly", (list,), {"units": ["a", None, None]})([*rows, rows[0]])
     assert len({*Source("test", partly).units_at(range(3))}) == 3  # Those without were one unit.
     assert len({*Source("test", [rows[0]] * 3).units_at(range(3))}) == 1
-    index = torch.arange(2)
-    splits = [
-        Source(name, rows).lines("", "", index, index)["split"][0] for name in ("test", "mcq")
-    ]
-    assert splits == ["certification", ""]  # Data besides the splits certify nothing.
     columns = TensorDataset(torch.arange(6).reshape(3, 2), torch.tensor([1, 1, 2]))
     assert len({*Source("test", columns).units_at(range(3))}) == 3
     for unknown in ([{"graph": Graph()}] * 3, Noisy([0, 1, 2]), None):
@@ -338,12 +333,12 @@ def test_the_bound_of_the_chosen_model_is_within_what_is_required() -> None:
     random, models = np.random.default_rng(0), []
     for number in range(10):
         parts = []
-        for split, dataset in (("selection", "val"), ("certification", "test")):
+        for dataset in ("val", "test"):
             value = np.where(np.arange(400) < (27 if number == 0 else 45), 1.0, -1.0)
-            units = [f"{split} {unit}" for unit in random.permutation(400)]
+            units = [f"{dataset} {unit}" for unit in random.permutation(400)]
             table = pd.DataFrame({"unit": units, "value": value, "index": range(400)})
             named = {"kind": "constraint", "quantity": "c", "category": ""}
-            parts.append(table.assign(split=split, dataset=dataset, **named))
+            parts.append(table.assign(dataset=dataset, **named))
         models.append(MeasuredModel(f"m{number}", pd.concat(parts), float(number)))
     found = choose_model(models, [Requirement.parse("c: violated <= 0.1")])
     assert found.chosen == 0

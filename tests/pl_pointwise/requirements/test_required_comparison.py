@@ -100,7 +100,7 @@ def test_the_chosen_model_is_certified_by_its_own_violations(certified) -> None:
     name, _, seed = answer["certified"].partition(" · ")
     assert (name in ("strict", "pointwise"), seed) == (True, "seed 0")
     samples = pd.read_parquet(certified / f"runs/{name}/seed-0/samples.parquet")
-    near = samples[(samples["split"] == "certification") & (samples["quantity"] == "near")]
+    near = samples[(samples["dataset"] == "test") & (samples["quantity"] == "near")]
     violated = near.groupby("unit")["value"].max() > 0
     assert (len(near), len(violated)) == (400, 200)  # Two samples a unit.
     [found] = answer["requirements"]
@@ -309,7 +309,7 @@ def test_calls_one_after_another_are_one_stream(certified, tmp_path) -> None:
     before = pd.read_parquet(certified / "model/certificate/samples.parquet")
     one, many = tmp_path / "one.json", tmp_path / "many.json"
     new = before.assign(unit="new " + before["unit"])
-    new = new[new["split"] == "certification"].sort_values("unit")
+    new = new[new["dataset"] == "test"].sort_values("unit")
     [whole] = check(certified / "model", new, one)
     for start in range(0, len(new), 50):
         [found] = check(certified / "model", new.iloc[start : start + 50], many)
@@ -341,7 +341,7 @@ def certificate_of_two(certified: Path, tmp_path_factory: pytest.TempPathFactory
 
 def records(folder: Path, name: str, category: str = "") -> pd.DataFrame:
     before = pd.read_parquet(folder / "certificate/samples.parquet")
-    new = before[(before["split"] == "certification") & (before["quantity"] == "near")]
+    new = before[(before["dataset"] == "test") & (before["quantity"] == "near")]
     new = new.groupby("unit").filter(lambda each: category not in {*each["category"]})
     return new.assign(unit=name + new["unit"])
 
@@ -420,7 +420,7 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     data.setup("test")
     started = np.array([row["y"].abs().item() <= 0.5 for row in data.datasets["test"]])
     samples = pd.read_parquet(out / "runs/strict/seed-0/samples.parquet")
-    samples = samples[samples["split"] == "certification"].sort_values(["quantity", "index"])
+    samples = samples[samples["dataset"] == "test"].sort_values(["quantity", "index"])
     near = samples[samples["quantity"] == "near"]["value"].to_numpy() <= 0
     lost = (started & ~near).reshape(200, 2).any(1).sum()
     assert lost > 0
