@@ -44,7 +44,7 @@ from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
 
 from .runner import on_first_rank
-from .runs import Comparison, Run, files_read
+from .runs import Comparison, Outcome, Run, files_read
 from .tables import shared_objective
 
 
@@ -98,48 +98,37 @@ def require_separate_splits(samples: DataFrame) -> None:
             )
 
 
-def _predecessor(comparison: Comparison) -> str | None:
-    """What requirements compare with, if any does."""
-    paired = any(each.beside for each in comparison.required)
-    return f"the model of {comparison.runs[0].title} before training" if paired else None
-
-
-def answer_requirements(comparison: Comparison, start: DataFrame) -> Answer | None:
-    """Chooses, exports, writes the answer; None until all runs are done: the split opens once.
+def answer_requirements(
+    comparison: Comparison, outcomes: Sequence[Outcome], start: DataFrame
+) -> None:
+    """Chooses, exports, writes the answer, once all runs are done: the split opens once.
 
     start: of :func:`check_requirements`.
     """
-    runs, output = comparison.runs, comparison.output
-    results = [run.result() or {"error": ""} for run in runs]
-    open_runs = [run.title for run, of in zip(runs, results, strict=True) if "error" in of]
-    if open_runs:
+    output, required = comparison.output, comparison.required
+    if failed := [run.title for run, result in outcomes if "error" in result]:
         print(
-            f"No answer yet: {len(open_runs)} of {len(runs)} runs failed or were not run "
-            f"({', '.join(open_runs[:3])}). Mend them or take them out, and run the command again."
+            f"No answer yet: {len(failed)} of {len(outcomes)} runs failed "
+            f"({', '.join(failed[:3])}). Mend them or take them out, and run the command again."
         )
-        return None
-    outcomes = zip(runs, results, strict=True)
-    measured = [_measured(run, result, start, comparison.required) for run, result in outcomes]
-    units = units_in(measured[0].samples)
-    for other in measured:
-        if {*other.samples["unit"]} != {*start["unit"]}:
-            raise RequirementError(
-                f"{other.name} was evaluated on other samples than the starting model: what is "
-                "held out must not depend on method or seed, nor change before the answer. Put it "
-                "back, or take another --output."
-            )
-    weights = sorted(result["wrote"][CHECKPOINT] for result in results)
-    use = {**_use(comparison, results[0]["read"]), "weights": weights}
+        return
+    measured = [_measured(run, result, start, required) for run, result in outcomes]
+    weights = sorted(result["wrote"][CHECKPOINT] for _, result in outcomes)
+    use = {**_use(comparison, outcomes[0][1]["read"]), "weights": weights}
+    units = units_in(start)
     check_unused(use, units, output)
     there = _is_there(output / "model", id_of(use, units))
-    told = comparison.required, comparison.confidence, _predecessor(comparison)
-    found = choose_model(measured, *told)
-    if on_first_rank():
-        remember_use(use, units, output, output)  # Before anything of the split is shown.
-        if found.chosen is not None and not there:
-            _export(runs[found.chosen], found, output, id_of(use, units))
-        _write(found, output)
-    return found
+    found = choose_model(measured, required, comparison.confidence)
+    if not on_first_rank():
+        return
+    remember_use(use, units, output, output)  # Before anything of the split is shown.
+    if found.chosen is not None and not there:
+        _export(outcomes[found.chosen][0], found, output, id_of(use, units))
+    text = f"# Answer\n\n{escaped(found.statement())}\n"
+    (output / "answer.md").write_text(text, encoding="utf-8")
+    (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
+    more = "" if found.chosen is None else ", and the certified model is in model/"
+    print(f"\n{found.statement()}\n\nWritten to {output}: answer.md{more}")
 
 
 def _measured(
@@ -151,6 +140,12 @@ def _measured(
     samples = read_parquet(run.folder / SAMPLES)
     require_separate_splits(samples)
     samples = samples[samples["dataset"] != TRAIN.key]
+    if {*samples["unit"]} != {*start["unit"]}:
+        raise RequirementError(
+            f"{run.title} was evaluated on other samples than the starting model: what is held out "
+            "must not depend on method or seed, nor change before the answer. Put it back, or take "
+            "another --output."
+        )
     return MeasuredModel(run.title, beside(samples, start, requirements), objective)
 
 
@@ -162,7 +157,7 @@ def _use(comparison: Comparison, read: Mapping[str, str]) -> dict[str, Any]:
     return {
         "requirements": sorted(comparison.requirements),
         "confidence": comparison.confidence,
-        "against": _predecessor(comparison),
+        "against": comparison.runs[0].title,
         "runs": sorted(run.digest for run in comparison.runs),
         "data": sorted(read.values()),
     }
@@ -176,14 +171,6 @@ def _is_there(model: Path, use: str) -> bool:
         if read_certificate(model)[0].get("use") == use:
             return True
     raise RequirementError(f"{model}: it is not of this answer. Move it, or take another --output.")
-
-
-def _write(found: Answer, output: Path) -> None:
-    text = f"# Answer\n\n{escaped(found.statement())}\n"
-    (output / "answer.md").write_text(text, encoding="utf-8")
-    (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
-    more = "" if found.chosen is None else ", and the certified model is in model/"
-    print(f"\n{found.statement()}\n\nWritten to {output}: answer.md{more}")
 
 
 def _export(run: Run, found: Answer, output: Path, use: str) -> None:

@@ -122,7 +122,7 @@ def compare(comparison: Comparison, start: DataFrame | None) -> list[str]:
         if on_first_rank():
             write_results(outcomes, comparison.output)
         if start is not None:
-            answer_requirements(comparison, start)
+            answer_requirements(comparison, outcomes, start)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 

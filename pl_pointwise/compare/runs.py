@@ -160,11 +160,8 @@ class Comparison:
 def files_read(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the SHA-256 of the files that a run's data and model name, by path as it is given."""
     found: dict[str, str | None] = {}
-
-    def look(text: str) -> None:
-        found[text] = digest_now(text)
-
-    apply_to_collection([config.get("data"), config.get("model")], str, look)
+    parts = [config.get("data"), config.get("model")]
+    apply_to_collection(parts, str, lambda text: found.setdefault(text, digest_now(text)))
     return {path: digest for path, digest in found.items() if digest is not None}
 
 

@@ -114,7 +114,7 @@ def _better(loss: float) -> str:
 
 def repetitions(found: Sequence[Finding]) -> list[str]:
     """Returns what is to be said where units have several samples, which count as one."""
-    most = max(found, key=lambda each: len(each.lines) / max(each.n, 1))
+    most = max(found, key=lambda each: len(each.lines) / each.n)
     samples = len(most.lines)
     if samples == most.n:
         return []
@@ -134,8 +134,13 @@ class Answer:
     requirements: Sequence[Requirement]
     confidence: float
     selection: Selection
-    predecessor: str | None = None
-    """The model that requirements compare with."""
+
+    @property
+    def predecessor(self) -> str | None:
+        """The model that requirements compare with, if any does."""
+        if not any(each.beside for each in self.requirements):
+            return None
+        return f"the model of {self.models[0].name} before training"
 
     @property
     def chosen(self) -> int | None:
@@ -239,9 +244,8 @@ def choose_model(
     models: Sequence[MeasuredModel],
     requirements: Sequence[Requirement],
     confidence: float = 0.95,
-    predecessor: str | None = None,
 ) -> Answer:
-    """Which model meets all requirements, with its certificate; ``predecessor``: for the text."""
+    """Which model meets all requirements, with its certificate."""
     require_known(models[0].samples, requirements)
     candidates = [
         Candidate(
@@ -254,4 +258,4 @@ def choose_model(
     ]
     rates = [requirement.at_most for requirement in requirements]
     selection = select(candidates, rates, confidence)
-    return Answer(models, requirements, confidence, selection, predecessor)
+    return Answer(models, requirements, confidence, selection)
