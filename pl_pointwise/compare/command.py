@@ -31,6 +31,7 @@ from .tables import tables, write_csv
 
 def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options, ``--trainer.max_epochs 1`` for one, go to every run."""
+    quieten()
     parser = _parser()
     known, overrides = parser.parse_known_args(list(args))
     seeds = [*dict.fromkeys(known.seeds)]  # Each once: a run that is counted twice shows no spread.
@@ -39,7 +40,6 @@ def main(args: Sequence[str]) -> None:
     if known.only is not None:
         if not 1 <= known.only <= len(comparison.runs):
             parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")
-        quieten()
         [(run, result)] = _run(comparison.runs[known.only - 1 : known.only])
         if "error" in result:
             raise SystemExit(f"{run.title} failed: {result['error']}")
@@ -54,7 +54,6 @@ def check_methods(comparison: Comparison) -> DataFrame | None:
 
     Returns what the starting model measures, if something is required.
     """
-    quieten()
     runs = comparison.runs
     results = {run.title: run.result() or {} for run in runs}
     bounds = {title: found["bounds"] for title, found in results.items() if "bounds" in found}
@@ -116,7 +115,6 @@ def compare(comparison: Comparison, start: DataFrame | None) -> list[str]:
 
     start: of :func:`check_methods`.
     """
-    quieten()
     with alone_in(comparison.output):
         outcomes = _run(comparison.runs)
         if on_first_rank():

@@ -142,19 +142,13 @@ def tolerance(constraint: Constraint, shift: float) -> float:
 
 def tolerance_table(shares: DataFrame, constraints: Mapping[str, Constraint]) -> Table:
     """Returns the lines, rounded, with the constraints as configured."""
-    ends = [f"{100 * share:g}%" for share in SHARES]
-    cells = DataFrame(
-        {
-            "required": shares["constraint"].map(lambda name: in_words(name, constraints[name])),
-            "data": shares["data"].map(title_of),
-            "category": shares["category"].replace("", "all"),
-            "samples": shares["samples"].map("{:,}".format),
-            "meet it": shares["met"].map(lambda met: f"{100 * met:.3g} %"),
-            **{each.replace("%", " %"): shares[each].map("{:.4g}".format) for each in ends},
-        }
-    )
+    cells = shares.assign(
+        data=shares["data"].map(title_of),
+        constraint=shares["constraint"].map(lambda name: in_words(name, constraints[name])),
+        category=shares["category"].replace("", "all"),
+    ).map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
     note = (
-        "Under 50 % to 99 %: the ε that this share of the samples meets; of an interval by how "
+        "Under 50% to 99%: the ε that this share of the samples meets; of an interval by how "
         "much both bounds must be widened, of an equality to c the δ of c ± δ. Where all are one "
         "value, as of a model compared with itself, choose by what the quantity means "
         "(docs/settings.md)."

@@ -81,7 +81,7 @@ def test_categories_have_lines_of_their_own(measured) -> None:
     assert list(found.loc["train", "upper"].index) == ["", "even", "odd"]
     text = (folder / "tolerances.md").read_text()
     assert all(
-        f"| upper ≤ 1 | selection | {name} |" in text
+        f"| selection | upper ≤ 1 | {name} |" in text
         for name in ("all | 30", "even | 15", "odd | 15")
     )
 
