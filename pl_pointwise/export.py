@@ -18,11 +18,12 @@ import yaml
 from .cli import require_class
 from .command_line.cli_errors import CommandParser
 from .command_line.configs import config_parts, text_of
-from .command_line.foreign_names import PACKAGE, foreign_names, known_class
+from .command_line.foreign_names import PACKAGE, foreign_names
 from .command_line.next_steps import config_of, config_option, exports, short_path
 from .errors import TrainingError, printable
 from .files import check_export_folder, replaced_folder
 from .module import PointwiseModule
+from .plain import known_class
 from .task import notes_of
 from .training.checkpoints import hyperparameters
 
