@@ -115,6 +115,7 @@ def compare(comparison: Comparison, start: DataFrame | None) -> list[str]:
 
     start: of :func:`check_methods`.
     """
+    gc.collect()  # The starting model.
     with alone_in(comparison.output):
         outcomes = _run(comparison.runs)
         if on_first_rank():
@@ -128,8 +129,6 @@ def _run(runs: Sequence[Run]) -> list[Outcome]:
     """Runs what is not finished; returns what came of every run."""
     outcomes = list[Outcome]()
     for number, run in enumerate(runs, start=1):
-        if why := run.outdated():
-            print(f"{run.title} is run again: {why}.", flush=True)
         finished = run.finished
         note = " (finished before)" if finished else ""
         print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)

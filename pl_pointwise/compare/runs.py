@@ -55,28 +55,19 @@ class Run:
     def title(self) -> str:
         return f"{self.method} · seed {self.seed}"
 
-    def _stored(self) -> dict[str, Any]:
-        """The result of this very configuration; empty without one."""
+    def result(self) -> dict[str, Any] | None:
+        """Returns what the last run of this very configuration ended in: metrics, or ``error``.
+
+        None also where a file that it read or wrote is another one now.
+        """
         try:
             found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         except (OSError, ValueError):
-            return {}
-        return found if found.get("digest") == self.digest else {}
-
-    def outdated(self) -> str:
-        """Why a result of this configuration does not count any more; "" if it does."""
-        found = self._stored()
-        for name, was in found.get("wrote", {}).items():
-            if was != digest_now(self.folder / name):
-                return f"{name} in its folder is not what it wrote"
-        for path, was in found.get("read", {}).items():
-            if was != digest_now(path):
-                return f"{path} is another file than it read"
-        return ""
-
-    def result(self) -> dict[str, Any] | None:
-        """Returns what the last run of this very configuration ended in: metrics, or ``error``."""
-        return None if self.outdated() else self._stored() or None
+            return None
+        wrote = {self.folder / name: was for name, was in found.get("wrote", {}).items()}
+        files = [*wrote.items(), *found.get("read", {}).items()]
+        same = all(digest_now(path) == was for path, was in files)
+        return found if same and found.get("digest") == self.digest else None
 
     @property
     def finished(self) -> bool:

@@ -18,8 +18,6 @@ from .requirement import Requirement
 from .samples import (
     lines_about,
     losses_by_unit,
-    losses_of,
-    require_known,
 )
 from .selection import Candidate, Selection, select
 
@@ -80,12 +78,6 @@ class Finding:
     def met(self) -> bool:
         return self.p <= 1 - self.confidence
 
-    def samples_needed(self) -> int | None:
-        """How many units like these would show it; None: no number would, or of a metric."""
-        if not self.zero_one:
-            return None
-        return samples_needed(self.requirement.at_most, self.share, self.confidence)
-
     def _met_before(self) -> str:
         """On how many units the predecessor meets what may be lost."""
         if self.requirement.beside != "lost":
@@ -94,7 +86,7 @@ class Finding:
         return f"; the predecessor meets it on {100 * share:.3g} % of them"
 
     def text(self) -> str:
-        """Returns what was seen."""
+        """Returns what was seen, and how many units like these would show what was not."""
         units = "samples" if len(self.lines) == self.n else "units (prompts, queries)"
         if self.requirement.beside == "difference":
             better = f"{_better(self.share)} than the predecessor over {self.n:,} {units}"
@@ -103,7 +95,12 @@ class Finding:
             what = f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
             what = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
-        return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{self._met_before()}"
+        seen = f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{self._met_before()}"
+        if not self.met and self.zero_one:
+            needed = samples_needed(self.requirement.at_most, self.share, self.confidence)
+            if needed is not None:
+                seen += f"; if that share holds, {needed:,} samples show it four times in five"
+        return seen
 
 
 def _better(loss: float) -> str:
@@ -173,20 +170,6 @@ class Answer:
         # Of the chosen one the test says that it is within what is required.
         return [replace(f, bound=min(f.bound, f.requirement.at_most)) for f in found]
 
-    def _advice(self) -> list[str]:
-        """What may help a model that is not certified, by its largest p-value."""
-        finding = max(self.findings, key=lambda each: each.p)
-        rate, more = finding.requirement.at_most, "More certification samples may show it."
-        if finding.share >= rate:
-            more = "More certification samples alone do not help."
-        elif (needed := finding.samples_needed()) is not None:
-            more = f"If that holds for new inputs, {needed:,} samples show it four times in five."
-        return [
-            f"{finding.requirement.text}: a mean loss of {finding.share:.3g} was seen, and at most "
-            f"{rate:.3g} is required. {more}",
-            "These certification samples are used: take new ones, and another --output.",
-        ]
-
     def statement(self) -> str:
         """Returns the answer in plain sentences."""
         count, name = len(self.models), self.models[self.shown].name
@@ -196,7 +179,7 @@ class Answer:
         if self.chosen is None:
             first = f"None of the {count} models is certified to meet {met} with {sure} confidence."
             first += f" {name} comes nearest:"
-            after = self._advice()
+            after = ["These certification samples are used: take new ones, and another --output."]
         else:
             first = (
                 f"{name} was shown to meet {met} on new inputs, with {sure} confidence: by a test "
@@ -246,16 +229,14 @@ def choose_model(
     confidence: float = 0.95,
 ) -> Answer:
     """Which model meets all requirements, with its certificate."""
-    require_known(models[0].samples, requirements)
-    candidates = [
-        Candidate(
-            model.name,
-            float(np.nan_to_num(model.objective, nan=np.inf)),
-            [losses_of(model.samples, each, VAL.key) for each in requirements],
-            [losses_of(model.samples, each, TEST.key) for each in requirements],
-        )
-        for model in models
-    ]
+    candidates = []
+    for model in models:
+        losses = [
+            [losses_by_unit(lines_about(model.samples, each, key), each) for each in requirements]
+            for key in (VAL.key, TEST.key)
+        ]
+        objective = float(np.nan_to_num(model.objective, nan=np.inf))
+        candidates.append(Candidate(model.name, objective, *losses))
     rates = [requirement.at_most for requirement in requirements]
     selection = select(candidates, rates, confidence)
     return Answer(models, requirements, confidence, selection)

@@ -137,8 +137,6 @@ def report(found: Sequence[Finding]) -> str:
         line = f"- {each.requirement.text}: **{said}**. {each.text()}."
         if positions := against(each):
             line += f" First samples against it: {', '.join(map(str, positions))}."
-        if not each.met and (needed := each.samples_needed()) is not None:
-            line += f" If that share holds, {needed:,} samples show it four times in five."
         lines.append(line)
     each_alone = f"Each bound holds alone with {sure}. Assumptions: {ASSUMPTIONS} {found[0].note}"
     return "\n".join([*lines, "", *repetitions(found), each_alone.strip()])

@@ -115,24 +115,18 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     state: the file of the calls so far, which is read and written.
 
     Raises:
-        RequirementError: nothing that can be watched; a state that is damaged, or of another
-            certificate.
+        RequirementError: a state that is damaged, or of another certificate.
         OSError: a state that cannot be written, or is in use: these records are not on record.
     """
     certificate, before = read_certificate(folder)
     requirements = [Requirement.parse(each["text"]) for each in certificate["requirements"]]
     require_known(before, requirements)  # A certificate of an earlier version may name more.
     # Those against a predecessor need its values of the new records.
-    watched = [each for each in requirements if not each.beside]
-    if not watched:
-        raise RequirementError(
-            f"{folder} is certified only against a predecessor. With it: pl-pointwise check "
-            f"{folder} --against OLD."
-        )
+    watched = sum(not each.beside for each in requirements)
     path = Path(state or Path(folder) / CERTIFICATE / STATE)
     of = json.dumps({**certificate, "date": None}, sort_keys=True)  # The same on another day.
     digest = hashlib.sha256(of.encode()).hexdigest()
-    delta = (1 - certificate["confidence"]) / len(watched)
+    delta = (1 - certificate["confidence"]) / max(watched, 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT):
         calls = _calls(path, digest)

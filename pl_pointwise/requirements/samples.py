@@ -159,8 +159,7 @@ def require_known(samples: DataFrame, requirements: Iterable[Requirement]) -> No
                 there = "Of data besides the splits: give them as the test data."
             raise RequirementError(f"{each.text!r}: there is no {kind} {name!r}. {there}")
         if category and category not in categories:
-            which = f"It has {', '.join(categories)}."
-            which = which if categories else "Its samples have no categories."
+            which = f"It has {', '.join(categories) or 'none'}."
             raise RequirementError(f"{each.text!r}: there is no category {category!r}. {which}")
 
 
@@ -168,11 +167,6 @@ def losses_by_unit(lines: DataFrame, requirement: Requirement) -> Losses:
     """(units,) losses: of a unit's lines the worst for a constraint, the mean for a metric."""
     by_unit = lines.groupby("unit")["loss"]  # In the order of hashes, which no loss can set.
     return np.asarray(by_unit.mean() if requirement.beyond is None else by_unit.max(), float)
-
-
-def losses_of(samples: DataFrame, requirement: Requirement, dataset: str) -> Losses:
-    """Returns the losses of the lines that a requirement is about: (units,)."""
-    return losses_by_unit(lines_about(samples, requirement, dataset), requirement)
 
 
 def lines_about(samples: DataFrame, requirement: Requirement, dataset: str = TEST.key) -> DataFrame:

@@ -21,7 +21,7 @@ from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import CommandParser
 from pl_pointwise.command_line.configs import overview
 from pl_pointwise.constraint import Constraint
-from pl_pointwise.data import SPLITS, PointwiseDataModule, title_of
+from pl_pointwise.data import TRAIN, VAL, PointwiseDataModule, title_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.printing import Table, quieten
 
@@ -100,8 +100,7 @@ def open_loaders(data: PointwiseDataModule) -> dict[str, Any]:
     for stage in ("fit", "validate"):
         with suppress(DataError):
             data.setup(stage)
-    open_splits = [key for key, split in SPLITS.items() if split.is_open]
-    return {key: data._loader(key) for key in open_splits if key in data.datasets}
+    return {key: data._loader(key) for key in (TRAIN.key, VAL.key) if key in data.datasets}
 
 
 def met_shares(samples: DataFrame, constraints: Mapping[str, Constraint]) -> DataFrame:
