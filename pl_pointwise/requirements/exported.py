@@ -30,7 +30,7 @@ from pl_pointwise.files import digest_now
 from pl_pointwise.loading import certificate_in
 
 from .requirement import RequirementError
-from .samples import COLUMNS, Bounds, bounds_of, samples_of
+from .samples import COLUMNS, bounds_of, samples_of
 
 CERTIFICATE, CHECKPOINT, SAMPLES = "certificate", "model.ckpt", "samples.parquet"
 """The folder in an exported one, the trained module in it, and what it measured."""
@@ -68,7 +68,7 @@ def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
 
 def measure_new_records(
     folder: str | Path, options: Sequence[str], configs: Sequence[str] = (), trained: bool = True
-) -> tuple[DataFrame, Bounds]:
+) -> tuple[DataFrame, dict[str, str]]:
     """Returns the table of samples.py of new records, by a forward pass of the exported model, and
     the bounds that its violations are measured by.
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -45,9 +44,6 @@ from .requirement import Requirement, RequirementError
 
 if TYPE_CHECKING:
     from pl_pointwise.module import PointwiseModule
-
-Bounds = Mapping[str, Mapping[str, float]]
-"""By constraint what violations are measured by: ``{"at_most": 0.5}``."""
 
 COLUMNS = ("dataset", "kind", "quantity", "index", "value", "unit", "category")
 
@@ -206,15 +202,12 @@ def beside(
     return found.drop(columns="_merge")
 
 
-def bounds_of(module: PointwiseModule) -> dict[str, dict[str, float]]:
+def bounds_of(module: PointwiseModule) -> dict[str, str]:
     """What a module's violations are measured by: the same for all that are compared."""
-    return {
-        name: {side: at for side, at in asdict(bound).items() if at is not None}
-        for name, bound in module.evaluation_constraints.items()
-    }
+    return {name: repr(bound) for name, bound in module.evaluation_constraints.items()}
 
 
-def require_same_bounds(bounds: Mapping[str, Bounds]) -> None:
+def require_same_bounds(bounds: Mapping[str, dict[str, str]]) -> None:
     """bounds: by which each model's violations are measured, by its name."""
     for (one, first), (other, second) in pairwise(bounds.items()):
         if first != second:
