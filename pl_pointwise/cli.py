@@ -223,7 +223,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if from_shell and (first not in OF_STRANGERS or names_config):
         find_classes_of_the_folder()
     program = f"pl-pointwise {first}" if first in known else "pl-pointwise"
-    with short_errors(program):
+    with short_errors(program, cli_errors.MISTAKES if first in COMMANDS else ()):
         if first in COMMANDS:
             importlib.import_module(f"pl_pointwise.{COMMANDS[first]}").main(args[1:])
             return

@@ -32,18 +32,16 @@ class Split:
         role: what it is for. Settings and methods are chosen by the selection split; the
             certification split is used once, for the model that was chosen.
         title: what people read in tables and plots.
-        is_open: whether it may be looked at before the choice.
     """
 
     key: str
     role: str
     title: str
-    is_open: bool = True
 
 
 TRAIN = Split("train", "training", "training")
 VAL = Split("val", "selection", "selection")
-TEST = Split("test", "certification", "held-out", is_open=False)
+TEST = Split("test", "certification", "held-out")
 
 SPLITS = {split.key: split for split in (TRAIN, VAL, TEST)}
 """Any other data set stands besides the splits."""

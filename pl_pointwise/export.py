@@ -16,13 +16,14 @@ from pkgutil import resolve_name
 import yaml
 
 from .cli import require_class
-from .command_line.cli_errors import MISTAKES, CommandParser, short_errors
+from .command_line.cli_errors import CommandParser
 from .command_line.configs import config_parts, text_of
-from .command_line.foreign_names import PACKAGE, foreign_names, known_class
+from .command_line.foreign_names import PACKAGE, foreign_names
 from .command_line.next_steps import config_of, config_option, exports, short_path
 from .errors import TrainingError, printable
 from .files import check_export_folder, replaced_folder
 from .module import PointwiseModule
+from .plain import known_class
 from .task import notes_of
 from .training.checkpoints import hyperparameters
 
@@ -38,14 +39,13 @@ def main(args: Sequence[str]) -> None:
         "-c", "--config", action="append", default=[], help="names the class of a task of your own"
     )
     known = parser.parse_args(list(args))
-    with short_errors(parser.prog, MISTAKES):
-        module = module_of(known.ckpt_path, known.config)
-        config = config_of(known.ckpt_path)
-        run = Path(known.ckpt_path).parent if config is None else config.parent
-        folder = known.output or run / "export"
-        check_export_folder(folder)
-        with replaced_folder(folder) as whole:
-            module.export(whole)
+    module = module_of(known.ckpt_path, known.config)
+    config = config_of(known.ckpt_path)
+    run = Path(known.ckpt_path).parent if config is None else config.parent
+    folder = known.output or run / "export"
+    check_export_folder(folder)
+    with replaced_folder(folder) as whole:
+        module.export(whole)
     print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
 
 

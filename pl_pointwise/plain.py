@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from inspect import isabstract
@@ -12,6 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningDataModule, LightningModule
 
 from .constraint import Constraint
 from .formulations import Formulation
@@ -87,24 +91,27 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
             f"Not a formulation: {config!r}. Give an object such as Pointwise(alpha=1.0), a dict "
             "of them by constraint, or None; in YAML {class_path, init_args}."
         )
-    package = __name__.partition(".")[0]
-    known = {}
-    for kind in _subclasses(Formulation):
-        known[f"{kind.__module__}.{kind.__qualname__}"] = kind
-        if kind.__module__.startswith(f"{package}."):  # As LightningCLI writes it.
-            known[f"{package}.{kind.__qualname__}"] = kind
-    if path not in known:
+    kind = known_class(path)
+    if kind is None or not issubclass(kind, Formulation) or isabstract(kind):
         raise ValueError(
-            f"Unknown formulation class {path!r}; import the module that defines it first. "
-            f"Known: {', '.join(sorted(known))}."
+            f"Unknown formulation class {path!r}: write pl_pointwise.formulations.Pointwise, for "
+            "one; of your own import the module first."
         )
-    built: Formulation = known[path](**dict(config.get("init_args") or {}))
+    built: Formulation = kind(**dict(config.get("init_args") or {}))
     return built
 
 
-def _subclasses(kind: Any) -> list[type[Formulation]]:
-    found = [each for child in kind.__subclasses__() for each in [child, *_subclasses(child)]]
-    return [each for each in found if not isabstract(each)]
+def known_class(path: str) -> type | None:
+    """Returns the model, data or formulation of a name, if it ships or is loaded already."""
+    module, _, name = path.rpartition(".")
+    if module.partition(".")[0] == __name__.partition(".")[0]:
+        with suppress(ImportError):
+            importlib.import_module(module)
+    found = getattr(sys.modules.get(module), name, None)
+    kinds = (LightningModule, LightningDataModule, Formulation)
+    if not (isinstance(found, type) and issubclass(found, kinds)):
+        return None
+    return None if found.__module__.startswith(("lightning.", "pytorch_lightning.")) else found
 
 
 def formulations_from(

@@ -6,7 +6,6 @@ With ``--debug``, or PL_POINTWISE_DEBUG=1, everything is shown.
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import re
 import sys
@@ -24,7 +23,10 @@ from ..extras import MissingPackageError
 
 DEBUG = "PL_POINTWISE_DEBUG"
 
-OURS = (DataError, TrainingError, MissingPackageError, MisconfigurationException)
+OURS = (
+    *(DataError, TrainingError, MissingPackageError),
+    *(MisconfigurationException, OSError, argparse.ArgumentError),
+)
 """What says in a sentence what a user has to do."""
 MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
 """What classes raise that are given other arguments than they take."""
@@ -98,6 +100,8 @@ def sentence(error: BaseException) -> str:
     """What an error says: of the parser's the option and the reason, of ours all, on one line."""
     if isinstance(error, (DataError, TrainingError)):
         return str(error)
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
     cause = innermost(error)
     reason = str(cause).strip() or type(cause).__name__
     keys = re.findall(r'Parser key "([\w.]+)"', str(error).partition(reason)[0])
@@ -113,13 +117,9 @@ def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Ite
     try:
         yield
     except Exception as error:
-        # transformers' own, of models that are not there, has no number.
-        lost = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-        missing = isinstance(error, OSError) and error.errno in lost
-        if debugging() or not (missing or isinstance(error, (*OURS, *refused))):
+        if debugging() or not isinstance(error, (*OURS, *refused)):
             raise
-        plain_words = (*OURS, argparse.ArgumentError)
-        where = "" if missing or isinstance(error, plain_words) else " (--debug shows where)"
+        where = "" if isinstance(error, OURS) else " (--debug shows where)"
         end(program, sentence(error) + where)
 
 

@@ -4,7 +4,6 @@ almost any argument may be a class's name, YAML in a text, or the path of anothe
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import sys
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch import LightningDataModule, LightningModule
 
 from ..errors import DataError
-from ..formulations import Formulation
+from ..plain import known_class
 from .configs import DistinctLoader, read_mapping
 
 PACKAGE = __name__.partition(".")[0]
@@ -78,16 +76,3 @@ def _is_elsewhere(text: str) -> bool:
         path = os.path.expanduser(text.strip())
         return os.path.exists(path) and not os.path.isdir(path)
     return False
-
-
-def known_class(path: str) -> type | None:
-    """Returns the model, data or formulation of a name, if it ships or is loaded already."""
-    module, _, name = path.rpartition(".")
-    if module.partition(".")[0] == PACKAGE:
-        with suppress(ImportError):
-            importlib.import_module(module)
-    found = getattr(sys.modules.get(module), name, None)
-    kinds = (LightningModule, LightningDataModule, Formulation)
-    if not (isinstance(found, type) and issubclass(found, kinds)):
-        return None
-    return None if found.__module__.startswith(("lightning.", "pytorch_lightning.")) else found

@@ -16,17 +16,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import torch
-from lightning.pytorch import Trainer
 from pandas import DataFrame, concat, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.next_steps import exports
-from pl_pointwise.data import TRAIN, dataset_of
+from pl_pointwise.data import SPLITS, TRAIN, VAL
 from pl_pointwise.errors import DataError
-from pl_pointwise.evaluation import MeanBySample, loaders_by_name
-from pl_pointwise.lagrangian.terms import carries
-from pl_pointwise.module import PointwiseModule
+from pl_pointwise.export import class_of
 from pl_pointwise.printing import escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
@@ -38,105 +34,47 @@ from pl_pointwise.requirements.exported import (
     write_certificate,
 )
 from pl_pointwise.requirements.samples import (
-    CERTIFICATION,
-    COLUMNS,
-    SELECTION,
-    TRAINING,
     Source,
     beside,
     lines_about,
-    records_not_known,
     require_known,
     units_in,
 )
 from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
-from pl_pointwise.training.stepper import micro_batches_of
 
 from .runner import on_first_rank
-from .runs import Comparison, Run
-
-TO_SET_UP_DATA: dict[str, Any] = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "limit_val_batches": 0,
-    "limit_test_batches": 0,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_model_summary": False,
-}
+from .runs import Comparison, Outcome, Run, files_read
+from .tables import shared_objective
 
 
-def check_requirements(comparison: Comparison, cli: PointwiseCLI) -> None:
-    """Refuses what cannot come to a certificate, before training.
-
-    cli: built of the first run's arguments.
+def check_requirements(comparison: Comparison) -> DataFrame:
+    """Refuses what cannot come to a certificate, before training; returns what the starting model
+    measures, which requirements may compare with.
     """
-    _is_there(comparison.output / "model")
-    first, trainer, data = comparison.runs[0], Trainer(**TO_SET_UP_DATA), cli.datamodule
-    trainer.validate(cli.model, data, verbose=False)
-    trainer.test(cli.model, data, verbose=False)
-    samples, sources = samples_to_come(cli.model, data or cli.model)
-    check_splits(samples, comparison.required, comparison.confidence)
-    contents = {f"{name} data": source.content for name, source in sources.items()}
-    check_unused(_use(comparison, contents), units_in(samples), comparison.output)
-    ran_on = (first.result() or {}).get("data", contents)
-    if changed := [name for name in contents if contents[name] != ran_on.get(name, contents[name])]:
-        raise RequirementError(
-            f"{' and '.join(changed)}: not what {first.title} was made with, though the options "
-            "are the same. Put it back, or take another --output."
-        )
-
-
-def samples_to_come(module: PointwiseModule, data: Any) -> tuple[DataFrame, dict[str, Source]]:
-    """The table of samples.py before any forward pass, with the training data, and its data sets.
-
-    Values are NaN, and metrics of every sample.
-
-    data: the data module, or the module itself, after the set-up of ``validate`` and ``test``.
-    """
-    loaders: dict[str, Any] = {}
-    for stage in ("val", "test"):
-        loaders |= loaders_by_name(stage, getattr(data, f"{stage}_dataloader")())
-    loaders.pop(TRAIN.key, None)
-    sources = {name: Source(name, dataset_of(loader)) for name, loader in loaders.items()}
-    metrics = [n for n, m in module.evaluation_metrics().items() if isinstance(m, MeanBySample)]
-    parts = []
-    for dataset, loader in loaders.items():
-        carried: dict[tuple[str, str], list[torch.Tensor]] = {}
-        for micro in (micro for batch in loader for micro in micro_batches_of(module, batch)):
-            real = micro.index >= 0
-            masks = {("metric", name): real for name in metrics}
-            for name in module.evaluation_constraints:
-                masks["constraint", name] = carries(micro.masks[name]).cpu() & real
-            for key, mask in masks.items():
-                carried.setdefault(key, []).append(micro.index[mask])
-        for (kind, name), found in carried.items():
-            index = torch.cat(found)
-            values = torch.full_like(index, torch.nan, dtype=torch.float64)
-            parts.append(sources[dataset].lines(kind, name, index, values))
-    if TRAIN.key in (known := getattr(data, "datasets", {})):
-        sources[TRAIN.key] = Source(TRAIN.key, known[TRAIN.key])
-        parts.append(sources[TRAIN.key].training_lines())
-    samples = concat(parts, ignore_index=True) if parts else DataFrame(columns=COLUMNS)
-    return samples, sources
+    required = comparison.required  # What is no requirement is said before anything is loaded.
+    start = PointwiseCLI.of_data([], comparison.runs[0].arguments)
+    notes_of(start.model).confidential = True
+    measured = samples_by(start, None, selection=True)
+    training = Source(TRAIN.key, start.model._evaluator.datasets.get(TRAIN.key)).training_lines()
+    samples = concat([measured, training])
+    check_splits(samples, required, comparison.confidence)
+    use = _use(comparison, files_read(start.config_dump))
+    check_unused(use, units_in(samples), comparison.output)
+    return measured
 
 
 def check_splits(
     samples: DataFrame, requirements: Sequence[Requirement], confidence: float
 ) -> None:
     """Refuses splits that overlap or are missing, what there is not, and too few samples."""
-    for split in (SELECTION, CERTIFICATION):
-        if not units_in(samples, split):
-            raise RequirementError(
-                f"There is no {split} split. Hold out validation data to choose by and test data "
-                "to certify with."
-            )
+    if not units_in(samples, VAL.key):
+        raise RequirementError("There is no selection split. Hold out validation data.")
     require_separate_splits(samples)
-    samples = samples.assign(before=torch.nan)  # Nothing is measured.
+    samples = samples.assign(before=samples["value"])
     require_known(samples, requirements)
     for each in requirements:
-        n = lines_about(samples, each, CERTIFICATION)["unit"].nunique()
+        n = lines_about(samples, each)["unit"].nunique()
         needed = each.fewest_samples(confidence)
         if n < needed:
             of = f" of category {each.category}" if each.category else ""
@@ -150,104 +88,42 @@ def check_splits(
 
 def require_separate_splits(samples: DataFrame) -> None:
     """Refuses units that stand in two splits of a table; those of the training data among them."""
-    for one, other in combinations((TRAINING, SELECTION, CERTIFICATION), 2):
-        of_other = samples[samples["split"] == other]
-        if both := records_not_known(of_other, units_in(samples, one))[1]:
+    for one, other in combinations(SPLITS.values(), 2):
+        units = units_in(samples, other.key)
+        if both := units & units_in(samples, one.key):
             raise RequirementError(
-                f"The {one} and the {other} split share {both:,} of "
-                f"{of_other['unit'].nunique():,} units (prompts, queries or records). Take what "
-                "stands in both out of one (test_fraction, or a test file)."
+                f"The {one.role} and the {other.role} split share {len(both):,} of {len(units):,} "
+                "units (prompts, queries or records). Take what stands in both out of one "
+                "(test_fraction, or a test file)."
             )
 
 
-def _predecessor(comparison: Comparison) -> str | None:
-    """What requirements compare with, if any does."""
-    paired = any(each.beside for each in comparison.required)
-    return f"the model of {comparison.runs[0].title} before training" if paired else None
+def answer_requirements(
+    comparison: Comparison, outcomes: Sequence[Outcome], start: DataFrame
+) -> None:
+    """Chooses, exports, writes the answer, once all runs are done: the split opens once.
 
-
-def answer_requirements(comparison: Comparison) -> Answer | None:
-    """Chooses, exports, writes the answer; None until all runs are done: the split opens once."""
-    runs, output = comparison.runs, comparison.output
-    results = {run.title: run.result() or {"error": ""} for run in runs}
-    open_runs = [title for title, result in results.items() if "error" in result]
-    if open_runs:
+    start: of :func:`check_requirements`.
+    """
+    output, required = comparison.output, comparison.required
+    if failed := [run.title for run, result in outcomes if "error" in result]:
         print(
-            f"No answer yet: {len(open_runs)} of {len(runs)} runs failed or were not run "
-            f"({', '.join(open_runs[:3])}). Mend them or take them out, and run the command again."
+            f"No answer yet: {len(failed)} of {len(outcomes)} runs failed "
+            f"({', '.join(failed[:3])}). Mend them or take them out, and run the command again."
         )
-        return None
-    before = None
-    if _predecessor(comparison) is not None:
-        start = PointwiseCLI.of_data([], runs[0].arguments)
-        notes_of(start.model).confidential = True
-        before = samples_by(start, None, selection=True)
-    measured = [_measured(run, before, comparison.required) for run in runs]
-    units = units_in(measured[0].samples)
-    for other in measured:
-        if {*other.samples["unit"]} != {*measured[0].samples["unit"]}:
-            raise RequirementError(
-                f"{measured[0].name} and {other.name} were evaluated on different samples: what is "
-                "held out must not depend on method or seed."
-            )
-    weights = sorted(result["wrote"][CHECKPOINT] for result in results.values())
-    use = {**_use(comparison, results[runs[0].title]["data"]), "weights": weights}
+        return
+    measured = [_measured(run, result, start, required) for run, result in outcomes]
+    weights = sorted(result["wrote"][CHECKPOINT] for _, result in outcomes)
+    use = {**_use(comparison, outcomes[0][1]["read"]), "weights": weights}
+    units = units_in(start)
     check_unused(use, units, output)
     there = _is_there(output / "model", id_of(use, units))
-    told = comparison.required, comparison.confidence, _predecessor(comparison)
-    found = choose_model(measured, *told)
-    if on_first_rank():
-        remember_use(use, units, output, output)  # Before anything of the split is shown.
+    found = choose_model(measured, required, comparison.confidence)
+    if not on_first_rank():
+        return
+    remember_use(use, units, output, output)  # Before anything of the split is shown.
     if found.chosen is not None and not there:
-        _export(runs[found.chosen], found, output, id_of(use, units))
-    if on_first_rank():
-        _write(found, output)
-    return found
-
-
-def _measured(
-    run: Run, before: DataFrame | None, requirements: Sequence[Requirement]
-) -> MeasuredModel:
-    samples = read_parquet(run.folder / SAMPLES)
-    objective = samples.attrs["objective"]
-    if SELECTION not in objective:
-        raise RequirementError(f"{run.title}: there is no objective on the selection split.")
-    require_separate_splits(samples)
-    samples = samples[samples["split"] != TRAINING]
-    if before is not None:
-        samples = beside(samples, before, requirements)
-    return MeasuredModel(run.title, samples, objective)
-
-
-def _use(comparison: Comparison, contents: Mapping[str, str]) -> dict[str, Any]:
-    """What certification samples are used for: the same use twice gives the same answer.
-
-    contents: of the first run's data sets; those of other runs are in their weights.
-    """
-    return {
-        "requirements": sorted(comparison.requirements),
-        "confidence": comparison.confidence,
-        "against": _predecessor(comparison),
-        "runs": sorted(run.digest for run in comparison.runs),
-        **contents,
-    }
-
-
-def _is_there(model: Path, use: str | None = None) -> bool:
-    """Whether the folder is the model of a use, with all its files; refuses what is another's.
-
-    use: None before training, where it is not known yet.
-    """
-    if not model.exists():
-        return False
-    with suppress(DataError):
-        if use in (None, read_certificate(model)[0].get("use")):
-            return True
-    of = "no comparison has written what is there" if use is None else "it is not of this answer"
-    raise RequirementError(f"{model}: {of}. Move it, or take another --output.")
-
-
-def _write(found: Answer, output: Path) -> None:
+        _export(outcomes[found.chosen][0], found, output, id_of(use, units))
     text = f"# Answer\n\n{escaped(found.statement())}\n"
     (output / "answer.md").write_text(text, encoding="utf-8")
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
@@ -255,24 +131,63 @@ def _write(found: Answer, output: Path) -> None:
     print(f"\n{found.statement()}\n\nWritten to {output}: answer.md{more}")
 
 
+def _measured(
+    run: Run, result: Mapping[str, Any], start: DataFrame, requirements: Sequence[Requirement]
+) -> MeasuredModel:
+    objective = result["metrics"].get(shared_objective([(run, result)]))
+    if objective is None:
+        raise RequirementError(f"{run.title}: there is no objective on the selection split.")
+    samples = read_parquet(run.folder / SAMPLES)
+    require_separate_splits(samples)
+    samples = samples[samples["dataset"] != TRAIN.key]
+    if {*samples["unit"]} != {*start["unit"]}:
+        raise RequirementError(
+            f"{run.title} was evaluated on other samples than the starting model: what is held out "
+            "must not depend on method or seed, nor change before the answer. Put it back, or take "
+            "another --output."
+        )
+    return MeasuredModel(run.title, beside(samples, start, requirements), objective)
+
+
+def _use(comparison: Comparison, read: Mapping[str, str]) -> dict[str, Any]:
+    """What certification samples are used for: the same use twice gives the same answer.
+
+    read: the files of the first run; those of other runs are in their weights.
+    """
+    return {
+        "requirements": sorted(comparison.requirements),
+        "confidence": comparison.confidence,
+        "against": comparison.runs[0].title,
+        "runs": sorted(run.digest for run in comparison.runs),
+        "data": sorted(read.values()),
+    }
+
+
+def _is_there(model: Path, use: str) -> bool:
+    """Whether the folder is the model of a use, with all its files; refuses what is another's."""
+    if not model.exists():
+        return False
+    with suppress(DataError):
+        if read_certificate(model)[0].get("use") == use:
+            return True
+    raise RequirementError(f"{model}: it is not of this answer. Move it, or take another --output.")
+
+
 def _export(run: Run, found: Answer, output: Path, use: str) -> None:
     """Exports the model of a run as ``model/``, whole or not at all, from its certified file."""
     try:
-        cli = PointwiseCLI.of_data([], run.arguments)
-        trainer: Any = cli.trainer
-        trainer.limit_test_batches, trainer.callbacks = 0, []
-        read: Any = {"ckpt_path": run.folder / CHECKPOINT, "weights_only": True, "verbose": False}
-        trainer.test(cli.model, cli.datamodule, **read)
-        if not trainer.is_global_zero:
-            return
-        notes_of(cli.model).certificate = escaped(found.statement())
+        checkpoint = str(run.folder / CHECKPOINT)
+        kind = class_of(checkpoint, [str(run.folder / "config.yaml")])
         with tempfile.TemporaryDirectory(prefix="export-", dir=output) as part:
             folder = Path(part) / "model"
-            if exports(type(cli.model)):
-                cli.model.export(folder)
+            if exports(kind):
+                module = kind.load_from_checkpoint(
+                    checkpoint, map_location="cpu", weights_only=True
+                )
+                notes_of(module).certificate = escaped(found.statement())
+                module.export(folder)
             else:
-                kind = type(cli.model).__name__
-                print(f"{kind} has no export(): model/ holds its checkpoint and certificate alone.")
+                print(f"{kind.__name__} has no export(): model/ holds its checkpoint.")
             write_certificate(folder, {**found.as_dict(), "use": use}, run.folder)
             folder.replace(output / "model")
     except Exception as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import CommandParser, fraction
@@ -30,6 +31,7 @@ from .tables import tables, write_csv
 
 def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options, ``--trainer.max_epochs 1`` for one, go to every run."""
+    quieten()
     parser = _parser()
     known, overrides = parser.parse_known_args(list(args))
     seeds = [*dict.fromkeys(known.seeds)]  # Each once: a run that is counted twice shows no spread.
@@ -38,40 +40,34 @@ def main(args: Sequence[str]) -> None:
     if known.only is not None:
         if not 1 <= known.only <= len(comparison.runs):
             parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")
-        quieten()
         [(run, result)] = _run(comparison.runs[known.only - 1 : known.only])
         if "error" in result:
             raise SystemExit(f"{run.title} failed: {result['error']}")
         return
-    try:
-        check_methods(comparison)
-        failed = compare(comparison)
-    except OSError as error:
-        where = error.filename or known.output
-        parser.error(f"{where}: {error.strerror}" if error.strerror else str(error))
-    if failed:
+    if failed := compare(comparison, check_methods(comparison)):
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
 
-def check_methods(comparison: Comparison) -> None:
-    """Builds every method that has a run to come, and refuses the first that cannot run."""
-    quieten()
-    runs, cli = comparison.runs, None
+def check_methods(comparison: Comparison) -> DataFrame | None:
+    """Builds every method that has a run to come, and refuses the first that cannot run.
+
+    Returns what the starting model measures, if something is required.
+    """
+    runs = comparison.runs
     results = {run.title: run.result() or {} for run in runs}
     bounds = {title: found["bounds"] for title, found in results.items() if "bounds" in found}
-    first = runs[:1] if comparison.requirements else []  # Whose data are set up; built last.
-    to_build = [*first, *(run for run in runs if not run.finished)]
-    for run in {run.method: run for run in reversed(to_build)}.values():
-        cli = None
+    for run in {run.method: run for run in runs if not run.finished}.values():
         gc.collect()  # The next model is loaded.
         with errors_of(run.method):
             cli = PointwiseCLI(run.arguments, run=False)
             _check_data(cli)
             bounds[run.title] = bounds_of(cli.model)
-    if comparison.requirements and cli is not None:
-        require_same_bounds(bounds)
-        check_requirements(comparison, cli)
+            del cli
+    if not comparison.requirements:
+        return None
+    require_same_bounds(bounds)
+    return check_requirements(comparison)
 
 
 def _check_data(cli: PointwiseCLI) -> None:
@@ -114,15 +110,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(comparison: Comparison) -> list[str]:
-    """Runs what is left, then writes tables and plots; returns what failed."""
-    quieten()
+def compare(comparison: Comparison, start: DataFrame | None) -> list[str]:
+    """Runs what is left, then writes tables and plots; returns what failed.
+
+    start: of :func:`check_methods`.
+    """
+    gc.collect()  # The starting model.
     with alone_in(comparison.output):
         outcomes = _run(comparison.runs)
         if on_first_rank():
             write_results(outcomes, comparison.output)
-        if comparison.requirements:
-            answer_requirements(comparison)
+        if start is not None:
+            answer_requirements(comparison, outcomes, start)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
@@ -130,8 +129,6 @@ def _run(runs: Sequence[Run]) -> list[Outcome]:
     """Runs what is not finished; returns what came of every run."""
     outcomes = list[Outcome]()
     for number, run in enumerate(runs, start=1):
-        if why := run.outdated():
-            print(f"{run.title} is run again: {why}.", flush=True)
         finished = run.finished
         note = " (finished before)" if finished else ""
         print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)

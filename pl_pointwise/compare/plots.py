@@ -172,17 +172,11 @@ def _compress(values: Sequence[np.ndarray], panels: Iterable[Any]) -> None:
 
 
 def with_legend(figure: Figure, columns: int, note: str) -> Figure:
-    """Returns the figure with its curves, each once, and a note below it."""
-    handles = {
-        label: handle
-        for panel in figure.axes
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
+    """Returns the figure with the curves of its first panel, and a note below it."""
     figure.legend(
-        handles.values(),
-        handles.keys(),
+        *figure.axes[0].get_legend_handles_labels(),
         loc="outside lower center",
-        ncols=max(1, min(columns, len(handles))),
+        ncols=columns,
         title=note,
         title_fontsize="small",
         fontsize="small",

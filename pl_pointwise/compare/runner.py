@@ -17,28 +17,25 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.data import SPLITS, TEST, TRAIN, VAL, dataset_of
-from pl_pointwise.errors import DataError
+from pl_pointwise.command_line.cli_errors import OURS, sentence
+from pl_pointwise.data import TRAIN, VAL, dataset_of
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
 from pl_pointwise.requirements.samples import (
-    SELECTION,
     Source,
     bounds_of,
     samples_of,
-    sources_of,
 )
 from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import notes_of
@@ -55,51 +52,38 @@ def on_first_rank() -> bool:
     return not getattr(rank_zero_only, "rank", 0)
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> AbstractContextManager[Any]:
     """One process at a time in a folder, made if need be; its other ranks come with the first."""
     if not on_first_rank():
-        yield
-        return
+        return nullcontext()
     folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(FileLock(folder / ".lock", timeout=0))
-        except Timeout:
-            raise DataError(
-                f"{folder}: another comparison is at work there. Wait for it."
-            ) from None
-        yield
+    return FileLock(folder / ".in-use.lock", timeout=0)
 
 
 def execute(run: Run) -> dict[str, Any]:
     """Fits and tests one run; an error becomes the result."""
     result: dict[str, Any] = {"digest": run.digest}
-    try:
-        with alone_in(run.folder):
-            try:
-                _execute(run, result)
-            except Exception as error:
-                result["error"] = _reason(run, error)
+    with alone_in(run.folder):
+        try:
+            _execute(run, result)
+        except Exception as error:
+            result["error"] = _reason(run, error)
+            with suppress(OSError):  # Of a disk that is full.
                 write_whole(run.folder / RESULT, json.dumps(result, indent=1))
-    except (DataError, OSError) as error:
-        result.setdefault("error", _reason(run, error))
-    finally:
-        wandb = sys.modules.get("wandb")
-        if wandb is not None and getattr(wandb, "run", None) is not None:
-            wandb.finish()  # It would go on in the same run with the next.
-        gc.collect()
+        finally:
+            wandb = sys.modules.get("wandb")
+            if wandb is not None and getattr(wandb, "run", None) is not None:
+                wandb.finish()  # It would go on in the same run with the next.
+            gc.collect()
     return result
 
 
 def _execute(run: Run, result: dict[str, Any]) -> None:
     """Fits, tests, adds to the result and writes it."""
-    run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / RESULT).unlink(missing_ok=True)  # The error of an earlier attempt.
     cli = PointwiseCLI(run.arguments, run=False)
-    config = yaml.safe_dump(cli.config_dump, sort_keys=False)
-    (run.folder / "config.yaml").write_text(config)
-    result["read"] = files_read(yaml.safe_load(config))
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(cli.config_dump, sort_keys=False))
+    result["read"] = files_read(cli.config_dump)
     # With the module's own, as TensorBoard shows the first set alone.
     of_module = {n: v for n, v in cli.model.hparams_initial.items() if not n.startswith("_")}
     for logger in cli.trainer.loggers if on_first_rank() else ():
@@ -112,19 +96,18 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     try:
         result |= _evaluate(cli, run)
         if cli.trainer.is_global_zero:
-            result["wrote"] = {name: digest_now(run.folder / name) for name in run.writes}
+            written = (VIOLATIONS, *((CHECKPOINT, SAMPLES) if run.certified else ()))
+            result["wrote"] = {name: digest_now(run.folder / name) for name in written}
             write_whole(run.folder / RESULT, json.dumps(result, indent=1))
     finally:
         cli.trainer.strategy.barrier()  # The other ranks look at the files too.
 
 
 def _reason(run: Run, error: Exception) -> str:
-    """Returns what a run failed by, and logs it with the traceback."""
-    if isinstance(error, DataError):
-        return str(error)
+    """Returns what a run failed by, and logs what is no sentence with the traceback."""
+    if isinstance(error, OURS):
+        return sentence(error)
     log.exception(run.title)
-    if isinstance(error, OSError) and error.errno:
-        return f"{error.filename or run.folder}: {error.strerror}"
     return f"{type(error).__name__}: {error}"
 
 
@@ -145,20 +128,9 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
 
     def shown(name: str) -> bool:
         """Whether it is for all to see: of others the test of a requirement has samples."""
-        split = SPLITS.get(name.partition("/")[0])
-        return not run.certified or (split is not None and split.is_open)
+        return not run.certified or name.partition("/")[0] in (TRAIN.key, VAL.key)
 
-    objective = {}
-    for split in (VAL, TEST):
-        # Of the training data where nothing held out has one, as where facts are learnt (keep).
-        for key in (TRAIN.key, split.key):
-            if (name := f"{key}/{module.shared_objective}") in logged:
-                objective[split.role] = logged[name]
-    contents: dict[str, str] = {}
     if trainer.is_global_zero:
-        sources = sources_of(module)
-        if trained is not None:
-            sources[TRAIN.key] = Source(TRAIN.key, trained)
         pooled = {
             f"{stage}/{name}": values.numpy()
             for stage, by_constraint in module.violations.items()
@@ -166,18 +138,13 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             if shown(stage)
         }
         np.savez(run.folder / VIOLATIONS, **pooled)
-        samples = samples_of(module, sources)
+        samples = samples_of(module)
         if run.certified:
-            contents = {f"{name} data": source.content for name, source in sources.items()}
-            if trained is not None:
-                samples = pd.concat([samples, sources[TRAIN.key].training_lines()])
-            samples.attrs["objective"] = objective
+            samples = pd.concat([samples, Source(TRAIN.key, trained).training_lines()])
             samples.to_parquet(run.folder / SAMPLES, index=False)
         else:
-            shown_units = samples[samples["split"] != SELECTION]["unit"]
-            remember_use(SHOWN, shown_units, run.folder)
+            remember_use(SHOWN, samples[samples["dataset"] != VAL.key]["unit"], run.folder)
     return {
-        "data": contents,
         "metrics": {name: value for name, value in logged.items() if shown(name)},
         "bounds": bounds_of(module),
         "shared_objective": module.shared_objective,

@@ -32,7 +32,6 @@ from pl_pointwise.command_line.configs import (
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now
 from pl_pointwise.requirements import Requirement
-from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
 
 VIOLATIONS = "violations.npz"
 """Written before ``result.json``: all violations."""
@@ -56,35 +55,19 @@ class Run:
     def title(self) -> str:
         return f"{self.method} · seed {self.seed}"
 
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The files of its folder that what follows is computed from."""
-        return (VIOLATIONS, *((CHECKPOINT, SAMPLES) if self.certified else ()))
+    def result(self) -> dict[str, Any] | None:
+        """Returns what the last run of this very configuration ended in: metrics, or ``error``.
 
-    def _stored(self) -> dict[str, Any] | None:
+        None also where a file that it read or wrote is another one now.
+        """
         try:
-            found = json.loads((self.folder / "result.json").read_text())
+            found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         except (OSError, ValueError):
             return None
-        if not isinstance(found, dict) or found.get("digest") != self.digest:
-            return None
-        parts = [found.get(name, {}) for name in ("metrics", "data", "read", "wrote")]
-        return found if all(isinstance(part, dict) for part in parts) else None
-
-    def outdated(self) -> str:
-        """Why a result of this configuration does not count any more; "" if it does."""
-        found = self._stored() or {"error": ""}
-        if "error" in found:
-            return ""
-        for name in self.writes:
-            if found.get("wrote", {}).get(name, "") != digest_now(self.folder / name):
-                return f"{name} in its folder is not what it wrote"
-        changed = (p for p, was in found.get("read", {}).items() if was != digest_now(p))
-        return next((f"{path} is another file than it read" for path in changed), "")
-
-    def result(self) -> dict[str, Any] | None:
-        """Returns what the last run of this very configuration ended in: metrics, or ``error``."""
-        return None if self.outdated() else self._stored()
+        wrote = {self.folder / name: was for name, was in found.get("wrote", {}).items()}
+        files = [*wrote.items(), *found.get("read", {}).items()]
+        same = all(digest_now(path) == was for path, was in files)
+        return found if same and found.get("digest") == self.digest else None
 
     @property
     def finished(self) -> bool:
@@ -157,6 +140,7 @@ class Comparison:
         self, method: str, seed: int, folder: Path, configs: list[str], overrides: list[str]
     ) -> Run:
         described = [[text_of(config) for config in configs], overrides, seed]
+        described += ["certified"] if self.requirements else []  # Another run, of more files.
         digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
         arguments = [word for config in configs for word in ("--config", config)]
         arguments += [*overrides, "--seed_everything", str(seed)]
@@ -167,11 +151,8 @@ class Comparison:
 def files_read(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the SHA-256 of the files that a run's data and model name, by path as it is given."""
     found: dict[str, str | None] = {}
-
-    def look(text: str) -> None:
-        found[text] = digest_now(text)
-
-    apply_to_collection([config.get("data"), config.get("model")], str, look)
+    parts = [config.get("data"), config.get("model")]
+    apply_to_collection(parts, str, lambda text: found.setdefault(text, digest_now(text)))
     return {path: digest for path, digest in found.items() if digest is not None}
 
 

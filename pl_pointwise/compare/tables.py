@@ -46,9 +46,11 @@ def write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
 def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     """Returns every table there is something to say in; the first one has what decides."""
     runs, names = DataFrame(run_lines(outcomes)), metric_names(outcomes)
-    done = runs[runs["error"] == ""]
     first = results_table(runs, names, shared_objective(outcomes))
-    return [first, *([metrics_table(done, names)] if len(done) and names else [])]
+    if not names:
+        return [first]
+    note = f"{_seeds(runs).capitalize()}. `objective` is what the method itself was trained by."
+    return [first, Table("All metrics", note, by_method(runs, names))]
 
 
 def deciding_stage(names: Sequence[str]) -> str:
@@ -70,7 +72,7 @@ def shared_objective(outcomes: Sequence[Outcome]) -> str:
 
 
 def results_table(runs: DataFrame, names: Sequence[str], objective: str) -> Table:
-    """A line per method: the shared objective, violation rates, CVaR95, held-out; or its error."""
+    """A line per method: shared objective, violation rates, CVaR95, held-out; and what failed."""
     stage = deciding_stage(names)
     title = objective.partition("/")[2].replace("_", " ")
     shown = {objective: title if objective.startswith(f"{stage}/") else f"{title}, training"}
@@ -83,31 +85,21 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str) -> Tabl
         shown[f"{stage}/{constraint}/violated"] = f"{start}violation rate{of}"
         shown[f"{stage}/{constraint}/cvar95"] = f"{start}CVaR95"
     shown = {name: title for name, title in shown.items() if name in names}
-    titles, lines = [*shown.values()] or ["error"], []
-    for method, of_method in runs.groupby("method", sort=False):
-        done, failed = of_method[of_method["error"] == ""], of_method[of_method["error"] != ""]
-        values = [mean_and_std(done[name]) for name in shown] or [""]
-        if len(failed):
-            why = f"failed: {one_line(failed['error'].iloc[0])}"
-            if len(done):
-                method = f"{method} ({len(failed)} {why})"
-            else:
-                values[0] = why
-        lines.append([method, *values])
     why = ", as there are no test data" if stage == "train" else ""
     note = (
         f"{title_of(stage).capitalize()} data{why}, one full pass after training; "
         f"{_seeds(runs)}. Lower is better. A sample is violated if any of its values is above 0. "
         "CVaR95: mean of the worst twentieth of all values."
     )
-    return Table("Results", note, DataFrame(lines, columns=["method", *titles]))
+    for failed in runs[runs["error"] != ""].itertuples():
+        note += f"\n\nFailed: {one_line(f'{failed.method} · seed {failed.seed}: {failed.error}')}"
+    return Table("Results", note, by_method(runs, [*shown]).rename(columns=shown))
 
 
-def metrics_table(done: DataFrame, names: Sequence[str]) -> Table:
-    """Returns a line per method, a column per metric."""
-    note = f"{_seeds(done).capitalize()}. `objective` is what the method itself was trained by."
-    cells = done.groupby("method", sort=False)[[*names]].agg(mean_and_std).reset_index()
-    return Table("All metrics", note, cells)
+def by_method(runs: DataFrame, names: Sequence[str]) -> DataFrame:
+    """A line per method, a column per metric: mean and std over the runs that did not fail."""
+    done = runs[runs["error"] == ""].groupby("method", sort=False)
+    return done[[*names]].agg(mean_and_std).reset_index()
 
 
 def mean_and_std(values: Series) -> str:

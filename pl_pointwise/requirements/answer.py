@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,27 +11,25 @@ import numpy as np
 from pandas import DataFrame
 
 from pl_pointwise.certificates import ASSUMPTIONS
+from pl_pointwise.data import TEST, VAL
 
 from .p_values import Losses, p_value, samples_needed, upper_bound
 from .requirement import Requirement
 from .samples import (
-    CERTIFICATION,
-    SELECTION,
     lines_about,
     losses_by_unit,
-    losses_of,
-    require_known,
 )
 from .selection import Candidate, Selection, select
 
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A trained model: its table of samples.py, and its objective by split, smaller is better."""
+    """A trained model: its table of samples.py, and its objective, smaller is better."""
 
     name: str
     samples: DataFrame
-    objective: Mapping[str, float]
+    objective: float
+    """On the selection split."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Finding:
         sure_of_bound: float,
     ) -> Finding:
         """sure, sure_of_bound: the confidence of the p-value, and of the bound."""
-        lines = lines_about(samples, requirement, CERTIFICATION)
+        lines = lines_about(samples, requirement)
         losses = losses_by_unit(lines, requirement)
         p = p_value(losses, requirement.at_most, sure, zero_one)
         bound = upper_bound(losses, sure_of_bound, zero_one)
@@ -74,17 +72,11 @@ class Finding:
     @property
     def share(self) -> float:
         """Mean loss over units: of those that violate, or of the metric."""
-        return float(self.losses.mean()) if self.n else 1.0
+        return float(self.losses.mean())
 
     @property
     def met(self) -> bool:
         return self.p <= 1 - self.confidence
-
-    def samples_needed(self) -> int | None:
-        """How many units like these would show it; None: no number would, or of a metric."""
-        if not self.zero_one:
-            return None
-        return samples_needed(self.requirement.at_most, self.share, self.confidence)
 
     def _met_before(self) -> str:
         """On how many units the predecessor meets what may be lost."""
@@ -94,7 +86,7 @@ class Finding:
         return f"; the predecessor meets it on {100 * share:.3g} % of them"
 
     def text(self) -> str:
-        """Returns what was seen."""
+        """Returns what was seen, and how many units like these would show what was not."""
         units = "samples" if len(self.lines) == self.n else "units (prompts, queries)"
         if self.requirement.beside == "difference":
             better = f"{_better(self.share)} than the predecessor over {self.n:,} {units}"
@@ -103,7 +95,12 @@ class Finding:
             what = f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
             what = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
-        return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{self._met_before()}"
+        seen = f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{self._met_before()}"
+        if not self.met and self.zero_one:
+            needed = samples_needed(self.requirement.at_most, self.share, self.confidence)
+            if needed is not None:
+                seen += f"; if that share holds, {needed:,} samples show it four times in five"
+        return seen
 
 
 def _better(loss: float) -> str:
@@ -114,7 +111,7 @@ def _better(loss: float) -> str:
 
 def repetitions(found: Sequence[Finding]) -> list[str]:
     """Returns what is to be said where units have several samples, which count as one."""
-    most = max(found, key=lambda each: len(each.lines) / max(each.n, 1))
+    most = max(found, key=lambda each: len(each.lines) / each.n)
     samples = len(most.lines)
     if samples == most.n:
         return []
@@ -134,8 +131,13 @@ class Answer:
     requirements: Sequence[Requirement]
     confidence: float
     selection: Selection
-    predecessor: str | None = None
-    """The model that requirements compare with."""
+
+    @property
+    def predecessor(self) -> str | None:
+        """The model that requirements compare with, if any does."""
+        if not any(each.beside for each in self.requirements):
+            return None
+        return f"the model of {self.models[0].name} before training"
 
     @property
     def chosen(self) -> int | None:
@@ -144,16 +146,14 @@ class Answer:
 
     @cached_property
     def shown(self) -> int:
-        """The position of the chosen model, else of the nearest: the smallest p-value, of equal
-        ones the smaller mean loss over rate."""
+        """The position of the chosen model, else of that which loses least of what it may lose."""
 
-        def distance(position: int) -> tuple[float, float]:
-            tested = self.selection.tested[position]
-            losses = zip(tested.candidate.certification, self.requirements, strict=True)
-            shares = (each.mean() / of.at_most if len(each) else np.inf for each, of in losses)
-            return tested.p, max(map(float, shares))
+        def excess(position: int) -> float:
+            losses = self.selection.tested[position].candidate.certification
+            pairs = zip(losses, self.requirements, strict=True)
+            return max(float(each.mean()) / of.at_most for each, of in pairs)
 
-        return min(range(len(self.models)), key=distance) if self.chosen is None else self.chosen
+        return min(range(len(self.models)), key=excess) if self.chosen is None else self.chosen
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -170,20 +170,6 @@ class Answer:
         # Of the chosen one the test says that it is within what is required.
         return [replace(f, bound=min(f.bound, f.requirement.at_most)) for f in found]
 
-    def _advice(self) -> list[str]:
-        """What may help a model that is not certified, by its largest p-value."""
-        finding = max(self.findings, key=lambda each: each.p)
-        rate, more = finding.requirement.at_most, "More certification samples may show it."
-        if finding.share >= rate:
-            more = "More certification samples alone do not help."
-        elif (needed := finding.samples_needed()) is not None:
-            more = f"If that holds for new inputs, {needed:,} samples show it four times in five."
-        return [
-            f"{finding.requirement.text}: a mean loss of {finding.share:.3g} was seen, and at most "
-            f"{rate:.3g} is required. {more}",
-            "These certification samples are used: take new ones, and another --output.",
-        ]
-
     def statement(self) -> str:
         """Returns the answer in plain sentences."""
         count, name = len(self.models), self.models[self.shown].name
@@ -193,7 +179,7 @@ class Answer:
         if self.chosen is None:
             first = f"None of the {count} models is certified to meet {met} with {sure} confidence."
             first += f" {name} comes nearest:"
-            after = self._advice()
+            after = ["These certification samples are used: take new ones, and another --output."]
         else:
             first = (
                 f"{name} was shown to meet {met} on new inputs, with {sure} confidence: by a test "
@@ -232,7 +218,7 @@ class Answer:
                 }
                 for each in self.findings
             ],
-            "objective": dict(model.objective),
+            "objective": model.objective,
             "statement": self.statement(),
         }
 
@@ -241,19 +227,16 @@ def choose_model(
     models: Sequence[MeasuredModel],
     requirements: Sequence[Requirement],
     confidence: float = 0.95,
-    predecessor: str | None = None,
 ) -> Answer:
-    """Which model meets all requirements, with its certificate; ``predecessor``: for the text."""
-    require_known(models[0].samples, requirements)
-    candidates = [
-        Candidate(
-            model.name,
-            float(np.nan_to_num(model.objective[SELECTION], nan=np.inf)),
-            [losses_of(model.samples, each, SELECTION) for each in requirements],
-            [losses_of(model.samples, each, CERTIFICATION) for each in requirements],
-        )
-        for model in models
-    ]
+    """Which model meets all requirements, with its certificate."""
+    candidates = []
+    for model in models:
+        losses = [
+            [losses_by_unit(lines_about(model.samples, each, key), each) for each in requirements]
+            for key in (VAL.key, TEST.key)
+        ]
+        objective = float(np.nan_to_num(model.objective, nan=np.inf))
+        candidates.append(Candidate(model.name, objective, *losses))
     rates = [requirement.at_most for requirement in requirements]
     selection = select(candidates, rates, confidence)
-    return Answer(models, requirements, confidence, selection, predecessor)
+    return Answer(models, requirements, confidence, selection)

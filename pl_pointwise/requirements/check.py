@@ -21,21 +21,19 @@ from pathlib import Path
 from pandas import DataFrame
 
 from pl_pointwise.certificates import ASSUMPTIONS
-from pl_pointwise.command_line.cli_errors import CommandParser, fraction, short_errors
+from pl_pointwise.command_line.cli_errors import CommandParser, fraction
 from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
 from .exported import (
     CERTIFICATE,
     CHECKPOINT,
-    REFUSED,
     START,
     measure_new_records,
     read_certificate,
 )
 from .requirement import Requirement, RequirementError
 from .samples import (
-    CERTIFICATION,
     beside,
     quantities_in,
     records_not_known,
@@ -55,8 +53,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
     rest = known.require, known.confidence, known.config
-    with short_errors(parser.prog, REFUSED):
-        found = check_models(known.folder, known.against, options, *rest)
+    found = check_models(known.folder, known.against, options, *rest)
     print(report(found))
     if not all(each.met for each in found):
         raise SystemExit(1)
@@ -107,9 +104,9 @@ def check(
 
     A yes is wrong only if a requirement that fails is found met, so each takes the whole error.
 
-    samples: of :func:`~.samples.beside`; ``split`` is not read.
+    samples: of :func:`~.samples.beside`.
     """
-    samples, verdicts = samples.assign(split=CERTIFICATION), list[Finding]()
+    verdicts = list[Finding]()
     require_known(samples, requirements)
     for each in requirements:
         zero_one = each.beyond is not None  # Not by a look at the losses.
@@ -140,8 +137,6 @@ def report(found: Sequence[Finding]) -> str:
         line = f"- {each.requirement.text}: **{said}**. {each.text()}."
         if positions := against(each):
             line += f" First samples against it: {', '.join(map(str, positions))}."
-        if not each.met and (needed := each.samples_needed()) is not None:
-            line += f" If that share holds, {needed:,} samples show it four times in five."
         lines.append(line)
     each_alone = f"Each bound holds alone with {sure}. Assumptions: {ASSUMPTIONS} {found[0].note}"
     return "\n".join([*lines, "", *repetitions(found), each_alone.strip()])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -25,20 +24,16 @@ import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.command_line.cli_errors import MISTAKES
 from pl_pointwise.command_line.foreign_names import foreign_names, read_foreign
 from pl_pointwise.errors import printable
 from pl_pointwise.files import digest_now
 from pl_pointwise.loading import certificate_in
 
 from .requirement import RequirementError
-from .samples import COLUMNS, Bounds, bounds_of, samples_of
+from .samples import COLUMNS, bounds_of, samples_of
 
 CERTIFICATE, CHECKPOINT, SAMPLES = "certificate", "model.ckpt", "samples.parquet"
 """The folder in an exported one, the trained module in it, and what it measured."""
-
-REFUSED = (ArgumentError, *MISTAKES)
-"""What measuring new records raises where the options or the folder's configuration do not fit."""
 
 START = "start"
 """The predecessor that a model was trained from, instead of a folder."""
@@ -73,7 +68,7 @@ def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
 
 def measure_new_records(
     folder: str | Path, options: Sequence[str], configs: Sequence[str] = (), trained: bool = True
-) -> tuple[DataFrame, Bounds]:
+) -> tuple[DataFrame, dict[str, str]]:
     """Returns the table of samples.py of new records, by a forward pass of the exported model, and
     the bounds that its violations are measured by.
 

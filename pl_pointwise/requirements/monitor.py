@@ -23,18 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_only
 from pandas import DataFrame
 
-from pl_pointwise.command_line.cli_errors import CommandParser, short_errors
+from pl_pointwise.command_line.cli_errors import CommandParser
 from pl_pointwise.files import write_whole
 
 from .anytime import MeanAbove
-from .exported import CERTIFICATE, REFUSED, measure_new_records, read_certificate
+from .exported import CERTIFICATE, measure_new_records, read_certificate
 from .requirement import Requirement, RequirementError
 from .samples import (
-    CERTIFICATION,
     lines_about,
     losses_by_unit,
     records_not_known,
@@ -88,8 +87,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--state", type=Path, help=f"instead of FOLDER/{CERTIFICATE}/{STATE}")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
-    with short_errors(parser.prog, REFUSED):
-        checks = monitor(known.folder, options, known.config, known.state)
+    checks = monitor(known.folder, options, known.config, known.state)
     print(*(each.statement() for each in checks), sep="\n", flush=True)
     if any(check.verdict == BROKEN for check in checks):
         raise SystemExit(1)
@@ -113,48 +111,29 @@ def monitor(
 def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> list[Check]:
     """Returns the checks of a certificate, for values measured elsewhere.
 
-    samples: the table of samples.py, of new records; ``split`` is not read.
+    samples: the table of samples.py, of new records.
     state: the file of the calls so far, which is read and written.
 
     Raises:
-        RequirementError: nothing that can be watched; a state that is damaged, of another
-            certificate, in use, or that cannot be written: then it says the checks too.
+        RequirementError: a state that is damaged, or of another certificate.
+        OSError: a state that cannot be written, or is in use: these records are not on record.
     """
     certificate, before = read_certificate(folder)
     requirements = [Requirement.parse(each["text"]) for each in certificate["requirements"]]
     require_known(before, requirements)  # A certificate of an earlier version may name more.
     # Those against a predecessor need its values of the new records.
-    watched = [each for each in requirements if not each.beside]
-    if not watched:
-        raise RequirementError(
-            f"{folder} is certified only against a predecessor. With it: pl-pointwise check "
-            f"{folder} --against OLD."
-        )
+    watched = sum(not each.beside for each in requirements)
     path = Path(state or Path(folder) / CERTIFICATE / STATE)
-    digest = _digest({**certificate, "date": None})  # Written again on another day: the same.
-    delta = (1 - certificate["confidence"]) / len(watched)
-    samples, checks = samples.assign(split=CERTIFICATION), list[Check]()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT):
-            calls = _calls(path, digest)
-            checks = [_judge(each, before, samples, calls, delta) for each in requirements]
-            if not getattr(rank_zero_only, "rank", 0):  # The others have the same values.
-                found = {"certificate": digest, "digest": _digest(calls), "calls": calls}
-                write_whole(path, json.dumps(found))
-    except Timeout:
-        raise RequirementError(f"{path} is in use by another monitor. Try again later.") from None
-    except OSError as error:
-        said = "\n".join(each.statement() for each in checks)
-        raise RequirementError(
-            f"{path}: {error.strerror or error}. These records are not on record: make room or "
-            f"name another --state, and give them again.\n{said}"
-        ) from None
+    of = json.dumps({**certificate, "date": None}, sort_keys=True)  # The same on another day.
+    digest = hashlib.sha256(of.encode()).hexdigest()
+    delta = (1 - certificate["confidence"]) / max(watched, 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT):
+        calls = _calls(path, digest)
+        checks = [_judge(each, before, samples, calls, delta) for each in requirements]
+        if not getattr(rank_zero_only, "rank", 0):  # The others have the same values.
+            write_whole(path, json.dumps({"certificate": digest, "calls": calls}))
     return checks
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _calls(path: Path, certificate: str) -> dict[str, Any]:
@@ -163,16 +142,13 @@ def _calls(path: Path, certificate: str) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text("utf-8"))
-        calls: dict[str, Any] = found["calls"]
-        whole = found["digest"] == _digest(calls)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        whole = False
-    if not whole:
+        of, calls = found["certificate"], found["calls"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise RequirementError(
             f"{path} is damaged, or of an earlier version. Copy it again from where it is whole, "
             "or move it away: then the calls so far, and their share of the error, are forgotten."
-        )
-    if found["certificate"] != certificate:
+        ) from error
+    if of != certificate:
         raise RequirementError(
             f"{path} holds the calls of another certificate. Move it away, or name another --state."
         )
@@ -190,7 +166,7 @@ def _judge(
     if requirement.beside:
         return Check(requirement.text, NOT_WATCHED)
     past = calls.get(requirement.text, {"units": [], "mean": {}, "looks": 0})
-    lines = lines_about(new, requirement, CERTIFICATION)
+    lines = lines_about(new, requirement)
     lines, again = records_not_known(lines, {*before["unit"], *past["units"]})
     losses = losses_by_unit(lines, requirement)
     mean = MeanAbove(requirement.at_most, **past["mean"])

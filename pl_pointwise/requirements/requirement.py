@@ -79,13 +79,12 @@ class Requirement:
         match = FORM.fullmatch(" ".join(text.split()))
         found: dict[str, Any] = match.groupdict() if match else {}
         change, statistic, bound = (found.get(key) for key in ("change", "statistic", "bound"))
-        if not match or (bound is None and (change or statistic)):
+        quantity, slash, category = (found.get("of") or found.get("name") or "/").partition("/")
+        about = text, quantity.strip(), category.strip()
+        # Behind a slash nothing would be about all inputs.
+        if (slash and not about[-1]) or (bound is None and (change or statistic)):
             raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
         large = found["sign"] == ">="
-        quantity, slash, category = (found["of"] or found["name"]).partition("/")
-        about = text, quantity.strip(), category.strip()
-        if slash and not about[-1]:  # It would be about all inputs.
-            raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
         number = float("".join((bound or found["margin"] or "0").split()))
         if large and (statistic or change):
             raise RequirementError(f"{text!r}: what is violated or lost has to be small. Write <=.")

@@ -2,8 +2,7 @@
 
 A line per sample and quantity, with the columns
 
-    split      "selection" or "certification", "" of data sets besides the splits
-    dataset    the name in the log keys: "val", "test", or of a data set besides the splits
+    dataset    the name in the log keys: "val" for selection, "test" for certification, or another
     kind       "constraint" or "metric"
     quantity   the constraint's or the metric's name
     index      the sample's position in its data set
@@ -11,15 +10,14 @@ A line per sample and quantity, with the columns
     unit       samples of one unit (a prompt, a query) depend on each other
     category   "" where there is none
 
-A run's file and a certificate's hold a line for each unit of the training data too, with the split
-"training" and nothing measured.
+A run's file and a certificate's hold a line for each unit of the training data too, "train", with
+nothing measured.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -30,8 +28,16 @@ import torch
 from pandas import DataFrame
 from torch import Tensor
 
-from pl_pointwise.data import SPLITS, TEST, TRAIN, VAL, categories_of, units_of, without_index
-from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows
+from pl_pointwise.data import (
+    TEST,
+    TRAIN,
+    VAL,
+    categories_of,
+    fingerprint,
+    units_of,
+    without_index,
+)
+from pl_pointwise.fingerprints import digests_of_rows
 
 from .p_values import Losses
 from .requirement import Requirement, RequirementError
@@ -39,12 +45,7 @@ from .requirement import Requirement, RequirementError
 if TYPE_CHECKING:
     from pl_pointwise.module import PointwiseModule
 
-Bounds = Mapping[str, Mapping[str, float]]
-"""By constraint what violations are measured by: ``{"at_most": 0.5}``."""
-
-TRAINING, SELECTION, CERTIFICATION = TRAIN.role, VAL.role, TEST.role
-
-COLUMNS = ("split", "dataset", "kind", "quantity", "index", "value", "unit", "category")
+COLUMNS = ("dataset", "kind", "quantity", "index", "value", "unit", "category")
 
 
 class Source:
@@ -57,38 +58,15 @@ class Source:
         self.name, self.rows = name, rows
 
     @cached_property
-    def digests(self) -> list[bytes] | None:
-        """Of each row's content; None where there is no content to know it by."""
-        return None if self.rows is None else digests_of_rows(without_index(self.rows))
-
-    @cached_property
-    def content(self) -> str:
-        """A digest of the data set, whatever the order: its ``fingerprint``, else of all rows; and
-        of their categories, which requirements are about.
-        """
-        own = None if self.rows is None else getattr(without_index(self.rows), "fingerprint", None)
-        kinds = self.categories or []
-        if isinstance(own, str):
-            return f"{own} {hash_of(repr(kinds))}" if kinds else own
-        if self.digests is None:
-            return RANDOM_ROWS if self.rows is None else f"{RANDOM_ROWS}: {len(self.rows)}"
-        kinds = kinds or [""] * len(self.digests)
-        whole = (row + kind.encode() for row, kind in zip(self.digests, kinds, strict=True))
-        return hashlib.sha256(b"".join(sorted(whole))).hexdigest()
-
-    @cached_property
-    def categories(self) -> list[str] | None:
-        """Of each row; None where the data set says none."""
-        return None if self.rows is None else categories_of(self.rows)
-
-    @cached_property
     def _named_units(self) -> list[str] | None:
         """Of each row, what the data set names, else its content; None: the row has but a place."""
         units = None if self.rows is None else units_of(self.rows)
-        if (units is not None and all(units)) or self.digests is None:
+        if self.rows is None or (units is not None and all(units)):
             return units
-        named = units or [""] * len(self.digests)
-        return [unit or row.hex() for unit, row in zip(named, self.digests, strict=True)]
+        if (digests := digests_of_rows(without_index(self.rows))) is None:
+            return units
+        named = units or [""] * len(digests)
+        return [unit or row.hex() for unit, row in zip(named, digests, strict=True)]
 
     def units_at(self, positions: Iterable[int]) -> list[str]:
         """The unit of each sample: rows of the same content are one."""
@@ -96,22 +74,21 @@ class Source:
         if units is not None:
             return [units[position] for position in positions]
         # Of one data set by its name alone.
-        of = self.name if self.rows is None else f"{self.name}, {self.content}"
+        of = self.name if self.rows is None else f"{self.name}, {fingerprint(self.rows)}"
         return [f"{of} {position}" for position in positions]
 
     def lines(self, kind: str, quantity: str, index: Tensor, values: Tensor) -> DataFrame:
         """Returns the lines of one quantity; index, values: (n,)."""
         positions = index.tolist()
-        categories, found = self.categories, self.units_at(positions)
+        categories = None if self.rows is None else categories_of(self.rows)
         return DataFrame(
             {
-                "split": SPLITS[self.name].role if self.name in SPLITS else "",
                 "dataset": self.name,
                 "kind": kind,
                 "quantity": quantity,
                 "index": positions,
                 "value": values.double().numpy(),
-                "unit": [hash_of(unit) for unit in found],
+                "unit": [hash_of(unit) for unit in self.units_at(positions)],
                 "category": ["" if categories is None else categories[p] for p in positions],
             }
         )
@@ -123,17 +100,15 @@ class Source:
         return found.drop_duplicates("unit").assign(index=-1, category="")
 
 
-def sources_of(module: PointwiseModule) -> dict[str, Source]:
-    """The data sets of the last ``validate`` and ``test``, by their names."""
-    return {name: Source(name, rows) for name, rows in module._evaluator.datasets.items()}
+def samples_of(module: PointwiseModule, training: bool = False) -> DataFrame:
+    """The table of what the last ``validate`` and ``test`` measured, with the data sets' units.
 
-
-def samples_of(module: PointwiseModule, sources: Mapping[str, Source] | None = None) -> DataFrame:
-    """The table of what the last ``validate`` and ``test`` measured, with the data sets' units."""
-    sources, parts = sources or sources_of(module), []
+    training: whether of the training data too.
+    """
+    parts = []
     for dataset in module.evaluated:
-        if dataset != TRAIN.key:
-            source = sources.get(dataset) or Source(dataset, None)
+        if training or dataset != TRAIN.key:
+            source = Source(dataset, module._evaluator.datasets.get(dataset))
             for name, found in module.evaluated[dataset].items():
                 parts.append(source.lines("constraint", name, found.index, found.worst()))
             for name, metric in module.evaluated_metrics.get(dataset, {}).items():
@@ -152,8 +127,8 @@ def hash_of(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def units_in(samples: DataFrame, split: str = CERTIFICATION) -> set[str]:
-    return set(samples[samples["split"] == split]["unit"])
+def units_in(samples: DataFrame, dataset: str = TEST.key) -> set[str]:
+    return set(samples[samples["dataset"] == dataset]["unit"])
 
 
 def quantities_in(samples: DataFrame, kind: str) -> list[str]:
@@ -180,8 +155,7 @@ def require_known(samples: DataFrame, requirements: Iterable[Requirement]) -> No
                 there = "Of data besides the splits: give them as the test data."
             raise RequirementError(f"{each.text!r}: there is no {kind} {name!r}. {there}")
         if category and category not in categories:
-            which = f"It has {', '.join(categories)}."
-            which = which if categories else "Its samples have no categories."
+            which = f"It has {', '.join(categories) or 'none'}."
             raise RequirementError(f"{each.text!r}: there is no category {category!r}. {which}")
 
 
@@ -191,16 +165,9 @@ def losses_by_unit(lines: DataFrame, requirement: Requirement) -> Losses:
     return np.asarray(by_unit.mean() if requirement.beyond is None else by_unit.max(), float)
 
 
-def losses_of(samples: DataFrame, requirement: Requirement, split: str) -> Losses:
-    """Returns the losses of the lines that a requirement is about: (units,)."""
-    return losses_by_unit(lines_about(samples, requirement, split), requirement)
-
-
-def lines_about(samples: DataFrame, requirement: Requirement, split: str) -> DataFrame:
-    """Returns the lines of the table that a requirement is about, of one split, with their loss."""
-    dataset = next(key for key, each in SPLITS.items() if each.role == split)
-    chosen = _of_quantity(samples, requirement)
-    chosen &= (samples["split"] == split) & (samples["dataset"] == dataset)
+def lines_about(samples: DataFrame, requirement: Requirement, dataset: str = TEST.key) -> DataFrame:
+    """Returns the lines that a requirement is about, of one data set, with their loss."""
+    chosen = _of_quantity(samples, requirement) & (samples["dataset"] == dataset)
     if requirement.category:
         chosen &= samples["category"] == requirement.category
     found = samples[chosen]
@@ -235,15 +202,12 @@ def beside(
     return found.drop(columns="_merge")
 
 
-def bounds_of(module: PointwiseModule) -> dict[str, dict[str, float]]:
+def bounds_of(module: PointwiseModule) -> dict[str, str]:
     """What a module's violations are measured by: the same for all that are compared."""
-    return {
-        name: {side: at for side, at in asdict(bound).items() if at is not None}
-        for name, bound in module.evaluation_constraints.items()
-    }
+    return {name: repr(bound) for name, bound in module.evaluation_constraints.items()}
 
 
-def require_same_bounds(bounds: Mapping[str, Bounds]) -> None:
+def require_same_bounds(bounds: Mapping[str, dict[str, str]]) -> None:
     """bounds: by which each model's violations are measured, by its name."""
     for (one, first), (other, second) in pairwise(bounds.items()):
         if first != second:

@@ -21,11 +21,11 @@ from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import CommandParser
 from pl_pointwise.command_line.configs import overview
 from pl_pointwise.constraint import Constraint
-from pl_pointwise.data import SPLITS, PointwiseDataModule, title_of
+from pl_pointwise.data import TRAIN, VAL, PointwiseDataModule, title_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.printing import Table, quieten
 
-from .samples import Source
+from .samples import samples_of
 
 SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
 """Shares of the samples that are to meet an ε."""
@@ -37,16 +37,13 @@ def main(args: Sequence[str]) -> None:
     known, options = parser.parse_known_args(list(args))
     quieten()
     options += ["--trainer.default_root_dir", str(known.output)]
-    try:
-        cli = PointwiseCLI.of_data(known.config, options)
-    except argparse.ArgumentError as error:
-        parser.error(str(error))
-    samples, notes = measure(cli, known.ckpt_path)
+    cli = PointwiseCLI.of_data(known.config, options)
+    samples = measure(cli, known.ckpt_path)
     if not cli.trainer.is_global_zero:
         return
     constraints = cli.model.evaluation_constraints
     shares = met_shares(samples, constraints)
-    text = "\n".join([tolerance_table(shares, constraints).markdown(), *notes])
+    text = "\n".join([tolerance_table(shares, constraints).markdown(), *undefined(samples)])
     print(f"\n{text}")
     known.output.mkdir(parents=True, exist_ok=True)
     (known.output / "tolerances.md").write_text(text, encoding="utf-8")
@@ -68,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame, list[str]]:
-    """Runs the model over the data, not its metrics: the table of samples.py, what is missing."""
+def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> DataFrame:
+    """Runs the model over the data, not its metrics; returns the table of samples.py."""
     module, data, trainer = cli.model, cli.datamodule, cli.trainer
     if not isinstance(data, PointwiseDataModule):
         raise DataError("tolerances reads the splits of a PointwiseDataModule: give --data one.")
@@ -77,24 +74,25 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
     module.update_evaluation_metrics = module.finish_evaluation_metrics = lambda *_: None
     vars(data)["test_dataloader"] = lambda: open_loaders(data)
     trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
-    parts, notes = [], list[str]()
-    for dataset, by_constraint in module.evaluated.items():
-        source = Source(dataset, data.datasets.get(dataset))
-        for name, found in by_constraint.items():
-            worst = found.worst()
-            parts.append(source.lines("constraint", name, found.index, worst))
-            if undefined := found.index[worst.isnan()].tolist():
-                notes.append(
-                    f"{title_of(dataset)}: {len(undefined)} of {len(worst)} samples have a "
-                    f"violation of {name} that is NaN (index {undefined[:5]}): they meet no ε.\n"
-                )
-    if not parts:
+    samples = samples_of(module, training=True)
+    if samples.empty:
         raise DataError(
             "There is nothing to read ε off: no training or selection sample has a value of "
             f"{' or '.join(module.evaluation_constraints)}. Give the data module training data; "
             "the certification split is kept for the certificate."
         )
-    return pd.concat(parts, ignore_index=True), notes
+    return samples
+
+
+def undefined(samples: DataFrame) -> list[str]:
+    """Says which samples have a value that is NaN."""
+    notes = []
+    for (dataset, name), found in samples[samples["value"].isna()].groupby(["dataset", "quantity"]):
+        notes.append(
+            f"{title_of(dataset)}: {len(found)} samples have a violation of {name} that is NaN "
+            f"(index {found['index'].tolist()[:5]}): they meet no ε.\n"
+        )
+    return notes
 
 
 def open_loaders(data: PointwiseDataModule) -> dict[str, Any]:
@@ -102,18 +100,14 @@ def open_loaders(data: PointwiseDataModule) -> dict[str, Any]:
     for stage in ("fit", "validate"):
         with suppress(DataError):
             data.setup(stage)
-    open_splits = [key for key, split in SPLITS.items() if split.is_open]
-    return {key: data._loader(key) for key in open_splits if key in data.datasets}
+    return {key: data._loader(key) for key in (TRAIN.key, VAL.key) if key in data.datasets}
 
 
 def met_shares(samples: DataFrame, constraints: Mapping[str, Constraint]) -> DataFrame:
     """A line per group: the share that meets the bounds, and the ε, observed, that shares meet."""
-    groups = []
-    for (dataset, name), found in samples.groupby(["dataset", "quantity"], sort=False):
-        by_category = found[found["category"] != ""].groupby("category")
-        groups += [(dataset, name, category, of) for category, of in [("", found), *by_category]]
+    groups = pd.concat([samples.assign(category=""), samples[samples["category"] != ""]])
     lines = []
-    for dataset, name, category, found in groups:
+    for (dataset, name, category), found in groups.groupby(["dataset", "quantity", "category"]):
         worst = found["value"].fillna(np.inf).to_numpy(float)
         shifts = np.quantile(worst, SHARES, method="inverted_cdf")
         met = (tolerance(constraints[name], shift) for shift in shifts.tolist())
@@ -147,19 +141,13 @@ def tolerance(constraint: Constraint, shift: float) -> float:
 
 def tolerance_table(shares: DataFrame, constraints: Mapping[str, Constraint]) -> Table:
     """Returns the lines, rounded, with the constraints as configured."""
-    ends = [f"{100 * share:g}%" for share in SHARES]
-    cells = DataFrame(
-        {
-            "required": shares["constraint"].map(lambda name: in_words(name, constraints[name])),
-            "data": shares["data"].map(title_of),
-            "category": shares["category"].replace("", "all"),
-            "samples": shares["samples"].map("{:,}".format),
-            "meet it": shares["met"].map(lambda met: f"{100 * met:.3g} %"),
-            **{each.replace("%", " %"): shares[each].map("{:.4g}".format) for each in ends},
-        }
-    )
+    cells = shares.assign(
+        data=shares["data"].map(title_of),
+        constraint=shares["constraint"].map(lambda name: in_words(name, constraints[name])),
+        category=shares["category"].replace("", "all"),
+    ).map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
     note = (
-        "Under 50 % to 99 %: the ε that this share of the samples meets; of an interval by how "
+        "Under 50% to 99%: the ε that this share of the samples meets; of an interval by how "
         "much both bounds must be widened, of an equality to c the δ of c ± δ. Where all are one "
         "value, as of a model compared with itself, choose by what the quantity means "
         "(docs/settings.md)."

@@ -77,7 +77,7 @@ def test_without_held_out_data_the_training_data_are_shown(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("data", "requirement", "said"),
     [
-        ("TrainingData", "fit: violated <= 0.5", "There is no selection split"),
+        ("TrainingData", "fit: violated <= 0.5", "'val' is not among ['train']"),
         ("TrainingLoader", "fit: violated <= 0.5", "TrainingLoader has no test_dataloader()"),
         ("TrainingLoader", None, "TrainingLoader has no test_dataloader()"),
     ],

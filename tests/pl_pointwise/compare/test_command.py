@@ -123,7 +123,10 @@ def test_a_failed_run_is_a_line_that_says_why(files, tmp_path, unpainted) -> Non
         run(files, tmp_path / "out")
     rows = read(tmp_path / "out")
     assert [r["error"] for r in rows] == ["", "", "RuntimeError: asked to fail"]
-    assert "failed: RuntimeError: asked to fail" in (tmp_path / "out/comparison.md").read_text()
+    assert (
+        "Failed: broken · seed 0: RuntimeError: asked to fail"
+        in (tmp_path / "out/comparison.md").read_text()
+    )
 
 
 class FileData(LineData):

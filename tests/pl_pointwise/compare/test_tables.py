@@ -27,10 +27,8 @@ def test_what_decides_comes_first() -> None:
     found = tables.tables(done)
     assert found[0].title == "Results"
     assert list(found[0].cells) == ["method", "length", "violation rate", "CVaR95"]
-    assert lines(found[0]) == [
-        ["a", "4.5 ± 2.1", "0.375 ± 0.18", "3 ± 1.4"],
-        ["b", "failed: Error: no", "", ""],
-    ]
+    assert lines(found[0]) == [["a", "4.5 ± 2.1", "0.375 ± 0.18", "3 ± 1.4"]]
+    assert found[0].note.endswith("\n\nFailed: b · seed 0: Error: no")
     assert found[-1].title == "All metrics"
     assert "test/mrr@10" in found[-1].cells
 

@@ -11,30 +11,21 @@ import torch
 from safetensors.torch import save_model
 from torch import Tensor
 
-from pl_pointwise import Constraint, Formulation, PointwiseDataModule, PointwiseModule, Training
-from pl_pointwise.optimizers import Optimization
+from pl_pointwise import Formulation, PointwiseDataModule
+from tests.pl_pointwise.requirements.plane_task import PlaneModule
 
 FAILING: list[str] = []
 """What export() fails by."""
 
 
-class LinearModule(PointwiseModule):
-    """|f(x) − y| ≤ 1, at evaluation too."""
+class LinearModule(PlaneModule):
+    """|f(x) − y| ≤ 1, at evaluation too, trained by the squared error."""
 
     def __init__(self, formulation: Formulation | None = None) -> None:
-        training = Training(Optimization(learning_rate=0.1))
-        constraints = {"fit": Constraint(at_most=1.0)}
-        super().__init__(formulation=formulation, constraints=constraints, training=training)
-        self.w = torch.nn.Parameter(torch.zeros(3))
-
-    def forward(self, batch: Any) -> Tensor:
-        return batch["x"] @ self.w
+        super().__init__(formulation, tolerance=1.0, judged_by=1.0)
 
     def objective(self, outputs: Tensor, batch: Any) -> Tensor:
         return (outputs - batch["y"]).square()
-
-    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
-        return {"fit": (outputs - batch["y"]).abs()}
 
     def export(self, path: str | Path) -> Path:
         folder = Path(path)

@@ -18,7 +18,6 @@ def table(values: object, kind: str = "constraint", units: object = None) -> pd.
     index = np.arange(len(values))
     return pd.DataFrame(
         {
-            "split": "certification",
             "dataset": "test",
             "kind": kind,
             "quantity": "refuse" if kind == "constraint" else "mrr",
@@ -76,8 +75,8 @@ def test_a_prompt_that_comes_often_is_named() -> None:
     """300 of 600 samples are one prompt, and violated: one of 301 units."""
     units = np.concatenate([np.zeros(300), np.arange(1, 301)])
     samples = table(np.where(units == 0, 1.0, -1.0), units=units)
-    samples = pd.concat([samples, samples.assign(split="selection")])
-    model = MeasuredModel("m", samples, {"selection": 0.0})
+    samples = pd.concat([samples, samples.assign(dataset="val")])
+    model = MeasuredModel("m", samples, 0.0)
     said = choose_model([model], [Requirement.parse("refuse: violated <= 0.05")]).statement()
     assert "1 of 301 units (prompts, queries) fail" in said
     assert "600 samples are of 301, the largest has 50 % of them. Warning: of inputs" in said
