@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import DataError, explain_gradient_errors
-from ..lagrangian.batch_statistic import Slope
+from ..lagrangian.scopes import Slope
 from ..lagrangian.terms import (
     OBJECTIVE,
     PADDING,
@@ -176,7 +176,7 @@ class Stepper:
         with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
             found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
         self.buffers.restore(task)
-        return duals.slopes(found, counts, task.device, over_ranks)
+        return duals.slopes(found, counts)
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``largest`` if that is given."""
