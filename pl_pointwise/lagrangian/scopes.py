@@ -215,7 +215,7 @@ class PerBatch(Weight):
         value = self._value(*self._statistic(measured, "followed", count, threshold))
         followed = judged = value.detach()
         if measured.strict:
-            judged = self._value(*self._statistic(measured, "judged", count, threshold))
+            judged = self._value(*self._statistic(measured, "judged", count, self.threshold))
         measured.lagrangian += float(formulation.lagrangian(followed, self.multiplier).sum())
         if formulation.learns_threshold:
             (slope,) = torch.autograd.grad(value.sum(), threshold)
