@@ -28,7 +28,7 @@ class FeasibleCheckpoint(ModelCheckpoint):
         constraints: names; None takes all.
         objective: the logged key that decides among the feasible.
         mode: whether a small or a large one is better.
-        dirpath, filename, save_top_k, save_last, every_n_epochs: as in ModelCheckpoint.
+        options: as in ModelCheckpoint, such as dirpath, filename, save_top_k, every_n_epochs.
 
     Raises:
         TrainingError: a key that no validation logged, when it is time to compare.
@@ -41,21 +41,9 @@ class FeasibleCheckpoint(ModelCheckpoint):
         constraints: list[str] | None = None,
         objective: str = "val/objective",
         mode: Literal["min", "max"] = "min",
-        dirpath: str | None = None,
-        filename: str | None = None,
-        save_top_k: int = 1,
-        save_last: bool | None = None,
-        every_n_epochs: int = 1,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            dirpath=dirpath,
-            filename=filename,
-            monitor=RANK,
-            mode="min",
-            save_top_k=save_top_k,
-            save_last=save_last,
-            every_n_epochs=every_n_epochs,
-        )
+        super().__init__(monitor=RANK, mode="min", **options)
         self.statistic, self.at_most = statistic, at_most
         self.constraints, self.objective = constraints, objective
         self.larger_is_better = mode == "max"

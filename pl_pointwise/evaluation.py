@@ -13,7 +13,6 @@ from torchmetrics import Metric
 
 from .certificates import worst_per_sample
 from .data import dataset_of
-from .errors import explain_gradient_errors
 from .lagrangian.terms import OBJECTIVE, widest
 from .metrics import pool, share_violated, violation_statistics
 from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
@@ -212,8 +211,7 @@ class Evaluator:
     def add(self, batch: Any, dataloader_idx: int) -> None:
         """Adds a batch of one of the data sets, by its number."""
         self.added = True
-        with explain_gradient_errors():
-            [*self._evaluations.values()][dataloader_idx].add(self.task, batch)
+        [*self._evaluations.values()][dataloader_idx].add(self.task, batch)
 
     def finish(self) -> None:
         """Computes and logs what was collected."""

@@ -220,18 +220,9 @@ def number(
 
 
 def arguments_of(formulation: object) -> dict[str, Any]:
-    """Its constructor's arguments, each from the attribute of its name, which must be there."""
-    kind = type(formulation)
-    parameters = inspect.signature(kind).parameters.values()
-    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
-        return dict(vars(formulation))
-    missing = [p.name for p in parameters if not hasattr(formulation, p.name)]
-    if missing:
-        raise ValueError(
-            f"{kind.__name__} must keep its argument {missing[0]} as an attribute of that name, "
-            "from which YAML and checkpoints read it."
-        )
-    return {p.name: getattr(formulation, p.name) for p in parameters}
+    """Its constructor's arguments, each from the attribute of its name."""
+    names = inspect.signature(type(formulation)).parameters
+    return {name: getattr(formulation, name) for name in names}
 
 
 class Penalty(Formulation):
@@ -286,7 +277,7 @@ class Penalty(Formulation):
 class BatchFormulation(Ascending):
     """ψ(g, λ) of one statistic g of the batch, with one multiplier per side of the constraint.
 
-    g = a + outer(mean of inner(v − a)), with the mean of all ranks (batch_statistic.py). ``anchor``
+    g = a + outer(mean of inner(v − a)), with the mean of all ranks (scopes.py). ``anchor``
     says what a is: 0, the batch's largest violation, or a learned threshold.
     """
 

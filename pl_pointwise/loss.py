@@ -16,8 +16,8 @@ from torch import Tensor
 from .constraint import Constraint
 from .errors import DataError, TrainingError, one_of
 from .formulations import Formulation
-from .lagrangian.batch_statistic import Slope
 from .lagrangian.duals import Duals, group_numbers
+from .lagrangian.scopes import Slope
 from .lagrangian.terms import (
     OBJECTIVE,
     PADDING,
@@ -329,7 +329,7 @@ class PointwiseLoss:
             loss = loss + scope.loss(terms, multiplier, counts[name])
         table, self._layout = pack(index, terms, multipliers, loss, strict)
         if on_batch:
-            slopes = slopes or self.duals.slopes([terms], counts, loss.device, over_ranks)
+            slopes = slopes or self.duals.slopes([terms], counts)
             shares = (on_batch[n].loss_of(terms, slope, counts[n]) for n, slope in slopes.items())
             loss = loss + sum(shares)
         return loss, table

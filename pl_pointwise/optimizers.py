@@ -9,9 +9,6 @@ from functools import wraps
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
-from lightning.pytorch.trainer.connectors.data_connector import _process_dataloader
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-
 from .errors import one_of
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -103,28 +100,6 @@ def _require(
     valid = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
     if not (valid and fits(value)):
         raise ValueError(f"{name}={value!r}: must be a number, {wanted}.")
-
-
-def number_of_steps(trainer: Any) -> int | None:
-    """Steps of the whole run, None where it has no end.
-
-    ``estimated_stepping_batches`` would set the loaders up too early for a resume within an epoch.
-    """
-    batches: float = trainer.num_training_batches
-    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
-    if trainer.train_dataloader is None and epochs < math.inf:
-        made = trainer.fit_loop._data_source.dataloader()
-        loader: Any = _process_dataloader(trainer, TrainerFn.FITTING, RunningStage.TRAINING, made)
-        limit = trainer.overfit_batches or trainer.limit_train_batches
-        batches = len(loader) if hasattr(loader, "__len__") else math.inf
-        if isinstance(limit, int):
-            batches = min(batches, limit)
-        elif batches < math.inf:
-            batches = int(batches * limit)
-    steps = math.inf if trainer.max_steps in (None, -1) else trainer.max_steps
-    if epochs < math.inf:
-        steps = min(steps, epochs * batches)
-    return None if math.isinf(steps) else int(steps)
 
 
 def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
 
 from .constraint import Constraint
 from .formulations import Formulation
@@ -103,6 +102,8 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
 
 def known_class(path: str) -> type | None:
     """Returns the model, data or formulation of a name, if it ships or is loaded already."""
+    from lightning.pytorch import LightningDataModule, LightningModule  # PointwiseLoss needs none.
+
     module, _, name = path.rpartition(".")
     if module.partition(".")[0] == __name__.partition(".")[0]:
         with suppress(ImportError):

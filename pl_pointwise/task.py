@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,13 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.connectors.data_connector import _process_dataloader
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from .constraint import Constraint
 from .errors import TrainingError
 from .formulations import Formulation
-from .optimizers import Training, number_of_steps
+from .optimizers import Training
 
 log = logging.getLogger(__name__)
 
@@ -97,14 +100,33 @@ class Task(LightningModule):
         """After a sanity check, before ``on_train_start``, whether or not that is overridden."""
 
     def number_of_steps(self) -> int:
-        """Steps of the whole run, for a schedule; ``estimated_stepping_batches`` harms resuming."""
-        steps = number_of_steps(self.trainer)
-        if steps is None:
+        """Steps of the whole run, for a schedule.
+
+        ``estimated_stepping_batches`` would set the loaders up too early for a resume in an epoch.
+        """
+        trainer = self.trainer
+        batches: float = trainer.num_training_batches
+        epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
+        if trainer.train_dataloader is None and epochs < math.inf:
+            made = trainer.fit_loop._data_source.dataloader()
+            loader: Any = _process_dataloader(
+                trainer, TrainerFn.FITTING, RunningStage.TRAINING, made
+            )
+            limit = trainer.overfit_batches or trainer.limit_train_batches
+            batches = len(loader) if hasattr(loader, "__len__") else math.inf
+            if isinstance(limit, int):
+                batches = min(batches, limit)
+            elif batches < math.inf:
+                batches = int(batches * limit)
+        steps = math.inf if trainer.max_steps in (None, -1) else trainer.max_steps
+        if epochs < math.inf:
+            steps = min(steps, epochs * batches)
+        if math.isinf(steps):
             raise TrainingError(
                 "The run has no end: set max_epochs or max_steps, or take "
                 'schedule="constant" without a warm-up.'
             )
-        return steps
+        return int(steps)
 
     # Evaluation and export ----------------------------------------------------------------------
 
@@ -202,3 +224,11 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in in_training:
             module.training = True
+
+
+@contextmanager
+def replayed_random_state(device: torch.device) -> Iterator[None]:
+    """Runs the block, then puts torch's generators back, so that what follows draws the same."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield

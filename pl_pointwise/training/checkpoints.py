@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import random
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import FrameType
 from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
+import numpy as np
 import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -92,6 +94,30 @@ def differences(before: Any, now: Any, name: str = "") -> dict[str, tuple[Any, A
     else:
         same = bool(before == now)
     return {} if same else {name: (before, now)}
+
+
+# Python's, numpy's and torch's generators ---------------------------------------------------------
+
+
+def random_state(device: torch.device | None = None) -> dict[str, Any]:
+    """The state of this process's generators, as plain values and tensors."""
+    numbers: Any = np.random.get_state()
+    kind, keys, *rest = numbers
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    state["numpy"] = [kind, keys.tolist(), *rest]
+    if device is not None and device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 # Files -------------------------------------------------------------------------------------------

@@ -22,7 +22,15 @@ from ..fingerprints import RANDOM_ROWS
 from ..formulations import Formulation
 from ..loss import PointwiseLoss
 from ..task import Task, objects_of_all_ranks, warn
-from .checkpoints import STATE_KEY, VERSION, WholeCheckpointIO, damaged, state_of
+from .checkpoints import (
+    STATE_KEY,
+    VERSION,
+    WholeCheckpointIO,
+    damaged,
+    random_state,
+    restore_random_state,
+    state_of,
+)
 from .checks import (
     check_module,
     check_settings,
@@ -32,7 +40,6 @@ from .checks import (
     training_set,
     warn_of_checkpoints,
 )
-from .random_state import random_state, restore_random_state
 from .stepper import Stepper
 
 # It says that weights are saved after the step: here they are, with the multipliers after it.

@@ -58,7 +58,7 @@ class PointwiseSampler(DistributedSampler[Any]):
         missing = -count % self.num_replicas
         return torch.cat([order, -1 - order[torch.arange(missing) % max(1, count)]])
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         mine = torch.as_tensor(self.order())  # A subclass may give a list.
         mine = mine[self.rank :: self.num_replicas][self.skip :]
         mine = mine.clone() if self.num_replicas > 1 else mine  # A view would keep all ranks'.

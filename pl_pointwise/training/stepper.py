@@ -13,8 +13,8 @@ from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..errors import DataError, explain_gradient_errors
-from ..lagrangian.batch_statistic import Slope
+from ..errors import DataError
+from ..lagrangian.scopes import Slope
 from ..lagrangian.terms import (
     OBJECTIVE,
     PADDING,
@@ -32,8 +32,7 @@ from ..lagrangian.terms import (
 )
 from ..loss import PointwiseLoss, norm_of
 from ..metrics import share_violated
-from ..task import Task, judges_strictly, warn
-from .random_state import replayed_random_state
+from ..task import Task, judges_strictly, replayed_random_state, warn
 from .watch import Watch
 
 
@@ -173,10 +172,10 @@ class Stepper:
         if duals.knows_slopes or (len(micro_batches) == 1 and task.trainer.world_size == 1):
             return None
         strict = self.strict and duals.dual_first
-        with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
+        with torch.no_grad(), replayed_random_state(task.device):
             found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
         self.buffers.restore(task)
-        return duals.slopes(found, counts, task.device, over_ranks)
+        return duals.slopes(found, counts)
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``largest`` if that is given."""

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from pl_pointwise.task import Batch, evaluation_mode
+from pl_pointwise.task import Batch, evaluation_mode, replayed_random_state
 from pl_pointwise.tasks.common.records import digest
-from pl_pointwise.training.random_state import replayed_random_state
 
 from ..likelihood.reference import adapters_off, base_of
 from ..text.conversations import ConversationEncoder
