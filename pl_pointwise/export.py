@@ -15,11 +15,9 @@ from pkgutil import resolve_name
 
 import yaml
 
-from .cli import require_class
+from .cli import config_of, config_option, exports, require_class, short_path
 from .command_line.cli_errors import CommandParser
-from .command_line.configs import config_parts, text_of
-from .command_line.foreign_names import PACKAGE, foreign_names
-from .command_line.next_steps import config_of, config_option, exports, short_path
+from .command_line.configs import PACKAGE, config_parts, foreign_names, text_of
 from .errors import TrainingError, printable
 from .files import check_export_folder, replaced_folder
 from .module import PointwiseModule

@@ -25,21 +25,9 @@ from pl_pointwise.command_line.cli_errors import CommandParser, fraction
 from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
-from .exported import (
-    CERTIFICATE,
-    CHECKPOINT,
-    START,
-    measure_new_records,
-    read_certificate,
-)
+from .exported import CERTIFICATE, CHECKPOINT, START, measure_new_records, read_certificate
 from .requirement import Requirement, RequirementError
-from .samples import (
-    beside,
-    quantities_in,
-    records_not_known,
-    require_known,
-    require_same_bounds,
-)
+from .samples import beside, quantities_in, records_not_known, require_known, require_same_bounds
 from .uses import remember_use, uses_of
 
 
