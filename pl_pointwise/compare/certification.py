@@ -36,8 +36,8 @@ from pl_pointwise.requirements.samples import Source, beside, lines_about, requi
 from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
 
+from .results import shared_objective
 from .runs import Comparison, Outcome, Run, files_read, on_first_rank
-from .tables import shared_objective
 
 
 def check_requirements(comparison: Comparison) -> DataFrame:

@@ -16,7 +16,6 @@ What is measured is the model of ``model.ckpt``, read from it.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import logging
@@ -45,8 +44,8 @@ from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import notes_of
 
 from .certification import answer_requirements, check_requirements
-from .plots import PLOTS
-from .plots import draw as draw_plots
+from .results import PLOTS, tables, write_csv
+from .results import draw as draw_plots
 from .runs import (
     RESULT,
     VIOLATIONS,
@@ -58,7 +57,6 @@ from .runs import (
     files_read,
     on_first_rank,
 )
-from .tables import tables, write_csv
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +64,27 @@ log = logging.getLogger(__name__)
 def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options, ``--trainer.max_epochs 1`` for one, go to every run."""
     quieten()
-    parser = _parser()
+    parser = CommandParser("compare", __doc__.split("\n")[0], overview())
+    several: dict[str, Any] = {"action": "append", "default": []}
+    which = "base, then what changes it; name or path"
+    parser.add_argument("-c", "--config", action="append", required=True, help=which)
+    which = "YAML of name: change; name or path. Without: the configuration alone"
+    parser.add_argument("--methods", help=which)
+    swept = "sweep model.formulation.init_args.beta=0.1,1,10; several give every combination"
+    parser.add_argument("--set", metavar="PATH=V,V,…", help=swept, **several)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--output", type=Path, required=True, help="folder for runs and results")
+    parser.add_argument(
+        "--require",
+        metavar="REQUIREMENT",
+        help="what the chosen model has to meet on new inputs: 'relevance: violated <= 0.05', "
+        "'over_refusal <= 0.05', 'lost(relevance) <= 0.02'; several hold together",
+        **several,
+    )
+    parser.add_argument(
+        "--confidence", type=fraction, default=0.95, help="of the certificate, the choice included"
+    )
+    parser.add_argument("--only", type=int, metavar="N", help="the N-th run, and no tables")
     known, overrides = parser.parse_known_args(list(args))
     seeds = [*dict.fromkeys(known.seeds)]  # Each once: a run that is counted twice shows no spread.
     what = known.config, known.output, known.methods, seeds, known.set, overrides
@@ -119,31 +137,6 @@ def _check_data(cli: PointwiseCLI) -> None:
         )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser("compare", __doc__.split("\n")[0], overview())
-    several: dict[str, Any] = {"action": "append", "default": []}
-    which = "base, then what changes it; name or path"
-    parser.add_argument("-c", "--config", action="append", required=True, help=which)
-    which = "YAML of name: change; name or path. Without: the configuration alone"
-    parser.add_argument("--methods", help=which)
-    swept = "sweep model.formulation.init_args.beta=0.1,1,10; several give every combination"
-    parser.add_argument("--set", metavar="PATH=V,V,…", help=swept, **several)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder for runs and results")
-    parser.add_argument(
-        "--require",
-        metavar="REQUIREMENT",
-        help="what the chosen model has to meet on new inputs: 'relevance: violated <= 0.05', "
-        "'over_refusal <= 0.05', 'lost(relevance) <= 0.02'; several hold together",
-        **several,
-    )
-    parser.add_argument(
-        "--confidence", type=fraction, default=0.95, help="of the certificate, the choice included"
-    )
-    parser.add_argument("--only", type=int, metavar="N", help="the N-th run, and no tables")
-    return parser
-
-
 def compare(comparison: Comparison, start: DataFrame | None) -> list[str]:
     """Runs what is left, then writes tables and plots; returns what failed.
 
@@ -178,7 +171,10 @@ def execute(run: Run) -> dict[str, Any]:
         try:
             _execute(run, result)
         except Exception as error:
-            result["error"] = _reason(run, error)
+            result["error"] = sentence(error)
+            if not isinstance(error, OURS):
+                log.exception(run.title)
+                result["error"] = f"{type(error).__name__}: {error}"
             with suppress(OSError):  # Of a disk that is full.
                 write_whole(run.folder / RESULT, json.dumps(result, indent=1))
         finally:
@@ -212,14 +208,6 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
             write_whole(run.folder / RESULT, json.dumps(result, indent=1))
     finally:
         cli.trainer.strategy.barrier()  # The other ranks look at the files too.
-
-
-def _reason(run: Run, error: Exception) -> str:
-    """Returns what a run failed by, and logs what is no sentence with the traceback."""
-    if isinstance(error, OURS):
-        return sentence(error)
-    log.exception(run.title)
-    return f"{type(error).__name__}: {error}"
 
 
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import yaml
 
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import command as compare
-from pl_pointwise.compare.plots import PLOTS
+from pl_pointwise.compare.results import PLOTS
 from pl_pointwise.compare.runs import Run, alone_in
 from tests.pl_pointwise.line_task import LineData
 
