@@ -197,7 +197,29 @@ class PointwiseCLI(LightningCLI):
             )
 
     def after_fit(self) -> None:
-        say_after_fit(self.trainer, self.model, self.datamodule)
+        """Prints how the constraints ended, where the run is, and the command that takes it up."""
+        trainer: Any = self.trainer
+        folder = run_root(trainer)  # Asks all ranks.
+        if not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        if isinstance(self.model, PointwiseModule):
+            print("\n".join(self.model._stepper.watch.lines))
+        # Of several callbacks the first that compares checkpoints.
+        savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
+        savers.sort(key=lambda one: one.monitor is None)
+        paths = [path for one in savers if (path := one.best_model_path or one.last_model_path)]
+        written = f"Written to {short_path(folder)}"
+        if not paths:
+            print(f"{written}, without a checkpoint: no ModelCheckpoint saved one.")
+            return
+        print(f"{written}: log, configuration and checkpoint. Next:\n")
+        sources = [each for each in (self.datamodule, self.model) if each is not None]
+        if any(is_overridden("test_dataloader", each) for each in sources):
+            print(f"  {command_for('test', paths[0], config_in(folder))}")
+        elif exports(type(self.model)):
+            print(f"  {command_for('export', paths[0], config_of(paths[0]))}")
+        else:
+            print(f"  define test_dataloader() or export() to go on with {short_path(paths[0])}")
 
     def after_predict(self) -> None:
         trainer: Any = self.trainer
@@ -209,7 +231,7 @@ class PointwiseCLI(LightningCLI):
         self.after_validate()
         checkpoint = self.config[self.subcommand].get("ckpt_path")
         if self.trainer.is_global_zero and checkpoint and exports(type(self.model)):
-            print(f"\nNext:\n\n  {export_command(checkpoint)}")
+            print(f"\nNext:\n\n  {command_for('export', checkpoint, config_of(checkpoint))}")
 
     def after_validate(self) -> None:
         if not self.trainer.is_global_zero:
@@ -217,13 +239,6 @@ class PointwiseCLI(LightningCLI):
         print(metrics_table(self.trainer.callback_metrics))
         if not self.config[self.subcommand].get("ckpt_path"):
             print("Of the model as it starts: no --ckpt_path was given.")
-
-
-def find_classes_of_the_folder() -> None:
-    """Makes the files of the current folder importable, behind everything else; not with ``-P``."""
-    folder = os.getcwd()
-    if not getattr(sys.flags, "safe_path", False) and not {"", folder}.intersection(sys.path):
-        sys.path.append(folder)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -235,9 +250,10 @@ def main(args: Sequence[str] | None = None) -> None:
         os.environ[cli_errors.DEBUG] = "1"  # Processes that it starts show everything too.
     first = args[0] if args and not args[0].startswith("-") else None
     known = [*PointwiseCLI.subcommands(), *COMMANDS]
-    names_config = any(word.partition("=")[0] in OPTIONS for word in args)
-    if from_shell and (first not in OF_STRANGERS or names_config):
-        find_classes_of_the_folder()
+    trusted = first not in OF_STRANGERS or any(w.partition("=")[0] in OPTIONS for w in args)
+    decided = getattr(sys.flags, "safe_path", False) or {"", os.getcwd()}.intersection(sys.path)
+    if from_shell and trusted and not decided:  # With -P it is.
+        sys.path.append(os.getcwd())  # Its classes can be named, behind all others.
     program = f"pl-pointwise {first}" if first in known else "pl-pointwise"
     with short_errors(program, cli_errors.MISTAKES if first in COMMANDS else ()):
         if first in COMMANDS:
@@ -294,30 +310,6 @@ def config_option(checkpoint: str | Path) -> str:
     return f"--config {short_path(config) if config else 'CONFIG, the config.yaml that fit wrote'}"
 
 
-def say_after_fit(trainer: Any, module: LightningModule, data: Any) -> None:
-    """Prints how the constraints ended, where the run is, and the command that takes it up."""
-    folder = run_root(trainer)  # Asks all ranks.
-    if not trainer.is_global_zero or trainer.fast_dev_run:
-        return
-    if isinstance(module, PointwiseModule):
-        print("\n".join(module._stepper.watch.lines))
-    # Of several callbacks the first that compares checkpoints.
-    savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
-    savers.sort(key=lambda one: one.monitor is None)
-    paths = [path for one in savers if (path := one.best_model_path or one.last_model_path)]
-    written = f"Written to {short_path(folder)}"
-    if not paths:
-        print(f"{written}, without a checkpoint: no ModelCheckpoint saved one.")
-        return
-    print(f"{written}: log, configuration and checkpoint. Next:\n")
-    if any(is_overridden("test_dataloader", each) for each in (data, module) if each is not None):
-        print(f"  {_command('test', config_in(folder), paths[0])}")
-    elif exports(type(module)):
-        print(f"  {export_command(paths[0])}")
-    else:
-        print(f"  define test_dataloader() or export() to go on with {short_path(paths[0])}")
-
-
 def metrics_table(metrics: Mapping[str, Any]) -> str:
     """Returns a line per metric, a column per evaluated data set."""
     stages, names = (
@@ -337,12 +329,8 @@ def exports(kind: type) -> bool:
     return getattr(kind, "export", PointwiseModule.export) is not PointwiseModule.export
 
 
-def export_command(checkpoint: str) -> str:
-    """The command that exports a checkpoint."""
-    return _command("export", config_of(checkpoint), checkpoint)
-
-
-def _command(name: str, config: Path | None, checkpoint: str) -> str:
+def command_for(name: str, checkpoint: str, config: Path | None) -> str:
+    """The command that goes on with a checkpoint."""
     words = ["pl-pointwise", name]
     words += [] if config is None else ["--config", short_path(config)]
     return shlex.join([*words, "--ckpt_path", short_path(checkpoint)])

@@ -191,7 +191,7 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
     >>> product_of(["model.tolerance=1,3", "model.formulation.init_args.beta=0.1"])[1]
     ('tolerance=3, beta=0.1', ['--model.tolerance=3', '--model.formulation.init_args.beta=0.1'])
     """
-    swept: dict[str, list[str]] = {}
+    swept: dict[str, list[tuple[str, str]]] = {}
     for setting in settings:
         path, equals, values = setting.partition("=")
         path = path.strip().removeprefix("--")
@@ -199,16 +199,14 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
             raise DataError(f"--set {setting}: write a dotted path and its values, a.b=0.1,1,10")
         if path in swept:
             raise DataError(f"--set {path} is given twice: write all its values behind one.")
-        swept[path] = [value.strip() for value in values.split(",")]
-        if not all(swept[path]):
+        given = [value.strip() for value in values.split(",")]
+        if not all(given):
             raise DataError(f"--set {setting}: a value is missing.")
-    names = [path.rpartition(".")[2] for path in swept]
+        name = path.rpartition(".")[2]
+        swept[path] = [(f"{name}={value}", f"--{path}={value}") for value in given]
     return [
-        (
-            ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
-            [f"--{path}={value}" for path, value in zip(swept, values, strict=True)],
-        )
-        for values in itertools.product(*swept.values())
+        (", ".join(label for label, _ in chosen), [option for _, option in chosen])
+        for chosen in itertools.product(*swept.values())
     ]
 
 
