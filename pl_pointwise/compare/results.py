@@ -15,11 +15,10 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from pl_pointwise.data import SPLITS, title_of
+from pl_pointwise.lagrangian.terms import OBJECTIVE
 from pl_pointwise.printing import Table, one_line
 
 from .runs import Outcome
-
-OBJECTIVE = "objective"
 
 
 def run_lines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
