@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom
 
-from pl_pointwise.requirements.anytime import MeanAbove
+from pl_pointwise.requirements.p_values import MeanAbove
 
 LOOKS, BATCH, DELTA = (10, 50, 200), 20, 0.05
 """Looks within which an alarm is counted; samples of each; the error."""

@@ -7,32 +7,35 @@ import importlib
 import logging
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
-from lightning.pytorch.callbacks import BasePredictionWriter
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.cli import (
+    ArgsType,
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+)
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from .command_line import cli_errors, next_steps
+from .command_line import cli_errors
 from .command_line.cli_errors import ShortErrorParser, innermost, short_errors
 from .command_line.configs import OPTIONS, overview, with_config_parts
-from .command_line.next_steps import (
-    SaveConfig,
-    config_option,
-    export_command,
-    exports,
-    metrics_table,
-)
 from .errors import TrainingError
 from .extras import import_classes
+from .files import free_path, run_root, write_whole
 from .module import PointwiseModule
 from .training.checkpoints import differences, hyperparameters
 
@@ -68,6 +71,19 @@ set_loader("yaml", load_yaml, (yaml.YAMLError,))  # Also of options' values: --m
 logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(  # Its advertisements.
     lambda record: "💡 Tip" not in record.getMessage()
 )
+
+
+class SaveConfig(SaveConfigCallback):
+    """Saves the configuration in the run's own folder: config.yaml, and ``fit`` over no file."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._folder = run_root(trainer)  # Asks all ranks.
+        super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" or config_in(self._folder) is None:
+            path = free_path(self._folder, "config", ".yaml")
+            write_whole(path, self.parser.dump(self.config, skip_none=False))
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -181,7 +197,29 @@ class PointwiseCLI(LightningCLI):
             )
 
     def after_fit(self) -> None:
-        next_steps.after_fit(self.trainer, self.model, self.datamodule)
+        """Prints how the constraints ended, where the run is, and the command that takes it up."""
+        trainer: Any = self.trainer
+        folder = run_root(trainer)  # Asks all ranks.
+        if not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        if isinstance(self.model, PointwiseModule):
+            print("\n".join(self.model._stepper.watch.lines))
+        # Of several callbacks the first that compares checkpoints.
+        savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
+        savers.sort(key=lambda one: one.monitor is None)
+        paths = [path for one in savers if (path := one.best_model_path or one.last_model_path)]
+        written = f"Written to {short_path(folder)}"
+        if not paths:
+            print(f"{written}, without a checkpoint: no ModelCheckpoint saved one.")
+            return
+        print(f"{written}: log, configuration and checkpoint. Next:\n")
+        sources = [each for each in (self.datamodule, self.model) if each is not None]
+        if any(is_overridden("test_dataloader", each) for each in sources):
+            print(f"  {command_for('test', paths[0], config_in(folder))}")
+        elif exports(type(self.model)):
+            print(f"  {command_for('export', paths[0], config_of(paths[0]))}")
+        else:
+            print(f"  define test_dataloader() or export() to go on with {short_path(paths[0])}")
 
     def after_predict(self) -> None:
         trainer: Any = self.trainer
@@ -193,7 +231,7 @@ class PointwiseCLI(LightningCLI):
         self.after_validate()
         checkpoint = self.config[self.subcommand].get("ckpt_path")
         if self.trainer.is_global_zero and checkpoint and exports(type(self.model)):
-            print(f"\nNext:\n\n  {export_command(checkpoint)}")
+            print(f"\nNext:\n\n  {command_for('export', checkpoint, config_of(checkpoint))}")
 
     def after_validate(self) -> None:
         if not self.trainer.is_global_zero:
@@ -201,13 +239,6 @@ class PointwiseCLI(LightningCLI):
         print(metrics_table(self.trainer.callback_metrics))
         if not self.config[self.subcommand].get("ckpt_path"):
             print("Of the model as it starts: no --ckpt_path was given.")
-
-
-def find_classes_of_the_folder() -> None:
-    """Makes the files of the current folder importable, behind everything else; not with ``-P``."""
-    folder = os.getcwd()
-    if not getattr(sys.flags, "safe_path", False) and not {"", folder}.intersection(sys.path):
-        sys.path.append(folder)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -219,9 +250,10 @@ def main(args: Sequence[str] | None = None) -> None:
         os.environ[cli_errors.DEBUG] = "1"  # Processes that it starts show everything too.
     first = args[0] if args and not args[0].startswith("-") else None
     known = [*PointwiseCLI.subcommands(), *COMMANDS]
-    names_config = any(word.partition("=")[0] in OPTIONS for word in args)
-    if from_shell and (first not in OF_STRANGERS or names_config):
-        find_classes_of_the_folder()
+    trusted = first not in OF_STRANGERS or any(w.partition("=")[0] in OPTIONS for w in args)
+    decided = getattr(sys.flags, "safe_path", False) or {"", os.getcwd()}.intersection(sys.path)
+    if from_shell and trusted and not decided:  # With -P it is.
+        sys.path.append(os.getcwd())  # Its classes can be named, behind all others.
     program = f"pl-pointwise {first}" if first in known else "pl-pointwise"
     with short_errors(program, cli_errors.MISTAKES if first in COMMANDS else ()):
         if first in COMMANDS:
@@ -255,3 +287,56 @@ def require_class(path: str, named: str, kind: type) -> None:
             f"--ckpt_path {path} is of a {of}, and the configuration asks for a {kind.__name__}. "
             f"Give {config_option(path)}."
         )
+
+
+# What is left behind, and what comes next ------------------------------------------------------
+
+
+def config_in(folder: Path) -> Path | None:
+    """The last configuration that was written into a folder, if it has one."""
+    found = [*folder.glob("config.yaml"), *folder.glob("config-[0-9]*.yaml")]
+    return max(found, key=lambda path: (len(path.name), path.name), default=None)
+
+
+def config_of(checkpoint: str | Path) -> Path | None:
+    """The last configuration in the folder of the run that wrote a checkpoint, if it has one."""
+    folders = Path(checkpoint).absolute().parents[:2]
+    return next(filter(None, map(config_in, folders)), None)
+
+
+def config_option(checkpoint: str | Path) -> str:
+    """The option that names the configuration of a checkpoint."""
+    config = config_of(checkpoint)
+    return f"--config {short_path(config) if config else 'CONFIG, the config.yaml that fit wrote'}"
+
+
+def metrics_table(metrics: Mapping[str, Any]) -> str:
+    """Returns a line per metric, a column per evaluated data set."""
+    stages, names = (
+        [*dict.fromkeys(name.partition("/")[part] for name in metrics)] for part in (0, 2)
+    )
+    width = max(map(len, names), default=0)
+    lines = [" " * width + "".join(f"{stage:>14}" for stage in stages)]
+    for name in names:
+        found = [metrics.get(f"{stage}/{name}") for stage in stages]
+        cells = ["" if value is None else f"{float(value):.4g}" for value in found]
+        lines.append(f"{name:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
+    return "\n".join(lines)
+
+
+def exports(kind: type) -> bool:
+    """Whether a class of modules says what its export is."""
+    return getattr(kind, "export", PointwiseModule.export) is not PointwiseModule.export
+
+
+def command_for(name: str, checkpoint: str, config: Path | None) -> str:
+    """The command that goes on with a checkpoint."""
+    words = ["pl-pointwise", name]
+    words += [] if config is None else ["--config", short_path(config)]
+    return shlex.join([*words, "--ckpt_path", short_path(checkpoint)])
+
+
+def short_path(path: str | Path) -> str:
+    """Relative to the current folder if it is below it."""
+    path = Path(path).absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -15,11 +15,9 @@ from pkgutil import resolve_name
 
 import yaml
 
-from .cli import require_class
+from .cli import config_of, config_option, exports, require_class, short_path
 from .command_line.cli_errors import CommandParser
-from .command_line.configs import config_parts, text_of
-from .command_line.foreign_names import PACKAGE, foreign_names
-from .command_line.next_steps import config_of, config_option, exports, short_path
+from .command_line.configs import PACKAGE, config_parts, foreign_names, text_of
 from .errors import TrainingError, printable
 from .files import check_export_folder, replaced_folder
 from .module import PointwiseModule
@@ -39,7 +37,13 @@ def main(args: Sequence[str]) -> None:
         "-c", "--config", action="append", default=[], help="names the class of a task of your own"
     )
     known = parser.parse_args(list(args))
-    module = module_of(known.ckpt_path, known.config)
+    kind = class_of(known.ckpt_path, known.config)
+    if not exports(kind):
+        raise TypeError(
+            f"{kind.__name__} has no export(): define export(self, path) in it (docs/own_task.md)."
+        )
+    module = kind.load_from_checkpoint(known.ckpt_path, map_location="cpu", weights_only=True)
+    notes_of(module).checkpoint = Path(known.ckpt_path).name
     config = config_of(known.ckpt_path)
     run = Path(known.ckpt_path).parent if config is None else config.parent
     folder = known.output or run / "export"
@@ -47,20 +51,6 @@ def main(args: Sequence[str]) -> None:
     with replaced_folder(folder) as whole:
         module.export(whole)
     print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
-
-
-def module_of(checkpoint: str, configs: Sequence[str] = ()) -> PointwiseModule:
-    """The module of a checkpoint, of the class in the configurations or one that is shipped."""
-    if not Path(checkpoint).is_file():
-        raise FileNotFoundError(f"--ckpt_path {checkpoint}: there is no such file.")
-    kind = class_of(checkpoint, configs)
-    if not exports(kind):
-        raise TypeError(
-            f"{kind.__name__} has no export(): define export(self, path) in it (docs/own_task.md)."
-        )
-    module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
-    notes_of(module).checkpoint = Path(checkpoint).name
-    return module
 
 
 def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"pl_pointwise": "pl_pointwise", "pl_pointwise.tasks": "tasks"}
 FOLDERS["pl_pointwise.callbacks"] = "callbacks"
-USERS = {"__init__", "cli", "export", "model_card", "next_steps", "samples", "certification"}
+USERS = {"__init__", "cli", "export", "model_card", "samples", "certification"}
 """Files that take a whole module, as users do."""
 ABOVE = {
     "lagrangian": {"training", "command_line", "compare", "requirements", "module", "run"},

@@ -18,8 +18,7 @@ from typing import Any
 
 from pandas import DataFrame, concat, read_parquet
 
-from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.command_line.next_steps import exports
+from pl_pointwise.cli import PointwiseCLI, exports
 from pl_pointwise.data import SPLITS, TRAIN, VAL
 from pl_pointwise.errors import DataError
 from pl_pointwise.export import class_of
@@ -33,19 +32,12 @@ from pl_pointwise.requirements.exported import (
     samples_by,
     write_certificate,
 )
-from pl_pointwise.requirements.samples import (
-    Source,
-    beside,
-    lines_about,
-    require_known,
-    units_in,
-)
+from pl_pointwise.requirements.samples import Source, beside, lines_about, require_known, units_in
 from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
 
-from .runner import on_first_rank
-from .runs import Comparison, Outcome, Run, files_read
-from .tables import shared_objective
+from .results import shared_objective
+from .runs import Comparison, Outcome, Run, files_read, on_first_rank
 
 
 def check_requirements(comparison: Comparison) -> DataFrame:

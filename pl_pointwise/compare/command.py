@@ -2,37 +2,89 @@
 
 A run that is complete and whose configuration has not changed since is not run again; one that was
 interrupted starts again; one that failed is a line that says why. docs/compare.md lists the files.
+
+A run is training, then one full pass over held-out and training data. Its folder then holds
+
+    result.json     metrics, time, digests of files; or the error
+    config.yaml     the whole configuration, every default included, for ``fit --config``
+    violations.npz  all violations by stage and constraint
+
+Where a requirement is to be certified, "held-out" is the selection split ("val"). What ``test``
+measures then goes into ``samples.parquet`` and, except for training data, to no logger or callback.
+What is measured is the model of ``model.ckpt``, read from it.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
+import json
+import logging
+import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import yaml
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.command_line.cli_errors import CommandParser, fraction
+from pl_pointwise.command_line.cli_errors import OURS, CommandParser, fraction, sentence
 from pl_pointwise.command_line.configs import overview
+from pl_pointwise.data import TRAIN, VAL, dataset_of
+from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.printing import quieten
-from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
+from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
+from pl_pointwise.requirements.samples import Source, bounds_of, require_same_bounds, samples_of
+from pl_pointwise.requirements.uses import SHOWN, remember_use
+from pl_pointwise.task import notes_of
 
 from .certification import answer_requirements, check_requirements
-from .plots import PLOTS
-from .plots import draw as draw_plots
-from .runner import alone_in, execute, on_first_rank
-from .runs import Comparison, Outcome, Run, errors_of
-from .tables import tables, write_csv
+from .results import PLOTS, tables, write_csv
+from .results import draw as draw_plots
+from .runs import (
+    RESULT,
+    VIOLATIONS,
+    Comparison,
+    Outcome,
+    Run,
+    alone_in,
+    errors_of,
+    files_read,
+    on_first_rank,
+)
+
+log = logging.getLogger(__name__)
 
 
 def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options, ``--trainer.max_epochs 1`` for one, go to every run."""
     quieten()
-    parser = _parser()
+    parser = CommandParser("compare", __doc__.split("\n")[0], overview())
+    several: dict[str, Any] = {"action": "append", "default": []}
+    which = "base, then what changes it; name or path"
+    parser.add_argument("-c", "--config", action="append", required=True, help=which)
+    which = "YAML of name: change; name or path. Without: the configuration alone"
+    parser.add_argument("--methods", help=which)
+    swept = "sweep model.formulation.init_args.beta=0.1,1,10; several give every combination"
+    parser.add_argument("--set", metavar="PATH=V,V,…", help=swept, **several)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--output", type=Path, required=True, help="folder for runs and results")
+    parser.add_argument(
+        "--require",
+        metavar="REQUIREMENT",
+        help="what the chosen model has to meet on new inputs: 'relevance: violated <= 0.05', "
+        "'over_refusal <= 0.05', 'lost(relevance) <= 0.02'; several hold together",
+        **several,
+    )
+    parser.add_argument(
+        "--confidence", type=fraction, default=0.95, help="of the certificate, the choice included"
+    )
+    parser.add_argument("--only", type=int, metavar="N", help="the N-th run, and no tables")
     known, overrides = parser.parse_known_args(list(args))
     seeds = [*dict.fromkeys(known.seeds)]  # Each once: a run that is counted twice shows no spread.
     what = known.config, known.output, known.methods, seeds, known.set, overrides
@@ -85,31 +137,6 @@ def _check_data(cli: PointwiseCLI) -> None:
         )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser("compare", __doc__.split("\n")[0], overview())
-    several: dict[str, Any] = {"action": "append", "default": []}
-    which = "base, then what changes it; name or path"
-    parser.add_argument("-c", "--config", action="append", required=True, help=which)
-    which = "YAML of name: change; name or path. Without: the configuration alone"
-    parser.add_argument("--methods", help=which)
-    swept = "sweep model.formulation.init_args.beta=0.1,1,10; several give every combination"
-    parser.add_argument("--set", metavar="PATH=V,V,…", help=swept, **several)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder for runs and results")
-    parser.add_argument(
-        "--require",
-        metavar="REQUIREMENT",
-        help="what the chosen model has to meet on new inputs: 'relevance: violated <= 0.05', "
-        "'over_refusal <= 0.05', 'lost(relevance) <= 0.02'; several hold together",
-        **several,
-    )
-    parser.add_argument(
-        "--confidence", type=fraction, default=0.95, help="of the certificate, the choice included"
-    )
-    parser.add_argument("--only", type=int, metavar="N", help="the N-th run, and no tables")
-    return parser
-
-
 def compare(comparison: Comparison, start: DataFrame | None) -> list[str]:
     """Runs what is left, then writes tables and plots; returns what failed.
 
@@ -135,6 +162,93 @@ def _run(runs: Sequence[Run]) -> list[Outcome]:
         failed = {} if finished else execute(run)
         outcomes.append((run, run.result() or failed))
     return outcomes
+
+
+def execute(run: Run) -> dict[str, Any]:
+    """Fits and tests one run; an error becomes the result."""
+    result: dict[str, Any] = {"digest": run.digest}
+    with alone_in(run.folder):
+        try:
+            _execute(run, result)
+        except Exception as error:
+            result["error"] = sentence(error)
+            if not isinstance(error, OURS):
+                log.exception(run.title)
+                result["error"] = f"{type(error).__name__}: {error}"
+            with suppress(OSError):  # Of a disk that is full.
+                write_whole(run.folder / RESULT, json.dumps(result, indent=1))
+        finally:
+            wandb = sys.modules.get("wandb")
+            if wandb is not None and getattr(wandb, "run", None) is not None:
+                wandb.finish()  # It would go on in the same run with the next.
+            gc.collect()
+    return result
+
+
+def _execute(run: Run, result: dict[str, Any]) -> None:
+    """Fits, tests, adds to the result and writes it."""
+    (run.folder / RESULT).unlink(missing_ok=True)  # The error of an earlier attempt.
+    cli = PointwiseCLI(run.arguments, run=False)
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(cli.config_dump, sort_keys=False))
+    result["read"] = files_read(cli.config_dump)
+    # With the module's own, as TensorBoard shows the first set alone.
+    of_module = {n: v for n, v in cli.model.hparams_initial.items() if not n.startswith("_")}
+    for logger in cli.trainer.loggers if on_first_rank() else ():
+        logger.log_hyperparams({**of_module, "method": run.method, "seed": run.seed})
+    started = time.perf_counter()
+    cli.trainer.fit(cli.model, cli.datamodule)
+    result["fit_seconds"] = time.perf_counter() - started
+    if run.certified:
+        cli.trainer.save_checkpoint(run.folder / CHECKPOINT, weights_only=True)
+    try:
+        result |= _evaluate(cli, run)
+        if cli.trainer.is_global_zero:
+            written = (VIOLATIONS, *((CHECKPOINT, SAMPLES) if run.certified else ()))
+            result["wrote"] = {name: digest_now(run.folder / name) for name in written}
+            write_whole(run.folder / RESULT, json.dumps(result, indent=1))
+    finally:
+        cli.trainer.strategy.barrier()  # The other ranks look at the files too.
+
+
+def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
+    """Evaluates, writes what was measured, and returns metrics."""
+    trainer: Any = cli.trainer
+    module, data, read = cli.model, cli.datamodule, dict[str, Any](verbose=False)
+    logged: dict[str, Any] = {}
+    trained = dataset_of(trainer.train_dataloader)  # None if nothing was to be trained.
+    if run.certified:
+        read |= {"ckpt_path": run.folder / CHECKPOINT, "weights_only": True}
+        trainer.limit_val_batches = 1.0  # 0 is for the fit.
+        trainer.validate(module, data, **read)
+        logged |= trainer.callback_metrics
+        trainer.loggers, trainer.callbacks, notes_of(module).confidential = [], [], True
+    trainer.test(module, data, **read)
+    logged = {name: float(value) for name, value in (logged | trainer.callback_metrics).items()}
+
+    def shown(name: str) -> bool:
+        """Whether it is for all to see: of others the test of a requirement has samples."""
+        return not run.certified or name.partition("/")[0] in (TRAIN.key, VAL.key)
+
+    if trainer.is_global_zero:
+        pooled = {
+            f"{stage}/{name}": values.numpy()
+            for stage, by_constraint in module.violations.items()
+            for name, values in by_constraint.items()
+            if shown(stage)
+        }
+        np.savez(run.folder / VIOLATIONS, **pooled)
+        samples = samples_of(module)
+        if run.certified:
+            samples = pd.concat([samples, Source(TRAIN.key, trained).training_lines()])
+            samples.to_parquet(run.folder / SAMPLES, index=False)
+        else:
+            remember_use(SHOWN, samples[samples["dataset"] != VAL.key]["unit"], run.folder)
+    return {
+        "metrics": {name: value for name, value in logged.items() if shown(name)},
+        "bounds": bounds_of(module),
+        "shared_objective": module.shared_objective,
+        "shared_violation": module.shared_violation,
+    }
 
 
 def write_results(outcomes: Sequence[Outcome], output: Path) -> None:

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import yaml
+from filelock import FileLock
+from lightning.pytorch.utilities import rank_zero_only
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from pl_pointwise.command_line.cli_errors import debugging, sentence
@@ -33,8 +35,8 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now
 from pl_pointwise.requirements import Requirement
 
-VIOLATIONS = "violations.npz"
-"""Written before ``result.json``: all violations."""
+RESULT, VIOLATIONS = "result.json", "violations.npz"
+"""Written before the result: all violations."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Run:
         None also where a file that it read or wrote is another one now.
         """
         try:
-            found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+            found: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
         except (OSError, ValueError):
             return None
         wrote = {self.folder / name: was for name, was in found.get("wrote", {}).items()}
@@ -189,7 +191,7 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
     >>> product_of(["model.tolerance=1,3", "model.formulation.init_args.beta=0.1"])[1]
     ('tolerance=3, beta=0.1', ['--model.tolerance=3', '--model.formulation.init_args.beta=0.1'])
     """
-    swept: dict[str, list[str]] = {}
+    swept: dict[str, list[tuple[str, str]]] = {}
     for setting in settings:
         path, equals, values = setting.partition("=")
         path = path.strip().removeprefix("--")
@@ -197,14 +199,25 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
             raise DataError(f"--set {setting}: write a dotted path and its values, a.b=0.1,1,10")
         if path in swept:
             raise DataError(f"--set {path} is given twice: write all its values behind one.")
-        swept[path] = [value.strip() for value in values.split(",")]
-        if not all(swept[path]):
+        given = [value.strip() for value in values.split(",")]
+        if not all(given):
             raise DataError(f"--set {setting}: a value is missing.")
-    names = [path.rpartition(".")[2] for path in swept]
+        name = path.rpartition(".")[2]
+        swept[path] = [(f"{name}={value}", f"--{path}={value}") for value in given]
     return [
-        (
-            ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
-            [f"--{path}={value}" for path, value in zip(swept, values, strict=True)],
-        )
-        for values in itertools.product(*swept.values())
+        (", ".join(label for label, _ in chosen), [option for _, option in chosen])
+        for chosen in itertools.product(*swept.values())
     ]
+
+
+def on_first_rank() -> bool:
+    """Whether this process is rank 0, also before there is a trainer."""
+    return not getattr(rank_zero_only, "rank", 0)
+
+
+def alone_in(folder: Path) -> AbstractContextManager[Any]:
+    """One process at a time in a folder, made if need be; its other ranks come with the first."""
+    if not on_first_rank():
+        return nullcontext()
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / ".in-use.lock", timeout=0)

@@ -15,10 +15,7 @@ from pl_pointwise.data import TEST, VAL
 
 from .p_values import Losses, p_value, samples_needed, upper_bound
 from .requirement import Requirement
-from .samples import (
-    lines_about,
-    losses_by_unit,
-)
+from .samples import lines_about, losses_by_unit
 from .selection import Candidate, Selection, select
 
 

@@ -4,12 +4,11 @@
         --require "lost(refuse) <= 0.02" --require "refuse: violated <= 0.1"
 
 Both folders are ones that ``compare --require`` exported; ``--against start`` is the model that NEW
-was trained from. Both are measured on the records, which
-must have chosen neither. The answer is yes if every requirement is met; where one is not, that
-happens with a probability of at most 1 − confidence. Without --require: what NEW is certified for,
-and "lost(…) <= 0.05" for each of its constraints. The answer is Markdown; exit status: 0 for yes, 1
-for no. From the folders' configurations only classes of this package are built; --config names one
-that you trust.
+was trained from. Both are measured on the records, which must have chosen neither. The answer is
+yes if every requirement is met; where one is not, that happens with a probability of at most 1 −
+confidence. Without --require: what NEW is certified for, and "lost(…) <= 0.05" for each of its
+constraints. The answer is Markdown; exit status: 0 for yes, 1 for no. From the folders'
+configurations only classes of this package are built; --config names one that you trust.
 """
 
 from __future__ import annotations
@@ -25,21 +24,9 @@ from pl_pointwise.command_line.cli_errors import CommandParser, fraction
 from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
-from .exported import (
-    CERTIFICATE,
-    CHECKPOINT,
-    START,
-    measure_new_records,
-    read_certificate,
-)
+from .exported import CERTIFICATE, CHECKPOINT, START, measure_new_records, read_certificate
 from .requirement import Requirement, RequirementError
-from .samples import (
-    beside,
-    quantities_in,
-    records_not_known,
-    require_known,
-    require_same_bounds,
-)
+from .samples import beside, quantities_in, records_not_known, require_known, require_same_bounds
 from .uses import remember_use, uses_of
 
 

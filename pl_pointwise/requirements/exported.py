@@ -24,7 +24,7 @@ import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.command_line.foreign_names import foreign_names, read_foreign
+from pl_pointwise.command_line.configs import foreign_names, read_foreign
 from pl_pointwise.errors import printable
 from pl_pointwise.files import digest_now
 from pl_pointwise.loading import certificate_in

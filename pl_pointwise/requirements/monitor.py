@@ -30,15 +30,10 @@ from pandas import DataFrame
 from pl_pointwise.command_line.cli_errors import CommandParser
 from pl_pointwise.files import write_whole
 
-from .anytime import MeanAbove
 from .exported import CERTIFICATE, measure_new_records, read_certificate
+from .p_values import MeanAbove
 from .requirement import Requirement, RequirementError
-from .samples import (
-    lines_about,
-    losses_by_unit,
-    records_not_known,
-    require_known,
-)
+from .samples import lines_about, losses_by_unit, records_not_known, require_known
 
 BROKEN, BELIEVABLE, NOT_WATCHED = "broken", "believable", "not watched"
 STATE = "monitor.json"

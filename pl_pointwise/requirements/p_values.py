@@ -6,11 +6,17 @@ any distribution and any number of samples.
 
 Violations that count as 0 or 1 take the exact binomial one. For losses in between it comes from the
 largest wealth of a gambler who bets that the mean is below; Waudby-Smith and Ramdas, 2010.09686.
+
+The gambler of :class:`MeanAbove` may be looked at after every new sample, for ever: if the
+hypothesis is true his bets are fair, and from 1 he is above 1/δ at any time with a probability of
+at most δ (Ville's inequality).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,3 +133,39 @@ def samples_needed(
     # Not by bisection: the power falls while the number that may be violated stays.
     lapses = np.append(0, n[binom.cdf(allowed, n, share) < power])
     return None if share >= at_most or lapses[-1] == n[-1] else int(lapses[-1]) + 1
+
+
+BETS = np.linspace(0.05, 0.95, 19)
+"""Shares of what may be bet; the gambler spreads his money over them and lets it lie."""
+
+
+@dataclass
+class MeanAbove:
+    """Whether the mean of losses in [0, 1] is above ``at_most`` (Waudby-Smith and Ramdas,
+    2010.09686).
+
+    Attributes:
+        at_most: α in [0, 1).
+        log_wealth: what lies on each bet; 1/19 at the start.
+    """
+
+    at_most: float
+    log_wealth: list[float] = field(default_factory=lambda: [0.0] * len(BETS))
+
+    def add(self, losses: Iterable[float]) -> None:
+        """Bets on these losses, in an order that does not depend on them.
+
+        A share b of the money wins b(L − α)/α, so that at worst, of a loss of 0, 1 − b is left.
+        """
+        gains = np.array(list(losses), dtype=np.float64)
+        if not ((gains >= 0) & (gains <= 1)).all():  # NaN is refused too.
+            raise ValueError("losses must lie within [0, 1].")
+        # α = 0 is broken by any loss above 0; the least number stands for it.
+        gains = (gains - self.at_most) / max(self.at_most, 1e-9)
+        found = np.array(self.log_wealth) + np.log1p(BETS[:, None] * gains[None]).sum(1)
+        self.log_wealth = found.tolist()
+
+    @property
+    def p_value(self) -> float:
+        """At any time at most δ with a probability of at most δ, where the mean is at most α."""
+        return float(min(1.0, len(BETS) * np.exp(-np.logaddexp.reduce(self.log_wealth))))

@@ -28,15 +28,7 @@ import torch
 from pandas import DataFrame
 from torch import Tensor
 
-from pl_pointwise.data import (
-    TEST,
-    TRAIN,
-    VAL,
-    categories_of,
-    fingerprint,
-    units_of,
-    without_index,
-)
+from pl_pointwise.data import TEST, TRAIN, VAL, categories_of, fingerprint, units_of, without_index
 from pl_pointwise.fingerprints import digests_of_rows
 
 from .p_values import Losses

@@ -7,7 +7,6 @@ model's values on that split could not be certified on it any more. The output f
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,25 +32,6 @@ SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
 
 def main(args: Sequence[str]) -> None:
     """Runs the command; options it does not know are LightningCLI's."""
-    parser = _parser()
-    known, options = parser.parse_known_args(list(args))
-    quieten()
-    options += ["--trainer.default_root_dir", str(known.output)]
-    cli = PointwiseCLI.of_data(known.config, options)
-    samples = measure(cli, known.ckpt_path)
-    if not cli.trainer.is_global_zero:
-        return
-    constraints = cli.model.evaluation_constraints
-    shares = met_shares(samples, constraints)
-    text = "\n".join([tolerance_table(shares, constraints).markdown(), *undefined(samples)])
-    print(f"\n{text}")
-    known.output.mkdir(parents=True, exist_ok=True)
-    (known.output / "tolerances.md").write_text(text, encoding="utf-8")
-    shares.to_csv(known.output / "tolerances.csv", index=False)
-    print(f"Written to {known.output}: tolerances.md, tolerances.csv")
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "tolerances",
         "Which ε which share of the samples meets, before any training.\nFurther options are "
@@ -62,7 +42,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-c", "--config", action="append", default=[], help=which)
     parser.add_argument("--ckpt_path", help="of a model that is trained already")
     parser.add_argument("--output", type=Path, default="results/tolerances", help=default)
-    return parser
+    known, options = parser.parse_known_args(list(args))
+    quieten()
+    options += ["--trainer.default_root_dir", str(known.output)]
+    cli = PointwiseCLI.of_data(known.config, options)
+    samples = measure(cli, known.ckpt_path)
+    if not cli.trainer.is_global_zero:
+        return
+    constraints = cli.model.evaluation_constraints
+    shares = met_shares(samples, constraints)
+    text = tolerance_table(shares, constraints).markdown()
+    print(f"\n{text}")
+    known.output.mkdir(parents=True, exist_ok=True)
+    (known.output / "tolerances.md").write_text(text, encoding="utf-8")
+    shares.to_csv(known.output / "tolerances.csv", index=False)
+    print(f"Written to {known.output}: tolerances.md, tolerances.csv")
 
 
 def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> DataFrame:
@@ -84,17 +78,6 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> DataFrame:
     return samples
 
 
-def undefined(samples: DataFrame) -> list[str]:
-    """Says which samples have a value that is NaN."""
-    notes = []
-    for (dataset, name), found in samples[samples["value"].isna()].groupby(["dataset", "quantity"]):
-        notes.append(
-            f"{title_of(dataset)}: {len(found)} samples have a violation of {name} that is NaN "
-            f"(index {found['index'].tolist()[:5]}): they meet no ε.\n"
-        )
-    return notes
-
-
 def open_loaders(data: PointwiseDataModule) -> dict[str, Any]:
     """The training and the selection split, those that there are."""
     for stage in ("fit", "validate"):
@@ -108,7 +91,7 @@ def met_shares(samples: DataFrame, constraints: Mapping[str, Constraint]) -> Dat
     groups = pd.concat([samples.assign(category=""), samples[samples["category"] != ""]])
     lines = []
     for (dataset, name, category), found in groups.groupby(["dataset", "quantity", "category"]):
-        worst = found["value"].fillna(np.inf).to_numpy(float)
+        worst = found["value"].fillna(np.inf).to_numpy(float)  # NaN meets no ε.
         shifts = np.quantile(worst, SHARES, method="inverted_cdf")
         met = (tolerance(constraints[name], shift) for shift in shifts.tolist())
         lines.append(

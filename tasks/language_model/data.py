@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Literal
 from pl_pointwise.errors import DataError
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch
-from pl_pointwise.tasks.common.data import RecordsDataModule
+from pl_pointwise.tasks.common.data import RecordsDataModule, check_fractions
 from pl_pointwise.tasks.common.models import limits_of_model
-from pl_pointwise.tasks.common.splits import check_fractions
 
 from .model.loading import load_encoder
 from .roles import collate_rows

@@ -16,10 +16,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError
 from pl_pointwise.task import Batch
-from pl_pointwise.tasks.common.data import Parse, RecordsDataModule
+from pl_pointwise.tasks.common.data import (
+    Parse,
+    RecordsDataModule,
+    check_fractions,
+    side_of_held_out,
+    split_by_group,
+)
 from pl_pointwise.tasks.common.models import limits_of_model, pretrained
 from pl_pointwise.tasks.common.records import digest, hub_split, largest, refused, report_skipped
-from pl_pointwise.tasks.common.splits import check_fractions, side_of_held_out, split_by_group
 
 from .corpus import docstring_records
 from .encoding import RerankerDataset, split_template, token_lengths

@@ -12,8 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.plain import from_plain
-from pl_pointwise.tasks.common.data import Needs, Parse
-from pl_pointwise.tasks.common.splits import side_of_held_out, warn_of_shared
+from pl_pointwise.tasks.common.data import Needs, Parse, side_of_held_out, warn_of_shared
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
     Preparation,

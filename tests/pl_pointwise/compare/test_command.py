@@ -1,8 +1,14 @@
-"""A comparison keeps finished runs, runs changed ones again, and says why a run failed."""
+"""A comparison keeps finished runs, runs changed ones again, and says why a run failed.
+
+Runs are independent: one after another or side by side, the results are the same.
+"""
 
 from __future__ import annotations
 
 import csv
+import errno
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +17,8 @@ import yaml
 
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import command as compare
-from pl_pointwise.compare.plots import PLOTS
-from pl_pointwise.compare.runs import Run
+from pl_pointwise.compare.results import PLOTS
+from pl_pointwise.compare.runs import Run, alone_in
 from tests.pl_pointwise.line_task import LineData
 
 BASE = """
@@ -25,6 +31,8 @@ METHODS = """
 plain: null
 pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
 """
+POINTWISE = METHODS.splitlines()[-1] + "\n"
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def write_files(folder: Path, methods: str = METHODS, base: str = BASE) -> list[str]:
@@ -34,15 +42,17 @@ def write_files(folder: Path, methods: str = METHODS, base: str = BASE) -> list[
     return ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
 
 
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes import the tests' modules from there. Plots take longer than these runs."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(compare, "draw_plots", lambda *_: None)
+
+
 @pytest.fixture
 def files(tmp_path) -> list[str]:
     return write_files(tmp_path)
-
-
-@pytest.fixture
-def unpainted(monkeypatch) -> None:
-    """Plots take longer than these runs."""
-    monkeypatch.setattr(compare, "draw_plots", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +110,7 @@ def test_the_configuration_left_behind_is_that_of_the_run(compared) -> None:
     assert cli.model.constraints["fit"].at_most == 0.5
 
 
-def test_finished_runs_are_not_run_again_and_changed_ones_are(
-    files, tmp_path, monkeypatch, unpainted
-) -> None:
+def test_finished_runs_are_not_run_again_and_changed_ones_are(files, tmp_path, monkeypatch) -> None:
     first = run(files, tmp_path / "out")
     executed = methods_executed(monkeypatch)
     with monkeypatch.context() as patch:
@@ -116,7 +124,7 @@ def test_finished_runs_are_not_run_again_and_changed_ones_are(
     assert again[1]["train/fit/mean"] != first[1]["train/fit/mean"]
 
 
-def test_a_failed_run_is_a_line_that_says_why(files, tmp_path, unpainted) -> None:
+def test_a_failed_run_is_a_line_that_says_why(files, tmp_path) -> None:
     broken = METHODS + "broken: {model: {init_args: {fail: true}}}\n"
     (tmp_path / "methods.yaml").write_text(broken)
     with pytest.raises(SystemExit, match=r"1 run failed: broken \(seed 0\)"):
@@ -167,3 +175,119 @@ def test_a_method_that_is_wrong_is_named_before_the_first_run(
     assert "error: nothing was run; wrong: " in line
     assert said in line
     assert not (tmp_path / "out").exists()
+
+
+def longer(folder: Path, methods: str) -> list[str]:
+    return [*write_files(folder, methods), "--trainer.max_epochs", "3"]
+
+
+def lines(output: Path) -> dict[str, dict[str, str]]:
+    return {line["method"]: line for line in read(output)}
+
+
+def metrics(line: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in line.items() if "/" in name}
+
+
+def test_runs_side_by_side_give_the_same_results(tmp_path, capsys) -> None:
+    """As docs/compare.md has it: ``--only`` by xargs, then the tables."""
+    common = longer(tmp_path, POINTWISE + "plain: null\n")
+    main(["compare", *common, "--output", str(tmp_path / "here")])
+    apart = ["compare", *common, "--output", str(tmp_path / "apart")]
+    command = ["xargs", "-P", "2", "-I", "N", sys.executable, "-m", "pl_pointwise", *apart]
+    subprocess.run([*command, "--only", "N"], input="1\n2\n", text=True, check=True, timeout=200)
+    assert not (tmp_path / "apart/comparison.csv").exists()
+    capsys.readouterr()
+    main(apart)
+    assert capsys.readouterr().out.count("(finished before)") == 2
+    here, there = lines(tmp_path / "here"), lines(tmp_path / "apart")
+    for method in ("pointwise", "plain"):
+        assert metrics(there[method]) == metrics(here[method])
+
+
+def test_a_second_comparison_in_a_folder_is_refused_and_changes_nothing(tmp_path, capsys) -> None:
+    common = [*longer(tmp_path, POINTWISE), "--output", str(tmp_path / "out")]
+    main(["compare", *common])
+    result = tmp_path / "out/runs/pointwise/seed-0/result.json"
+    before = result.read_text()
+    with alone_in(tmp_path / "out"), pytest.raises(SystemExit):
+        main(["compare", *common, "--model.tolerance", "0.4"])
+    assert "out/.in-use.lock' could not be acquired" in capsys.readouterr().err
+    with alone_in(result.parent), pytest.raises(SystemExit):
+        main(["compare", *common, "--model.tolerance", "0.4", "--only", "1"])
+    assert "seed-0/.in-use.lock' could not be acquired" in capsys.readouterr().err
+    assert result.read_text() == before
+
+
+def test_what_cannot_be_written_is_said_with_its_path_and_the_others_run(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    common = longer(tmp_path, POINTWISE.replace("pointwise", "full", 1) + POINTWISE)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        main(["compare", *common, "--output", str(tmp_path / "file")])
+    said = capsys.readouterr().err
+    assert f"error: {tmp_path / 'file'}: File exists" in said
+    assert "Traceback" not in said
+    write = compare.write_whole
+
+    def full(path: Path, text: str) -> None:
+        if "full" in path.parts:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(compare, "write_whole", full)
+    with pytest.raises(SystemExit, match=r"1 run failed: full \(seed 0\)"):
+        main(["compare", *common, "--output", str(tmp_path / "out")])
+    found = lines(tmp_path / "out")
+    assert "No space left on device" in found["full"]["error"]
+    assert found["pointwise"]["error"] == ""
+
+
+@pytest.mark.parametrize("number", ["0", "2"])
+def test_a_number_outside_the_comparison_is_refused(tmp_path, capsys, number) -> None:
+    common = [*longer(tmp_path, POINTWISE), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        main(["compare", *common, "--only", number])
+    assert "this comparison has 1 runs" in capsys.readouterr().err
+
+
+LOGGED = POINTWISE + POINTWISE.replace("pointwise", "other", 1)
+
+
+def logged(folder: Path, logger: str) -> list[str]:
+    watched = f"logger: {logger}, callbacks: [{{class_path: DualMonitor}}]"
+    files = write_files(folder, LOGGED, BASE.replace("logger: false", watched))
+    return ["compare", *files, "--seeds", "3", "--output", str(folder / "out")]
+
+
+def test_tensorboard_has_method_and_seed_of_every_run(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    init = f"{{save_dir: {tmp_path / 'board'}}}"
+    main(logged(tmp_path, f"{{class_path: TensorBoardLogger, init_args: {init}}}"))
+    for number, method in enumerate(("pointwise", "other")):
+        folder = tmp_path / f"board/lightning_logs/version_{number}"
+        events = accumulator.EventAccumulator(str(folder), {"scalars": 0})
+        events.Reload()
+        assert len(events.Scalars("dual/fit/multiplier_max")) == 2
+        plugin = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+        assert method.encode() in plugin
+        assert b"seed" in plugin
+        assert b"tolerance" in plugin  # The module's own are there as well.
+
+
+def test_a_log_in_the_runs_own_folder_stays_there(tmp_path: Path) -> None:
+    main(logged(tmp_path, "true"))
+    for method in ("pointwise", "other"):
+        folder = tmp_path / f"out/runs/{method}/seed-3/lightning_logs/version_0"
+        assert f"method: {method}" in (folder / "hparams.yaml").read_text()
+
+
+def test_offline_wandb_has_a_run_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    (tmp_path / "w").mkdir()
+    init = f"{{save_dir: {tmp_path / 'w'}, offline: true, project: p}}"
+    main(logged(tmp_path, f"{{class_path: WandbLogger, init_args: {init}}}"))
+    assert len([*(tmp_path / "w").rglob("run-*.wandb")]) == 2

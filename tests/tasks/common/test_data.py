@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.splits import (
+from pl_pointwise.tasks.common.data import (
     check_fractions,
     hold_out,
     side_of_held_out,
