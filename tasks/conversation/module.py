@@ -34,7 +34,7 @@ from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import text_of_response
-from pl_pointwise.tasks.language_model.model.policy import Policy
+from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
 from pl_pointwise.tasks.language_model.roles import Requirement, divergence, lead, mean_over
 from pl_pointwise.tasks.language_model.text.records import Record

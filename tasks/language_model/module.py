@@ -38,15 +38,13 @@ from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics, notes_of
 from pl_pointwise.tasks.common.models import check_weights
 
-from .likelihood.reference import ReferenceCache, belongs_to_adapter
-from .likelihood.scoring import ResponseScorer, ResponseStatistics
-from .model.adapters import Lora, merged_model
+from .data import EncodedResponses
+from .likelihood.scoring import ReferenceCache, ResponseScorer, ResponseStatistics
+from .model.adapters import Lora, belongs_to_adapter, merged_model
 from .model.generation import Generation, generate_answers
-from .model.loading import load_encoder, load_language_model
-from .model.policy import Policy
+from .model.loading import Policy, load_encoder, load_language_model
 from .roles import Requirement, divergence, drop, lead, mean_over
 from .text.conversations import ConversationEncoder
-from .text.encoded import EncodedResponses
 from .text.records import Record
 
 USAGE = """

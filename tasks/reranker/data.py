@@ -22,8 +22,14 @@ from pl_pointwise.tasks.common.records import digest, hub_split, largest, refuse
 from pl_pointwise.tasks.common.splits import check_fractions, side_of_held_out, split_by_group
 
 from .corpus import docstring_records
-from .encoding import RerankerDataset, split_template, token_lengths
-from .records import Record, parse_candidates, parse_labelled
+from .records import (
+    Record,
+    RerankerDataset,
+    parse_candidates,
+    parse_labelled,
+    split_template,
+    token_lengths,
+)
 
 
 class RerankerDataModule(RecordsDataModule):

@@ -14,14 +14,9 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.tasks.common.data import Needs, Parse
 from pl_pointwise.tasks.common.splits import side_of_held_out, warn_of_shared
-from pl_pointwise.tasks.language_model.data import (
-    DEFAULT_PREPARATION,
-    Preparation,
-    ResponseDataModule,
-)
-from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
+from pl_pointwise.tasks.language_model.data import EncodedResponses, ResponseDataModule
+from pl_pointwise.tasks.language_model.text.reasoning import REFUSAL_TEXT, validate_refusals
 from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
-from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
 
 from .records import (
     ROLES,
@@ -140,8 +135,8 @@ class SafetyDataModule(ResponseDataModule):
         refusals: what the model is to say to an unsafe prompt.
         unsafe_answers: "leave" the data's unsafe answers out, or "take" them along, which Safe-DPO
             and the constraint on them need.
-        preparation: skipping, holding out; of hub and "beavertails", what ``selection`` holds out.
-        options: of `PointwiseDataModule`; ``seed`` also of what is held out.
+        options: ``preparation``, of skipping and holding out, and those of `PointwiseDataModule`;
+            ``seed`` also of what is held out.
     """
 
     needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": TEST_SETS}
@@ -168,7 +163,6 @@ class SafetyDataModule(ResponseDataModule):
         selection: Selection = DEFAULT_SELECTION,
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         unsafe_answers: Literal["leave", "take"] = "leave",
-        preparation: Preparation = DEFAULT_PREPARATION,
         **options: Any,
     ) -> None:
         files = {"benign_train": benign_file, "benign_val": benign_val_file}
@@ -176,7 +170,7 @@ class SafetyDataModule(ResponseDataModule):
         files |= {"unsafe_val": unsafe_val_file, "unsafe_test": unsafe_test_file, "pku": pku_file}
         files |= {"over_refusal": over_refusal_file, "alpaca_eval": alpaca_eval_file}
         files["predict"] = predict_file
-        super().__init__(model_name, source, files, preparation, **options)
+        super().__init__(model_name, source, files, **options)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
         one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
         if source == "hub" and unsafe_schema == "labelled":

@@ -1,6 +1,6 @@
 """The When2Call table: which behaviour the model chooses, and how often that is right.
 
-Categories are positions in :data:`~.when2call.records.CATEGORIES`; ``direct``, an answer made up
+Categories are positions in :data:`~.when2call.data.CATEGORIES`; ``direct``, an answer made up
 where a tool, a question or a refusal was due, is 0.
 
 The model's choice is the candidate with the largest score, its log-likelihood s, by one of
@@ -24,7 +24,7 @@ from torchmetrics.classification import BinaryF1Score, MulticlassF1Score
 
 from pl_pointwise.evaluation import MeanBySample
 
-from .records import CATEGORIES
+from .data import CATEGORIES
 
 NORMALISATIONS = ("sum", "characters", "tokens")
 DIRECT = CATEGORIES.index("direct")

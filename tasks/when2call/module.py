@@ -36,13 +36,13 @@ from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
 )
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.policy import Policy
+from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
 from pl_pointwise.tasks.language_model.text.records import Record
 
+from .data import ROLES, choices_of
 from .metrics import choice_metrics, chosen_categories, update_choice_metrics
-from .records import ROLES, choices_of
 
 PAPER_LOSSES = PreferenceLosses()
 PAPER_TRAINING = Training(

@@ -14,7 +14,7 @@ import torch
 from pl_pointwise.data import categories_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import ConversationDataModule, ConversationModule
-from pl_pointwise.tasks.language_model.model.policy import Policy
+from pl_pointwise.tasks.language_model.model.loading import Policy
 from tests.tasks.conftest import quiet_trainer, shared_units, write_rows
 from tests.tasks.conversation.conftest import conversation_rows, data_of
 

@@ -12,8 +12,8 @@ from pl_pointwise.task import notes_of
 from pl_pointwise.tasks import ConversationDataModule
 from pl_pointwise.tasks.conversation.module import ConversationEvaluation
 from pl_pointwise.tasks.language_model.model.adapters import Lora
+from pl_pointwise.tasks.language_model.text.reasoning import REFUSAL_TEXT
 from pl_pointwise.tasks.language_model.text.records import Record, Response
-from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT
 from tests.tasks.conftest import (
     before_and_after,
     make_data,

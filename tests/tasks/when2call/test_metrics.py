@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
+from pl_pointwise.tasks.when2call.data import CATEGORIES
 from pl_pointwise.tasks.when2call.metrics import (
     DIRECT,
     choice_metrics,
     chosen_categories,
     update_choice_metrics,
 )
-from pl_pointwise.tasks.when2call.records import CATEGORIES
 
 LABELS = range(len(CATEGORIES))
 labelled = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)

@@ -16,9 +16,13 @@ from torch import Tensor, nn
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.tasks.language_model.likelihood import scoring as responses_module
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_responses
-from pl_pointwise.tasks.language_model.likelihood.reference import ReferenceCache, adapters_off
-from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer, ResponseStatistics
+from pl_pointwise.tasks.language_model.likelihood.scoring import (
+    ReferenceCache,
+    ResponseScorer,
+    ResponseStatistics,
+)
 from pl_pointwise.tasks.language_model.likelihood.vocabulary import VocabularyHead
+from pl_pointwise.tasks.language_model.model.adapters import adapters_off
 from pl_pointwise.tasks.language_model.model.loading import checkpoint_gradients
 from tests.tasks.conftest import BY_HAND, adapt, build_model, response_by_hand
 

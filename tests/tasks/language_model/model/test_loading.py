@@ -12,8 +12,7 @@ from transformers import LlamaForCausalLM
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.loading import load_language_model
-from pl_pointwise.tasks.language_model.model.policy import Policy
+from pl_pointwise.tasks.language_model.model.loading import Policy, load_language_model
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
 from tests.tasks.conftest import build_tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pl_pointwise.tasks.language_model.text.refusals import is_refusal
+from pl_pointwise.tasks.language_model.text.reasoning import is_refusal
 
 
 @pytest.mark.parametrize(
