@@ -35,7 +35,7 @@ from pl_pointwise.files import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
 from pl_pointwise.plain import from_plain
-from pl_pointwise.task import Batch, Metrics, notes_of
+from pl_pointwise.task import Batch, Metrics, notes_of, objects_of_all_ranks
 from pl_pointwise.tasks.common.models import check_weights
 
 from .data import EncodedResponses
@@ -390,9 +390,7 @@ class LanguageModelModule(PointwiseModule):
 
     def _write_answers(self, stage: str) -> list[dict[str, Any]]:
         """Writes the answers of all ranks to one data set, and returns them by index."""
-        gathered = [self.answers[stage]] * self.trainer.world_size
-        if len(gathered) > 1:
-            torch.distributed.all_gather_object(gathered, self.answers[stage])
+        gathered = objects_of_all_ranks(self.answers[stage])
         answers = [answer for of_rank in gathered for answer in of_rank]
         answers.sort(key=lambda answer: int(answer["index"]))
         if self.trainer.is_global_zero:
