@@ -44,8 +44,7 @@ class ConversationDataModule(ResponseDataModule):
     the training data.
 
     Args:
-        model_name: the model whose tokenizer and chat template to use; None takes that of the
-            module it is used with.
+        model_name: the model whose tokenizer and chat template to use; None takes the module's.
         source: "files", "hub", or "example" for records that ship with the package.
         example: which of them: "library", forty of all roles; "keep", new facts to learn and
             general answers to keep; "forget", some of these facts to forget and the others to keep.
@@ -59,8 +58,7 @@ class ConversationDataModule(ResponseDataModule):
             likely one without ``around`` is to be.
         val_file: those held out. Without one, a part of the training prompts is, none of them with
             an answer to learn or to forget.
-        test_file: those that certify. Without one, preparation.test_fraction of the training
-            prompts; without either, "test" is "val".
+        test_file: those that certify; without one preparation.test_fraction, else "val".
         predict_file: records to answer in `predict`, with or without responses; with any source.
         hub_path: the data set on the hub, or a folder of the same layout.
         hub_config: its configuration.

@@ -32,7 +32,7 @@ from .text.messages import answer_text, turn_text
 from .text.records import Record
 
 
-@dataclass
+@dataclass(frozen=True)
 class Preparation:
     """How records become samples, and which are held out.
 
@@ -66,9 +66,6 @@ class Preparation:
             )
 
 
-DEFAULT_PREPARATION = Preparation()
-
-
 class ResponseDataModule(RecordsDataModule):
     """Records of prompts and responses from files or the hub, tokenised once.
 
@@ -93,7 +90,7 @@ class ResponseDataModule(RecordsDataModule):
         source: str,
         files: Mapping[str, str | Sequence[str] | None],
         *,
-        preparation: Preparation = DEFAULT_PREPARATION,
+        preparation: Preparation = Preparation(),
         **options: Any,
     ) -> None:
         preparation = from_plain(Preparation, preparation)

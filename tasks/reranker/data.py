@@ -62,10 +62,7 @@ class RerankerDataModule(RecordsDataModule):
     not like them.
 
     Args:
-        model_name: the model whose tokenizer to use. This, max_length and template are the
-            module's: give them here only to use the data without one.
-        max_length: as the module's.
-        template: as the module's.
+        model_name, max_length, template: the module's; give them to use the data without one.
         source: "embedded" are docstrings that ship with this package, held out by module; "hub" is
             ``hub_path``, its splits "train" and "validation"; of the training queries of "files" a
             part is held out, of each query_type the same, by query text.

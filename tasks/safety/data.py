@@ -58,7 +58,7 @@ Write a response that appropriately completes the request.
 """Alpaca's prompt as a chat template, for a base model whose tokenizer brings none."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Selection:
     """The data sets on the hub, and how many records are taken of which kind.
 
@@ -95,9 +95,6 @@ class Selection:
             raise DataError(f"held_out_per_category={held_out}, per_category={count}: leave some.")
 
 
-DEFAULT_SELECTION = Selection()
-
-
 class SafetyDataModule(ResponseDataModule):
     """Benign instructions with their answers, and unsafe prompts with a refusal, tokenised once.
 
@@ -116,8 +113,7 @@ class SafetyDataModule(ResponseDataModule):
     "alpaca_eval", AlpacaEval's instructions.
 
     Args:
-        model_name: the model whose tokenizer and chat template to use; None takes that of the
-            module it is used with.
+        model_name: the model whose tokenizer and chat template to use; None takes the module's.
         source: "hub" or "files".
         unsafe_schema: of the unsafe records; None for benign records only, as for a warm start.
         benign_file: benign records: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by its ending.
@@ -160,7 +156,7 @@ class SafetyDataModule(ResponseDataModule):
         over_refusal_file: str | None = None,
         alpaca_eval_file: str | None = None,
         predict_file: str | None = None,
-        selection: Selection = DEFAULT_SELECTION,
+        selection: Selection = Selection(),
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         unsafe_answers: Literal["leave", "take"] = "leave",
         **options: Any,

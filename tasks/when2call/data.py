@@ -47,16 +47,14 @@ class When2CallDataModule(ResponseDataModule):
     over the training data; "mcq", multiple choice. It leaves out what there is none of.
 
     Args:
-        model_name: the model whose tokenizer and chat template to use; None takes that of the
-            module it is used with.
+        model_name: the model whose tokenizer and chat template to use; None takes the module's.
         source: "hub" or "files".
         hub_path: the data set on the hub, or a folder of the same layout.
         schema: of the preference records, "when2call" or "pairs": {input, chosen, rejected} and
             optionally system, all texts; then without multiple choice on the hub.
         train_file: preference records: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by its ending.
         val_file: those held out; without one a part of the training prompts.
-        test_file: those that certify; without one preparation.test_fraction of the training
-            prompts, without either "val".
+        test_file: those that certify; without one preparation.test_fraction, else "val".
         mcq_file: multiple-choice records.
         predict_file: records of {question, tools} to answer; with any source.
         group_rejected: make one sample of the records of one prompt and chosen response, with

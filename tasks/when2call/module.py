@@ -55,7 +55,7 @@ PAPER_TRAINING = Training(
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class When2CallEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
@@ -70,9 +70,6 @@ class When2CallEvaluation:
     floor_tolerance: float | None = None
 
 
-DEFAULT_EVALUATION = When2CallEvaluation()
-
-
 class When2CallModule(LanguageModelModule):
     """A causal language model with LoRA, constrained in what it makes likely and unlikely.
 
@@ -82,8 +79,7 @@ class When2CallModule(LanguageModelModule):
     Args:
         policy: the model. Its adapters are by default of rank 8 on PEFT's default layers; `predict`
             answers questions, by default with the likeliest tokens.
-        formulation: how the constraints are enforced; one for all, one for each by name, or None
-            for plain training on the objective.
+        formulation: how the constraints are enforced, all or each by name; None: objective alone.
         chosen_tolerance: ε_win, the least mean log-likelihood of a chosen response.
         rejected_tolerance: ε_lose, the largest of a rejected one. The paper's −20 is far below what
             a fluent model gives to wrong answers (−2 to −4), and costs 7 to 8 nats of KL per token.
@@ -123,7 +119,7 @@ class When2CallModule(LanguageModelModule):
         constrain: Literal["likelihood", "ratio", "floor"] = "likelihood",
         objective: Objective = "kl",
         losses: PreferenceLosses = PAPER_LOSSES,
-        evaluation: When2CallEvaluation = DEFAULT_EVALUATION,
+        evaluation: When2CallEvaluation = When2CallEvaluation(),
         training: Training = PAPER_TRAINING,
     ) -> None:
         one_of("constrain", constrain, ("likelihood", "ratio", "floor"))

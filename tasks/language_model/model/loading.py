@@ -100,6 +100,12 @@ def load_language_model(
     """
     own = Policy(policy) if isinstance(policy, str) else policy
     name, revision, dtype = own.model_name, own.revision, own.dtype
+    four_bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
     with loading(name):
         source = model_source(name)
         if find_adapter_config_file(source, revision=revision):
@@ -112,7 +118,7 @@ def load_language_model(
             revision=revision,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=own.attention,
-            quantization_config=_four_bits() if own.quantize_4bit else None,
+            quantization_config=four_bits if own.quantize_4bit else None,
             use_safetensors=True,
             trust_remote_code=False,
         )
@@ -173,12 +179,3 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     """The tokenizer of a model."""
     tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, name, revision=revision)
     return tokenizer
-
-
-def _four_bits() -> BitsAndBytesConfig:
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )

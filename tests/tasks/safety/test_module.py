@@ -15,8 +15,7 @@ from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.safety.cost_model import CostModel
-from pl_pointwise.tasks.safety.module import SafetyEvaluation
+from pl_pointwise.tasks.safety.module import CostModel, SafetyEvaluation
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
 from tests.programs.safety_two_ranks import two_and_one
 from tests.tasks.conftest import (
