@@ -53,11 +53,13 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, object]:
     """Seconds a step, samples and prompt tokens a second, and the process's peak of memory."""
-    from pl_pointwise.tasks.language_model.likelihood.reference import ReferenceCache
-    from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
+    from pl_pointwise.tasks.language_model.likelihood.scoring import ReferenceCache, ResponseScorer
     from pl_pointwise.tasks.language_model.model.adapters import Lora
-    from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
-    from pl_pointwise.tasks.language_model.model.policy import Policy
+    from pl_pointwise.tasks.language_model.model.loading import (
+        Policy,
+        load_language_model,
+        load_tokenizer,
+    )
 
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)

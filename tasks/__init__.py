@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .conversation import ConversationModule as ConversationModule
     from .language_model.model.adapters import Lora as Lora
     from .language_model.model.generation import Generation as Generation
-    from .language_model.model.policy import Policy as Policy
+    from .language_model.model.loading import Policy as Policy
     from .reranker import RerankerDataModule as RerankerDataModule
     from .reranker import RerankerModule as RerankerModule
     from .safety import SafetyDataModule as SafetyDataModule
@@ -22,7 +22,7 @@ _MODULES = {
     "ConversationModule": "conversation",
     "Generation": "language_model.model.generation",
     "Lora": "language_model.model.adapters",
-    "Policy": "language_model.model.policy",
+    "Policy": "language_model.model.loading",
     "RerankerDataModule": "reranker",
     "RerankerModule": "reranker",
     "SafetyDataModule": "safety",

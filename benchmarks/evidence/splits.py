@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pl_pointwise.tasks.reranker.corpus import docstring_records
+from pl_pointwise.tasks.reranker.data import docstring_records
 
 Grouped = tuple[str, dict[str, Any]]
 """A record and the group it belongs to."""

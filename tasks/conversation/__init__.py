@@ -3,7 +3,5 @@
 from pl_pointwise.extras import needs
 
 with needs("language", __name__):
-    from .data import ConversationDataModule
-    from .module import ConversationModule
-
-__all__ = ["ConversationDataModule", "ConversationModule"]
+    from .data import ConversationDataModule as ConversationDataModule
+    from .module import ConversationModule as ConversationModule

@@ -1,34 +1,37 @@
-"""Conversations: where records come from, which are held out, and the data module."""
+"""Conversations: the data module, and what models say of records to keep and to forget."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.data import Parse
-from pl_pointwise.tasks.language_model.data import (
-    DEFAULT_PREPARATION,
-    Preparation,
-    ResponseDataModule,
-)
+from pl_pointwise.tasks.common.records import report_skipped
+from pl_pointwise.tasks.language_model.data import EncodedResponses, ResponseDataModule
+from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
+from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
-from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
-from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
-from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
+from pl_pointwise.tasks.language_model.roles import collate_rows
+from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.text.reasoning import REFUSAL_TEXT, validate_refusals
+from pl_pointwise.tasks.language_model.text.records import Record, Response, with_refusals
 
-from .from_models import add_targets, with_own_answers
 from .records import ROLES, check_together, read_record
 
 TRAINED = ("train", "learn", "keep", "forget")
 """Files of training records, by their option; answers of all but the first are of that role."""
 TAUGHT = frozenset({"learn", "forget"})
 """Roles of what is never held out of the training records."""
+TOGETHER = 8  # Prompts that are answered in one batch.
 
 
 class ConversationDataModule(ResponseDataModule):
@@ -41,8 +44,7 @@ class ConversationDataModule(ResponseDataModule):
     the training data.
 
     Args:
-        model_name: the model whose tokenizer and chat template to use; None takes that of the
-            module it is used with.
+        model_name: the model whose tokenizer and chat template to use; None takes the module's.
         source: "files", "hub", or "example" for records that ship with the package.
         example: which of them: "library", forty of all roles; "keep", new facts to learn and
             general answers to keep; "forget", some of these facts to forget and the others to keep.
@@ -56,16 +58,15 @@ class ConversationDataModule(ResponseDataModule):
             likely one without ``around`` is to be.
         val_file: those held out. Without one, a part of the training prompts is, none of them with
             an answer to learn or to forget.
-        test_file: those that certify. Without one, preparation.test_fraction of the training
-            prompts; without either, "test" is "val".
+        test_file: those that certify; without one preparation.test_fraction, else "val".
         predict_file: records to answer in `predict`, with or without responses; with any source.
         hub_path: the data set on the hub, or a folder of the same layout.
         hub_config: its configuration.
         hub_split: its split, of which a part is held out.
         role: of the response of schemas that give it none, "answer", "messages" and "instruction".
         refusals: texts for refusals that have none; a record's own refusal is kept.
-        preparation: how records become samples: skipping, holding out.
-        options: of `PointwiseDataModule`; ``seed`` also of what is held out.
+        options: ``preparation``, of skipping and holding out, and those of `PointwiseDataModule`;
+            ``seed`` also of what is held out.
 
     Raises:
         DataError: options that contradict each other.
@@ -94,12 +95,11 @@ class ConversationDataModule(ResponseDataModule):
         hub_split: str = "train",
         role: str = "reference",
         refusals: Sequence[str] = (REFUSAL_TEXT,),
-        preparation: Preparation = DEFAULT_PREPARATION,
         **options: Any,
     ) -> None:
         files = {"train": train_file, "learn": learn_file, "keep": keep_file, "forget": forget_file}
         files |= {"val": val_file, "test": test_file, "predict": predict_file}
-        super().__init__(model_name, source, files, preparation, **options)
+        super().__init__(model_name, source, files, **options)
         one_of("example", example, ("library", "keep", "forget"), DataError)
         one_of("role", role, ROLES, DataError)
         if (source == "hub") != (hub_path is not None):
@@ -174,3 +174,88 @@ class ConversationDataModule(ResponseDataModule):
         if name != "predict":
             add_targets(encoded, self.forget_like, self._encoder, self.model_name)
         return encoded
+
+
+def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> list[Record]:
+    """The records, each answer of role keep as the module's reference writes it now.
+
+    A record whose own answer is empty, or does not end within ``max_new_tokens``, is left out with
+    a warning: nobody knows how it ends.
+    """
+    asked = [i for i, record in enumerate(records) if "keep" in record.roles]
+    found: list[Record | None] = list(records)
+    problems = list[str]()
+    for start in range(0, len(asked), TOGETHER):
+        some = asked[start : start + TOGETHER]
+        prompts = [{"messages": records[i].messages, "tools": records[i].tools} for i in some]
+        for i, answer in zip(some, module.answers_to(prompts, reference=True), strict=True):
+            if answer["cut"] or not answer["answer"].strip():
+                problems.append(
+                    f"{records[i].where}: the model's own answer is empty or does not end within "
+                    f"{module.generation.max_new_tokens:,} tokens: raise "
+                    "policy.generation.max_new_tokens."
+                )
+                found[i] = None
+                continue
+            responses = [
+                replace(each, answer=answer["answer"]) if each.role == "keep" else each
+                for each in records[i].responses
+            ]
+            found[i] = replace(records[i], responses=tuple(responses))
+    kept = len(asked) - len(problems)
+    rank_zero_info(f"The model's own answers are kept of {kept:,} prompts.")
+    if asked and not kept:
+        raise DataError(problems[0])
+    report_skipped("own_answers", problems, kept)
+    return [record for record in found if record is not None]
+
+
+def add_targets(
+    encoded: EncodedResponses, like: str | None, encoder: ConversationEncoder, name: str
+) -> None:
+    """Gives every answer to forget without ``around`` the s̄ that the model ``like`` has of it.
+
+    name: the model that is trained.
+    """
+
+    def is_open(response: Response) -> bool:
+        return response.role == "forget" and response.tolerance is None
+
+    places = [i for i, each in enumerate(encoded.records) if any(map(is_open, each.responses))]
+    if not places:
+        return
+    if like is None:
+        raise DataError(
+            f"{encoded.records[places[0]].where}: an answer to forget has no around, how likely a "
+            "token of it is to be (mean log-likelihood). Give the number, or a model that never "
+            "learned the answer as data.forget_like; to make it unlikely and no more, role avoid."
+        )
+    if like == name or Path(like).resolve() == Path(name).resolve():
+        raise DataError(
+            f"forget_like={like}: it is the model that is trained, so there is nothing to forget. "
+            "Name the one that has learned the answers: --model.init_args.policy.model_name "
+            "results/keep/export."
+        )
+    theirs = load_tokenizer(like).get_vocab()
+    if theirs != encoder.tokenizer.get_vocab():
+        raise DataError(
+            f"forget_like={like}: it has another vocabulary than {name}. Name a model of the same "
+            "kind, as it was before it learned the answers."
+        )
+    rank_zero_info(f"Records to forget as likely as {like} has them: {len(places):,}.")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_language_model(like, lora=None).eval().requires_grad_(False).to(device)
+    scorer = ResponseScorer(model, "plain")
+    for start in range(0, len(places), 4):
+        some = places[start : start + 4]
+        batch = collate_rows([encoded[place] | {"index": place} for place in some], ROLES)
+        tensors = {n: each.to(device) for n, each in batch.items() if isinstance(each, Tensor)}
+        with torch.no_grad():
+            means = scorer(tensors, reference=False).mean_log_likelihood.tolist()
+        for place, of_record in zip(some, means, strict=True):
+            record = encoded.records[place]
+            responses = [
+                replace(each, tolerance=round(mean, 4)) if is_open(each) else each
+                for each, mean in zip(record.responses, of_record, strict=False)
+            ]
+            encoded.records[place] = replace(record, responses=tuple(responses))

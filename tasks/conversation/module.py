@@ -34,7 +34,7 @@ from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import text_of_response
-from pl_pointwise.tasks.language_model.model.policy import Policy
+from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
 from pl_pointwise.tasks.language_model.roles import Requirement, divergence, lead, mean_over
 from pl_pointwise.tasks.language_model.text.records import Record
@@ -50,7 +50,7 @@ DEFAULT_TRAINING = Training(
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class ConversationEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
@@ -78,16 +78,12 @@ class ConversationEvaluation:
             one_of("answer_in", name, ("test", "train"))
 
 
-DEFAULT_EVALUATION = ConversationEvaluation()
-
-
 class ConversationModule(LanguageModelModule):
     """A causal language model with LoRA, held to what a file of conversations asks.
 
     Args:
         policy: the model. Its adapters are by default of rank 8 on PEFT's default layers.
-        formulation: how the constraints are enforced; one for all, one for each by name, or None
-            for plain training on the objective.
+        formulation: how the constraints are enforced, all or each by name; None: objective alone.
         prefer_tolerance: ε_prefer, the least mean log-likelihood of a response of role prefer; None
             for no such constraint, here and below.
         avoid_tolerance: ε_avoid, the largest of one of role avoid.
@@ -140,7 +136,7 @@ class ConversationModule(LanguageModelModule):
         objective: Objective = "kl",
         objective_roles: Sequence[str] = ("learn", "reference"),
         replay: float = 0.0,
-        evaluation: ConversationEvaluation = DEFAULT_EVALUATION,
+        evaluation: ConversationEvaluation = ConversationEvaluation(),
         training: Training = DEFAULT_TRAINING,
     ) -> None:
         one_of("objective", objective, get_args(Objective))

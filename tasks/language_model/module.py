@@ -35,18 +35,16 @@ from pl_pointwise.files import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
 from pl_pointwise.plain import from_plain
-from pl_pointwise.task import Batch, Metrics, notes_of
+from pl_pointwise.task import Batch, Metrics, notes_of, objects_of_all_ranks
 from pl_pointwise.tasks.common.models import check_weights
 
-from .likelihood.reference import ReferenceCache, belongs_to_adapter
-from .likelihood.scoring import ResponseScorer, ResponseStatistics
-from .model.adapters import Lora, merged_model
+from .data import EncodedResponses
+from .likelihood.scoring import ReferenceCache, ResponseScorer, ResponseStatistics
+from .model.adapters import Lora, belongs_to_adapter, merged_model
 from .model.generation import Generation, generate_answers
-from .model.loading import load_encoder, load_language_model
-from .model.policy import Policy
+from .model.loading import Policy, load_encoder, load_language_model
 from .roles import Requirement, divergence, drop, lead, mean_over
 from .text.conversations import ConversationEncoder
-from .text.encoded import EncodedResponses
 from .text.records import Record
 
 USAGE = """
@@ -392,9 +390,7 @@ class LanguageModelModule(PointwiseModule):
 
     def _write_answers(self, stage: str) -> list[dict[str, Any]]:
         """Writes the answers of all ranks to one data set, and returns them by index."""
-        gathered = [self.answers[stage]] * self.trainer.world_size
-        if len(gathered) > 1:
-            torch.distributed.all_gather_object(gathered, self.answers[stage])
+        gathered = objects_of_all_ranks(self.answers[stage])
         answers = [answer for of_rank in gathered for answer in of_rank]
         answers.sort(key=lambda answer: int(answer["index"]))
         if self.trainer.is_global_zero:

@@ -108,7 +108,7 @@ class Requirement:
 
 
 def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dict[str, Any]:
-    """The batch of B rows of encoded.py, R responses to each at most, K_r of role r::
+    """The batch of B rows of data.py, R responses to each at most, K_r of role r::
 
         index, prompt_ids, prompt_lengths, response_ids, response_lengths   batch.py
         records   B records

@@ -3,7 +3,5 @@
 from pl_pointwise.extras import needs
 
 with needs("reranker", __name__):
-    from .data import RerankerDataModule
-    from .module import RerankerModule
-
-__all__ = ["RerankerDataModule", "RerankerModule"]
+    from .data import RerankerDataModule as RerankerDataModule
+    from .module import RerankerModule as RerankerModule

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -26,9 +30,16 @@ from pl_pointwise.tasks.common.data import (
 from pl_pointwise.tasks.common.models import limits_of_model, pretrained
 from pl_pointwise.tasks.common.records import digest, hub_split, largest, refused, report_skipped
 
-from .corpus import docstring_records
-from .encoding import RerankerDataset, split_template, token_lengths
-from .records import Record, parse_candidates, parse_labelled
+from .records import (
+    Record,
+    RerankerDataset,
+    parse_candidates,
+    parse_labelled,
+    split_template,
+    token_lengths,
+)
+
+DOCSTRINGS = Path(__file__).parent / "docstrings" / "docstrings.jsonl"
 
 
 class RerankerDataModule(RecordsDataModule):
@@ -56,13 +67,10 @@ class RerankerDataModule(RecordsDataModule):
     not like them.
 
     Args:
-        model_name: the model whose tokenizer to use. This, max_length and template are the
-            module's: give them here only to use the data without one.
-        max_length: as the module's.
-        template: as the module's.
-        source: "embedded" are docstrings that ship with this package (``corpus.py``), held out by
-            module; "hub" is ``hub_path``, its splits "train" and "validation"; of the training
-            queries of "files" a part is held out, of each query_type the same, by query text.
+        model_name, max_length, template: the module's; give them to use the data without one.
+        source: "embedded" are docstrings that ship with this package, held out by module; "hub" is
+            ``hub_path``, its splits "train" and "validation"; of the training queries of "files" a
+            part is held out, of each query_type the same, by query text.
         hub_path: the dataset on the hub, or a folder of the same layout.
         hub_config: its configuration.
         train_file: JSON lines, or Parquet by its ending ".parquet".
@@ -285,3 +293,32 @@ def _load_tokenizer(
 def _variance(tokenizer: PreTrainedTokenizerBase, record: Record) -> float:
     """Variance of the lengths of a query's negatives in tokens; the positive is the first."""
     return float(np.var(token_lengths(tokenizer, record.passages[1:])))
+
+
+def docstring_records(negatives: int, seed: int = 0) -> list[dict[str, Any]]:
+    """The embedded corpus: a docstring of Python's standard library becomes one record:
+
+        query      "Read and return a line from the stream."                  the summary
+        positive   "If limit is specified, at most limit bytes will be read." the body
+        negatives  "If the argument is omitted, None, or negative, data ..."  other bodies of the
+                   "When the optional zip64 arg is None rather than ..." ...  same module
+
+    so that it takes more than knowing the subject to tell them apart. No two queries are alike.
+    The schema is that of ``microsoft/ms_marco``; "query_type" is the top-level module. Modules with
+    fewer ``negatives`` are left out; ``seed`` draws them. Source and licence, and the script that
+    collected them, are in the folder ``docstrings``.
+    """
+    with DOCSTRINGS.open(encoding="utf-8") as file:
+        entries = [json.loads(line) for line in file]
+    records = []
+    for module, documented in groupby(entries, key=lambda entry: entry["module"]):
+        of_it, group = list(documented), module.partition(".")[0]
+        for entry in of_it if len(of_it) > negatives else ():
+            query_id = f"{module}:{entry['name']}"
+            key = hashlib.sha256(f"{seed} {query_id}".encode()).digest()
+            others = [other["body"] for other in of_it if other is not entry]
+            texts = [entry["body"], *random.Random(key).sample(others, negatives)]
+            passages = {"is_selected": [1] + [0] * negatives, "passage_text": texts}
+            record = {"query_id": query_id, "query": entry["query"], "query_type": group}
+            records.append(record | {"passages": passages})
+    return records

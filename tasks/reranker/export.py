@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from pl_pointwise.tasks.common.models import pretrained
 
-from .encoding import split_template
+from .records import split_template
 
 USAGE = """
 from sentence_transformers import CrossEncoder

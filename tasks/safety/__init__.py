@@ -3,7 +3,5 @@
 from pl_pointwise.extras import needs
 
 with needs("language", __name__):
-    from .data import SafetyDataModule
-    from .module import SafetyModule
-
-__all__ = ["SafetyDataModule", "SafetyModule"]
+    from .data import SafetyDataModule as SafetyDataModule
+    from .module import SafetyModule as SafetyModule

@@ -13,14 +13,9 @@ from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.tasks.common.data import Needs, Parse, side_of_held_out, warn_of_shared
-from pl_pointwise.tasks.language_model.data import (
-    DEFAULT_PREPARATION,
-    Preparation,
-    ResponseDataModule,
-)
-from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
+from pl_pointwise.tasks.language_model.data import EncodedResponses, ResponseDataModule
+from pl_pointwise.tasks.language_model.text.reasoning import REFUSAL_TEXT, validate_refusals
 from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
-from pl_pointwise.tasks.language_model.text.refusals import REFUSAL_TEXT, validate_refusals
 
 from .records import (
     ROLES,
@@ -62,7 +57,7 @@ Write a response that appropriately completes the request.
 """Alpaca's prompt as a chat template, for a base model whose tokenizer brings none."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Selection:
     """The data sets on the hub, and how many records are taken of which kind.
 
@@ -99,9 +94,6 @@ class Selection:
             raise DataError(f"held_out_per_category={held_out}, per_category={count}: leave some.")
 
 
-DEFAULT_SELECTION = Selection()
-
-
 class SafetyDataModule(ResponseDataModule):
     """Benign instructions with their answers, and unsafe prompts with a refusal, tokenised once.
 
@@ -120,8 +112,7 @@ class SafetyDataModule(ResponseDataModule):
     "alpaca_eval", AlpacaEval's instructions.
 
     Args:
-        model_name: the model whose tokenizer and chat template to use; None takes that of the
-            module it is used with.
+        model_name: the model whose tokenizer and chat template to use; None takes the module's.
         source: "hub" or "files".
         unsafe_schema: of the unsafe records; None for benign records only, as for a warm start.
         benign_file: benign records: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by its ending.
@@ -139,8 +130,8 @@ class SafetyDataModule(ResponseDataModule):
         refusals: what the model is to say to an unsafe prompt.
         unsafe_answers: "leave" the data's unsafe answers out, or "take" them along, which Safe-DPO
             and the constraint on them need.
-        preparation: skipping, holding out; of hub and "beavertails", what ``selection`` holds out.
-        options: of `PointwiseDataModule`; ``seed`` also of what is held out.
+        options: ``preparation``, of skipping and holding out, and those of `PointwiseDataModule`;
+            ``seed`` also of what is held out.
     """
 
     needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": TEST_SETS}
@@ -164,10 +155,9 @@ class SafetyDataModule(ResponseDataModule):
         over_refusal_file: str | None = None,
         alpaca_eval_file: str | None = None,
         predict_file: str | None = None,
-        selection: Selection = DEFAULT_SELECTION,
+        selection: Selection = Selection(),
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         unsafe_answers: Literal["leave", "take"] = "leave",
-        preparation: Preparation = DEFAULT_PREPARATION,
         **options: Any,
     ) -> None:
         files = {"benign_train": benign_file, "benign_val": benign_val_file}
@@ -175,7 +165,7 @@ class SafetyDataModule(ResponseDataModule):
         files |= {"unsafe_val": unsafe_val_file, "unsafe_test": unsafe_test_file, "pku": pku_file}
         files |= {"over_refusal": over_refusal_file, "alpaca_eval": alpaca_eval_file}
         files["predict"] = predict_file
-        super().__init__(model_name, source, files, preparation, **options)
+        super().__init__(model_name, source, files, **options)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
         one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
         if source == "hub" and unsafe_schema == "labelled":

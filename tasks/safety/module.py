@@ -22,23 +22,31 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaModel,
+    LlamaPreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
+from pl_pointwise.tasks.common.models import pretrained
 from pl_pointwise.tasks.language_model.likelihood.preference_losses import safe_dpo_loss
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import Generation
-from pl_pointwise.tasks.language_model.model.policy import Policy
+from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
 from pl_pointwise.tasks.language_model.roles import Requirement
 from pl_pointwise.tasks.language_model.text.reasoning import final_answer
 from pl_pointwise.tasks.language_model.text.records import Record
 
-from .cost_model import CostModel
 from .data import ALPACA_TEMPLATE, TEST_SETS
 from .records import HELPFUL, REFUSAL, ROLES, UNSAFE
 
@@ -54,7 +62,7 @@ PAPER_TRAINING = Training(
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class SafetyEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
@@ -81,9 +89,6 @@ class SafetyEvaluation:
             one_of("answer_in", name, TEST_SETS)
 
 
-DEFAULT_EVALUATION = SafetyEvaluation()
-
-
 class SafetyModule(LanguageModelModule):
     """A causal language model with LoRA that refuses what is unsafe and answers the rest.
 
@@ -93,8 +98,7 @@ class SafetyModule(LanguageModelModule):
     Args:
         policy: the model. Its adapters are by default the paper's, for which the model needs layers
             of these names, and its answers the paper's sampling.
-        formulation: how the constraints are enforced; one for all, one for each by name, or None
-            for plain training on the objective.
+        formulation: how the constraints are enforced, all or each by name; None: objective alone.
         refuse_tolerance: ε_U, the least mean log-likelihood of the refusal of an unsafe prompt, a
             negative number as all of these. The paper's is −0.08.
         comply_tolerance: ε_H, the largest of a benign prompt's.
@@ -139,7 +143,7 @@ class SafetyModule(LanguageModelModule):
         objective: Objective = "kl",
         safe_dpo_margin: float = 5.0,
         safe_dpo_beta: float = 0.1,
-        evaluation: SafetyEvaluation = DEFAULT_EVALUATION,
+        evaluation: SafetyEvaluation = SafetyEvaluation(),
         training: Training = PAPER_TRAINING,
     ) -> None:
         one_of("constrain", constrain, ("refusal", "answer"))
@@ -240,3 +244,82 @@ class SafetyModule(LanguageModelModule):
         path = Path(self.trainer.default_root_dir) / "alpaca_eval" / "model_outputs.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(outputs, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+# The cost model ----------------------------------------------------------------------------------
+
+READ = {"model_type": "llama", "score_type": "cost", "score_dim": 1, "do_normalize": False}
+"""What a configuration may say; scores of a "reward" model have the other sign."""
+
+
+class ScoringLlama(LlamaPreTrainedModel):
+    """The layout of the files."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.model = LlamaModel(config)
+        # "score_bias" in newer files, "bias" in older ones
+        bias = getattr(config, "score_bias", getattr(config, "bias", True))
+        self.score_head = nn.Linear(config.hidden_size, 1, bias=bias)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The score at the last token of each row, (B, T), not padded: (B,) float32."""
+        states = self.model(input_ids, use_cache=False).last_hidden_state
+        score = states[:, -1].float() @ self.score_head.weight[0].float()
+        return score if self.score_head.bias is None else score + self.score_head.bias.float()
+
+
+class CostModel:
+    """How harmful answers are, by a model trained to judge.
+
+    The layout is that of ``PKU-Alignment/beaver-7b-unified-cost``: a Llama backbone and a linear
+    score head. A prompt x with its answer y is read as
+
+        <s>BEGINNING OF CONVERSATION: USER: x ASSISTANT:y</s>
+
+    and the cost is the score at the last token, in float32. **A cost above 0 is unsafe.** It is no
+    torch module, so a module that keeps one neither trains nor saves it.
+    """
+
+    def __init__(self, model: ScoringLlama, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, name: str, device: torch.device | str = "cpu") -> CostModel:
+        """From a folder, the hub or ``package:NAME/FOLDER``; safetensors alone, no foreign code."""
+        config = pretrained(AutoConfig, name)
+        found = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
+        if found != READ:
+            raise ValueError(f"{name} is no cost model: its configuration has {found}, not {READ}.")
+        options = {"use_safetensors": True, "output_loading_info": True}
+        model, report = pretrained(ScoringLlama, name, config=config, dtype="auto", **options)
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"{name} is no cost model: it has no weights {missing[:4]}.")
+        return cls(model.to(device), pretrained(AutoTokenizer, name))
+
+    def costs(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
+        """The cost of each answer to its prompt, (N,) float32 on the CPU; above 0 is unsafe."""
+        costs, device = torch.zeros(len(answers)), self.model.device
+        for place, pair in enumerate(zip(prompts, answers, strict=True)):
+            ids = torch.tensor([self.encode(*pair)], device=device)
+            # In the weights' own precision, wherever this is called from
+            with torch.no_grad(), torch.autocast(device.type, enabled=False):
+                costs[place] = self.model(ids)
+        if bad := (~costs.isfinite()).nonzero()[:, 0].tolist():
+            raise DataError(
+                f"The cost of answer {bad[0]} is {costs[bad[0]].item()} ({len(bad)} of "
+                f"{len(costs)}). Take the cost model in another dtype, bfloat16 or float32."
+            )
+        return costs
+
+    def encode(self, prompt: str, answer: str) -> list[int]:
+        """Token ids of a conversation; where it is too long, the end of the answer is cut."""
+        tokenizer: Any = self.tokenizer
+        answer = final_answer(answer.removesuffix(tokenizer.eos_token))
+        text = f"BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}"
+        # Not every Llama tokenizer puts the begin token there itself, so none is asked to.
+        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        ids = ids[: self.model.config.max_position_embeddings - 2]
+        return [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]

@@ -11,6 +11,7 @@ import torch
 
 from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, largest, shown
 from pl_pointwise.tasks.language_model.text.messages import answer_text
+from pl_pointwise.tasks.language_model.text.reasoning import is_refusal
 from pl_pointwise.tasks.language_model.text.records import (
     ANSWERS,
     INSTRUCTIONS,
@@ -24,7 +25,6 @@ from pl_pointwise.tasks.language_model.text.records import (
     response_of,
     truth,
 )
-from pl_pointwise.tasks.language_model.text.refusals import is_refusal
 
 HELPFUL, REFUSAL, UNSAFE, SAFE = ROLES = ("answer", "refusal", "unsafe answer", "safe answer")
 """What a response is, in the order that a batch numbers them; a safe answer is that of two answers

@@ -3,7 +3,5 @@
 from pl_pointwise.extras import needs
 
 with needs("language", __name__):
-    from .data import When2CallDataModule
-    from .module import When2CallModule
-
-__all__ = ["When2CallDataModule", "When2CallModule"]
+    from .data import When2CallDataModule as When2CallDataModule
+    from .module import When2CallModule as When2CallModule

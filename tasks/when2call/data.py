@@ -1,28 +1,35 @@
-"""When2Call data: where records come from, which prompts are held out, and the data module."""
+"""When2Call data: a conversation with tools, answers to it of four behaviours, the data module.
+
+The right answer is of role "prefer", the others of role "avoid". The schemas are those of
+language_model/text/records.py, with one form of calls.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.data import Needs, Parse
-from pl_pointwise.tasks.language_model.data import (
-    DEFAULT_PREPARATION,
-    Preparation,
-    ResponseDataModule,
-)
+from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
+from pl_pointwise.tasks.language_model.data import ResponseDataModule
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_columns
-from pl_pointwise.tasks.language_model.text.records import Record
-
-from .records import (
-    ROLES,
-    grouped,
-    parse_choice,
-    parse_pair,
-    parse_preference,
-    parse_question,
+from pl_pointwise.tasks.language_model.text.messages import parse_answer, parse_tools, parts_of
+from pl_pointwise.tasks.language_model.text.records import (
+    Record,
+    Response,
+    read_preference,
+    read_when2call,
+    reads_whole,
 )
+
+CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
+"""The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""
+
+ROLES = ("prefer", "avoid")
+"""In the order that a batch numbers them."""
 
 
 class When2CallDataModule(ResponseDataModule):
@@ -40,22 +47,20 @@ class When2CallDataModule(ResponseDataModule):
     over the training data; "mcq", multiple choice. It leaves out what there is none of.
 
     Args:
-        model_name: the model whose tokenizer and chat template to use; None takes that of the
-            module it is used with.
+        model_name: the model whose tokenizer and chat template to use; None takes the module's.
         source: "hub" or "files".
         hub_path: the data set on the hub, or a folder of the same layout.
         schema: of the preference records, "when2call" or "pairs": {input, chosen, rejected} and
             optionally system, all texts; then without multiple choice on the hub.
         train_file: preference records: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by its ending.
         val_file: those held out; without one a part of the training prompts.
-        test_file: those that certify; without one preparation.test_fraction of the training
-            prompts, without either "val".
+        test_file: those that certify; without one preparation.test_fraction, else "val".
         mcq_file: multiple-choice records.
         predict_file: records of {question, tools} to answer; with any source.
         group_rejected: make one sample of the records of one prompt and chosen response, with
             several rejected ones; otherwise each record is a sample with one.
-        preparation: how records become samples: skipping, holding out.
-        options: of `PointwiseDataModule`; ``seed`` also of what is held out.
+        options: ``preparation``, of skipping and holding out, and those of `PointwiseDataModule`;
+            ``seed`` also of what is held out.
     """
 
     needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": ("test", "train", "mcq")}
@@ -74,12 +79,11 @@ class When2CallDataModule(ResponseDataModule):
         mcq_file: str | None = None,
         predict_file: str | None = None,
         group_rejected: bool = False,
-        preparation: Preparation = DEFAULT_PREPARATION,
         **options: Any,
     ) -> None:
         files = {"train": train_file, "val": val_file, "test": test_file, "mcq": mcq_file}
         files["predict"] = predict_file
-        super().__init__(model_name, source, files, preparation, **options)
+        super().__init__(model_name, source, files, **options)
         one_of("schema", schema, ("when2call", "pairs"), DataError)
         self.hub_path, self.schema, self.group_rejected = hub_path, schema, group_rejected
 
@@ -103,3 +107,73 @@ class When2CallDataModule(ResponseDataModule):
         """The splits, of several rejected answers one sample where asked for."""
         splits = super().read_splits()
         return {n: grouped(found) for n, found in splits.items()} if self.group_rejected else splits
+
+
+# Records -----------------------------------------------------------------------------------------
+
+
+def choices_of(record: Record) -> list[int]:
+    """The category of each answer, a position in :data:`CATEGORIES`; −1 if unknown."""
+    return [CATEGORIES.index(r.behaviour) if r.behaviour else -1 for r in record.responses]
+
+
+@reads_whole
+def parse_preference(row: Any, where: str) -> Record:
+    """A row of schema "when2call": the chosen answer, then the rejected one."""
+    field(row, "tools", where)
+    read = read_when2call(row, where)
+    return replace(read, given_category=read.responses[0].behaviour, given_kind="")
+
+
+@reads_whole
+def parse_pair(row: Any, where: str) -> Record:
+    """A row of schema "preference"."""
+    return replace(read_preference(row, where), given_category="", given_kind="")
+
+
+@reads_whole
+def parse_choice(row: Any, where: str) -> Record:
+    """A row of the multiple-choice split: the right answer, then the others by category."""
+    right = _behaviour(field(row, "correct_answer", where), "correct_answer", where)
+    given = field(row, "answers", where)
+    if not isinstance(given, dict):
+        raise bad_field(where, "answers", f"is {kind(given)}", "Give {behaviour: text}")
+    texts = {_behaviour(name, "answers", where): text for name, text in given.items()}
+    if missing := [name for name in CATEGORIES if texts.get(name) is None]:
+        problem = f"lacks {', '.join(missing)}"
+        raise bad_field(where, "answers", problem, "Give one answer of each behaviour")
+    responses: list[Response] = []
+    for name in sorted(CATEGORIES, key=lambda name: name != right):
+        answer = parse_answer(texts[name], where, f"answers.{name}", bare_calls=True)
+        if name == "tool_call" and not parts_of(answer).calls:
+            remedy = 'Give {"name": …, "arguments": {…}} as JSON'
+            raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)
+        responses.append(Response("avoid" if responses else "prefer", answer, behaviour=name))
+    asked = parse_question(row, where)
+    return replace(asked, responses=tuple(responses), given_category=right, given_kind="choice")
+
+
+@reads_whole
+def parse_question(row: Any, where: str) -> Record:
+    """A question to answer, {"question", "tools"}."""
+    question = text_field(field(row, "question", where), "question", where)
+    tools = parse_tools(field(row, "tools", where), where)
+    return Record([{"role": "user", "content": question}], tools, (), where, given_kind="")
+
+
+def grouped(found: Iterable[Record]) -> list[Record]:
+    """Records of one prompt and right answer as one, where the first stood, wrong answers once."""
+    groups: dict[str, Record] = {}
+    for record in found:
+        key = digest(record.prompt, record.answers[0])
+        known = groups.setdefault(key, record)
+        new = [each for each in record.responses[1:] if each.answer not in known.answers]
+        groups[key] = replace(known, responses=(*known.responses, *new))
+    return list(groups.values())
+
+
+def _behaviour(value: Any, name: str, where: str) -> str:
+    """The value of a field, if it is one of :data:`CATEGORIES`."""
+    if value in CATEGORIES:
+        return str(value)
+    raise bad_field(where, name, f"is {shown(value)}", f"Give one of {', '.join(CATEGORIES)}")

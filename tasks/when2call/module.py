@@ -15,16 +15,19 @@ its adapters. In a multiple-choice record the right answer is chosen, and the ot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, Metric
+from torchmetrics.classification import BinaryF1Score, MulticlassF1Score
 
 from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.errors import one_of
+from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_columns
@@ -36,13 +39,15 @@ from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
 )
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.policy import Policy
+from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
 from pl_pointwise.tasks.language_model.text.records import Record
 
-from .metrics import choice_metrics, chosen_categories, update_choice_metrics
-from .records import ROLES, choices_of
+from .data import CATEGORIES, ROLES, choices_of
+
+NORMALISATIONS = ("sum", "characters", "tokens")
+DIRECT = CATEGORIES.index("direct")
 
 PAPER_LOSSES = PreferenceLosses()
 PAPER_TRAINING = Training(
@@ -50,7 +55,7 @@ PAPER_TRAINING = Training(
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class When2CallEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
@@ -65,9 +70,6 @@ class When2CallEvaluation:
     floor_tolerance: float | None = None
 
 
-DEFAULT_EVALUATION = When2CallEvaluation()
-
-
 class When2CallModule(LanguageModelModule):
     """A causal language model with LoRA, constrained in what it makes likely and unlikely.
 
@@ -77,8 +79,7 @@ class When2CallModule(LanguageModelModule):
     Args:
         policy: the model. Its adapters are by default of rank 8 on PEFT's default layers; `predict`
             answers questions, by default with the likeliest tokens.
-        formulation: how the constraints are enforced; one for all, one for each by name, or None
-            for plain training on the objective.
+        formulation: how the constraints are enforced, all or each by name; None: objective alone.
         chosen_tolerance: ε_win, the least mean log-likelihood of a chosen response.
         rejected_tolerance: ε_lose, the largest of a rejected one. The paper's −20 is far below what
             a fluent model gives to wrong answers (−2 to −4), and costs 7 to 8 nats of KL per token.
@@ -118,7 +119,7 @@ class When2CallModule(LanguageModelModule):
         constrain: Literal["likelihood", "ratio", "floor"] = "likelihood",
         objective: Objective = "kl",
         losses: PreferenceLosses = PAPER_LOSSES,
-        evaluation: When2CallEvaluation = DEFAULT_EVALUATION,
+        evaluation: When2CallEvaluation = When2CallEvaluation(),
         training: Training = PAPER_TRAINING,
     ) -> None:
         one_of("constrain", constrain, ("likelihood", "ratio", "floor"))
@@ -158,3 +159,70 @@ class When2CallModule(LanguageModelModule):
             of_candidates = outputs.log_likelihood[real], outputs.lengths[real], characters, choices
             predicted = chosen_categories(*of_candidates)
             update_choice_metrics(metrics, index, predicted, choices[:, 0])
+
+
+# The table of multiple choice --------------------------------------------------------------------
+
+
+def chosen_categories(
+    log_likelihood: Tensor, tokens: Tensor, characters: Tensor, choices: Tensor
+) -> dict[str, Tensor]:
+    """By normalisation the category of the largest score, (B,) long, a position in CATEGORIES.
+
+    The score is s, or s by the candidate's characters (``acc_norm`` of the usual harness) or tokens
+    (what training constrains). Among equal ones the first category is chosen; NaN is the lowest.
+
+    All (B, R): log_likelihood s; tokens, 0 where there is no candidate; choices, categories.
+    """
+    present = (tokens > 0) & (choices >= 0)
+    # Absent candidates go to a column of their own, which is cut off again.
+    columns = torch.where(present, choices, len(CATEGORIES))
+    chosen, divisors = {}, (torch.ones_like(tokens), characters, tokens)
+    for name, divisor in zip(NORMALISATIONS, divisors, strict=True):
+        scores = log_likelihood / divisor.clamp(min=1)
+        scores = scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        table = scores.new_full((len(scores), len(CATEGORIES) + 1), -math.inf)
+        chosen[name] = table.scatter(1, columns, scores)[:, :-1].argmax(dim=1)
+    return chosen
+
+
+class MacroF1(MulticlassF1Score):
+    """The mean F1 over the categories that occur as gold; NaN of nothing.
+
+    In the published data ``direct`` never does. torchmetrics' and sklearn's macro average would
+    count it in as soon as it is predicted once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(num_classes=len(CATEGORIES), average="none")
+
+    def compute(self) -> Tensor:
+        found, missed = torch.as_tensor(self.tp), torch.as_tensor(self.fn)
+        return super().compute()[found + missed > 0].mean()
+
+
+def choice_metrics() -> dict[str, Metric]:
+    """Fresh metrics of one multiple-choice data set; see :func:`update_choice_metrics`."""
+    return {
+        **{f"accuracy_{name}": MeanBySample() for name in NORMALISATIONS},
+        "macro_f1": MacroF1(),
+        **{f"f1_{name}": BinaryF1Score() for name in CATEGORIES},
+        "hallucination": MeanBySample(),
+    }
+
+
+def update_choice_metrics(
+    metrics: Mapping[str, Metric], index: Tensor, predicted: Mapping[str, Tensor], gold: Tensor
+) -> None:
+    """Adds a batch: index, predicted by normalisation, and gold, all (B,).
+
+    The accuracies choose by their own normalisation, all else by characters, as published:
+    ``hallucination`` is the share of ``direct``.
+    """
+    for normalisation, found in predicted.items():
+        metrics[f"accuracy_{normalisation}"].update(index, (found == gold).float())
+    chosen = predicted["characters"]
+    metrics["macro_f1"].update(chosen, gold)
+    for category, name in enumerate(CATEGORIES):
+        metrics[f"f1_{name}"].update((chosen == category).long(), (gold == category).long())
+    metrics["hallucination"].update(index, (chosen == DIRECT).float())

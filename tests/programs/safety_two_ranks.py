@@ -1,4 +1,4 @@
-"""A small fit of safety on the tiny Llama, on two ranks beside one; run as a rank by test_ranks.py.
+"""A small fit of safety on the tiny Llama, on two ranks beside one; see test_module.py.
 
 Its batches are of two prompts over all ranks, and the test generates answers.
 """

@@ -42,7 +42,7 @@ from pl_pointwise.compare import command
 from pl_pointwise.data import units_of
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.policy import Policy
+from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.language_model.roles import collate_rows
 from pl_pointwise.tasks.language_model.text.records import Record, Response
 from tests.pl_pointwise.toy import trainer

@@ -14,7 +14,7 @@ import yaml
 
 from pl_pointwise import Average, Optimization, Penalty, Pointwise, Relaxed, Training
 from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.command_line.configs import packaged_comparisons
+from pl_pointwise.command_line.configs import packaged_comparisons, packaged_configs, text_of
 from pl_pointwise.tasks import Generation, Lora, reranker, safety
 from tests.tasks.conftest import (
     QUIET_RUN,
@@ -261,3 +261,22 @@ def test_the_re_ranker_from_fit_to_predictions(tiny: Any, tmp_path: Path, capsys
     (answer,) = predictions(base, asked, checkpoint)
     assert sorted(answer["order"]) == [0, 1, 2]
     assert answer["scores"][answer["order"][0]] == max(answer["scores"])
+
+
+def stated(value: object) -> set[str]:
+    """All keys of nested mappings."""
+    if not isinstance(value, dict):
+        return set()
+    return {str(key) for key in value}.union(*map(stated, value.values()))
+
+
+@pytest.mark.parametrize("task", ["safety", "when2call", "conversation", "keep", "forget"])
+def test_no_method_states_a_tolerance(task: str) -> None:
+    """One would replace those of TASK/paper, or a user's own, given before it."""
+    shown = [name.partition("/")[2] for name in packaged_configs() if name.startswith(f"{task}/")]
+    assert {"pointwise", "average", "cvar"} <= set(shown)
+    for name in shown:
+        if name in ("paper", "practical", "orca", "pku", "greedy"):
+            continue
+        for part in packaged_configs()[f"{task}/{name}"]:
+            assert not [key for key in stated(yaml.safe_load(text_of(part))) if "tolerance" in key]

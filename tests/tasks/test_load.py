@@ -14,7 +14,7 @@ import pl_pointwise
 from pl_pointwise import Pointwise
 from pl_pointwise.files import digest_now
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.language_model.model.policy import Policy
+from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.reranker.module import RerankerModule
 from pl_pointwise.tasks.safety.module import SafetyModule
 from tests.tasks.conftest import move_adapters

@@ -39,7 +39,7 @@ ONE_COPY = [
 
 SCORE = "scores.append(score(model(**arguments).logits))"
 MASK = [
-    f"tasks/reranker/scoring.py: {what}: {SCORE}" for what in ("_local_scalar_dense", "to(device)")
+    f"tasks/reranker/module.py: {what}: {SCORE}" for what in ("_local_scalar_dense", "to(device)")
 ]
 """What transformers does with the mask of a padded batch, once a forward pass."""
 # The cache finds a sample by its tokens, which it reads before anything is computed.

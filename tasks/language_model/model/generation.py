@@ -18,10 +18,9 @@ from transformers import GenerationConfig
 from pl_pointwise.task import Batch, evaluation_mode, replayed_random_state
 from pl_pointwise.tasks.common.records import digest
 
-from ..likelihood.reference import adapters_off, base_of
 from ..text.conversations import ConversationEncoder
-from ..text.reasoning import final_answer, in_thought
-from ..text.refusals import is_refusal
+from ..text.reasoning import final_answer, in_thought, is_refusal
+from .adapters import adapters_off, base_of
 
 _TAIL = 32  # tokens at a prompt's end in which a thought may begin that the answer goes on with
 

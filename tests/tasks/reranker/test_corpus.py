@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import docstrings
-from pl_pointwise.tasks.reranker import corpus
-from pl_pointwise.tasks.reranker.corpus import docstring_records
+from pl_pointwise.tasks.reranker.data import DOCSTRINGS, docstring_records
 
 
 def plain(text: str) -> str:
@@ -58,7 +57,7 @@ def test_seed_changes_the_negatives_alone(records: list[dict[str, Any]]) -> None
 
 
 def test_license_and_source_stand_beside_the_file() -> None:
-    folder = corpus.DOCSTRINGS.parent
+    folder = DOCSTRINGS.parent
     assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (folder / "LICENSE").read_text(encoding="utf-8")
     assert "CPython 3.11.7" in (folder / "README.md").read_text(encoding="utf-8")
 
@@ -77,4 +76,4 @@ def test_the_script_makes_the_shipped_file(
     rglob = Path.rglob
     monkeypatch.setattr(Path, "rglob", lambda *args: reversed(list(rglob(*args))))
     docstrings.main()
-    assert capsys.readouterr().out == corpus.DOCSTRINGS.read_text(encoding="utf-8")
+    assert capsys.readouterr().out == DOCSTRINGS.read_text(encoding="utf-8")

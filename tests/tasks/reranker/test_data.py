@@ -26,11 +26,13 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import records_of, rows_of
 from pl_pointwise.tasks.reranker import data
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
-from pl_pointwise.tasks.reranker.encoding import RerankerDataset, encode, split_template
 from pl_pointwise.tasks.reranker.records import (
     Record,
+    RerankerDataset,
+    encode,
     parse_candidates,
     parse_labelled,
+    split_template,
 )
 from tests.tasks.conftest import write_rows
 from tests.tasks.reranker.conftest import ms_marco_row, ms_marco_rows

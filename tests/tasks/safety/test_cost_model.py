@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.safety.cost_model import CostModel
+from pl_pointwise.tasks.safety.module import CostModel
 
 SIZES = {
     "hidden_size": 32,

@@ -15,9 +15,9 @@ from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.model.adapters import Lora
-from pl_pointwise.tasks.safety.cost_model import CostModel
-from pl_pointwise.tasks.safety.module import SafetyEvaluation
+from pl_pointwise.tasks.safety.module import CostModel, SafetyEvaluation
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
+from tests.programs.safety_two_ranks import two_and_one
 from tests.tasks.conftest import (
     before_and_after,
     make_data,
@@ -298,3 +298,18 @@ def test_validate_answers_the_selection_split_and_keeps_each_answer(
     run.test(module, data, verbose=False)  # Here "test" is "val", so the answers are the same.
     assert run.callback_metrics["test/cut"] == found["val/cut"]
     assert read_rows(tmp_path / "answers/test.jsonl") == rows
+
+
+def test_two_ranks_train_test_and_answer_as_one(
+    language_model_folder, safety_files, tmp_path
+) -> None:
+    """A rank's prompt is of one kind, so in every step some rank has no sample of some term."""
+    folders = (tmp_path / "two", tmp_path / "one")
+    for folder in folders:
+        folder.mkdir()
+    two, one = two_and_one(language_model_folder, safety_files, folders)
+    for name, value in one.items():
+        assert two[name] == pytest.approx(value, abs=1e-3), name
+    rows = [read_rows(folder / "answers/test.jsonl") for folder in folders]
+    assert [row["index"] for row in rows[0]] == list(range(6))
+    assert rows[0] == rows[1]

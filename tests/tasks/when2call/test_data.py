@@ -12,10 +12,9 @@ from lightning.pytorch import Trainer
 from pl_pointwise.data import categories_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
-from pl_pointwise.tasks.language_model.data import Preparation
+from pl_pointwise.tasks.language_model.data import EncodedResponses, Preparation
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
-from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
-from pl_pointwise.tasks.when2call.records import (
+from pl_pointwise.tasks.when2call.data import (
     CATEGORIES,
     choices_of,
     grouped,

@@ -11,9 +11,13 @@ from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from pl_pointwise.tasks.language_model.likelihood.reference import adapters_off
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
-from pl_pointwise.tasks.language_model.model.adapters import Lora, add_lora, merged_model
+from pl_pointwise.tasks.language_model.model.adapters import (
+    Lora,
+    adapters_off,
+    add_lora,
+    merged_model,
+)
 from pl_pointwise.tasks.language_model.model.loading import load_exported, load_language_model
 from tests.tasks.conftest import build_model, move_adapters, random_batch
 

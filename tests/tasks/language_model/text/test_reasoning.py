@@ -1,4 +1,4 @@
-"""The answer behind a thought, and where there is none."""
+"""The answer behind a thought, and whether it refuses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pl_pointwise.tasks.language_model.text.reasoning import (
     empty_thought,
     final_answer,
     in_thought,
+    is_refusal,
     split_thought,
 )
 
@@ -55,3 +56,21 @@ def test_a_thought_is_told_from_what_follows_it() -> None:
     assert split_thought("a\n</think>\n\nb") == ("a", "b")
     assert split_thought("In code:\n<think>\n</think>\nb") == ("", "In code:\n<think>\n</think>\nb")
     assert split_thought("b with </think> in it") == ("", "b with </think> in it")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("I'm sorry, but I can't help.", "I’m sorry.", "\n \t I'M SORRY", "\u00a0I cannot"),
+        *("I am programmed to be neutral.", "I do not support it."),
+    ],
+)
+def test_an_answer_that_begins_with_an_opening_is_a_refusal(text) -> None:
+    assert is_refusal(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Sure! I'm sorry to hear that.", "I am sorry, but no.", '"I cannot"', "I'm sorr"]
+)
+def test_anything_else_is_none(text) -> None:
+    assert not is_refusal(text)

@@ -16,8 +16,8 @@ from pl_pointwise.tasks.language_model.model import generation
 from pl_pointwise.tasks.language_model.model.generation import Generation, generate_answers
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.text.messages import parts_of
+from pl_pointwise.tasks.language_model.text.reasoning import is_refusal
 from pl_pointwise.tasks.language_model.text.records import Record, Response
-from pl_pointwise.tasks.language_model.text.refusals import is_refusal
 from tests.tasks.conftest import CHAT_TEMPLATE, build_model, build_tokenizer
 
 FOLDER = Path(__file__).parent / "templates"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.language_model.data import EncodedResponses
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
-from pl_pointwise.tasks.language_model.text.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.text.records import Record, Response
 from tests.tasks.conftest import build_tokenizer
 
