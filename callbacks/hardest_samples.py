@@ -43,7 +43,7 @@ class HardestSamples(Callback):
     """
 
     def __init__(self, count: int = 50) -> None:
-        self.count = count
+        self.count, self._restored = count, False
         self._start()
 
     def _start(self) -> None:
@@ -55,8 +55,9 @@ class HardestSamples(Callback):
         self._epoch = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if not trainer.ckpt_path:
+        if not self._restored:
             self._start()  # What there was is of an earlier fit.
+        self._restored = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         self._epoch = trainer.current_epoch
@@ -137,6 +138,7 @@ class HardestSamples(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last, self._mean = state_dict["last"], state_dict["mean"]
         self._visits, self._epoch = state_dict["visits"], state_dict["epoch"]
+        self._restored = True
 
 
 def hardest(

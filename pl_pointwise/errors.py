@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class DataError(ValueError):
@@ -33,3 +34,17 @@ def one_of(
     if value not in allowed:
         names = ", ".join("null" if each is None else each for each in allowed)
         raise error(f"{option}={value!r}: choose one of {names}.")
+
+
+@contextmanager
+def explain_gradient_errors() -> Iterator[None]:
+    """Says what to do where the block, which runs without gradients, asks autograd for one."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise TrainingError(
+            f"A gradient is asked for where none is taken ({error}). Put torch.enable_grad() "
+            "around what takes gradients of inputs, in forward() or constraint_values()."
+        ) from error

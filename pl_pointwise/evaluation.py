@@ -13,6 +13,7 @@ from torchmetrics import Metric
 
 from .certificates import worst_per_sample
 from .data import dataset_of
+from .errors import explain_gradient_errors
 from .lagrangian.terms import OBJECTIVE, widest
 from .metrics import pool, share_violated, violation_statistics
 from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
@@ -109,7 +110,9 @@ class MeanBySample(Metric):
         value = value.detach().to(widest(value.device))
         self._values.add(index, value[:, None], (index >= 0).to(value.device)[:, None])
 
-    forward = update  # Not torchmetrics', which keeps no more than the states that it knows.
+    def forward(self, index: Tensor, value: Tensor) -> None:
+        """Adds a batch too: torchmetrics' own keeps no more than the states that it knows."""
+        self.update(index, value)
 
     def compute(self) -> Tensor:
         """The mean, the same on every rank. A collective: every rank calls it."""
@@ -166,12 +169,27 @@ class Evaluation:
 
 
 def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Those that some rank updated, to be computed, which is a collective, on every rank."""
-    own = [name for name, metric in metrics.items() if metric.update_called]
-    everywhere = {name for of_rank in objects_of_all_ranks(own) for name in of_rank}
-    for name in everywhere.difference(own):
-        metrics[name]._update_count = 1  # Else it warns, and all is as it should.
-    return {name: metric for name, metric in metrics.items() if name in everywhere}
+    """Those that some rank updated, ready to be computed, which is a collective, on every rank.
+
+    A rank that updated none of its own gets empty states of the other ranks' types.
+    """
+    own = {
+        name: {
+            state: torch.atleast_1d(of[0])[:0].clone().cpu()
+            for state in metric._defaults
+            if isinstance(of := getattr(metric, state), list) and of
+        }
+        for name, metric in metrics.items()
+        if metric.update_called
+    }
+    everywhere = objects_of_all_ranks(own)
+    for name, states in [each for of_rank in everywhere for each in of_rank.items()]:
+        metric = metrics[name]
+        metric._update_count = metric._update_count or 1  # Else it warns, and all is as it should.
+        for state, empty in states.items():
+            if not getattr(metric, state):
+                getattr(metric, state).append(empty.to(metric.device))
+    return {name: metric for name, metric in metrics.items() if metric.update_called}
 
 
 def loaders_by_name(stage: str, loaders: Any) -> dict[str, Any]:
@@ -211,7 +229,8 @@ class Evaluator:
     def add(self, batch: Any, dataloader_idx: int) -> None:
         """Adds a batch of one of the data sets, by its number."""
         self.added = True
-        [*self._evaluations.values()][dataloader_idx].add(self.task, batch)
+        with explain_gradient_errors():
+            [*self._evaluations.values()][dataloader_idx].add(self.task, batch)
 
     def finish(self) -> None:
         """Computes and logs what was collected."""

@@ -100,7 +100,7 @@ def sentence(error: BaseException) -> str:
     """What an error says: of the parser's the option and the reason, of ours all, on one line."""
     if isinstance(error, (DataError, TrainingError)):
         return str(error)
-    if isinstance(error, OSError) and error.filename:
+    if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     cause = innermost(error)
     reason = str(cause).strip() or type(cause).__name__

@@ -32,12 +32,19 @@ from pl_pointwise.requirements.exported import (
     samples_by,
     write_certificate,
 )
-from pl_pointwise.requirements.samples import Source, beside, lines_about, require_known, units_in
+from pl_pointwise.requirements.samples import (
+    Source,
+    beside,
+    contents_of,
+    lines_about,
+    require_known,
+    units_in,
+)
 from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
 from pl_pointwise.task import notes_of
 
 from .results import shared_objective
-from .runs import Comparison, Outcome, Run, files_read, on_first_rank
+from .runs import Comparison, Outcome, Run, on_first_rank
 
 
 def check_requirements(comparison: Comparison) -> DataFrame:
@@ -45,14 +52,21 @@ def check_requirements(comparison: Comparison) -> DataFrame:
     measures, which requirements may compare with.
     """
     required = comparison.required  # What is no requirement is said before anything is loaded.
+    _is_there(comparison.output / "model")
     start = PointwiseCLI.of_data([], comparison.runs[0].arguments)
     notes_of(start.model).confidential = True
     measured = samples_by(start, None, selection=True)
     training = Source(TRAIN.key, start.model._evaluator.datasets.get(TRAIN.key)).training_lines()
     samples = concat([measured, training])
     check_splits(samples, required, comparison.confidence)
-    use = _use(comparison, files_read(start.config_dump))
-    check_unused(use, units_in(samples), comparison.output)
+    contents, first = contents_of(start.model), comparison.runs[0]
+    check_unused(_use(comparison, contents), units_in(samples), comparison.output)
+    ran_on = (first.result() or {}).get("data", contents)
+    if changed := [name for name in contents if contents[name] != ran_on.get(name, contents[name])]:
+        raise RequirementError(
+            f"{' and '.join(changed)}: not what {first.title} was made with, though the options "
+            "are the same. Put it back, or take another --output."
+        )
     return measured
 
 
@@ -106,7 +120,7 @@ def answer_requirements(
         return
     measured = [_measured(run, result, start, required) for run, result in outcomes]
     weights = sorted(result["wrote"][CHECKPOINT] for _, result in outcomes)
-    use = {**_use(comparison, outcomes[0][1]["read"]), "weights": weights}
+    use = {**_use(comparison, outcomes[0][1]["data"]), "weights": weights}
     units = units_in(start)
     check_unused(use, units, output)
     there = _is_there(output / "model", id_of(use, units))
@@ -141,28 +155,33 @@ def _measured(
     return MeasuredModel(run.title, beside(samples, start, requirements), objective)
 
 
-def _use(comparison: Comparison, read: Mapping[str, str]) -> dict[str, Any]:
+def _use(comparison: Comparison, contents: Mapping[str, str]) -> dict[str, Any]:
     """What certification samples are used for: the same use twice gives the same answer.
 
-    read: the files of the first run; those of other runs are in their weights.
+    contents: of the first run's data sets; those of other runs are in their weights.
     """
+    paired = any(each.beside for each in comparison.required)
     return {
         "requirements": sorted(comparison.requirements),
         "confidence": comparison.confidence,
-        "against": comparison.runs[0].title,
+        "against": comparison.runs[0].title if paired else None,
         "runs": sorted(run.digest for run in comparison.runs),
-        "data": sorted(read.values()),
+        **contents,
     }
 
 
-def _is_there(model: Path, use: str) -> bool:
-    """Whether the folder is the model of a use, with all its files; refuses what is another's."""
+def _is_there(model: Path, use: str | None = None) -> bool:
+    """Whether the folder is the model of a use, with all its files; refuses what is another's.
+
+    use: None before training, where it is not known yet.
+    """
     if not model.exists():
         return False
     with suppress(DataError):
-        if read_certificate(model)[0].get("use") == use:
+        if use in (None, read_certificate(model)[0].get("use")):
             return True
-    raise RequirementError(f"{model}: it is not of this answer. Move it, or take another --output.")
+    of = "no comparison has written what is there" if use is None else "it is not of this answer"
+    raise RequirementError(f"{model}: {of}. Move it, or take another --output.")
 
 
 def _export(run: Run, found: Answer, output: Path, use: str) -> None:

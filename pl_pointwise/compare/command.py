@@ -39,7 +39,13 @@ from pl_pointwise.data import TRAIN, VAL, dataset_of
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.printing import quieten
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
-from pl_pointwise.requirements.samples import Source, bounds_of, require_same_bounds, samples_of
+from pl_pointwise.requirements.samples import (
+    Source,
+    bounds_of,
+    contents_of,
+    require_same_bounds,
+    samples_of,
+)
 from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import notes_of
 
@@ -245,6 +251,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             remember_use(SHOWN, samples[samples["dataset"] != VAL.key]["unit"], run.folder)
     return {
         "metrics": {name: value for name, value in logged.items() if shown(name)},
+        "data": contents_of(module) if run.certified else {},
         "bounds": bounds_of(module),
         "shared_objective": module.shared_objective,
         "shared_violation": module.shared_violation,

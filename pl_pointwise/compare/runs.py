@@ -66,6 +66,8 @@ class Run:
             found: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
         except (OSError, ValueError):
             return None
+        if not isinstance(found, dict):  # Damaged.
+            return None
         wrote = {self.folder / name: was for name, was in found.get("wrote", {}).items()}
         files = [*wrote.items(), *found.get("read", {}).items()]
         same = all(digest_now(path) == was for path, was in files)

@@ -110,25 +110,41 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     state: the file of the calls so far, which is read and written.
 
     Raises:
-        RequirementError: a state that is damaged, or of another certificate.
-        OSError: a state that cannot be written, or is in use: these records are not on record.
+        RequirementError: nothing that can be watched; a state that is damaged, of another
+            certificate, or that cannot be written: then it says the checks too.
     """
     certificate, before = read_certificate(folder)
     requirements = [Requirement.parse(each["text"]) for each in certificate["requirements"]]
     require_known(before, requirements)  # A certificate of an earlier version may name more.
     # Those against a predecessor need its values of the new records.
-    watched = sum(not each.beside for each in requirements)
+    watched = [each for each in requirements if not each.beside]
+    if not watched:
+        raise RequirementError(
+            f"{folder} is certified only against a predecessor. With it: pl-pointwise check "
+            f"{folder} --against OLD."
+        )
     path = Path(state or Path(folder) / CERTIFICATE / STATE)
-    of = json.dumps({**certificate, "date": None}, sort_keys=True)  # The same on another day.
-    digest = hashlib.sha256(of.encode()).hexdigest()
-    delta = (1 - certificate["confidence"]) / max(watched, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT):
-        calls = _calls(path, digest)
-        checks = [_judge(each, before, samples, calls, delta) for each in requirements]
-        if not getattr(rank_zero_only, "rank", 0):  # The others have the same values.
-            write_whole(path, json.dumps({"certificate": digest, "calls": calls}))
+    digest = _digest({**certificate, "date": None})  # Written again on another day: the same.
+    delta, checks = (1 - certificate["confidence"]) / len(watched), list[Check]()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT):
+            calls = _calls(path, digest)
+            checks = [_judge(each, before, samples, calls, delta) for each in requirements]
+            if not getattr(rank_zero_only, "rank", 0):  # The others have the same values.
+                found = {"certificate": digest, "digest": _digest(calls), "calls": calls}
+                write_whole(path, json.dumps(found))
+    except OSError as error:  # Also of a lock that another monitor holds.
+        said = "\n".join(each.statement() for each in checks)
+        raise RequirementError(
+            f"{path}: {error.strerror or error}. These records are not on record: make room or "
+            f"name another --state, and give them again.\n{said}"
+        ) from None
     return checks
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _calls(path: Path, certificate: str) -> dict[str, Any]:
@@ -137,13 +153,16 @@ def _calls(path: Path, certificate: str) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text("utf-8"))
-        of, calls = found["certificate"], found["calls"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        calls: dict[str, Any] = found["calls"]
+        whole = found["digest"] == _digest(calls)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        whole = False
+    if not whole:
         raise RequirementError(
             f"{path} is damaged, or of an earlier version. Copy it again from where it is whole, "
             "or move it away: then the calls so far, and their share of the error, are forgotten."
-        ) from error
-    if of != certificate:
+        )
+    if found["certificate"] != certificate:
         raise RequirementError(
             f"{path} holds the calls of another certificate. Move it away, or name another --state."
         )

@@ -29,7 +29,7 @@ from pandas import DataFrame
 from torch import Tensor
 
 from pl_pointwise.data import TEST, TRAIN, VAL, categories_of, fingerprint, units_of, without_index
-from pl_pointwise.fingerprints import digests_of_rows
+from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows
 
 from .p_values import Losses
 from .requirement import Requirement, RequirementError
@@ -59,6 +59,22 @@ class Source:
             return units
         named = units or [""] * len(digests)
         return [unit or row.hex() for unit, row in zip(named, digests, strict=True)]
+
+    @property
+    def content(self) -> str:
+        """A digest of the data set, whatever the order: its ``fingerprint``, else of all rows; and
+        of their categories, which requirements are about.
+        """
+        kinds: list[str] = [] if self.rows is None else categories_of(self.rows) or []
+        own = None if self.rows is None else getattr(without_index(self.rows), "fingerprint", None)
+        if isinstance(own, str):
+            return f"{own} {hash_of(repr(kinds))}" if kinds else own
+        digests = None if self.rows is None else digests_of_rows(without_index(self.rows))
+        if digests is None:
+            return RANDOM_ROWS if self.rows is None else f"{RANDOM_ROWS}: {len(self.rows)}"
+        kinds = kinds or [""] * len(digests)
+        whole = (row + kind.encode() for row, kind in zip(digests, kinds, strict=True))
+        return hashlib.sha256(b"".join(sorted(whole))).hexdigest()
 
     def units_at(self, positions: Iterable[int]) -> list[str]:
         """The unit of each sample: rows of the same content are one."""
@@ -90,6 +106,12 @@ class Source:
         index = torch.arange(0 if self.rows is None else len(self.rows))
         found = self.lines("", "", index, torch.full(index.shape, torch.nan))
         return found.drop_duplicates("unit").assign(index=-1, category="")
+
+
+def contents_of(module: PointwiseModule) -> dict[str, str]:
+    """The content of each data set of the last ``validate`` and ``test``."""
+    datasets = module._evaluator.datasets.items()
+    return {f"{name} data": Source(name, rows).content for name, rows in datasets}
 
 
 def samples_of(module: PointwiseModule, training: bool = False) -> DataFrame:

@@ -85,7 +85,7 @@ def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> 
         if what:
             models = len(record["use"].get("runs", [""]))
             how = f"used for another choice before: requirements {what} among {models} models"
-            if {*others[path]} <= {"data", "weights"}:
+            if all(name == "weights" or name.endswith(" data") for name in others[path]):
                 how += f", with other {' and '.join(others[path])},"
         raise RequirementError(
             f"{len(now.intersection(record['units'])):,} of {len(now):,} certification units were "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
@@ -113,6 +113,11 @@ def check_module(task: Task) -> None:
         "here is computed once. Take an optimizer that steps without one, such as AdamW.",
     )
     groups = optimizers[0].param_groups
+    refuse(
+        {id(p) for group in groups for p in group["params"]}.isdisjoint(map(id, task.parameters())),
+        "The optimizer has no weight of this module: give it self.parameters(), in "
+        "configure_optimizers, after the last weight was replaced.",
+    )
     declared = task.trainer.lr_scheduler_configs
     refuse(
         any(each.interval not in ("step", "epoch") or each.frequency < 1 for each in declared),
@@ -143,6 +148,28 @@ def check_trained(task: Task) -> None:
         not any(p.requires_grad for p in task.parameters()),
         "No weight requires a gradient. Unfreeze some: module.unfreeze(), part.requires_grad_().",
     )
+
+
+def frozen_weights(task: Task) -> list[str]:
+    """Names of the weights that are not trained."""
+    return [name for name, weight in task.named_parameters() if not weight.requires_grad]
+
+
+def check_frozen(task: Task, before: Sequence[str] | None, at_start: Sequence[str]) -> None:
+    """Refuses, in the first step of a resume, other frozen weights than ``before``, at the save.
+
+    at_start: those before the hooks of this run, which may freeze and unfreeze.
+    """
+    names, now = {name for name, _ in task.named_parameters()}, {*frozen_weights(task)}
+    # Of an older checkpoint it is not known. What the hooks changed is theirs to change.
+    changed = set() if before is None else (now ^ (names & {*before})) - (now ^ {*at_start})
+    if changed:
+        raise TrainingError(
+            f"{len(changed)} weights ({min(changed)}, …) are frozen now and were not when this "
+            "checkpoint was saved, or the reverse: a resume does not repeat what froze them then, "
+            "such as BackboneFinetuning. Set requires_grad in on_fit_start as it was, or start "
+            "from load_from_checkpoint, without ckpt_path."
+        )
 
 
 def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
@@ -216,7 +243,8 @@ def check_index(dataset: Any) -> None:
     Steps show that a sample comes twice; not one in another order, nor behind a sampler that draws.
     """
     count, ends = len(dataset), getattr(dataset, "cumulative_sizes", ())
-    probes = {*range(0, count, max(1, count // 64)), *(end - 1 for end in ends if end)}
+    spread = range(0, count, 1 if count <= 1024 else count // 64)
+    probes = {*spread, *(end - 1 for end in ends if end)}
     with isolate_rng(include_cuda=False):
         for position in sorted(probes):
             row = dataset[position]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -32,8 +33,10 @@ from .checkpoints import (
     state_of,
 )
 from .checks import (
+    check_frozen,
     check_module,
     check_settings,
+    frozen_weights,
     refuse,
     refuse_own_step,
     sampler_of,
@@ -41,6 +44,8 @@ from .checks import (
     warn_of_checkpoints,
 )
 from .stepper import Stepper
+
+log = logging.getLogger(__name__)
 
 # It says that weights are saved after the step: here they are, with the multipliers after it.
 warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
@@ -124,7 +129,7 @@ class Run:
         self._at_end, self._epoch_is_open, self._stepped = {}, False, False
         if (restored := self._restored) is not None:
             self._epoch_is_open = restored["next"] != "epoch"
-            freeze_as_saved(task, restored)  # Over what on_fit_start did, too.
+            restored["frozen_at_start"] = frozen_weights(task)
             self._place_loops(restored["next"], restored["loaders"])
             self._restore_random_state(restored["random_states"])
         task.prepare_training()
@@ -237,6 +242,24 @@ class Run:
         self._at_end = {"random_state": self._random_state(), "loaders": loaders._state_dicts()}
 
     def on_fit_end(self) -> None:
+        trainer = self.task.trainer
+        if not trainer.num_training_batches and trainer.limit_train_batches:
+            raise TrainingError(
+                "The training DataLoader has no batch: its data set is empty, or with drop_last "
+                "smaller than a batch. Give it data, or a smaller batch_size."
+            )
+        if (
+            self.stepper.loss.measured is None
+            and trainer.ckpt_path is None
+            and not trainer.fast_dev_run
+        ):
+            warn(
+                self.task,
+                f"No step was taken: epoch {trainer.current_epoch} of {trainer.max_epochs}, step "
+                f"{trainer.global_step} of {trainer.max_steps}, "
+                f"{trainer.num_training_batches} batches an epoch. A Trainer that has fitted "
+                "another module counts on from there.",
+            )
         if self._stepped:
             self.stepper.watch.say(self.duals)
         if self._restored is not None:  # Resumed at its end: no step was taken.
@@ -287,7 +310,7 @@ class Run:
             "epoch_is_open": self._epoch_is_open,
             "in_evaluation": self._before_evaluation is not None
             and (trainer.state.status == TrainerStatus.INTERRUPTED or not evaluated.is_last_batch),
-            "frozen": [n for n, w in self.task.named_parameters() if not w.requires_grad],
+            "frozen": frozen_weights(self.task),
             "left_out": self.stepper.left_out,
             "skipped_steps": self.stepper.skipped_steps,
             "monitored": {
@@ -319,6 +342,14 @@ class Run:
                     "This checkpoint does not hold all arguments of the module. Give again: "
                     f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
                 )
+            stored = {n for n in checkpoint.get("hyper_parameters") or {} if n[0] != "_"}
+            dropped = stored.difference(self.task.hparams, self.arguments_left_out)
+            if trainer is None and dropped:
+                log.warning(
+                    f"{type(self.task).__name__} does not take the checkpoint's "
+                    f"{', '.join(sorted(dropped))}, so their values are dropped. Of a renamed "
+                    "argument give load_from_checkpoint the value."
+                )
             learned = [n for n, f in self.task.formulations.items() if f.scope != "none"]
             unknown = sorted(set(state["multipliers"]).difference(learned))
             if resuming and unknown:
@@ -336,7 +367,6 @@ class Run:
                 next_is = correct_loaded_progress(fit, state)
                 loaders = fit["state_dict"].get("combined_loader", [])
                 self._restored = {**state, "next": next_is, "loaders": loaders}
-                freeze_as_saved(self.task, state)  # Before the optimizer takes what is trained.
                 if next_is != "batch":  # Lightning would go on in the epoch that it is of.
                     fit["state_dict"]["combined_loader"] = []
         except TrainingError:
@@ -397,14 +427,7 @@ class Run:
                 "DataLoader cannot continue there. Use PointwiseDataModule, do not read "
                 "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
-
-
-def freeze_as_saved(task: Task, state: Mapping[str, Any]) -> None:
-    """A resume does not repeat what froze weights, or ended it, such as BackboneFinetuning."""
-    if "frozen" in state:  # Of an older checkpoint it is not known.
-        frozen = {*state["frozen"]}
-        for name, weight in task.named_parameters():
-            weight.requires_grad_(name not in frozen)
+        check_frozen(self.task, restored.get("frozen"), restored["frozen_at_start"])
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:

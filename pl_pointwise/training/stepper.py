@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..errors import DataError
+from ..errors import DataError, explain_gradient_errors
 from ..lagrangian.scopes import Slope
 from ..lagrangian.terms import (
     OBJECTIVE,
@@ -172,7 +172,7 @@ class Stepper:
         if duals.knows_slopes or (len(micro_batches) == 1 and task.trainer.world_size == 1):
             return None
         strict = self.strict and duals.dual_first
-        with torch.no_grad(), replayed_random_state(task.device):
+        with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
             found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
         self.buffers.restore(task)
         return duals.slopes(found, counts)

@@ -23,6 +23,7 @@ def test_a_metric_that_one_rank_updated_is_computed_on_all(ranks: list[dict[str,
     """The other rank left it out, and the first waited in its collective until the job died."""
     for found in ranks:
         assert found["logged"]["val/mean"] == UPDATED_BY_ONE
+        assert found["logged"]["val/pairs"] == 2 * UPDATED_BY_ONE
         assert "val/never" not in found["logged"]
 
 

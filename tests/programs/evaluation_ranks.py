@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
+from torchmetrics.utilities import dim_zero_cat
 
 from pl_pointwise import Constraint, Pointwise
 from pl_pointwise.callbacks import DualMonitor
@@ -48,12 +49,29 @@ def merged(rank: int) -> list[dict[str, Any]]:
     return found
 
 
+class Pairs(Metric):
+    """A state that is a list of tensors (n, 2) of whole numbers; the sum of the second column."""
+
+    full_state_update = False
+    rows: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("rows", default=[], dist_reduce_fx="cat")
+
+    def update(self, index: Tensor) -> None:
+        self.rows.append(torch.stack([index, 2 * index], dim=1))
+
+    def compute(self) -> Tensor:
+        return dim_zero_cat(self.rows)[:, 1].sum().float()
+
+
 class Selective(Toy):
     """Metrics of which a rank may update none."""
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         metrics: dict[str, Metric] = {name: MeanBySample() for name in ("odd", "one odd")}
-        return metrics | {"mean": MeanMetric(), "never": MeanMetric()}
+        return metrics | {"mean": MeanMetric(), "pairs": Pairs(), "never": MeanMetric()}
 
     def update_evaluation_metrics(
         self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str
@@ -64,6 +82,7 @@ class Selective(Toy):
         chosen = chosen[chosen == UPDATED_BY_ONE]
         if len(chosen):
             metrics["mean"].update(chosen.double())
+            metrics["pairs"].update(chosen)
             metrics["one odd"].update(chosen, chosen % 2)
 
 

@@ -458,3 +458,18 @@ def test_checkpoint_counts_what_was_left_out_so_far(tmp_path: Path) -> None:
     train(data(), saver, module=module)
     resumed, _ = train(data(), checkpoint=saver.paths[0])
     assert lost(resumed) == (3, 2)
+
+
+class Renamed(Notebook):
+    def __init__(self, formulation: Any, bound: float = 0.3) -> None:
+        super().__init__(formulation, bound)
+
+
+def test_what_a_load_would_drop_is_named(tmp_path: Path, caplog: Any) -> None:
+    """A renamed argument took its default without a word."""
+    path = saved(Notebook(Pointwise(), tolerance=0.2), tmp_path / "a.ckpt")
+    Notebook.load_from_checkpoint(path, weights_only=True)
+    assert "does not take" not in caplog.text
+    Renamed.load_from_checkpoint(path, weights_only=True)
+    assert "Renamed does not take" in caplog.text
+    assert "tolerance" in caplog.text

@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from pl_pointwise.data import IndexedDataset
+from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import ToyData, assert_identical_run, stack, trainer
 from tests.pl_pointwise.training.test_checkpoints import HELD_OUT, ROWS, Hard
 
@@ -247,8 +248,12 @@ class WithBackbone(Recorded):
         return torch.optim.SGD(trained, lr=0.02)
 
 
-@pytest.mark.parametrize("batches", [EPOCH + 2, 2 * EPOCH, 2 * EPOCH + 2])
-def test_what_was_unfrozen_is_unfrozen(batches: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("batches", "refused"), [(EPOCH + 2, False), (2 * EPOCH, False), (2 * EPOCH + 2, True)]
+)
+def test_what_was_unfrozen_is_unfrozen_or_missed(
+    batches: int, refused: bool, tmp_path: Path
+) -> None:
     """Stopped at the last batch before it unfreezes, the resume died an epoch later; stopped after
     it, the backbone stayed frozen without a word."""
 
@@ -265,4 +270,8 @@ def test_what_was_unfrozen_is_unfrozen(batches: int, tmp_path: Path) -> None:
     whole = run()
     stop = StopAt("on_train_batch_end", batches, tmp_path / "a.ckpt", True)
     run(stop)
-    assert_identical_run(run(path=stop.path), whole)
+    if refused:
+        with pytest.raises(TrainingError, match=r"2 weights \(backbone.bias, …\).*on_fit_start"):
+            run(path=stop.path)
+    else:
+        assert_identical_run(run(path=stop.path), whole)

@@ -7,8 +7,10 @@ nothing is compared, to the last bit, with the run without it.
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -303,6 +305,16 @@ def test_an_epoch_that_a_hook_ends_steps_its_schedulers(tmp_path: Path) -> None:
     assert_identical_run(*runs)
 
 
+def test_a_trainer_that_is_used_up_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """The second module came back untrained, without a word but Lightning's "stopped"."""
+    runner = trainer()
+    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
+        runner.fit(toy(), data())
+        assert "No step was taken" not in caplog.text
+        runner.fit(toy(), data())
+    assert "No step was taken: epoch 1 of 1" in caplog.text
+
+
 def test_copies_train_as_the_original(plain: Toy) -> None:
     module = toy()
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
@@ -329,8 +341,10 @@ def test_checkpoints_by_what_is_logged(plain: Toy, tmp_path: Path) -> None:
 class Slopes(Toy):
     """A constraint on the gradient of the output by the inputs."""
 
+    gradients: Any = torch.enable_grad
+
     def forward(self, batch: Any) -> Tensor:
-        with torch.enable_grad():
+        with self.gradients():
             x = batch["x"].requires_grad_()
             outputs = super().forward({**batch, "x": x})
             (self.slope,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
@@ -340,12 +354,20 @@ class Slopes(Toy):
         return {"fit": self.slope.norm(dim=1)}
 
 
+class SlopesInTrainingOnly(Slopes):
+    gradients = nullcontext
+
+
 @pytest.mark.parametrize("stage", ["test", "validate", "predict"])
 def test_constraints_on_gradients_of_inputs_are_evaluated(stage: str) -> None:
     """It took Trainer(inference_mode=False), which nobody said before the fit was over."""
     options: dict[str, Any] = {} if stage == "predict" else {"verbose": False}
     bound = {"fit": Constraint(at_most=0.1)}
     getattr(trainer(), stage)(Slopes(Pointwise(alpha=1.0), bound), data(), **options)
+    if stage != "predict":
+        module = SlopesInTrainingOnly(Pointwise(alpha=1.0), bound)
+        with pytest.raises(TrainingError, match="gradient is asked for"):
+            getattr(trainer(), stage)(module, data(), **options)
 
 
 # What is refused before the first step ------------------------------------------------------------
@@ -429,6 +451,13 @@ def test_an_evaluation_without_the_modules_own_is_refused(stage: str) -> None:
     with pytest.raises(TrainingError, match=rf"{step}_step of .* does not call super\(\)"):
         getattr(trainer(num_sanity_val_steps=1), stage)(module, data())
     assert torch.equal(weights_of(module), before)
+
+
+def test_a_loader_without_a_batch_is_refused() -> None:
+    """The fit ended with success, and a warning."""
+    few = DataLoader(IndexedDataset([ROWS[0]]), batch_size=3, drop_last=True)
+    with pytest.raises(TrainingError, match="no batch: its data set is empty, or with drop_last"):
+        run(loaders=few)
 
 
 def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:

@@ -133,11 +133,16 @@ def test_plateau_without_its_metric_names_what_is_logged() -> None:
         rates(Small((plateau, {})))
 
 
-@pytest.mark.parametrize("declared", [{"interval": "batch"}, {"frequency": 0}])
+@pytest.mark.parametrize("declared", [{"interval": "batch"}, {"frequency": 0}, "other weights"])
 def test_what_would_never_step_is_refused(declared: Any) -> None:
-    """One trained on in silence, the other ended in a division by zero."""
-    with pytest.raises(TrainingError, match=r"A scheduler .*every \"step\""):
-        rates(Small((halving, declared)))
+    """Each trained on in silence, but the frequency, which ended in a division by zero."""
+    module = Small((halving, {} if isinstance(declared, str) else declared))
+    if isinstance(declared, str):
+        elsewhere = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        module.configure_optimizers = lambda: elsewhere  # type: ignore
+    said = r"A scheduler .*every \"step\"|no weight of this module"
+    with pytest.raises(TrainingError, match=said):
+        rates(module)
 
 
 def test_plateau_that_is_not_strict_waits_for_its_metric(caplog: pytest.LogCaptureFixture) -> None:
