@@ -118,6 +118,7 @@ def test_files_that_no_export_wrote_stay(run: Path, tmp_path: Path, capsys: Any)
 
 
 def test_what_is_no_checkpoint_is_said_in_a_sentence(tmp_path: Path, capsys: Any) -> None:
-    assert "there is no such file" in refusal(capsys, "--ckpt_path", str(tmp_path / "none.ckpt"))
+    path = str(tmp_path / "none.ckpt")
+    assert f"not found: {path}" in refusal(capsys, "--ckpt_path", path)
     (tmp_path / "bad.ckpt").write_text(json.dumps({}))
     assert "cannot be read" in refusal(capsys, "--ckpt_path", str(tmp_path / "bad.ckpt"))
