@@ -240,6 +240,9 @@ def test_a_mean_over_samples_leaves_out_rows_that_fill_a_rank_and_is_nan_of_none
     metric.reset()
     metric.update(torch.tensor([1]), torch.tensor([0.25], dtype=torch.bfloat16))
     assert metric.samples().value.tolist() == [0.25]
+    assert metric.compute() == 0.25
+    metric(torch.tensor([3]), torch.tensor([0.75]))  # As Lightning calls a metric.
+    assert metric.compute() == 0.5
 
 
 class ByThreshold(Toy):

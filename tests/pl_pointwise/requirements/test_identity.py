@@ -98,7 +98,7 @@ def test_other_training_data_at_the_same_path_are_another_use(here, capsys, outp
     write(here / "train.jsonl", 64, 555, sigma=0.1)
     said = refused(capsys, "--require", REQUIREMENT, output=output)
     assert "150 of 150 certification units were used for another choice before" in said
-    assert "with other data" in said
+    assert "with other train data" in said
     with pytest.raises(SystemExit):
         compare("--require", "near: violated <= 0.2", output=output)
 
@@ -143,9 +143,13 @@ def test_data_that_no_option_names_are_compared_too(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     make(tmp_path)
     compare("--require", REQUIREMENT, data=["--data.folder", "."])
-    write(tmp_path / "test.jsonl", 150, 77, sigma=3)
-    said = refused(capsys, "--require", REQUIREMENT, data=["--data.folder", "."])
-    assert "start · seed 0 was evaluated on other samples than the starting model" in said
+    for name in ("train", "test"):
+        kept = (tmp_path / f"{name}.jsonl").read_bytes()
+        write(tmp_path / f"{name}.jsonl", 150, 77, sigma=3)
+        said = refused(capsys, "--require", REQUIREMENT, data=["--data.folder", "."])
+        of_train = "with other train data" in said  # The certification split was used already.
+        assert of_train or "test data: not what start · seed 0 was made with" in said
+        (tmp_path / f"{name}.jsonl").write_bytes(kept)
 
 
 def test_an_order_of_the_certification_file_is_not_a_new_split(here, capsys) -> None:
@@ -315,6 +319,11 @@ def test_a_unit_is_the_content_of_a_row_or_its_place_where_there_is_none() -> No
     rows = [{"x": torch.tensor([1.0, 2.0]), "tokens": [1, 2]}, {"x": torch.zeros(2), "tokens": []}]
     one, two = Source("test", rows), Source("val", IndexedDataset(rows[::-1]))
     assert one.units_at([0, 1]) == two.units_at([1, 0])
+    assert one.content == two.content
+    assert Source("test", [*rows, rows[0]]).content != one.content
+    named = [type("Named", (list,), {"categories": kinds})(rows) for kinds in ("ab", "ba", "ab")]
+    first, other, same = (Source("test", each).content for each in named)
+    assert first == same != other  # What requirements are about.
     partly = type("Partly", (list,), {"units": ["a", None, None]})([*rows, rows[0]])
     assert len({*Source("test", partly).units_at(range(3))}) == 3  # Those without were one unit.
     assert len({*Source("test", [rows[0]] * 3).units_at(range(3))}) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import shutil
@@ -176,6 +177,16 @@ def test_samples_that_were_shown_in_another_folder_are_refused(tmp_path, capsys)
     compare(tmp_path, *short, out="one", methods=PLAIN)
     said = refused(capsys, tmp_path, *short, *required("near: violated <= 0.2"), methods=PLAIN)
     assert "200 of 200 certification units were shown before" in said
+
+
+def test_a_folder_that_no_answer_wrote_is_kept(tmp_path, capsys) -> None:
+    precious = tmp_path / "out/model/my_base_model.bin"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("precious")
+    said = refused(capsys, tmp_path, "--require", REQUIREMENT)
+    assert "no comparison has written what is there" in said
+    assert precious.read_text() == "precious"
+    assert not (tmp_path / "out/runs").exists()
 
 
 class Telltale(Callback):
@@ -358,13 +369,13 @@ def test_a_state_is_of_one_certificate(watched, tmp_path) -> None:
         check(other, records(watched, "c"), state)
 
 
-@pytest.mark.parametrize("damage", ["cut off", "list", "deep"])
+@pytest.mark.parametrize("damage", ["cut off", "list", "deep", "other values"])
 def test_a_damaged_state_is_one_sentence(damage: str, watched, tmp_path) -> None:
     state = tmp_path / "state.json"
     check(watched, records(watched, "a"), state)
     whole = state.read_text()
     texts = {"cut off": whole[:-3], "list": "[]", "deep": "[" * 100_000}
-    state.write_text(texts[damage])
+    state.write_text(texts.get(damage, whole.replace('"looks": 1', '"looks": 2')))
     with pytest.raises(RequirementError, match=r"state\.json is damaged, or of an earlier"):
         check(watched, records(watched, "b"), state)
 
@@ -375,6 +386,19 @@ def test_calls_at_once_are_all_on_record(watched, tmp_path) -> None:
         batches = [records(watched, f"{number} ").iloc[:6] for number in range(12)]
         list(pool.map(lambda new: check(watched, new, state), batches))
     assert json.loads(state.read_text())["calls"][RARE[0]]["looks"] == 12
+
+
+def test_a_verdict_is_said_where_the_state_cannot_be_written(
+    watched, tmp_path, monkeypatch
+) -> None:
+    def full(path: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    said = r"(?s)No space left on device\. These .*0\.1: nothing speaks .*0\.3: nothing speaks"
+    with pytest.raises(RequirementError, match=said):
+        check(watched, records(watched, "a"), tmp_path / "state.json")
+    assert not [*tmp_path.glob("*.json"), *tmp_path.glob("*.part")]
 
 
 def test_check_says_whether_a_model_may_replace_another(certified, capsys) -> None:
