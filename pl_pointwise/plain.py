@@ -90,7 +90,9 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
             f"Not a formulation: {config!r}. Give an object such as Pointwise(alpha=1.0), a dict "
             "of them by constraint, or None; in YAML {class_path, init_args}."
         )
-    kind = known_class(path)
+    # One that is defined within a function or a class is found by its name alone.
+    own = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _subclasses(Formulation)}
+    kind = known_class(path) or own.get(path)
     if kind is None or not issubclass(kind, Formulation) or isabstract(kind):
         raise ValueError(
             f"Unknown formulation class {path!r}: write pl_pointwise.formulations.Pointwise, for "
@@ -98,6 +100,10 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
         )
     built: Formulation = kind(**dict(config.get("init_args") or {}))
     return built
+
+
+def _subclasses(kind: Any) -> list[type[Formulation]]:
+    return [each for child in kind.__subclasses__() for each in [child, *_subclasses(child)]]
 
 
 def known_class(path: str) -> type | None:

@@ -206,7 +206,8 @@ def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> 
     rank_zero_info(f"The model's own answers are kept of {kept:,} prompts.")
     if asked and not kept:
         raise DataError(problems[0])
-    report_skipped("own_answers", problems, kept)
+    if asked:
+        report_skipped("own_answers", problems, kept)
     return [record for record in found if record is not None]
 
 

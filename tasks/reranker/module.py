@@ -268,7 +268,10 @@ def load_cross_encoder(
         )
     config.problem_type, config.sentence_transformers = None, CONFIG
     if dropout is not None:
-        for name in [n for n in vars(config) if "dropout" in n or n.endswith("pdrop")]:
+        names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
+        if not names:
+            raise ValueError(f"dropout={dropout}: {model_name} has none to set; leave it out.")
+        for name in names:
             setattr(config, name, dropout)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(torch.initial_seed())

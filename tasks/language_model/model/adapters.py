@@ -95,12 +95,12 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         more = {"exclude_modules": routers, **more}
     try:
         if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
-            targets = _attention_targets(model)
+            targets = _attention_targets(model, lora)
         options = {**vars(lora), "target_modules": targets, "task_type": "CAUSAL_LM"}
         del options["peft"]
         adapted = get_peft_model(model, LoraConfig(**options, **more))
         assert isinstance(adapted, PeftModel)
-        _check_targets(adapted, lora)
+        _check_targets(adapted, lora, routers)
     except (TypeError, ValueError, UnsupportedError) as error:
         head = model.get_output_embeddings()
         endings = {
@@ -115,7 +115,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     return adapted
 
 
-def _check_targets(adapted: PeftModel, lora: Lora) -> None:
+def _check_targets(adapted: PeftModel, lora: Lora, routers: list[str]) -> None:
     """Refuses what PEFT takes without a word, and what an adapter then does not do."""
     taken = adapted.base_model.targeted_module_names
     # Of several names it leaves out those that nothing has.
@@ -124,6 +124,8 @@ def _check_targets(adapted: PeftModel, lora: Lora) -> None:
     for names, there in ((listed, taken), (lora.modules_to_save or [], paths)):
         if lost := [n for n in names if not any(f".{p}".endswith(f".{n}") for p in there)]:
             raise ValueError(f"no {lost}, or none that the other options leave.")
+    if wrong := sorted(set(taken).intersection(routers)):
+        raise ValueError(f"{wrong} are routers, not adapted: add them to peft.exclude_modules.")
     if any(getattr(part, "kwargs", {}).get("tied_adapter") for part in adapted.modules()):
         raise ValueError(
             "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
@@ -131,10 +133,10 @@ def _check_targets(adapted: PeftModel, lora: Lora) -> None:
         )
 
 
-def _attention_targets(model: PreTrainedModel) -> list[str]:
-    """Names of the linear layers inside the decoder's attention, known by the names of classes.
+def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
+    """Paths of the linear layers inside the decoder's attention, known by the names of classes.
 
-    Each with that of what it is in, so that none outside attention has the same.
+    Of layers_to_transform alone, which PEFT does not apply to whole paths.
     """
     inside = {
         id(part)
@@ -143,8 +145,13 @@ def _attention_targets(model: PreTrainedModel) -> list[str]:
         for part in attention.modules()
         if isinstance(part, _LINEAR)
     }
-    paths = [path for path, part in model.named_modules() if id(part) in inside]
-    return sorted({".".join(path.split(".")[-2:]) for path in paths})
+    layers = lora.layers_to_transform
+    chosen = {str(layer) for layer in (layers if isinstance(layers, list) else [layers])}
+    return [
+        path
+        for path, part in model.named_modules()
+        if id(part) in inside and (layers is None or chosen.intersection(path.split(".")))
+    ]
 
 
 # Merging ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import peft
@@ -91,7 +92,11 @@ def test_a_target_that_is_lost_among_others_is_named() -> None:
     ],
 )
 def test_a_linear_layer_that_returns_no_tensor_takes_no_adapter(kind, options, left, taken) -> None:
-    adapted = add_lora(build_model(kind, **options), Lora(r=2, target_modules="all-linear"))
+    model = build_model(kind, **options)
+    if left == "router":
+        with pytest.raises(ValueError, match=r"router'\] are routers.* to peft.exclude_modules"):
+            add_lora(deepcopy(model), Lora(target_modules=["router"]))
+    adapted = add_lora(model, Lora(r=2, target_modules="all-linear"))
     adapted(IDS)
     ends = {path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names}
     assert taken in ends
