@@ -193,6 +193,7 @@ def execute(run: Run) -> dict[str, Any]:
 
 def _execute(run: Run, result: dict[str, Any]) -> None:
     """Fits, tests, adds to the result and writes it."""
+    run.folder.mkdir(parents=True, exist_ok=True)  # Another rank than the first may be here first.
     (run.folder / RESULT).unlink(missing_ok=True)  # The error of an earlier attempt.
     cli = PointwiseCLI(run.arguments, run=False)
     (run.folder / "config.yaml").write_text(yaml.safe_dump(cli.config_dump, sort_keys=False))
