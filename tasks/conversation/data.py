@@ -204,9 +204,9 @@ def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> 
             found[i] = replace(records[i], responses=tuple(responses))
     kept = len(asked) - len(problems)
     rank_zero_info(f"The model's own answers are kept of {kept:,} prompts.")
-    if asked and not kept:
+    if problems and not kept:
         raise DataError(problems[0])
-    if asked:
+    if problems:
         report_skipped("own_answers", problems, kept)
     return [record for record in found if record is not None]
 

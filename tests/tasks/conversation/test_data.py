@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,10 @@ def test_own_answers_stand_in_the_place_of_the_files(language_model_folder, tmp_
         return [{"answer": f"Mine {t}." * (t != "7"), "cut": t == "3"} for t in texts]
 
     module.answers_to = answers_to
-    data = data_of(written(tmp_path, rows), language_model_folder, own_answers=True)
+    held_out = tmp_path / "val.jsonl"  # Of which the model is asked nothing.
+    held_out.write_text(json.dumps({"prompt": "v", "answer": "Ok.", "role": "learn"}))
+    options = {"own_answers": True, "val_file": str(held_out)}
+    data = data_of(written(tmp_path, rows), language_model_folder, **options)
     with pytest.raises(DataError, match="own_answers needs the model"):
         data.setup("fit")
     trainer = quiet_trainer(tmp_path, max_epochs=0, limit_val_batches=0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from packaging.version import Version
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3Config
 
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
 from pl_pointwise.tasks.language_model.model.adapters import (
@@ -73,6 +73,19 @@ def test_a_model_without_attention_asks_for_targets() -> None:
     for target in (None, "attention"):
         with pytest.raises(ValueError, match=r'Set target_modules.*"mamba".*in_proj'):
             add_lora(build_model("mamba", state_size=4), Lora(target_modules=target))
+
+
+def test_attention_outside_the_decoder_takes_no_adapter() -> None:
+    """A vision tower of names like the decoder's was adapted, and had no gradient from a text."""
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    small |= {"num_attention_heads": 2}
+    text = small | {"vocab_size": 40, "num_key_value_heads": 2, "head_dim": 8}
+    vision = small | {"image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    adapted = add_lora(AutoModelForCausalLM.from_config(config), Lora(target_modules="attention"))
+    taken = adapted.base_model.targeted_module_names
+    assert len(taken) == 4
+    assert not [path for path in taken if "vision" in path]
 
 
 def test_a_target_that_is_lost_among_others_is_named() -> None:
