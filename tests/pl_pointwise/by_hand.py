@@ -1,8 +1,9 @@
 """The algorithm once more, as a plain loop in float64, written from the method's definition.
 
-Nothing here comes from the package. ψ is the printed square; gradients with respect to the weights
-come from autograd through it, the mean of the batch included; ∂ψ/∂λ is the printed column. The only
-concession is that λ is rounded to float32 after each dual step, as the store rounds it.
+Nothing here comes from the package. ψ is the printed square (table.py); gradients with respect to
+the weights come from autograd through it, the mean of the batch included; ∂ψ/∂λ is the printed
+column. The only concession is that λ is rounded to float32 after each dual step, as the store
+rounds it.
 """
 
 from __future__ import annotations
@@ -10,43 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from tests.pl_pointwise.table import OF_THE_BATCH, STATISTICS, Rule, ascent, psi
 from tests.pl_pointwise.toy import PAIRS, ToyRows, initial_weights
-
-
-@dataclass
-class Rule:
-    """One formulation; ``beta`` is also the penalty's weight, the tilted mean's τ, the CVaR's p."""
-
-    kind: str  # "penalty", "average", "tilted", "cvar", "pointwise", "relaxed"
-    alpha: float | None = None
-    beta: float | None = None
-    eta: float = 0.0
-    linear_cost: bool = False
-    threshold_lr: float = 0.0
-
-
-PARAMETER = {"penalty": "weight", "tilted": "tilt", "cvar": "level", "relaxed": "beta"}
-
-
-def rule_of(formulation: Any) -> Rule | None:
-    """What a formulation declares, by its class's name and its arguments."""
-    if formulation is None:
-        return None
-    kind, given = type(formulation).__name__.lower(), vars(formulation)
-    assert kind in ("average", "pointwise", *PARAMETER), f"write ψ of {kind} here, as printed"
-    return Rule(
-        kind,
-        alpha=given.get("alpha"),
-        beta=given.get(PARAMETER.get(kind, "")),
-        eta=given.get("dual_lr", 0.0),
-        linear_cost=given.get("cost") == "linear",
-        threshold_lr=given.get("threshold_lr", 0.0),
-    )
 
 
 @dataclass
@@ -55,50 +25,6 @@ class Outcome:
     multipliers: dict[str, Tensor]
     thresholds: dict[str, list[Tensor]]
     branches: Counter[str] = field(default_factory=Counter)
-
-
-OF_THE_BATCH = ("average", "tilted", "cvar")
-
-
-def figure(rule: Rule, v: Tensor, w: Tensor, t: Tensor) -> Tensor:
-    """What a batch with violations v of weights w (summing to 1) comes to."""
-    if rule.kind == "average":
-        return (w * v).sum()
-    if rule.kind == "tilted":
-        return torch.logsumexp(rule.beta * v + w.log(), 0) / rule.beta
-    return t + (w * (v - t).clamp(min=0)).sum() / (1 - rule.beta)
-
-
-def psi(rule: Rule, v: Tensor, m: Tensor) -> Tensor:
-    alpha, beta = rule.alpha, rule.beta
-    if rule.kind == "penalty":
-        return beta * v
-    if alpha is None:
-        return m * v if rule.kind != "relaxed" else m * v - m**2 / (4 * beta)
-    square = (v + m / (2 * alpha)).clamp(min=0) ** 2
-    plain = alpha * square - m**2 / (4 * alpha)
-    if rule.kind != "relaxed":
-        return plain
-    if not rule.linear_cost:
-        return alpha * beta / (alpha + beta) * square - m**2 / (4 * alpha)
-    capped = beta * v - (m - beta) ** 2 / (4 * alpha)
-    return torch.where(m + 2 * alpha * v > beta, capped, plain)
-
-
-def ascent(rule: Rule, v: Tensor, m: Tensor, branches: Counter[str]) -> Tensor:
-    alpha, beta = rule.alpha, rule.beta
-    if alpha is None:
-        return v if rule.kind != "relaxed" else v - m / (2 * beta)
-    s = m + 2 * alpha * v
-    branches["active"] += int((s > 0).sum())
-    branches["inactive"] += int((s < 0).sum())
-    plain = torch.where(s >= 0, v, -m / (2 * alpha))
-    if rule.kind != "relaxed":
-        return plain
-    if rule.linear_cost:
-        branches["capped"] += int((s > beta).sum())
-        return torch.where(s > beta, (beta - m) / (2 * alpha), plain)
-    return torch.where(s >= 0, (beta * v - m / 2) / (alpha + beta), -m / (2 * alpha))
 
 
 def stepped(rule: Rule, v: Tensor, m: Tensor, branches: Counter[str]) -> Tensor:
@@ -182,7 +108,9 @@ def run(
 
     def figure_of(rule: Rule, name: str, side: int, v: Tensor, batch: list[int]) -> Tensor | None:
         found, shares = weighted(name, v, batch)
-        return figure(rule, found, shares, thresholds[name][side]) if len(found) else None
+        if not len(found):
+            return None
+        return STATISTICS[rule.kind](rule, found, shares, thresholds[name][side])
 
     for _, batch in batches:
         x, y = rows.x[batch], rows.y[batch]

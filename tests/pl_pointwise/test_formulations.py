@@ -20,8 +20,9 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
+from pl_pointwise.formulations import arguments_of
 from pl_pointwise.plain import formulation_from
-from tests.pl_pointwise.by_hand import psi, rule_of
+from tests.pl_pointwise.table import FORMULATIONS, psi, rule_of
 
 # Several decades on both sides of zero, and exact zeros.
 magnitudes = st.floats(-3, 3).map(lambda power: 10.0**power)
@@ -36,18 +37,13 @@ def scalar(value: float) -> Tensor:
 
 
 def all_formulations(alpha: float, beta: float) -> list[Formulation]:
-    return [
-        Penalty(weight=beta),
-        Average(),
-        Average(alpha=alpha),
-        Tilted(tilt=beta, alpha=alpha),
-        CVaR(level=0.3, threshold_lr=beta, alpha=alpha),
-        Pointwise(alpha=None),
-        Pointwise(alpha=alpha),
-        Relaxed(alpha=alpha, beta=beta),
-        Relaxed(alpha=alpha, beta=beta, cost="linear"),
-        Relaxed(alpha=None, beta=beta),
-    ]
+    """Those of the table, with these numbers where they have one."""
+    numbers, found = {"alpha": alpha, "weight": beta, "tilt": beta, "beta": beta}, []
+    for one in FORMULATIONS.values():
+        if isinstance(one, Formulation):
+            stated = arguments_of(one).items()
+            found.append(type(one)(**{n: v and numbers.get(n, v) for n, v in stated}))
+    return found
 
 
 def printed(formulation: Formulation, v: Tensor, m: Tensor) -> Tensor:

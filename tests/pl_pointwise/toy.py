@@ -15,19 +15,9 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
-from pl_pointwise import (
-    Average,
-    Constraint,
-    CVaR,
-    Formulation,
-    Penalty,
-    Pointwise,
-    PointwiseDataModule,
-    PointwiseModule,
-    Relaxed,
-    Tilted,
-    Training,
-)
+from pl_pointwise import Constraint, Formulation, PointwiseDataModule, PointwiseModule, Training
+from tests.pl_pointwise.table import FORMULATIONS as FORMULATIONS
+from tests.pl_pointwise.table import KINDS as KINDS
 
 PAIRS = 3
 CONSTRAINTS = {"fit": Constraint(at_most=-0.3), "pair": Constraint(at_least=0.2)}
@@ -35,30 +25,6 @@ INTERVALS = {
     "fit": Constraint(at_least=-0.2, at_most=0.3),
     "pair": Constraint(at_least=0.4, at_most=0.4),
 }
-FORMULATIONS: dict[str, Any] = {
-    "none": None,
-    "penalty": Penalty(weight=0.7),
-    "average": Average(dual_lr=0.5),
-    "average augmented": Average(alpha=0.8, dual_lr=1.1),
-    "tilted": Tilted(tilt=1.7, dual_lr=0.5),
-    "tilted augmented": Tilted(tilt=3.0, alpha=0.8, dual_lr=0.6),
-    "cvar": CVaR(level=0.6, threshold_lr=0.05, dual_lr=0.5),
-    "cvar augmented": CVaR(level=0.4, threshold_lr=0.05, alpha=0.8, dual_lr=0.6),
-    "pointwise": Pointwise(alpha=0.8, dual_lr=1.2),
-    "pointwise standard": Pointwise(alpha=None, dual_lr=0.6),
-    "relaxed": Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9),
-    "relaxed linear": Relaxed(alpha=0.8, beta=0.6, cost="linear", dual_lr=0.9),
-    "relaxed standard": Relaxed(alpha=None, beta=1.7, dual_lr=0.5),
-    "by name": {
-        "fit": Average(alpha=0.8, dual_lr=1.1),
-        "pair": Relaxed(alpha=0.8, beta=0.6, cost="linear", dual_lr=0.9),
-    },
-}
-KINDS = {
-    name: FORMULATIONS[name]
-    for name in ("none", "average augmented", "tilted", "cvar", "pointwise", "relaxed linear")
-}
-"""One of each kind, for what does not depend on their branches."""
 
 
 class ToyRows:

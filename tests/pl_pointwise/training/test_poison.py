@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Pointwise, Relaxed, Tilted
-from tests.pl_pointwise.by_hand import rule_of, run
+from tests.pl_pointwise.by_hand import run
+from tests.pl_pointwise.table import rule_of
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
     Seen,

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from pl_pointwise import Constraint, CVaR, Pointwise, Relaxed, Tilted
-from tests.pl_pointwise.by_hand import Outcome, Rule, rule_of, run
+from tests.pl_pointwise.by_hand import Outcome, run
+from tests.pl_pointwise.table import Rule, rule_of
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
     PAIRS,
