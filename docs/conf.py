@@ -8,6 +8,7 @@ site is built nor when it is read.
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from importlib.metadata import version as installed_version
 from inspect import isroutine
 from pathlib import Path
@@ -90,6 +91,19 @@ nb_execution_mode = "off"  # notebooks are executed by the tests
 # API reference
 numpy.typing.ArrayLike = NewType("ArrayLike", object)  # else its union, four lines of types
 numpy.typing.ArrayLike.__module__ = "numpy.typing"
+# A package whose __all__ is its reference: its list is written from it.
+for _name, _about in (
+    ("pl_pointwise", ""),
+    ("pl_pointwise.callbacks", ":doc:`What each writes, and where </docs/callbacks>`.\n\n"),
+):
+    _listed = sorted(import_module(_name).__all__, key=str.lower)
+    (_HERE / f"api/{_name.rpartition('.')[2]}.rst").write_text(
+        f"{_name}\n{'=' * len(_name)}\n\n{_about}.. currentmodule:: {_name}\n\n"
+        ".. autosummary::\n   :toctree: generated\n   :nosignatures:\n\n"
+        + "".join(f"   {each}\n" for each in _listed),
+        encoding="utf-8",
+    )
+
 autosummary_filename_map = {  # where file names have no case
     "pl_pointwise.correction.corrected": "pl_pointwise.correction.corrected_of_answers"
 }

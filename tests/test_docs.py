@@ -15,7 +15,9 @@ import yaml
 
 import pl_pointwise.callbacks
 import pl_pointwise.tasks
+from pl_pointwise import Formulation
 from pl_pointwise.command_line.configs import packaged_comparisons, packaged_configs
+from tests.pl_pointwise.table import FORMULATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -141,10 +143,11 @@ def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
 
 def pages_of_the_reference() -> list[str]:
     """What docs/api has a page of, by the name that it is imported by."""
-    names: list[str] = []
-    for file in sorted((ROOT / "docs/api").glob("*.rst")):
+    whole = (pl_pointwise, pl_pointwise.callbacks)  # Their lists are written by docs/conf.py.
+    names = [f"{package.__name__}.{name}" for package in whole for name in package.__all__]
+    for file in ("modules", "tasks"):
         package = ""
-        for line in file.read_text("utf-8").splitlines():
+        for line in (ROOT / f"docs/api/{file}.rst").read_text("utf-8").splitlines():
             if found := re.match(r"\.\. currentmodule:: (\S+)", line):
                 package = found[1]
             elif package and (found := re.match(r"   ([A-Za-z]\S*)$", line)):
@@ -164,10 +167,22 @@ def test_the_reference_has_a_page_of_every_public_name_and_of_no_module() -> Non
         assert not re.search(r"automodule|:recursive:", file.read_text("utf-8")), file
 
 
+def is_formulation(name: str) -> bool:
+    kind = getattr(pl_pointwise, name)
+    return isinstance(kind, type) and issubclass(kind, Formulation) and kind is not Formulation
+
+
 @pytest.mark.parametrize("name", pl_pointwise.callbacks.__all__)
 def test_a_callback_is_in_the_table_of_its_page(name: str) -> None:
     page = (ROOT / "docs" / "callbacks.md").read_text("utf-8")
     assert re.search(rf"^\| \[?`{name}`", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [name for name in pl_pointwise.__all__ if is_formulation(name)])
+def test_a_formulation_is_on_its_page_and_among_those_that_are_held_against_it(name: str) -> None:
+    page = (ROOT / "docs" / "formulations.md").read_text("utf-8")
+    assert re.search(rf"^\| `{name}\b", page, re.MULTILINE)
+    assert name in {type(each).__name__ for each in FORMULATIONS.values()}
 
 
 @pytest.mark.parametrize("name", pl_pointwise.__all__)

@@ -18,7 +18,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from pl_pointwise.callbacks import DualMonitor, FeasibleCheckpoint, HardestSamples
+import pl_pointwise.callbacks
 from pl_pointwise.cli import main
 from pl_pointwise.files import run_root
 from tests.pl_pointwise.line_task import LineData, LineModule
@@ -42,10 +42,14 @@ class Noisy(ToyRows):
         return row | {"x": row["x"] + 0.1 * torch.randn(4) + 0.1 * np.random.randn()}
 
 
+OF_LANGUAGE = ("AnswerSamples", "ModelExport")  # They ask more of a module.
+OBSERVERS = [name for name in pl_pointwise.callbacks.__all__ if name not in OF_LANGUAGE]
+
+
 @pytest.mark.parametrize("name", [*KINDS, "by name"])
 def test_training_is_the_same_with_and_without_callbacks(name: str, tmp_path: Path) -> None:
     modules = []
-    for callbacks in ([], [DualMonitor(), HardestSamples(), FeasibleCheckpoint()]):
+    for callbacks in ([], [getattr(pl_pointwise.callbacks, each)() for each in OBSERVERS]):
         torch.manual_seed(5)
         np.random.seed(5)
         module = Toy(FORMULATIONS[name], partial=True, dropout=0.3, gradient_clip_val=0.5)
