@@ -6,8 +6,12 @@ import ast
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import pl_pointwise.callbacks
+import pl_pointwise.tasks
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"pl_pointwise": "pl_pointwise", "pl_pointwise.tasks": "tasks"}
@@ -66,3 +70,12 @@ def test_a_room_imports_none_above_it(room: str) -> None:
     assert inside
     above = tuple(f"pl_pointwise.{other}" for other in ABOVE[room])
     assert not {(n, u) for n, used in inside.items() for u in used if u.startswith(above)}
+
+
+@pytest.mark.parametrize("package", [pl_pointwise, pl_pointwise.callbacks, pl_pointwise.tasks])
+def test_type_checkers_see_every_public_name(package: ModuleType) -> None:
+    """A name that is imported on use only is of any type to them."""
+    tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
+    (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
+    lines = [node for node in guarded.body if isinstance(node, ast.ImportFrom)]
+    assert {name.asname or name.name for line in lines for name in line.names} == {*package.__all__}
