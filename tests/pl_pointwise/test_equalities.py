@@ -115,17 +115,3 @@ def test_formulations_of_a_tail_and_penalties_act_on_the_distance() -> None:
         assert not formulation.signed
     with pytest.raises(ValueError, match='Take shape="hinge"'):
         Penalty(weight=1.0).for_equality()
-
-
-# Shapes of a penalty, caps ------------------------------------------------------------------------
-
-
-@given(violations, magnitudes)
-def test_squared_hinge_is_pointwise_without_a_multiplier(v: float, weight: float) -> None:
-    at = scalar(v).requires_grad_()
-    zero = torch.zeros((), dtype=torch.float64)
-    found = Penalty(weight=weight, shape="squared_hinge").lagrangian(at)
-    expected = Pointwise(alpha=weight).lagrangian(at, zero)
-    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
-    (slope,) = torch.autograd.grad(found, at)
-    assert float(slope) == pytest.approx(2 * weight * max(v, 0.0), rel=1e-12)

@@ -156,16 +156,6 @@ def test_float32_keeps_its_digits_at_small_alpha(alpha: float) -> None:
             assert abs(float(rounded - exact)) <= 1e-5 * (abs(float(exact)) + 0.01), formulation
 
 
-@given(violations, multipliers, magnitudes, magnitudes, magnitudes)
-def test_ascent_is_the_projected_step(
-    v: float, m: float, alpha: float, beta: float, step: float
-) -> None:
-    for formulation in all_formulations(alpha, beta):
-        formulation.dual_lr = step
-        expected = m + step * float(formulation.dual_direction(scalar(v), scalar(m)))
-        assert float(formulation.ascend(scalar(v), scalar(m))) == max(0.0, expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(), (3, 2)])
 def test_dtype_and_shape_are_kept(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
