@@ -2,8 +2,7 @@
 
 Nothing here comes from the package. ψ is the printed square (table.py); gradients with respect to
 the weights come from autograd through it, the mean of the batch included; ∂ψ/∂λ is the printed
-column. The only concession is that λ is rounded to float32 after each dual step, as the store
-rounds it.
+column. The one concession: λ is rounded to float32 after each dual step, as the store rounds it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tests.pl_pointwise.table import OF_THE_BATCH, STATISTICS, Rule, ascent, psi
+from tests.pl_pointwise.table import STATISTICS, Rule, ascent, psi
 from tests.pl_pointwise.toy import PAIRS, ToyRows, initial_weights
 
 
@@ -62,7 +61,7 @@ def run(
         if rule is not None and rule.kind in ("pointwise", "relaxed"):
             width = PAIRS if name == "pair" else 1
             store[name] = [torch.zeros(len(rows), width, dtype=torch.float64) for _ in range(sides)]
-        elif rule is not None and rule.kind in OF_THE_BATCH:
+        elif rule is not None and rule.kind in STATISTICS:
             store[name] = [torch.zeros((), dtype=torch.float64) for _ in range(sides)]
             thresholds[name] = [torch.zeros((), dtype=torch.float64) for _ in range(sides)]
 
@@ -74,7 +73,7 @@ def run(
             if rule is None or rule.kind == "penalty":
                 continue
             for side, table in enumerate(store[name]):
-                if rule.kind in OF_THE_BATCH:
+                if rule.kind in STATISTICS:
                     seen = [came_to[name][side] for *_, came_to in window]
                     seen = [one for one in seen if one is not None]
                     if seen:
@@ -127,7 +126,7 @@ def run(
         came_to = {
             name: [figure_of(rule, name, i, side, batch) for i, side in enumerate(fixed[name])]
             for name, rule in rules.items()
-            if rule is not None and rule.kind in OF_THE_BATCH
+            if rule is not None and rule.kind in STATISTICS
         }
         window.append((batch, fixed, came_to))
 
@@ -139,7 +138,7 @@ def run(
             if rule is None:
                 continue
             for side in range(len(v[name])):
-                if rule.kind in OF_THE_BATCH:
+                if rule.kind in STATISTICS:
                     one = figure_of(rule, name, side, v[name][side], batch)
                     if one is not None:
                         loss = loss + psi(rule, one, store[name][side])

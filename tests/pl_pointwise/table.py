@@ -61,7 +61,6 @@ STATISTICS: dict[str, Callable[[Rule, Tensor, Tensor, Tensor], Tensor]] = {
     "cvar": lambda rule, v, w, t: t + (w * (v - t).clamp(min=0)).sum() / (1 - rule.beta),
 }
 """g of a batch with violations v of weights w, which sum to 1, and the threshold t."""
-OF_THE_BATCH = tuple(STATISTICS)
 PARAMETER = {"penalty": "weight", "tilted": "tilt", "cvar": "level", "relaxed": "beta"}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from pl_pointwise import Average, Pointwise, Tilted
 from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
 from pl_pointwise.errors import DataError
-from tests.pl_pointwise.table import OF_THE_BATCH, rule_of
+from tests.pl_pointwise.table import STATISTICS, rule_of
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
     FORMULATIONS,
@@ -101,7 +101,7 @@ def test_each_sample_is_forwarded_once(formulation: Any) -> None:
     assert [has_gradient for has_gradient, _ in module.passes] == [True]
     module = fit(Watched(formulation, micro_batch_size=3), ToyRows(7), batch_size=7, epochs=1)
     of_names = formulation.values() if isinstance(formulation, dict) else [formulation]
-    rules = [rule for rule in map(rule_of, of_names) if rule and rule.kind in OF_THE_BATCH]
+    rules = [rule for rule in map(rule_of, of_names) if rule and rule.kind in STATISTICS]
     bends = [rule.kind not in ("average", "cvar") or rule.alpha is not None for rule in rules]
     expected = [False] * 3 * any(bends) + [True] * 3
     assert [has_gradient for has_gradient, _ in module.passes] == expected
