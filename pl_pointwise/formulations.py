@@ -431,9 +431,8 @@ class SampleFormulation(Ascending):
         force = self.force(near, multiplier)
         return self.psi(near, multiplier) + force * (violation - near)
 
-    def psi(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """ψ within the reach, elementwise."""
-        return super().lagrangian(violation, multiplier)
+    psi = Ascending.lagrangian
+    """ψ(v, λ) within the reach, elementwise."""
 
     def force(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """∂ψ/∂v of it with an α, elementwise: (λ + 2αv)₊; of an equality λ + 2αv."""
