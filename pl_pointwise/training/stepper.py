@@ -149,8 +149,8 @@ class Stepper:
             # The ranks' gradients are averaged, and the counts are those of all ranks.
             task.manual_backward(share * ranks if ranks > 1 else share)
         if not tables:
-            wide = {"dtype": widest(task.device), "device": task.device}
-            tables = [torch.zeros(rows, sum(loss.layout.values()), **wide)]
+            width, device = sum(loss.layout.values()), task.device
+            tables = [torch.zeros(rows, width, dtype=widest(device), device=device)]
         norm = self._gradient_norm(task.training_settings.gradient_clip_val)
         return unpack(tables, loss.layout, norm)
 
