@@ -277,7 +277,7 @@ class Penalty(Formulation):
 class BatchFormulation(Ascending):
     """ψ(g, λ) of one statistic g of the batch, with one multiplier per side of the constraint.
 
-    g = a + outer(mean of inner(v − a)), with the mean of all ranks (scopes.py). ``anchor``
+    g = a + outer(mean of inner(v − a)), with the mean of all ranks (multipliers.py). ``anchor``
     says what a is: 0, the batch's largest violation, or a learned threshold.
     """
 
