@@ -140,9 +140,9 @@ def limits(steps: int) -> list[str]:
 
 def watch(module: PointwiseModule, clock: Clock) -> None:
     """Time the methods in which formulations are used."""
-    duals, stepper = module._lagrangian.duals, module._stepper
-    for part, name in ((duals, "rows"), (stepper, "_lagrangian"), (duals, "note"), (duals, "step")):
-        setattr(part, name, clock.timed(getattr(part, name), clock.own))
+    loss, stepper = module._lagrangian, module._stepper
+    for name in ("counts", "put_in_force", "share", "take"):
+        setattr(loss, name, clock.timed(getattr(loss, name), clock.own))
     stepper._measure_units = clock.timed(stepper._measure_units, clock.unit)
 
 

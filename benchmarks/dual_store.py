@@ -98,16 +98,15 @@ def prepare(store: str, samples: int) -> Callable[[Tensor, Tensor], None]:
     multipliers = filled(samples)
 
     def step(index: Tensor, violation: Tensor) -> None:
-        rows = multipliers.rows("constraint", index, 1)
-        multipliers.write("constraint", index, FORMULATION.ascend(violation, rows))
+        table = multipliers["constraint"]
+        table[index] = FORMULATION.ascend(violation, table[index])
 
     return step
 
 
 def filled(samples: int) -> Multipliers:
     multipliers = Multipliers(samples)
-    multipliers.rows("constraint", torch.tensor([0]), 1)
-    multipliers["constraint"].fill_(1.0)
+    multipliers.table("constraint", (samples, 1)).fill_(1.0)
     return multipliers
 
 

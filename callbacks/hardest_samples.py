@@ -101,7 +101,7 @@ class HardestSamples(Callback):
         rows = []
         for name, last in self._last.items():
             multipliers, constraint = module.multipliers[name], module.constraints[name]
-            if (groups := module._run.duals.groups) is not None:  # Of each sample its group's.
+            if (groups := module._lagrangian.groups) is not None:  # Of each sample its group's.
                 multipliers = multipliers[groups]
             relaxation = getattr(module._run.in_force(name), "relaxation", None)
             unknown = torch.full_like(last, math.nan)

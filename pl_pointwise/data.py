@@ -17,8 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
-from .lagrangian.duals import group_numbers
-from .lagrangian.terms import PADDING
+from .lagrangian.terms import PADDING, group_numbers
 from .training.sampler import Drawing
 from .training.sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
 

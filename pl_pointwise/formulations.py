@@ -277,7 +277,7 @@ class Penalty(Formulation):
 class BatchFormulation(Ascending):
     """ψ(g, λ) of one statistic g of the batch, with one multiplier per side of the constraint.
 
-    g = a + outer(mean of inner(v − a)), with the mean of all ranks (scopes.py). ``anchor``
+    g = a + outer(mean of inner(v − a)), with the mean of all ranks (multipliers.py). ``anchor``
     says what a is: 0, the batch's largest violation, or a learned threshold.
     """
 
@@ -431,9 +431,8 @@ class SampleFormulation(Ascending):
         force = self.force(near, multiplier)
         return self.psi(near, multiplier) + force * (violation - near)
 
-    def psi(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """ψ within the reach, elementwise."""
-        return super().lagrangian(violation, multiplier)
+    psi = Ascending.lagrangian
+    """ψ(v, λ) within the reach, elementwise."""
 
     def force(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """∂ψ/∂v of it with an α, elementwise: (λ + 2αv)₊; of an equality λ + 2αv."""

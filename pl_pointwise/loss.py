@@ -5,8 +5,9 @@ The training step of a PointwiseModule consists of it too (stepper.py).
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -16,8 +17,7 @@ from torch import Tensor
 from .constraint import Constraint
 from .errors import DataError, TrainingError, one_of
 from .formulations import Formulation
-from .lagrangian.duals import Duals, group_numbers
-from .lagrangian.scopes import Slope
+from .lagrangian.gradient_units import GradientUnits, leaves_of, norm_of
 from .lagrangian.terms import (
     OBJECTIVE,
     PADDING,
@@ -27,26 +27,28 @@ from .lagrangian.terms import (
     Terms,
     build_terms,
     carries,
+    group_numbers,
     is_index,
     masks_from,
     number_of_ranks,
-    one_per_sample,
     over_ranks,
     pack,
-    rows_of_all_ranks,
+    require_finite,
     shape_of,
     strict_values_from,
     unpack,
     widest,
 )
-from .multipliers import Multipliers
+from .multipliers import Multipliers, PerBatch, Slope, State, scope_of
 from .plain import declared_constraints, formulations_from
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 """The version of what :meth:`PointwiseLoss.state_dict` returns."""
 
 
-class PointwiseLoss:
+class PointwiseLoss(State):
     """Mean ℓ₀ + Σ mean ψ(v, λ) of a batch, with a multiplier for every sample.
 
     >>> from pl_pointwise import Constraint, Pointwise, PointwiseLoss
@@ -109,28 +111,42 @@ class PointwiseLoss:
         one_of("order", order, ("simultaneous", "dual_first"))
         self.samples = samples or 0
         given = None if groups is None else group_numbers(groups, self.samples)
-        self.duals = Duals(self.constraints, formulations, self.samples, primal_steps, order, given)
+        self.configure(formulations, primal_steps, order, given)
+        self.multipliers = Multipliers(self.owners_of(self.samples))
+        self.thresholds = {}
+        self.units = GradientUnits()  # Λ and r of the formulations that find their own α.
+        self.in_force: dict[str, Formulation] = {}  # With α a number, of the last step.
+        self.fingerprint: str | None = None  # Of the training set that the multipliers belong to.
         self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
         self.steps = 0  # Of the weights.
         self.steps_an_epoch: float | None = None
+        self.layout: Layout = {}  # Of the rows that share() returned last.
+        self.warn: Callable[[str], None] = log.warning
         self._rows = 0  # Samples of the largest step so far.
         self._parameters = None if parameters is None else list(parameters)
         self._flat: set[str] = set()  # Constraints that were found without a gradient.
-        self._layout: Layout = {}
         self._tables: list[Tensor] = []  # Of the losses since the last step.
+        # The updated samples of the steps since the last dual step.
+        self._window: list[dict[str, list[Tensor]]] = []
 
-    @property
-    def formulations(self) -> Mapping[str, Formulation]:
-        return self.duals.formulations
+    def configure(
+        self,
+        formulations: Mapping[str, Formulation],
+        primal_steps: int,
+        order: str,
+        groups: Tensor | None,
+    ) -> None:
+        """How λ moves from now on, and whose it is."""
+        self.formulations, self.groups = formulations, groups
+        self.primal_steps, self.dual_first = primal_steps, order == "dual_first"
+        # What ψ acts on, by constraint, and of these a batch's statistics.
+        self.scopes = {name: scope_of(name, self) for name in formulations}
+        self.on_batch = {n: s for n, s in self.scopes.items() if isinstance(s, PerBatch)}
 
-    @property
-    def multipliers(self) -> Multipliers:
-        return self.duals.multipliers
-
-    @property
-    def thresholds(self) -> dict[str, Tensor]:
-        return self.duals.thresholds
+    def owners_of(self, samples: int) -> int:
+        """How many rows λ has: one a sample, or one a group."""
+        return samples if self.groups is None else int(self.groups.max()) + 1
 
     # In a loop of one's own ---------------------------------------------------------------------
 
@@ -170,22 +186,22 @@ class PointwiseLoss:
                 f"numbers, got {getattr(index, 'dtype', 'no tensor')}, {shape_of(index)}."
             )
         index = index.long().cpu()
-        objective, values = one_per_sample(objective, values, self.constraints, len(index))
-        device, masks = objective.device, {} if masks is None else masks
+        device, masks = getattr(objective, "device", index.device), masks or {}
         masks, whole = masks_from(masks, index, [OBJECTIVE, *self.constraints], device)
-        judged = None if strict is None else strict_values_from(strict, values, self.formulations)
-        terms = build_terms(
-            self.constraints, self.formulations, masks, objective, values, judged, whole
-        )
-        _require_finite(terms, index)
+        judge = None
+        if strict is not None:
+            judge = lambda of: strict_values_from(strict, of, self.formulations)  # noqa: E731
+        given = masks, objective, values, judge, whole
+        terms = build_terms(self.constraints, self.formulations, *given)
+        require_finite(terms, index)
         counts = self.counts([masks], whole)
         if not self._tables:
             if not self.steps:
-                self.duals.fit_tables()  # To what was set before.
-            due = self.duals.units.due(self.formulations, self.steps)
+                self.fit_tables()  # To what was set before.
+            due = self.units.due(self.formulations, self.steps)
             self.measure_units(due, counts, lambda name: self._gradient_of(name, terms, counts))
             rows = over_ranks((index >= 0).sum().to(device), "sum") if not self._rows else 0
-            self.duals.put_in_force(self._epoch(int(rows)))
+            self.put_in_force(self._epoch(int(rows)))
         loss, table = self.share(terms, index, counts, None, strict is not None)
         self._keep(table)
         # The ranks' gradients are averaged, and the counts are those of all ranks.
@@ -213,9 +229,8 @@ class PointwiseLoss:
         most = over_ranks(torch.tensor(len(rows), device=rows.device), "max")
         filling = rows.new_zeros(int(most) - len(rows), rows.shape[1])
         filling[:, 0] = PADDING  # The first column is the index.
-        measured = self.gather([rows, filling], rows.new_zeros(()))
-        self.measured = measured
-        return self.take(measured, self._epoch(int((measured.index >= 0).sum())))
+        self.measured = unpack([rows, filling], self.layout, rows.new_zeros(()))
+        return self.take(self.measured, self._epoch(int((self.measured.index >= 0).sum())))
 
     def skip(self) -> None:
         """Instead of :meth:`step` where the weights did not move, as on an overflow in float16."""
@@ -234,7 +249,7 @@ class PointwiseLoss:
         values = self.pushed(name, terms)
         found = values.detach().to(widest(values.device))
         number, total = over_ranks(torch.stack([(found > 0).sum(), found.sum()]), "sum").tolist()
-        weights = self._parameters or [*_leaves_of(values)]
+        weights = self._parameters or [*leaves_of(values)]
         if not (number or name == OBJECTIVE) or not values.requires_grad or not weights:
             return 0.0, number, total
         if number_of_ranks() > 1 and self._parameters is None:
@@ -294,14 +309,14 @@ class PointwiseLoss:
                 objective = gradient_of(OBJECTIVE)[0]
             if number and norm == 0 and name not in self._flat:
                 self._flat.add(name)
-                self.duals.warn(
+                self.warn(
                     f'Constraint "{name}": the gradient of its violated values is 0 for every '
                     "trained weight, so nothing enforces it. In constraint_values() and forward(), "
                     "look for a clamp, a rounding, or a part that is frozen."
                 )
             if number and objective is not None:
                 violations = norm * float(counts[name]) / number
-                self.duals.units.measure(name, objective, violations, total / number)
+                self.units.measure(name, objective, violations, total / number)
             if not math.isfinite(norm + (objective or 0.0)):
                 again.append(name)
         return again
@@ -318,38 +333,120 @@ class PointwiseLoss:
 
         slopes: of the batch's statistics, where they are not known and this is not the batch.
         """
-        on_batch, multipliers = self.duals.on_batch, dict[str, Tensor]()
+        multipliers = dict[str, Tensor]()
         loss = terms.objective.sum() / counts[OBJECTIVE]
-        for name, scope in self.duals.scopes.items():
-            if name in on_batch:
+        for name, scope in self.scopes.items():
+            if name in self.on_batch:
                 continue
             multiplier = scope.rows(index, terms.followed[name])
             if multiplier is not None:
                 multipliers[name] = multiplier
             loss = loss + scope.loss(terms, multiplier, counts[name])
-        table, self._layout = pack(index, terms, multipliers, loss, strict)
-        if on_batch:
-            slopes = slopes or self.duals.slopes([terms], counts)
-            shares = (on_batch[n].loss_of(terms, slope, counts[n]) for n, slope in slopes.items())
+        table, self.layout = pack(index, terms, multipliers, loss, strict)
+        if self.on_batch:
+            slopes = slopes or self.slopes([terms], counts)
+            shares = (self.on_batch[n].loss_of(terms, s, counts[n]) for n, s in slopes.items())
             loss = loss + sum(shares)
         return loss, table
 
-    def gather(self, tables: Sequence[Tensor], gradient_norm: Tensor) -> Measured:
-        """What the micro-batches of all ranks measured, from their rows."""
-        rows = tables[0] if len(tables) == 1 else torch.cat(list(tables))
-        rows = rows if number_of_ranks() == 1 else rows_of_all_ranks(rows)
-        return unpack(rows, self._layout, gradient_norm)
+    def put_in_force(self, steps_an_epoch: float = math.inf) -> None:
+        """The formulations of this step; steps from one visit of a sample to the next."""
+        between = max(steps_an_epoch, self.primal_steps)
+        self.in_force = self.units.in_force(self.formulations, self.constraints, between)
+        for name, scope in self.scopes.items():
+            scope.formulation = self.in_force[name]
 
-    def empty_rows(self, rows: int, device: torch.device) -> Tensor:
-        """Of a rank of which no sample is left."""
-        width = sum(self._layout.values())
-        return torch.zeros(rows, width, dtype=widest(device), device=device)
+    @property
+    def knows_slopes(self) -> bool:
+        """Whether every ∂ψ/∂mean is λ, whatever the batch: those of :meth:`share`."""
+        return all(scope.knows_slope for scope in self.on_batch.values())
+
+    def slopes(self, terms: Sequence[Terms], counts: Mapping[str, Tensor]) -> dict[str, Slope]:
+        """∂ψ/∂mean by constraint, of all micro-batches of all ranks."""
+        return {name: scope.slope(terms, counts[name]) for name, scope in self.on_batch.items()}
 
     def take(self, measured: Measured, steps_an_epoch: float) -> dict[str, DualStep]:
-        """Learns from a step that the weights have taken; the dual step, where one is due."""
-        self.dual_steps = self.duals.step(measured, steps_an_epoch)
-        self.steps += 1
+        """Learns from a step that the weights have taken; the dual step, where one is due.
+
+        λ ← (λ + η ∂ψ/∂λ)₊ for the samples seen since the last dual step, and no others: each with
+        its last violation; a statistic with its mean. Nothing while a window is open: what the
+        dual step needs of this one is kept by constraint.
+        """
+        visits = {
+            name: visit
+            for name, scope in self.scopes.items()
+            if (visit := scope.visit(measured)) is not None
+        }
+        self._window.append(visits)
+        self.units.add(measured, self.formulations, self.in_force, steps_an_epoch)
+        self.steps, self.dual_steps = self.steps + 1, {}
+        if len(self._window) >= self.primal_steps:
+            window, self._window = self._window, []
+            for name, scope in self.scopes.items():
+                kept = [visits[name] for visits in window if name in visits]
+                if kept and (step := scope.step(kept)) is not None:
+                    self.dual_steps[name] = step
         return self.dual_steps
+
+    # At the start of a fit ----------------------------------------------------------------------
+
+    def start(self, samples: int, fingerprint: str | None, resumed: bool, first: bool) -> None:
+        """Keeps the multipliers if they belong to this training set, or starts them again.
+
+        samples, fingerprint: of the training set; 0 and None of a stream. resumed: whether they are
+        a checkpoint's. first: whether steps are counted from 0 by a fit that is not resumed.
+        """
+        if not resumed and fingerprint != self.fingerprint:
+            if self.fingerprint is not None and samples:
+                self.warn("Another training set than before: the multipliers start at 0 again.")
+            self.multipliers = self.multipliers.for_samples(self.owners_of(samples))
+            self.thresholds, self.units, self._window = {}, GradientUnits(), []
+        self.fingerprint = fingerprint
+        self.fit_tables()
+        if first:  # What was measured stays until it is measured again.
+            self.units.load_state_dict({**self.units.state_dict(), "next": 0})
+
+    def fit_tables(self) -> None:
+        """Fits multipliers and thresholds to the formulations of now, or refuses them.
+
+        Kept under another formulation of the same scope; dropped, with a warning, without one.
+        """
+        multipliers = self.multipliers
+        for name in set(multipliers).intersection(multipliers.pending()):
+            self.warn(f'Multipliers of "{name}" are the checkpoint\'s, not those that were set.')
+            del multipliers.pending()[name]
+        for name in [*multipliers, *multipliers.pending()]:
+            formulation = self.formulations.get(name)
+            dimensions = None if formulation is None else self.scopes[name].dimensions
+            if formulation is None or dimensions is None:
+                what = "no such constraint" if formulation is None else repr(formulation)
+                self.warn(f'Multipliers of "{name}" are dropped: this module has {what}.')
+                multipliers.reset(name)
+                continue
+            table = multipliers.get(name)
+            if table is None:
+                table = multipliers.pending()[name]
+            elif (table.dim() == 2) != (dimensions == 2):
+                scope = "sample" if table.dim() == 2 else "constraint"
+                raise TrainingError(
+                    f'Constraint "{name}": its multipliers are one per {scope}, and those of '
+                    f"{formulation} are not. Start them again from 0: {_remedy(name)}."
+                )
+            if not formulation.signed and (table < 0).any():
+                raise TrainingError(
+                    f'Constraint "{name}" has multipliers below 0, which only an equality has. '
+                    f"Set others, or start them from 0: {_remedy(name)}."
+                )
+        # What was reset takes no step from values of before, nor from a threshold of before.
+        self._window = [
+            {name: visit for name, visit in visits.items() if name in multipliers}
+            for visits in self._window
+        ]
+        self.thresholds = {
+            name: threshold
+            for name, threshold in self.thresholds.items()
+            if name in multipliers and self.formulations[name].learns_threshold
+        }
 
     # In a checkpoint ----------------------------------------------------------------------------
 
@@ -359,7 +456,18 @@ class PointwiseLoss:
             "version": VERSION,
             "steps": self.steps,
             "rows": self._rows,
-            **self.duals.state_dict(),
+            **self.dual_state(),
+        }
+
+    def dual_state(self) -> dict[str, Any]:
+        """What of it a checkpoint of Lightning's needs, which counts the steps itself."""
+        return {
+            "samples": self.multipliers.samples,
+            "multipliers": self.multipliers.state_dict(),
+            "thresholds": dict(self.thresholds),
+            "gradient_units": self.units.state_dict(),
+            "fingerprint": self.fingerprint,
+            "window": self._window,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -372,7 +480,7 @@ class PointwiseLoss:
         try:
             if state["version"] != VERSION:
                 raise ValueError(f"version {state['version']}")
-            self.duals.load_state_dict(state)
+            self.load_dual_state(state)
             self.steps, self._rows, self._tables = int(state["steps"]), int(state["rows"]), []
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise TrainingError(
@@ -383,39 +491,22 @@ class PointwiseLoss:
                 f"These multipliers belong to {state['samples']:,} samples, this PointwiseLoss has "
                 f"{owners:,}: give it the training set of before."
             )
-        self.duals.fit_tables()
+        self.fit_tables()
+
+    def load_dual_state(self, state: Mapping[str, Any]) -> None:
+        self.multipliers = self.multipliers.for_samples(int(state["samples"]))
+        self.multipliers.load_state_dict(state["multipliers"])
+        self.thresholds = {
+            name: value.to("cpu", torch.float32, copy=True)
+            for name, value in state["thresholds"].items()
+        }
+        self.units.load_state_dict(state["gradient_units"])
+        self._window = [dict(visits) for visits in state["window"]]
+        self.fingerprint = state["fingerprint"]
 
 
-def norm_of(gradients: Iterable[Tensor]) -> float:
-    """The norm of a gradient in parts, the same in whatever order they are."""
-    norms = [torch.linalg.vector_norm(part.detach()) for part in gradients]
-    whole = [getattr(norm, "full_tensor", lambda norm=norm: norm)() for norm in norms]
-    if not whole:
-        return 0.0
-    return math.sqrt(math.fsum(float(n) ** 2 for n in torch.stack(whole).tolist()))
-
-
-def _require_finite(terms: Terms, index: Tensor) -> None:
-    named = [(OBJECTIVE, terms.objective), *terms.followed.items(), *terms.judged.items()]
-    for name, values in named:
-        finite = torch.isfinite(values.detach().float())
-        if not finite.all():
-            row = int((~finite).nonzero()[0, 0])
-            value = float(values.detach()[row][~finite[row]].flatten()[0])
-            raise TrainingError(
-                f'"{name}" is {value} for sample {int(index[row])}, and nothing has moved. Inspect '
-                "that record or lower the learning rate."
-            )
-
-
-def _leaves_of(value: Tensor) -> Iterator[Tensor]:
-    """The weights that a value depends on."""
-    nodes, seen = [value.grad_fn], set[Any]()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        nodes += [following for following, _ in node.next_functions]
+def _remedy(name: str) -> str:
+    return (
+        f"call module.multipliers.reset({name!r}) before fit; of a checkpoint, after "
+        "load_from_checkpoint, and fit without ckpt_path"
+    )

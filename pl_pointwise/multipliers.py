@@ -1,17 +1,35 @@
-"""Where λ lives: float32, on the CPU, in training-set order, a row per sample.
+"""λ: where it lives, and whose it is: a sample's, its group's, or a statistic's of the batch.
 
-λ is neither a Parameter (DDP would divide its step by the number of ranks) nor a buffer (DDP would
-overwrite it from rank 0, and a bf16 module would cast it). A batch's rows cost O(batch).
+λ is float32, on the CPU, in training-set order, a row per sample. It is neither a Parameter (DDP
+would divide its step by the number of ranks) nor a buffer (DDP would overwrite it from rank 0, and
+a bf16 module would cast it). A batch's rows cost O(batch).
+
+Shapes as in lagrangian/terms.py; what belongs to a side has (sides,).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .constraint import Constraint
 from .errors import TrainingError
+from .formulations import BatchFormulation, Formulation
+from .lagrangian.terms import (
+    DualStep,
+    Measured,
+    Terms,
+    carries,
+    last_visits,
+    over_ranks,
+    weights,
+    widest,
+)
 
 
 class Multipliers(Mapping[str, Tensor]):
@@ -87,31 +105,6 @@ class Multipliers(Mapping[str, Tensor]):
         """What :meth:`set` was given for multipliers that no step has needed yet."""
         return self._initial
 
-    def rows(self, name: str, index: Tensor, columns: int) -> Tensor:
-        """λ of the samples ``index`` (B,), as a copy (B, columns); zero for index −1 (padding)."""
-        table = self._table(name, (self.samples, columns))
-        try:
-            rows = table[index]
-        except IndexError as error:
-            raise TrainingError(
-                f"Sample index {int(index.max())} is outside the training set of "
-                f'{self.samples} samples: batch["index"] is the position in it.'
-            ) from error
-        return rows.masked_fill_((index < 0)[:, None], 0.0)
-
-    def write(self, name: str, index: Tensor, rows: Tensor) -> None:
-        """Sets λ of the samples ``index`` (B,), which are distinct and ≥ 0, to ``rows`` (B, K)."""
-        self._tables[name][index] = rows.to(torch.float32)
-
-    def scalar(self, name: str, sides: int) -> Tensor:
-        """λ of a constraint with one multiplier per side, as a copy (sides,)."""
-        return self._table(name, () if sides == 1 else (sides,)).reshape(sides).clone()
-
-    def write_scalar(self, name: str, value: Tensor) -> None:
-        """Sets the multiplier of each side, (sides,)."""
-        table = self._tables[name]
-        table.copy_(value.reshape(table.shape))
-
     def state_dict(self) -> dict[str, Tensor]:
         """The tables themselves, not copies."""
         return dict(self._tables)
@@ -128,7 +121,8 @@ class Multipliers(Mapping[str, Tensor]):
             for name, table in state.items()
         }
 
-    def _table(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def table(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """λ of a constraint, not a copy; allocated where it is not yet, and refused in a shape."""
         if name not in self._tables:
             initial = self._initial.get(name, torch.zeros((), dtype=torch.float32))
             values = _as_table(initial, shape)
@@ -153,3 +147,287 @@ def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if values.dim() == 1 and len(shape) == 2 and shape[1] == 1:
         values = values[:, None]
     return values.expand(shape) if values.dim() == 0 or tuple(values.shape) == shape else None
+
+
+# What ψ acts on ----------------------------------------------------------------------------------
+
+
+class State:
+    """λ and t, whose they are, and how they move; what follows reads and moves them.
+
+    Attributes:
+        dual_first: whether the step of the weights uses λ after this step's dual update.
+        groups: (N,), the group of each sample where λ is a group's; None where it is a sample's.
+    """
+
+    constraints: Mapping[str, Constraint]
+    formulations: Mapping[str, Formulation]
+    dual_first: bool
+    groups: Tensor | None
+    multipliers: Multipliers
+    thresholds: dict[str, Tensor]
+
+
+class Weight:
+    """ψ of each sample's violation, without a multiplier."""
+
+    dimensions: int | None = None
+    """Of the table of multipliers: 2 of (N, sides·K), 0 where (sides,) stands for the batch."""
+
+    def __init__(self, name: str, state: State) -> None:
+        self.name, self.state = name, state
+        self.sides = state.constraints[name].sides
+        self.formulation: Any = state.formulations[name]  # That in force, from the first step on.
+
+    def rows(self, index: Tensor, violation: Tensor) -> Tensor | None:
+        """λ_t of the samples index (b,), as their violations; None where they have none."""
+        return None
+
+    def loss(self, terms: Terms, multiplier: Tensor | None, count: Tensor) -> Tensor:
+        """A micro-batch's share of mean ψ(v, λ), a scalar; ``count`` samples over all ranks."""
+        violation = terms.followed[self.name]
+        multiplier = torch.zeros_like(violation) if multiplier is None else multiplier
+        if self.state.dual_first:
+            multiplier = self.formulation.ascend(terms.judged[self.name], multiplier)
+        return self._mean(self.formulation.lagrangian(violation, multiplier), terms, count)
+
+    def visit(self, measured: Measured) -> list[Tensor] | None:
+        """What the dual step needs of a step; None where it has nothing to do."""
+        return None
+
+    def step(self, visits: Sequence[list[Tensor]]) -> DualStep | None:
+        """Moves λ by what the steps of a window left; None where they left nothing."""
+        return None
+
+    def _mean(self, psi: Tensor, terms: Terms, count: Tensor) -> Tensor:
+        mask = terms.masks[self.name]
+        psi = psi if terms.whole else torch.where(mask, psi, 0)
+        if mask.shape[1] == self.sides:
+            return psi.sum() / count
+        return (psi * (weights(mask, self.sides, psi.dtype) / count)).sum()
+
+
+class PerSample(Weight):
+    """ψ of each sample's violation and its own multipliers."""
+
+    dimensions = 2
+
+    def rows(self, index: Tensor, violation: Tensor) -> Tensor:
+        """λ_t on the violations' device by one asynchronous copy; 0 of a stream and of padding."""
+        samples = self.state.multipliers.samples
+        if not samples:
+            return torch.zeros_like(violation)
+        table = self.state.multipliers.table(self.name, (samples, violation.shape[1]))
+        try:
+            rows = table[index].masked_fill_((index < 0)[:, None], 0.0)
+        except IndexError as error:
+            raise TrainingError(
+                f"Sample index {int(index.max())} is outside the training set of {samples} "
+                'samples: batch["index"] is the position in it.'
+            ) from error
+        rows = rows.pin_memory() if violation.is_cuda else rows
+        return rows.to(violation.device, violation.dtype, non_blocking=True)
+
+    def visit(self, measured: Measured) -> list[Tensor] | None:
+        """Of samples it applies to the index (n,), and violation, mask and λ (n, sides·K)."""
+        name, mask = self.name, measured.masks[self.name]
+        rows = None if measured.whole or mask.all() else carries(mask)
+        if not self.state.multipliers.samples or (rows is not None and not rows.any()):
+            return None
+        visit = [measured.index, measured.judged[name], mask, measured.multipliers[name]]
+        return visit if rows is None else [part[rows] for part in visit]
+
+    def step(self, visits: Sequence[list[Tensor]]) -> DualStep:
+        parts = visits[0]
+        if len(visits) > 1:
+            parts = list(map(torch.cat, zip(*visits, strict=True)))
+        if len(set(parts[0].tolist())) < len(parts[0]):
+            last = last_visits(parts[0])
+            parts = [part[last] for part in parts]
+        index, judged, mask, multiplier = parts
+        ascended = self.formulation.ascend(judged, multiplier)
+        stepped = torch.where(mask, ascended, multiplier)
+        store = self.state.multipliers
+        store.table(self.name, (store.samples, judged.shape[1]))[index] = stepped.float()
+        return DualStep(index, judged, mask, multiplier, stepped)
+
+
+class PerGroup(PerSample):
+    """ψ of each sample's violation and its group's multipliers, which follow the group's mean."""
+
+    def rows(self, index: Tensor, violation: Tensor) -> Tensor:
+        return super().rows(self.owners(index), violation)
+
+    def owners(self, index: Tensor) -> Tensor:
+        """The groups of the samples index (b,)."""
+        groups = self.state.groups
+        assert groups is not None
+        if len(index) and int(index.max()) >= len(groups):
+            raise TrainingError(
+                f"Sample index {int(index.max())} is outside the {len(groups):,} of groups."
+            )
+        return torch.where(index < 0, index, groups[index.clamp(min=0)])
+
+    def step(self, visits: Sequence[list[Tensor]]) -> DualStep:
+        """On a row for each group: the mean of its samples' violations, and λ, alike within it."""
+        index, judged, mask, multiplier = map(torch.cat, zip(*visits, strict=True))
+        owners = self.owners(index)
+        groups, row = torch.unique(owners, return_inverse=True)
+        sums = torch.zeros(len(groups), judged.shape[1], dtype=judged.dtype)
+        number = sums.index_add(0, row, mask.to(judged.dtype))
+        mean = sums.index_add(0, row, torch.where(mask, judged, 0)) / number.clamp(min=1)
+        return super().step([[groups, mean, number > 0, multiplier[last_visits(owners)]]])
+
+
+@dataclass
+class Slope:
+    """∂ψ/∂(mean of inner), with the anchor at which it was taken, (sides,) both."""
+
+    anchor: Tensor
+    slope: Tensor
+
+
+class PerBatch(Weight):
+    """ψ of one statistic g of the batch, and one multiplier per side.
+
+    g = a + outer(mean of inner(v − a)), with inner and outer of the formulation, and a its anchor.
+    Its derivative in each violation is outer′(mean)·inner′(v − a), so that a backward pass through
+    slope · inner(v − a), with the slope ∂ψ/∂mean known before a step's first one, gives the
+    gradient of ψ(g, λ).
+    """
+
+    dimensions = 0
+    formulation: BatchFormulation
+
+    @property
+    def table(self) -> Tensor:
+        """λ itself, () or (2,)."""
+        return self.state.multipliers.table(self.name, (2,) if self.sides > 1 else ())
+
+    @property
+    def multiplier(self) -> Tensor:
+        """λ of each side, (sides,), a copy."""
+        return self.table.reshape(self.sides).clone()
+
+    @property
+    def threshold(self) -> Tensor:
+        """t of each side, (sides,); 0 where the formulation learns none."""
+        threshold = self.state.thresholds.get(self.name, torch.zeros(self.sides))
+        return threshold.reshape(self.sides)
+
+    @property
+    def knows_slope(self) -> bool:
+        """Whether ∂ψ/∂mean is λ, whatever the batch."""
+        return self.formulation.linear and not self.state.dual_first
+
+    def slope(self, terms: Sequence[Terms], count: Tensor) -> Slope:
+        """∂ψ/∂mean of all micro-batches of all ranks; ``count`` samples over them."""
+        threshold, multiplier = self.threshold, self.multiplier
+        if self.knows_slope:
+            return Slope(threshold, multiplier)
+        anchor, mean = self._statistic(terms, "followed", count, threshold)
+        multiplier = multiplier.to(mean, non_blocking=True)
+        if self.state.dual_first:
+            judged = self._value(*self._statistic(terms, "judged", count, threshold))
+            multiplier = self.formulation.ascend(judged, multiplier)
+        with torch.enable_grad():
+            mean.requires_grad_()
+            psi = self.formulation.lagrangian(self._value(anchor, mean), multiplier)
+            return Slope(anchor, *torch.autograd.grad(psi.sum(), mean))
+
+    def loss_of(self, terms: Terms, slope: Slope, count: Tensor) -> Tensor:
+        """A micro-batch's share of a term whose gradient is that of ψ(g, λ)."""
+        violation, mask = terms.followed[self.name], terms.masks[self.name]
+        factor = _by_column(slope.slope, violation)
+        psi = factor * self.formulation.inner(_anchored(violation, mask, slope.anchor))
+        return self._mean(psi, terms, count)
+
+    def visit(self, measured: Measured) -> list[Tensor] | None:
+        """The statistic that λ follows (sides,), on the CPU.
+
+        Adds ψ of that of the weights to the Lagrangian, and takes the step of the threshold,
+        t − threshold_step · ∂g/∂t.
+        """
+        name, formulation = self.name, self.formulation
+        mask, count = measured.masks[name], torch.tensor(measured.counts[name])
+        if not mask.all() and not mask.any():
+            return None
+        threshold = self.threshold.double().requires_grad_(formulation.learns_threshold)
+        value = self._value(*self._statistic(measured, "followed", count, threshold))
+        followed = judged = value.detach()
+        if measured.strict:
+            judged = self._value(*self._statistic(measured, "judged", count, self.threshold))
+        measured.lagrangian += float(formulation.lagrangian(followed, self.multiplier).sum())
+        if formulation.learns_threshold:
+            (slope,) = torch.autograd.grad(value.sum(), threshold)
+            stepped = (threshold - formulation.threshold_step * slope).detach().float()
+            self.state.thresholds[name] = stepped if len(stepped) > 1 else stepped[0]
+        return [judged]
+
+    def step(self, visits: Sequence[list[Tensor]]) -> DualStep:
+        value = torch.stack([judged for (judged,) in visits]).mean(0)
+        multiplier = self.multiplier.to(value)
+        stepped = self.formulation.ascend(value, multiplier)
+        self.table.copy_(stepped.reshape(self.table.shape))
+        mask = torch.ones_like(value, dtype=torch.bool)
+        parts = (value, mask, multiplier, stepped)
+        return DualStep(None, *(part[None] for part in parts))
+
+    def _value(self, anchor: Tensor, mean: Tensor) -> Tensor:
+        """g."""
+        return anchor + self.formulation.outer(mean)
+
+    def _statistic(
+        self, of: Sequence[Terms] | Measured, kind: str, count: Tensor, threshold: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The anchor and the mean of inner(v − a) of all ranks, in the widest dtype.
+
+        Differentiable in ``threshold``; samples that were left out of ``count`` have v = 0.
+
+        of: this rank's micro-batches, or what a step measured of all ranks.
+        kind: "followed" or "judged".
+        """
+        sides, formulation = self.sides, self.formulation
+        parts: Sequence[Any] = of if isinstance(of, Sequence) else [of]
+        reduce = over_ranks if isinstance(of, Sequence) else lambda value, operation: value
+        found = [(getattr(p, kind)[self.name].detach(), p.masks[self.name]) for p in parts]
+        present = torch.zeros((), dtype=widest(count.device), device=count.device)
+        for _, mask in found:
+            present = present + carries(mask).sum()
+        left_out = 1 - reduce(present, "sum") / count
+        anchor = threshold.to(left_out, non_blocking=True)
+        if formulation.anchor == "largest":
+            anchor = left_out.new_full((sides,), -math.inf)
+            for violation, mask in found:
+                if not len(violation):
+                    continue
+                alone = violation.masked_fill(~mask, -math.inf).unflatten(1, (sides, -1))
+                anchor = torch.maximum(anchor, alone.transpose(0, 1).flatten(1).amax(1).to(anchor))
+            anchor = reduce(anchor, "max")
+            anchor = torch.where(left_out > 0, anchor.clamp(min=0), anchor)
+        mean = torch.zeros_like(anchor)
+        for violation, mask in found:
+            terms = formulation.inner(_anchored(violation.to(anchor), mask, anchor))
+            normalised = weights(mask, sides, terms.dtype) / count
+            mean = mean + (terms * normalised).unflatten(1, (sides, -1)).sum((0, 2))
+        mean = reduce(mean, "sum")
+        missing = left_out * formulation.inner(-anchor)
+        return anchor, mean + torch.where(left_out > 0, missing, 0)
+
+
+def _by_column(of_sides: Tensor, violation: Tensor) -> Tensor:
+    """A number of each side for every column, (sides·K,), as the violations (b, sides·K)."""
+    columns = violation.shape[1] // len(of_sides)
+    return of_sides.to(violation, non_blocking=True).repeat_interleave(columns)
+
+
+def _anchored(violation: Tensor, mask: Tensor, anchor: Tensor) -> Tensor:
+    """v − a, zero where the mask is False."""
+    return torch.where(mask, violation - _by_column(anchor, violation), 0)
+
+
+def scope_of(name: str, state: State) -> Weight:
+    """What the formulation of a constraint acts on."""
+    per_sample = PerSample if state.groups is None else PerGroup
+    kinds = {"sample": per_sample, "batch": PerBatch, "none": Weight}
+    return kinds[state.formulations[name].scope](name, state)

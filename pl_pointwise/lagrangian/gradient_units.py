@@ -31,11 +31,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..constraint import Constraint
 from ..formulations import STANDARD_STEP, Ascending, Formulation, Scale
@@ -92,30 +93,30 @@ class GradientUnits:
     ) -> dict[str, Formulation]:
         """The formulations with α a number; until something is violated, of λ alone.
 
+        α = P/2r; of a statistic α = 3Λ/2r and η = 0.1Λ/r, as its λ moves in every step.
+
         ``steps_between``: steps of the weights from one update of a sample's λ to the next.
         """
         found = dict(declared)
         for name, formulation in declared.items():
-            if isinstance(formulation, Ascending) and formulation.adaptive:
+            if not (isinstance(formulation, Ascending) and formulation.adaptive):
+                continue
+            state = self._states.get(name, _State())
+            unit, size = state.unit or 0.0, state.size or 0.0
+            if formulation.scope == "batch":
+                pull, step, margin = 3 * unit, STANDARD_STEP * unit, 0.0
+            else:
+                growth = state.largest / state.mean if state.mean else 1.0
+                pull = min(LEAD * growth * unit + state.multiplier, LARGEST * unit)
                 divisor = 4 if formulation.signed else constraints[name].sides
                 part = min(1.0, steps_between / WINDOW)
-                found[name] = formulation.scaled(self._scale(name, formulation, part, divisor))
+                step = part * min(PATIENCE * pull, LARGEST / 10 * unit) / divisor
+                margin = 0.0 if formulation.signed else MARGIN * size
+            scale = Scale(reach=size, unit=unit)
+            if pull and size:
+                scale = Scale(pull / (2 * size), step / size, size, margin, unit)
+            found[name] = formulation.scaled(scale)
         return found
-
-    def _scale(self, name: str, formulation: Formulation, part: float, divisor: int) -> Scale:
-        """α = P/2r and η; of a statistic α = 3Λ/2r, η = 0.1Λ/r: its λ moves in every step."""
-        state = self._states.get(name, _State())
-        unit, size = state.unit or 0.0, state.size or 0.0
-        if formulation.scope == "batch":
-            pull, step, margin = 3 * unit, STANDARD_STEP * unit, 0.0
-        else:
-            growth = state.largest / state.mean if state.mean else 1.0
-            pull = min(LEAD * growth * unit + state.multiplier, LARGEST * unit)
-            step = part * min(PATIENCE * pull, LARGEST / 10 * unit) / divisor
-            margin = 0.0 if formulation.signed else MARGIN * size
-        if not pull or not size:
-            return Scale(reach=size, unit=unit)
-        return Scale(pull / (2 * size), step / size, size, margin, unit)
 
     def unit(self, name: str) -> float | None:
         """Λ of a constraint; None where its formulation is not adaptive, or needed none yet."""
@@ -196,3 +197,25 @@ class GradientUnits:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._next, self.not_finite = int(state["next"]), int(state["not_finite"])
         self._states = {name: _State(**of) for name, of in state["states"].items()}
+
+
+def norm_of(gradients: Iterable[Tensor]) -> float:
+    """The norm of a gradient in parts, the same in whatever order they are."""
+    norms = [torch.linalg.vector_norm(part.detach()) for part in gradients]
+    whole = [getattr(norm, "full_tensor", lambda norm=norm: norm)() for norm in norms]
+    if not whole:
+        return 0.0
+    return math.sqrt(math.fsum(float(n) ** 2 for n in torch.stack(whole).tolist()))
+
+
+def leaves_of(value: Tensor) -> Iterator[Tensor]:
+    """The weights that a value depends on."""
+    nodes, seen = [value.grad_fn], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        nodes += [following for following, _ in node.next_functions]

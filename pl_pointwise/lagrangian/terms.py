@@ -6,7 +6,8 @@ Shapes: b samples in a micro-batch, R in the whole step over all ranks, K column
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..constraint import Constraint
-from ..errors import DataError
+from ..errors import DataError, TrainingError
 from ..formulations import Formulation
 
 OBJECTIVE = "objective"
@@ -83,6 +84,16 @@ class DualStep:
     after: Tensor  #: λ
 
 
+@dataclass
+class MicroBatch:
+    """A piece of the step's batch: b samples, forwarded and differentiated together."""
+
+    batch: Any
+    index: Tensor  # (b,) on the CPU, −1 for padding
+    masks: dict[str, Tensor]  # bool (b,) or (b, K) per term, padding excluded
+    whole: bool  # whether they are known to be True everywhere
+
+
 # From what a task or a loop gives -----------------------------------------------------------------
 
 
@@ -116,26 +127,6 @@ def masks_from(
     return masks, False
 
 
-def one_per_sample(
-    objective: Any, values: Any, names: Iterable[str], count: int
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Objective (b,) and values (b,) or (b, K) of every constraint, float32 or wider."""
-    names = list(names)
-    if not isinstance(values, Mapping) or [*values] != names:
-        require_names("constraint_values()", values, names)
-    found = dict[str, Tensor]()
-    for name, value in {OBJECTIVE: objective, **values}.items():
-        dims = (1,) if name == OBJECTIVE else (1, 2)
-        if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
-            wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
-            raise DataError(
-                f'"{name}" must have one value per sample, shape {wanted}, got '
-                f"{shape_of(value)}: do not reduce over the batch."
-            )
-        found[name] = value if value.dtype == torch.float64 else value.float()
-    return found.pop(OBJECTIVE), found
-
-
 def strict_values_from(
     given: Any, values: Mapping[str, Tensor], formulations: Mapping[str, Formulation]
 ) -> dict[str, Tensor]:
@@ -163,6 +154,19 @@ def is_index(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 1 and value.dtype in INTEGERS
 
 
+def group_numbers(groups: Any, samples: int, whose: str = "groups") -> Tensor:
+    """The group of each of N samples, (N,) int64; refuses what is no number from 0 for each."""
+    found = None
+    with suppress(ValueError, TypeError):  # Of texts.
+        found = torch.as_tensor(groups).cpu()
+    if found is None or not is_index(found) or len(found) != samples or (found < 0).any():
+        raise DataError(
+            f"{whose}: a whole number from 0 for each of the {samples:,} samples, got "
+            f"{shape_of(groups)}; np.unique(groups, return_inverse=True)[1] numbers them."
+        )
+    return found.long()
+
+
 def shape_of(value: Any) -> tuple[int, ...] | str:
     """A tensor's; of anything else the name of its type."""
     return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -172,19 +176,36 @@ def build_terms(
     constraints: Mapping[str, Constraint],
     formulations: Mapping[str, Formulation],
     masks: Mapping[str, Tensor],
-    objective: Tensor,
-    values: Mapping[str, Tensor],
-    judged: Mapping[str, Tensor] | None,
+    objective: Any,
+    values: Any,
+    judge: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None,
     whole: bool,
 ) -> Terms:
-    """The terms of values by the bounds of ``constraints``; ``judged``: strict values, or None."""
-    followed, wide = dict[str, Tensor](), dict[str, Tensor]()
-    strict = dict[str, Tensor]()
-    given = [values] if judged is None else [values, judged]
+    """The terms of what a task or a loop gives for b samples, by the bounds of ``constraints``.
+
+    objective, values: (b,); (b,) or (b, K) of every constraint. judge: gives, of the values in
+    float32 or wider, those that multipliers follow; None where they follow the same.
+    """
+    count = len(masks[OBJECTIVE])
+    if not isinstance(values, Mapping) or [*values] != [*constraints]:
+        require_names("constraint_values()", values, constraints)
+    found = dict[str, Tensor]()
+    for name, value in {OBJECTIVE: objective, **values}.items():
+        dims = (1,) if name == OBJECTIVE else (1, 2)
+        if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
+            wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
+            raise DataError(
+                f'"{name}" must have one value per sample, shape {wanted}, got '
+                f"{shape_of(value)}: do not reduce over the batch."
+            )
+        found[name] = value if value.dtype == torch.float64 else value.float()
+    objective = found.pop(OBJECTIVE)
+    given = [found] if judge is None else [found, judge(found)]
+    followed, strict, wide = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
     for name, constraint in constraints.items():
         signed = name in formulations and formulations[name].signed
-        oriented = constraint.residual if signed else constraint.violation
-        violations = [oriented(of[name]) for of in given]
+        residuals = [constraint.residual(of[name]) for of in given]
+        violations = residuals if signed else [constraint.reported(r) for r in residuals]
         violations = [v[:, None] if v.dim() == 1 else v for v in violations]
         width = violations[0].shape[1] // constraint.sides
         mask = masks[name]
@@ -233,28 +254,33 @@ def pack(
         return torch.column_stack([*tables.values()]), layout
 
 
-def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
-    """What packed rows (R, columns) say, on the CPU: one copy, for which the host waits."""
+def unpack(tables: Sequence[Tensor], layout: Layout, gradient_norm: Tensor) -> Measured:
+    """What the packed rows of the micro-batches of all ranks say, (b, columns) each, on the CPU.
+
+    One copy, for which the host waits.
+    """
+    rows = tables[0] if len(tables) == 1 else torch.cat(list(tables))
+    rows = rows if number_of_ranks() == 1 else rows_of_all_ranks(rows)
     flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()
     rows = flat[:-1].view(rows.shape)
-    tables: dict[str, dict[str, Tensor]] = {"followed": {}, "multiplier": {}}
+    found: dict[str, dict[str, Tensor]] = {"followed": {}, "multiplier": {}}
     for (kind, name), table in zip(layout, rows.split([*layout.values()], dim=1), strict=True):
-        tables.setdefault(kind, {})[name] = table
-    masks = {name: mask.bool() for name, mask in tables["mask"].items()}
+        found.setdefault(kind, {})[name] = table
+    masks = {name: mask.bool() for name, mask in found["mask"].items()}
     masks[OBJECTIVE] = masks[OBJECTIVE][:, 0]
     whole = len(rows) > 0 and all(bool(mask.all()) for mask in masks.values())
     lowest, highest = map(float, rows.aminmax()) if len(rows) else (0.0, 0.0)
     return Measured(
-        index=tables["index"][OBJECTIVE][:, 0].long(),
-        objective=tables["objective"][OBJECTIVE][:, 0],
-        followed=tables["followed"],
-        judged=tables.get("judged", tables["followed"]),
+        index=found["index"][OBJECTIVE][:, 0].long(),
+        objective=found["objective"][OBJECTIVE][:, 0],
+        followed=found["followed"],
+        judged=found.get("judged", found["followed"]),
         masks=masks,
-        multipliers=tables["multiplier"],
+        multipliers=found["multiplier"],
         counts={n: len(rows) if whole else int(carries(m).sum()) for n, m in masks.items()},
-        lagrangian=float(tables["share"][OBJECTIVE].sum()),
+        lagrangian=float(found["share"][OBJECTIVE].sum()),
         gradient_norm=float(flat[-1]),
-        strict="judged" in tables,
+        strict="judged" in found,
         finite=max(-lowest, highest) <= LARGEST,
         whole=whole,
     )
@@ -285,6 +311,20 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 3) -> Iter
             for value in values[~torch.isfinite(values.float())][:1].tolist()
         ]
         yield from found[:1]
+
+
+def require_finite(terms: Terms, index: Tensor) -> None:
+    """Refuses values that are not finite in float32, before anything moves."""
+    named = [(OBJECTIVE, terms.objective), *terms.followed.items(), *terms.judged.items()]
+    for name, values in named:
+        finite = torch.isfinite(values.detach().float())
+        if not finite.all():
+            row = int((~finite).nonzero()[0, 0])
+            value = float(values.detach()[row][~finite[row]].flatten()[0])
+            raise TrainingError(
+                f'"{name}" is {value} for sample {int(index[row])}, and nothing has moved. Inspect '
+                "that record or lower the learning rate."
+            )
 
 
 def carries(mask: Tensor) -> Tensor:

@@ -64,8 +64,8 @@ class Run:
     def __init__(
         self, task: Task, loss: PointwiseLoss, stepper: Stepper, evaluator: Evaluator
     ) -> None:
-        self.task, self.duals, self.stepper, self.evaluator = task, loss.duals, stepper, evaluator
-        self.duals.warn = partial(warn, task)
+        self.task, self.loss, self.stepper, self.evaluator = task, loss, stepper, evaluator
+        self.loss.warn = partial(warn, task)
         self.total_steps: int | None = None  # None before training, and where the rate is constant.
         self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
         self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.
@@ -152,15 +152,15 @@ class Run:
             if before is not None and before != found:
                 raise TrainingError(
                     "These multipliers belong to another training set, order or groups "
-                    f"(checkpoint: {self.duals.multipliers.samples:,} rows of λ; now: "
+                    f"(checkpoint: {self.loss.multipliers.samples:,} rows of λ; now: "
                     f"{len(dataset):,} samples). Restore the data, or start without `ckpt_path`."
                 )
         samples = 0 if dataset is None else len(dataset)
         resumed = dataset is not None and before is not None
         first = self._restored is None and not self.task.global_step
         settings = self.task.training_settings
-        self.duals.configure(self.task.formulations, settings.primal_steps, settings.order, groups)
-        self.duals.start(samples, found, resumed, first)
+        self.loss.configure(self.task.formulations, settings.primal_steps, settings.order, groups)
+        self.loss.start(samples, found, resumed, first)
 
     # Learning rates -----------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Run:
 
     def in_force(self, name: str) -> Formulation:
         """A constraint's formulation with α a number: of the last training step, or of now."""
-        found = self.duals.in_force or self.duals.units.in_force(
+        found = self.loss.in_force or self.loss.units.in_force(
             self.task.formulations, self.task.constraints
         )
         return found[name]
@@ -224,10 +224,10 @@ class Run:
 
     def on_train_epoch_end(self) -> None:
         """After an override, since a scheduler may monitor what it logs."""
-        stepper, loop = self.stepper, self.task.trainer.fit_loop.epoch_loop
-        if stepper.skipped_now and not stepper.taken_now:
+        steps, loop = self.stepper.repairs, self.task.trainer.fit_loop.epoch_loop
+        if steps.skipped_now and not steps.taken_now:
             raise TrainingError(
-                f"All {stepper.skipped_now} steps of epoch {self.task.current_epoch} were skipped: "
+                f"All {steps.skipped_now} steps of epoch {self.task.current_epoch} were skipped: "
                 "values or gradients were not finite, or membership() left all samples out. Check "
                 "the data, and lower the learning rate."
             )
@@ -261,7 +261,7 @@ class Run:
                 "another module counts on from there.",
             )
         if self._stepped:
-            self.stepper.watch.say(self.duals)
+            self.stepper.watch.say(self.loss)
         if self._restored is not None:  # Resumed at its end: no step was taken.
             self._restore_random_state(self._restored["random_states"])
             loaders = self._restored["loaders"]
@@ -306,13 +306,13 @@ class Run:
         evaluated = trainer.fit_loop.epoch_loop.val_loop.batch_progress
         checkpoint[STATE_KEY] = {
             "version": VERSION,
-            **self.duals.state_dict(),
+            **self.loss.dual_state(),
             "epoch_is_open": self._epoch_is_open,
             "in_evaluation": self._before_evaluation is not None
             and (trainer.state.status == TrainerStatus.INTERRUPTED or not evaluated.is_last_batch),
             "frozen": frozen_weights(self.task),
-            "left_out": self.stepper.left_out,
-            "skipped_steps": self.stepper.skipped_steps,
+            "left_out": self.stepper.repairs.left_out,
+            "skipped_steps": self.stepper.repairs.skipped_steps,
             "monitored": {
                 config.scheduler.monitor: float(value)
                 for config in trainer.lr_scheduler_configs
@@ -357,9 +357,9 @@ class Run:
                     f"This checkpoint has multipliers of constraint {', '.join(unknown)}, which "
                     "has none in this module. Resume as it was configured, or load its weights."
                 )
-            self.duals.load_state_dict(state)
-            self.stepper.left_out = int(state["left_out"])
-            self.stepper.skipped_steps = int(state["skipped_steps"])
+            self.loss.load_dual_state(state)
+            self.stepper.repairs.left_out = int(state["left_out"])
+            self.stepper.repairs.skipped_steps = int(state["skipped_steps"])
             self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))
             self._at_end, self._restored = {}, {**state} if resuming else None
             if resuming and "loops" in checkpoint:  # Else, of weights only, the trainer says so.

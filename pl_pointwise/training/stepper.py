@@ -5,35 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.data import RandomSampler, SequentialSampler
 
-from ..errors import DataError, explain_gradient_errors
-from ..lagrangian.scopes import Slope
+from ..certificates import worst_per_sample
+from ..data import PointwiseSampler
+from ..errors import DataError, TrainingError, explain_gradient_errors
+from ..lagrangian.gradient_units import norm_of
 from ..lagrangian.terms import (
     OBJECTIVE,
-    PADDING,
     Measured,
+    MicroBatch,
     Terms,
     build_terms,
     finite_samples,
     is_index,
     masks_from,
-    non_finite_values,
-    one_per_sample,
     over_ranks,
     strict_values_from,
+    unpack,
     widest,
 )
-from ..loss import PointwiseLoss, norm_of
+from ..loss import PointwiseLoss
 from ..metrics import share_violated
+from ..multipliers import Slope
 from ..task import Task, judges_strictly, replayed_random_state, warn
-from .watch import Watch
+from .checks import SHARED_ROWS, has_multipliers_per_sample, sampler_of
+from .repairs import Repairs
 
 
 class Stepper:
@@ -42,11 +45,7 @@ class Stepper:
     def __init__(self, task: Task, loss: PointwiseLoss) -> None:
         self.task, self.loss = task, loss
         self.strict = judges_strictly(task)
-        self.left_out = 0  # Samples left out so far because a value was not finite.
-        self.skipped_steps = 0  # Because of a gradient that was not, or as no sample was left.
-        self.taken_now = self.skipped_now = 0  # In this epoch.
-        self.watch = Watch(task)
-        self.buffers = Buffers()
+        self.watch, self.repairs = Watch(task), Repairs(task)
         self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
         self.monitored = False  # Whether a scheduler needs what is logged of every step.
         self.shares_graph = True  # Until a graph could not be differentiated more than once.
@@ -58,20 +57,26 @@ class Stepper:
         # How many samples each term applies to, over all ranks, before any forward pass.
         masks = [micro.masks for micro in micro_batches]
         counts = loss.counts(masks, all(micro.whole for micro in micro_batches))
-        self.buffers.keep(task)
-        self.due = loss.duals.units.due(task.formulations, task.global_step)
+        buffers = self.repairs.buffers
+        if buffers.may_change:
+            buffers.keep(task)
+        self.due = loss.units.due(task.formulations, task.global_step)
         measured = self._measure(micro_batches, counts)
-        self.buffers.settle(task)
+        if buffers.may_change:
+            buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
-            measured = self._without_non_finite(measured, micro_batches, counts)
+            measured = self.repairs.without_non_finite(
+                measured, micro_batches, lambda kept, rows: self._measure(kept, counts, rows)
+            )
         loss.measured, loss.dual_steps = measured, {}
         self.watch.add(measured)
-        if self._may_step(measured):
+        left = measured.whole or any(bool(mask.any()) for mask in measured.masks.values())
+        if left and math.isfinite(measured.gradient_norm):
             task.optimizers().step()  # type: ignore[union-attr]
-            self.taken_now += 1
+            self.repairs.taken_now += 1
             loss.take(measured, trainer.num_training_batches)
         else:
-            self.buffers.restore(task)
+            self.repairs.skip(measured, left)
         return measured
 
     def log(self) -> None:
@@ -85,8 +90,8 @@ class Stepper:
         shown: dict[str, Any] = {
             "lagrangian": measured.lagrangian,
             "gradient_norm": measured.gradient_norm,
-            "left_out": float(self.left_out),
-            "skipped_steps": float(self.skipped_steps),
+            "left_out": float(self.repairs.left_out),
+            "skipped_steps": float(self.repairs.skipped_steps),
         }
         on_bar: dict[str, Any] = {}
         objective = measured.objective[measured.masks[OBJECTIVE]]
@@ -114,9 +119,7 @@ class Stepper:
         self.monitored = any(str(name).startswith("running/") for name in monitors)
 
     def start_epoch(self) -> None:
-        """Counts from 0, and looks for changing buffers again."""
-        self.taken_now = self.skipped_now = 0
-        self.buffers = Buffers()
+        self.repairs.start_epoch()
         self.watch.start_epoch()
 
     # Forward and backward -----------------------------------------------------------------------
@@ -138,15 +141,18 @@ class Stepper:
             if shared:
                 if self.due and not self._measure_units(micro_batches, counts, terms):
                     del terms  # And with them the graph.
-                    self.buffers.restore(task)
+                    self.repairs.buffers.restore(task)
                     return self._measure(micro_batches, counts, rows)
-                loss.duals.put_in_force(task.trainer.num_training_batches)
+                loss.put_in_force(task.trainer.num_training_batches)
             share, table = loss.share(terms, micro.index, counts, slopes, self.strict)
             tables.append(table)
             # The ranks' gradients are averaged, and the counts are those of all ranks.
             task.manual_backward(share * ranks if ranks > 1 else share)
-        tables = tables or [loss.empty_rows(rows, task.device)]
-        return loss.gather(tables, self._gradient_norm(task.training_settings.gradient_clip_val))
+        if not tables:
+            width, device = sum(loss.layout.values()), task.device
+            tables = [torch.zeros(rows, width, dtype=widest(device), device=device)]
+        norm = self._gradient_norm(task.training_settings.gradient_clip_val)
+        return unpack(tables, loss.layout, norm)
 
     def _each_with_its_backward_pass(self, micro_batches: list[MicroBatch]) -> Iterator[MicroBatch]:
         """The ranks add up their gradients in the last backward pass, and each rank has one."""
@@ -165,17 +171,17 @@ class Stepper:
         Measures units first, which α is in. With micro-batches or ranks a pass without gradients
         finds the mean; both passes see the same dropout.
         """
-        task, duals = self.task, self.loss.duals
+        task, loss = self.task, self.loss
         if self.due:
             self._measure_units(micro_batches, counts)
-        duals.put_in_force(task.trainer.num_training_batches)
-        if duals.knows_slopes or (len(micro_batches) == 1 and task.trainer.world_size == 1):
+        loss.put_in_force(task.trainer.num_training_batches)
+        if loss.knows_slopes or (len(micro_batches) == 1 and task.trainer.world_size == 1):
             return None
-        strict = self.strict and duals.dual_first
+        strict = self.strict and loss.dual_first
         with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
             found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
-        self.buffers.restore(task)
-        return duals.slopes(found, counts)
+        self.repairs.buffers.restore(task)
+        return loss.slopes(found, counts)
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``largest`` if that is given."""
@@ -189,84 +195,6 @@ class Stepper:
         if largest is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, largest * scale, norm)
         return norm / scale
-
-    # Whether to step ----------------------------------------------------------------------------
-
-    def _may_step(self, measured: Measured) -> bool:
-        """Whether the gradient is finite and some sample is left; the same answer on every rank."""
-        expected = False
-        if not (measured.whole or any(bool(mask.any()) for mask in measured.masks.values())):
-            reason = "no sample of the batch is left"
-        elif math.isfinite(measured.gradient_norm):
-            return True
-        else:
-            reason = (
-                f"the norm of the gradient is {measured.gradient_norm}, of finite values (perhaps "
-                "a root, logarithm or division at 0, also of what membership() masks)"
-            )
-            expected = self._lower_scale()
-            reason = "the gradient overflows float16; its scale is lowered" if expected else reason
-        self.task.optimizers().zero_grad()  # type: ignore[union-attr]
-        self.skipped_steps += 1
-        self.skipped_now += not expected
-        warn(
-            self.task,
-            f"Step skipped ({self._when()}): {reason}. Neither weights nor multipliers moved; "
-            f"{self.skipped_steps} so far.",
-        )
-        return False
-
-    def _lower_scale(self) -> bool:
-        """Under float16, whose factor starts too large, lowers it; False where that cannot help."""
-        scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
-        scale = 1.0 if scaler is None else scaler.get_scale()
-        if scaler is not None:
-            scaler.update(scale * scaler.get_backoff_factor())
-        return scale > 1
-
-    def _without_non_finite(
-        self,
-        measured: Measured,
-        micro_batches: list[MicroBatch],
-        counts: dict[str, Tensor],
-    ) -> Measured:
-        """The step computed once more without the samples that have a value that is not finite.
-
-        Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. If that does not
-        help, the gradient's norm is not finite. The whole batch's ``counts`` stay denominators.
-        """
-        task, ranks = self.task, self.task.trainer.world_size
-        bad = ~finite_samples(measured.objective, measured.followed, measured.judged)
-        bad |= torch.isin(measured.index, measured.index[bad])  # A sample the batch has twice.
-        self.left_out += int(bad.sum())
-        for value in non_finite_values(measured, bad):
-            warn(
-                task,
-                f"{value} ({self._when()}). Left out of this step; {self.left_out} so far. "
-                "Inspect that record or lower the learning rate.",
-            )
-        if bad.any() or not math.isfinite(measured.gradient_norm):
-            bad |= measured.index == PADDING  # A copy spoils the gradient as its sample does.
-        if not bad.any():
-            return measured
-        self.buffers.restore(task)
-        # Sharded weights are put together in every forward pass; SyncBatchNorm sums over ranks.
-        together = isinstance(task.trainer.strategy, ModelParallelStrategy) or (
-            ranks > 1 and any(isinstance(part, nn.SyncBatchNorm) for part in task.modules())
-        )
-        if together and not (~bad).view(ranks, -1).any(1).all():
-            warn(task, "A rank has no sample left, and its forward pass needs one on every rank.")
-            found = replace(measured, gradient_norm=math.nan)
-        else:
-            kept = without_samples(task, micro_batches, measured.index[bad])
-            found = self._measure(kept, counts, rows=len(measured.index) // ranks)
-        left = found.keep(~bad)
-        if not finite_samples(left.objective, left.followed, left.judged).all():
-            left.gradient_norm = math.nan
-        return replace(left, counts=measured.counts)
-
-    def _when(self) -> str:
-        return f"train, epoch {self.task.current_epoch}, step {self.task.global_step}"
 
     # The unit of the multipliers (gradient_units.py) --------------------------------------------
 
@@ -322,38 +250,11 @@ class Stepper:
         norm /= 1.0 if scaler is None else float(scaler.get_scale())
         task.optimizers().zero_grad()  # type: ignore[union-attr]
         if known is None:
-            self.buffers.restore(task)
+            self.repairs.buffers.restore(task)
         number, total, left_out = over_ranks(beside, "sum").tolist()
-        if not math.isfinite(norm) and not left_out and self._lower_scale():
+        if not math.isfinite(norm) and not left_out and self.repairs.lower_scale():
             return self._gradient_of(name, micro_batches, counts, known)
         return norm, number, total
-
-
-class Buffers:
-    """Buffers that forward passes change, such as a BatchNorm's, as they were before a step."""
-
-    def __init__(self) -> None:
-        self.changing: set[str] | None = None  # Their names, known after an epoch's first step.
-        self._kept: dict[str, Tensor] = {}
-
-    def keep(self, module: nn.Module) -> None:
-        """Before the first forward pass of a step."""
-        for name, buffer in module.named_buffers() if self.changing != set() else ():
-            if self.changing is None or name in self.changing:
-                self._kept[name] = buffer.detach().clone()
-
-    def settle(self, module: nn.Module) -> None:
-        """After it: from now on only those that it changed."""
-        if self.changing is None:
-            now = dict(module.named_buffers())
-            self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
-            self.changing = {*self._kept}
-
-    def restore(self, module: nn.Module) -> None:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers() if self._kept else ():
-                if name in self._kept:
-                    buffer.copy_(self._kept[name])
 
 
 def connected_zero(module: nn.Module) -> Tensor:
@@ -362,16 +263,6 @@ def connected_zero(module: nn.Module) -> Tensor:
 
 
 # Micro-batches, and their terms as the task gives them -------------------------------------------
-
-
-@dataclass
-class MicroBatch:
-    """A piece of the step's batch: b samples, forwarded and differentiated together."""
-
-    batch: Any
-    index: Tensor  # (b,) on the CPU, −1 for padding
-    masks: dict[str, Tensor]  # bool (b,) or (b, K) per term, padding excluded
-    whole: bool  # whether they are known to be True everywhere
 
 
 def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[MicroBatch]:
@@ -391,7 +282,10 @@ def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[Mi
                 'fields=["x", "y"]).'
             )
         index = index.long().cpu()
-        masks, whole = masks_from(task.membership(piece), index, names, task.device)
+        # A task that defines no membership() is not asked.
+        asked = getattr(task.membership, "__func__", None) is not Task.membership
+        given = task.membership(piece) if asked else {}
+        masks, whole = masks_from(given, index, names, task.device)
         if not size or size >= len(index):
             micro_batches.append(MicroBatch(piece, index, masks, whole))
             continue
@@ -406,14 +300,14 @@ def terms_of(
     task: Task, micro: MicroBatch, outputs: Any, strict: bool, evaluating: bool = False
 ) -> Terms:
     """A micro-batch's terms, ``strict`` ones too; ``evaluating``: by its bounds, with |ℓ − c|."""
-    objective = task.objective(outputs, micro.batch)
-    given = task.constraint_values(outputs, micro.batch)
-    objective, values = one_per_sample(objective, given, task.constraints, len(micro.index))
-    judged = judged_values(task, outputs, micro.batch, values) if strict else None
-    measured = micro.masks, objective, values, judged, micro.whole
-    if evaluating:
-        return build_terms(task.evaluation_constraints, {}, *measured)
-    return build_terms(task.constraints, task.formulations, *measured)
+    given = task.objective(outputs, micro.batch), task.constraint_values(outputs, micro.batch)
+    judge = None
+    if strict:
+        judge = lambda values: judged_values(task, outputs, micro.batch, values)  # noqa: E731
+    bounds = (
+        (task.evaluation_constraints, {}) if evaluating else (task.constraints, task.formulations)
+    )
+    return build_terms(*bounds, micro.masks, *given, judge, micro.whole)
 
 
 def judged_values(
@@ -427,27 +321,128 @@ def judged_values(
     return strict_values_from(given, values, task.formulations)
 
 
-# A step without some samples ---------------------------------------------------------------------
+# What the steps of a fit show --------------------------------------------------------------------
 
 
-def without_samples(
-    task: Task, micro_batches: list[MicroBatch], left_out: Tensor
-) -> list[MicroBatch]:
-    """The micro-batches with a kept sample, as padding, for each of ``left_out``; [] if none is."""
-    keeps = [~torch.isin(micro.index, left_out) for micro in micro_batches]
-    spare = next((position for position, keep in enumerate(keeps) if keep.any()), None)
-    if spare is None:
-        return []
-    found = []
-    for position, (micro, keep) in enumerate(zip(micro_batches, keeps, strict=True)):
-        if keep.all():
-            found.append(micro)
-            continue
-        source = position if keep.any() else spare
-        rows = torch.where(keep, torch.arange(len(keep)), int(keeps[source].nonzero()[0]))
-        kept = keep.to(micro.masks[OBJECTIVE].device)
-        masks = {n: m & (kept if m.dim() == 1 else kept[:, None]) for n, m in micro.masks.items()}
-        index = micro.index.masked_fill(~keep, PADDING)
-        batch = task.select(micro_batches[source].batch, rows)
-        found.append(MicroBatch(batch, index, masks, whole=False))
-    return found
+class Watch:
+    """Finds faults that no setting tells, by what the steps measure anyway, and how a fit ended."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.start_fit()
+
+    def start_fit(self) -> None:
+        self.lines: list[str] = []  # Those that are no warning, for the command line.
+        trained = {name for name, f in self.task.formulations.items() if f.needs_gradient}
+        self.unproven = {OBJECTIVE, *trained}  # Terms of which no sample has been seen yet.
+        self._ever: set[str] = set()  # Constraints that this fit has violated.
+        # Of each sample whether this epoch has had it; empty in one that was resumed in its midst.
+        self._visited = bytearray()
+        self._worst = {name: [torch.zeros(0)] for name in self.task.constraints}
+
+    def start_epoch(self) -> None:
+        loader = self.task.trainer.train_dataloader
+        sampler = sampler_of(loader)
+        once = type(sampler) in (PointwiseSampler, SequentialSampler)
+        if type(sampler) is RandomSampler:
+            once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+        watched = once and has_multipliers_per_sample(self.task)
+        self._visited = bytearray(len(loader.dataset) if watched else 0)
+        self._worst = {name: [torch.zeros(0)] for name in self.task.constraints}
+
+    def require_gradients(self, terms: Terms) -> None:
+        """Refuses values without a gradient, in the first batch that a term applies to."""
+        if not torch.is_grad_enabled():
+            return
+        values = {OBJECTIVE: terms.objective, **terms.followed}
+        for name in sorted(name for name in self.unproven if bool(terms.masks[name].any())):
+            self.unproven.discard(name)
+            is_objective = name == OBJECTIVE
+            if values[name].dim() == 2 and 2 < len(values[name]) == values[name].shape[1]:
+                warn(
+                    self.task,
+                    f'Constraint "{name}" has as many values a sample as the batch has samples: '
+                    "if that is not meant, (B, 1) was put against (B,) and broadcast.",
+                )
+            none = is_objective and bool(self.task.formulations) and not terms.objective.any()
+            if values[name].requires_grad or none:  # Constraints alone are trained.
+                continue
+            term = "The objective" if is_objective else f'Constraint "{name}"'
+            method = "objective()" if is_objective else "constraint_values()"
+            raise TrainingError(
+                f"{term}: its values have no gradient. In {method} and forward(), look for "
+                "torch.no_grad(), .detach(), an argmax, a comparison, or a frozen part. What is "
+                "only to be measured belongs in evaluation_metrics()."
+            )
+
+    def add(self, measured: Measured) -> None:
+        """Adds a step, before the weights move; refuses a sample that the epoch has had."""
+        for number in measured.index.tolist():
+            if not 0 <= number < len(self._visited):
+                continue  # Padding; of one that is too large the multipliers say so.
+            if self._visited[number]:
+                raise TrainingError(
+                    f"Sample index {number} came twice in epoch {self.task.current_epoch}, and the "
+                    f"sampler hands out each position once. {SHARED_ROWS}"
+                )
+            self._visited[number] = True
+        for name, violation in measured.judged.items():
+            if self.task.constraints[name].equals is not None:
+                violation = violation.abs()
+            if measured.whole:
+                worst = violation.amax(1)
+            else:
+                worst = worst_per_sample(violation, measured.masks[name])
+            self._worst[name].append(worst)
+            if name not in self._ever and (worst > 0).any():
+                self._ever.add(name)
+        if self._ever or self.task.global_step:
+            return
+        objective = measured.objective[measured.masks[OBJECTIVE]]
+        judged = any(measured.masks[name].any() for name in measured.judged)
+        if judged and len(objective) and objective.abs().max() <= 1e-6:  # Rounding makes it of 0.
+            warn(
+                self.task,
+                "The first batch has nothing to learn: no constraint is violated and the objective "
+                "is 0. Where that holds for all data, as when the model is its own reference, "
+                "training can only lead away from there.",
+            )
+
+    def say(self, loss: PointwiseLoss) -> None:
+        """Logs what calls for an answer, and keeps the other lines."""
+        for name, found in self._worst.items():
+            text, answer = self._ending(name, torch.cat(found), loss)
+            if answer:
+                warn(self.task, f"{name}: {text}: {answer}")
+            else:
+                self.lines.append(f"{name}: {text}.")
+
+    def _ending(self, name: str, worst: Tensor, loss: PointwiseLoss) -> tuple[str, str]:
+        """How a constraint ended, and what to do, or "" where nothing is to be done."""
+        if not len(worst):
+            # Of several constraints some may have no sample, as roles of no record.
+            alone = not any(len(values) for of in self._worst.values() for values in of)
+            answer = "membership() leaves all of them out, or there are none." * alone
+            return "applied to no sample in the last epoch", answer
+        equality = self.task.constraints[name].equals is not None
+        text = f"{int((worst > 0).sum()):,} of {len(worst):,} violated in the last epoch"
+        if equality:
+            mean, most = f"{worst.mean():.3g}", f"{worst.max():.3g}"
+            text = f"off by {mean} on average, {most} at most, in the last epoch"
+        formulation, table = loss.in_force.get(name), loss.multipliers.get(name)
+        if formulation is None:
+            return text, ""
+        if formulation.scope == "sample" and table is not None and table.numel():
+            text += f", λ {'≠' if equality else '>'} 0 on {int(table.any(1).sum()):,}"
+        # Of all formulations only the linear penalty acts below the bound.
+        below = formulation.lagrangian(torch.tensor([-2.0, -1.0]), torch.zeros(2))
+        if equality:
+            return text, ""
+        if name not in self._ever and below[0] == below[1] and (table is None or not table.any()):
+            return text, "it never acted, so this run is one with formulation: null."
+        if (worst > 0).all():
+            return text, (
+                "its bound is out of reach, the epochs were too few, or it is the wrong way round "
+                "(at_most for at_least). See docs/settings.md."
+            )
+        return text, ""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,7 +112,7 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dic
     """The batch of B rows of data.py, R responses to each at most, K_r of role r::
 
         index, prompt_ids, prompt_lengths, response_ids, response_lengths   batch.py
-        records   B records
+        records   (B,)     objects
         roles     (B, R)    long   what each response is, a position in ``roles``; −1 where absent
         shift     (B, R)    float  what its own bound adds to s̄; NaN where the role's applies
         relative  (B, R)    bool   whether that bound is measured from the reference's s̄
@@ -126,7 +127,9 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dic
         [[response.tolist() for response in row["responses"]] for row in rows],
         rows[0]["columns"],
     )
-    batch |= {"index": torch.tensor([row["index"] for row in rows]), "records": records}
+    batch["index"] = torch.tensor([row["index"] for row in rows])
+    # An array: within a list Lightning's precisions such as bf16-true look for tensors, and die.
+    batch["records"] = np.array(records, dtype=object)
     numbers = [[roles.index(role) for role in record.roles] for record in records]
     batch["roles"] = collate_columns(numbers, rows[0]["columns"])
     for number, role in enumerate(roles):

@@ -15,11 +15,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pl_pointwise import Average, Constraint, CVaR, Multipliers, Penalty, Pointwise, Relaxed
+from pl_pointwise import (
+    Average,
+    Constraint,
+    CVaR,
+    Multipliers,
+    Penalty,
+    Pointwise,
+    PointwiseLoss,
+    Relaxed,
+)
 from pl_pointwise.errors import TrainingError
+from pl_pointwise.multipliers import PerSample
 from tests.pl_pointwise.toy import KINDS, Seen, Toy, ToyData, ToyRows, fit, trainer
 
 # The store ----------------------------------------------------------------------------------------
+
+
+def scope_of_samples(samples: int) -> PerSample:
+    scope = PointwiseLoss({"c": Constraint(at_most=0)}, Pointwise(), samples=samples).scopes["c"]
+    assert isinstance(scope, PerSample)
+    return scope
 
 
 @given(st.data())
@@ -27,43 +43,44 @@ def test_rows_written_are_the_rows_read(data: st.DataObject) -> None:
     """Against a list of rows: any sequence of writes, reads of any rows, padding reads zero."""
     samples = data.draw(st.integers(1, 20), label="samples")
     columns = data.draw(st.integers(1, 3), label="columns")
-    multipliers = Multipliers(samples)
+    scope = scope_of_samples(samples)
+    table = scope.state.multipliers.table("c", (samples, columns))
     expected = [[0.0] * columns for _ in range(samples)]
-    multipliers.rows("c", torch.tensor([], dtype=torch.long), columns)
     for _ in range(data.draw(st.integers(0, 4), label="writes")):
         index = data.draw(st.lists(st.integers(0, samples - 1), unique=True), label="index")
         rows = torch.rand(len(index), columns)
-        multipliers.write("c", torch.tensor(index, dtype=torch.long), rows)
+        table[index] = rows
         for position, row in zip(index, rows.tolist(), strict=True):
             expected[position] = row
     read = data.draw(st.lists(st.integers(-1, samples - 1)), label="read")
-    found = multipliers.rows("c", torch.tensor(read, dtype=torch.long), columns)
+    index = torch.tensor(read, dtype=torch.long)
+    found = scope.rows(index, torch.zeros(len(index), columns))
     wanted = [expected[i] if i >= 0 else [0.0] * columns for i in read]
     torch.testing.assert_close(found, torch.tensor(wanted).reshape(len(read), columns))
-    assert multipliers["c"].dtype == torch.float32
+    assert table.dtype == torch.float32
 
 
 def test_rows_are_a_copy() -> None:
-    multipliers = Multipliers(3)
-    multipliers.rows("c", torch.tensor([1]), 1).add_(5.0)
-    assert not multipliers["c"].any()
-    multipliers.scalar("a", 1).add_(5.0)
-    assert not multipliers["a"].any()
+    scope = scope_of_samples(3)
+    scope.rows(torch.tensor([1]), torch.zeros(1, 1)).add_(5.0)
+    assert not scope.state.multipliers["c"].any()
+    of_batch = PointwiseLoss({"a": Constraint(at_most=0)}, Average(), samples=3).on_batch["a"]
+    of_batch.multiplier.add_(5.0)
+    assert not of_batch.state.multipliers["a"].any()
 
 
 @pytest.mark.parametrize("index", [[4], [0, 4], [2**40]])
 def test_index_outside_the_training_set_is_refused(index: list[int]) -> None:
     with pytest.raises(TrainingError, match=r'outside the training set of 4.*batch\["index"\]'):
-        Multipliers(4).rows("c", torch.tensor(index), 1)
+        scope_of_samples(4).rows(torch.tensor(index), torch.zeros(len(index), 1))
 
 
 def test_state_round_trip_is_a_copy() -> None:
     multipliers = Multipliers(2)
-    multipliers.rows("c", torch.tensor([0]), 1)
-    multipliers.write("c", torch.tensor([1]), torch.tensor([[2.0]]))
+    multipliers.table("c", (2, 1))[1] = 2.0
     other = Multipliers(2)
     other.load_state_dict(multipliers.state_dict())
-    multipliers.write("c", torch.tensor([0]), torch.tensor([[9.0]]))
+    multipliers["c"][0] = 9.0
     assert other["c"].tolist() == [[0.0], [2.0]]
 
 
@@ -200,8 +217,8 @@ def test_set_values_give_way_to_a_checkpoint_with_a_warning(tmp_path: Path, capl
 def test_formulation_of_the_same_kind_keeps_the_multipliers(before: Any, after: Any) -> None:
     old = fit_again(Toy(before, **STILL))
     new = Toy(after, **STILL)
-    new._lagrangian.duals.multipliers = old.multipliers
-    new._lagrangian.duals.fingerprint = old._lagrangian.duals.fingerprint
+    new._lagrangian.multipliers = old.multipliers
+    new._lagrangian.fingerprint = old._lagrangian.fingerprint
     kept = {name: table.clone() for name, table in old.multipliers.items()}
     fit_again(new)
     assert any(table.any() for table in kept.values())
@@ -246,8 +263,8 @@ def test_other_data_close_no_window_and_keep_no_unit() -> None:
     one_step(module, ToyRows(8))
     one_step(module, ToyRows(5, seed=3))
     assert not any(table.any() for table in module.multipliers.values())
-    assert len(module._lagrangian.duals._window) == 1
-    assert module._lagrangian.duals.units.state_dict()["states"]["fit"]["visits"] == 1
+    assert len(module._lagrangian._window) == 1
+    assert module._lagrangian.units.state_dict()["states"]["fit"]["visits"] == 1
 
 
 def test_what_was_reset_is_not_stepped_by_visits_from_before() -> None:

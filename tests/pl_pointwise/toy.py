@@ -162,7 +162,7 @@ def multipliers_of(module: PointwiseModule) -> dict[str, Tensor]:
 
 def lost(module: PointwiseModule) -> tuple[int, int]:
     """Samples left out of a step, and steps skipped."""
-    return module._stepper.left_out, module._stepper.skipped_steps
+    return module._stepper.repairs.left_out, module._stepper.repairs.skipped_steps
 
 
 def thresholds_of(module: PointwiseModule) -> dict[str, Tensor]:

@@ -109,7 +109,7 @@ def results(world: World) -> dict[str, Any]:
     world.trainer(max_epochs=2).fit(module, data)
     if world.ranks > 1:
         found["merged"] = merged(trainer.global_rank)
-    found["left out"] = [module._stepper.left_out, module._stepper.skipped_steps]
+    found["left out"] = [module._stepper.repairs.left_out, module._stepper.repairs.skipped_steps]
     found["weights"], found["multipliers"] = weights_of(module), multipliers_of(module)
     found["finite"] = bool(torch.isfinite(module.norm.running_mean).all())
     return found

@@ -104,8 +104,8 @@ def outcome(module: Shardable) -> dict[str, Any]:
     return {
         "weights": torch.cat([p.detach().flatten() for p in whole]),
         "global_step": module.trainer.global_step,
-        "skipped_steps": module._stepper.skipped_steps,
-        "left_out": module._stepper.left_out,
+        "skipped_steps": module._stepper.repairs.skipped_steps,
+        "left_out": module._stepper.repairs.left_out,
         "norm": float(module.trainer.callback_metrics["running/gradient_norm"]),
         **multipliers_of(module),
         **thresholds_of(module),

@@ -85,8 +85,8 @@ class World:
             "thresholds": dict(module.thresholds),
             "batches": seen.batches,
             "global_step": trainer.global_step,
-            "left_out": module._stepper.left_out,
-            "skipped_steps": module._stepper.skipped_steps,
+            "left_out": module._stepper.repairs.left_out,
+            "skipped_steps": module._stepper.repairs.skipped_steps,
             "logged": {k: float(v) for k, v in trainer.callback_metrics.items()},
         }
 

@@ -76,7 +76,7 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
 
 
 def state_of(module: Toy, name: str = "fit") -> dict[str, Any]:
-    return module._lagrangian.duals.units.state_dict()["states"][name]
+    return module._lagrangian.units.state_dict()["states"][name]
 
 
 def test_a_run_is_the_rule_by_hand() -> None:
@@ -217,7 +217,7 @@ def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
     data = ToyData(rows, batch_size=4)
     trainer(max_epochs=4).fit(resumed, data, ckpt_path=path, weights_only=True)
     assert_identical_run(resumed, whole)
-    units = [module._lagrangian.duals.units.state_dict() for module in (resumed, whole)]
+    units = [module._lagrangian.units.state_dict() for module in (resumed, whole)]
     assert units[0] == units[1]
 
 

@@ -282,7 +282,7 @@ def test_second_fit_measures_the_unit_anew() -> None:
     counts = []
     for epochs in (150, 3, 3):
         fit(module, rows, epochs=epochs)
-        counts.append(module._lagrangian.duals.units.state_dict()["states"]["fit"]["measurements"])
+        counts.append(module._lagrangian.units.state_dict()["states"]["fit"]["measurements"])
     assert counts == [9, 12, 15]
 
 
@@ -454,7 +454,7 @@ def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(tmp_path: P
 
 def test_checkpoint_counts_what_was_left_out_so_far(tmp_path: Path) -> None:
     module, saver = Hard(), Saver("on_train_batch_end", tmp_path)
-    module._stepper.left_out, module._stepper.skipped_steps = 3, 2
+    module._stepper.repairs.left_out, module._stepper.repairs.skipped_steps = 3, 2
     train(data(), saver, module=module)
     resumed, _ = train(data(), checkpoint=saver.paths[0])
     assert lost(resumed) == (3, 2)

@@ -103,7 +103,7 @@ def test_the_unit_of_an_adaptive_alpha_is_that_without_the_sample(
         module = Fragile(Pointwise(), micro_batch_size=micro_batch_size, learning_rate=1e-3)
         fit(module, Defective(8, {3: defect}), batch_size=8, epochs=1)
         assert lost(module) == (int(defect == kind), 0)
-        states = module._lagrangian.duals.units.state_dict()["states"]
+        states = module._lagrangian.units.state_dict()["states"]
         units.append([states[name][key] for name in states for key in ("unit", "size")])
     assert units[0] == pytest.approx(units[1], rel=1e-6)
 

@@ -244,8 +244,8 @@ def test_a_unit_whose_passes_overflow_is_measured_by_a_lower_scale() -> None:
     for plugins in ([], [scaled(2.0**20)]):
         module = Quiet(Pointwise(), {"fit": Constraint(at_most=-0.3)}, learning_rate=0.0)
         fit(module, ToyRows(8), batch_size=8, epochs=1, plugins=plugins)
-        assert module._lagrangian.duals.units.not_finite == 0
-        units.append(module._lagrangian.duals.units.state_dict()["states"]["fit"]["unit"])
+        assert module._lagrangian.units.not_finite == 0
+        units.append(module._lagrangian.units.state_dict()["states"]["fit"]["unit"])
     assert units[1] == pytest.approx(units[0], rel=0.05)
 
 

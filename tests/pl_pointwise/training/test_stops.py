@@ -152,14 +152,14 @@ class Torn(Hard):
         return super().objective(outputs, batch)
 
     def on_fit_start(self) -> None:
-        step = self._lagrangian.duals.step
+        step = self._lagrangian.take
 
         def torn(*arguments: Any) -> Any:
             if self.place == "dual step" and self.global_step == WITHIN:
                 raise RuntimeError("in mid-step")
             return step(*arguments)
 
-        self._lagrangian.duals.step = torn  # type: ignore[method-assign]
+        self._lagrangian.take = torn  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("place", ["objective", "dual step"])

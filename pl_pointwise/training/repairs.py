@@ -1,0 +1,163 @@
+"""What a step does where a value or a gradient is not finite: without samples, or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+
+from ..lagrangian.terms import (
+    OBJECTIVE,
+    PADDING,
+    Measured,
+    MicroBatch,
+    finite_samples,
+    non_finite_values,
+)
+from ..task import Task, warn
+
+
+class Repairs:
+    """Leaves samples out of a step, or skips it, and counts both."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.left_out = 0  # Samples left out so far because a value was not finite.
+        self.skipped_steps = 0  # Because of a gradient that was not, or as no sample was left.
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        """Counts from 0, and looks for changing buffers again."""
+        self.taken_now = self.skipped_now = 0
+        self.buffers = Buffers()
+
+    def without_non_finite(
+        self,
+        measured: Measured,
+        micro_batches: list[MicroBatch],
+        measure: Callable[[list[MicroBatch], int], Measured],
+    ) -> Measured:
+        """The step computed once more without the samples that have a value that is not finite.
+
+        Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. If that does not
+        help, the gradient's norm is not finite. The whole batch's counts stay denominators.
+
+        measure: the step with these micro-batches, of so many rows where none is left.
+        """
+        task, ranks = self.task, self.task.trainer.world_size
+        bad = ~finite_samples(measured.objective, measured.followed, measured.judged)
+        bad |= torch.isin(measured.index, measured.index[bad])  # A sample the batch has twice.
+        self.left_out += int(bad.sum())
+        for value in non_finite_values(measured, bad):
+            warn(
+                task,
+                f"{value} ({self._when()}). Left out of this step; {self.left_out} so far. "
+                "Inspect that record or lower the learning rate.",
+            )
+        if bad.any() or not math.isfinite(measured.gradient_norm):
+            bad |= measured.index == PADDING  # A copy spoils the gradient as its sample does.
+        if not bad.any():
+            return measured
+        self.buffers.restore(task)
+        # Sharded weights are put together in every forward pass; SyncBatchNorm sums over ranks.
+        together = isinstance(task.trainer.strategy, ModelParallelStrategy) or (
+            ranks > 1 and any(isinstance(part, nn.SyncBatchNorm) for part in task.modules())
+        )
+        if together and not (~bad).view(ranks, -1).any(1).all():
+            warn(task, "A rank has no sample left, and its forward pass needs one on every rank.")
+            found = replace(measured, gradient_norm=math.nan)
+        else:
+            kept = without_samples(task, micro_batches, measured.index[bad])
+            found = measure(kept, len(measured.index) // ranks)
+        left = found.keep(~bad)
+        if not finite_samples(left.objective, left.followed, left.judged).all():
+            left.gradient_norm = math.nan
+        return replace(left, counts=measured.counts)
+
+    def skip(self, measured: Measured, left: bool) -> None:
+        """Warns of a step that is not taken; the same on every rank. left: any sample of it."""
+        expected = False
+        if not left:
+            reason = "no sample of the batch is left"
+        else:
+            reason = (
+                f"the norm of the gradient is {measured.gradient_norm}, of finite values (perhaps "
+                "a root, logarithm or division at 0, also of what membership() masks)"
+            )
+            expected = self.lower_scale()
+            reason = "the gradient overflows float16; its scale is lowered" if expected else reason
+        self.task.optimizers().zero_grad()  # type: ignore[union-attr]
+        self.buffers.restore(self.task)
+        self.skipped_steps += 1
+        self.skipped_now += not expected
+        warn(
+            self.task,
+            f"Step skipped ({self._when()}): {reason}. Neither weights nor multipliers moved; "
+            f"{self.skipped_steps} so far.",
+        )
+
+    def lower_scale(self) -> bool:
+        """Under float16, whose factor starts too large, lowers it; False where that cannot help."""
+        scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        if scaler is not None:
+            scaler.update(scale * scaler.get_backoff_factor())
+        return scale > 1
+
+    def _when(self) -> str:
+        return f"train, epoch {self.task.current_epoch}, step {self.task.global_step}"
+
+
+def without_samples(
+    task: Task, micro_batches: list[MicroBatch], left_out: Tensor
+) -> list[MicroBatch]:
+    """The micro-batches with a kept sample, as padding, for each of ``left_out``; [] if none is."""
+    keeps = [~torch.isin(micro.index, left_out) for micro in micro_batches]
+    spare = next((position for position, keep in enumerate(keeps) if keep.any()), None)
+    if spare is None:
+        return []
+    found = []
+    for position, (micro, keep) in enumerate(zip(micro_batches, keeps, strict=True)):
+        if keep.all():
+            found.append(micro)
+            continue
+        source = position if keep.any() else spare
+        rows = torch.where(keep, torch.arange(len(keep)), int(keeps[source].nonzero()[0]))
+        kept = keep.to(micro.masks[OBJECTIVE].device)
+        masks = {n: m & (kept if m.dim() == 1 else kept[:, None]) for n, m in micro.masks.items()}
+        index = micro.index.masked_fill(~keep, PADDING)
+        batch = task.select(micro_batches[source].batch, rows)
+        found.append(MicroBatch(batch, index, masks, whole=False))
+    return found
+
+
+class Buffers:
+    """Buffers that forward passes change, such as a BatchNorm's, as they were before a step."""
+
+    def __init__(self) -> None:
+        self.may_change = True  # Until an epoch's first step has changed none.
+        self._changing: set[str] | None = None  # Their names, known after it.
+        self._kept: dict[str, Tensor] = {}
+
+    def keep(self, module: nn.Module) -> None:
+        """Before the first forward pass of a step."""
+        for name, buffer in module.named_buffers():
+            if self._changing is None or name in self._changing:
+                self._kept[name] = buffer.detach().clone()
+
+    def settle(self, module: nn.Module) -> None:
+        """After it: from now on only those that it changed."""
+        if self._changing is None:
+            now = dict(module.named_buffers())
+            self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
+            self._changing, self.may_change = {*self._kept}, bool(self._kept)
+
+    def restore(self, module: nn.Module) -> None:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers() if self._kept else ():
+                if name in self._kept:
+                    buffer.copy_(self._kept[name])
