@@ -39,7 +39,7 @@ from .lagrangian.terms import (
     unpack,
     widest,
 )
-from .multipliers import Multipliers, PerBatch, Slope, State, scope_of
+from .multipliers import Multipliers, PerBatch, PerGroup, Slope, State, scope_of
 from .plain import declared_constraints, formulations_from
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class PointwiseLoss(State):
     Raises:
         DataError: ``groups`` that are not one number from 0 for each sample; numbers below 1.
         ValueError: constraints and formulations whose names differ, an unknown order.
+        TrainingError: groups with "dual_first".
 
     Attributes:
         multipliers: λ by constraint, (N, K) float32, of groups (G, K); () for a batch's statistic.
@@ -143,6 +144,11 @@ class PointwiseLoss(State):
         # What ψ acts on, by constraint, and of these a batch's statistics.
         self.scopes = {name: scope_of(name, self) for name in formulations}
         self.on_batch = {n: s for n, s in self.scopes.items() if isinstance(s, PerBatch)}
+        if self.dual_first and any(isinstance(s, PerGroup) for s in self.scopes.values()):
+            raise TrainingError(
+                'order="dual_first" with groups: a group\'s λ follows the mean of its violations, '
+                'which a batch\'s loss would need first. Take order="simultaneous".'
+            )
 
     def owners_of(self, samples: int) -> int:
         """How many rows λ has: one a sample, or one a group."""

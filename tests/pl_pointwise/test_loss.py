@@ -214,6 +214,8 @@ def test_groups_of_a_data_set_are_checked_and_belong_to_a_checkpoint(tmp_path: P
     data = ToyData(other, batch_size=4)
     with pytest.raises(TrainingError, match="another training set, order or groups"):
         trainer(max_epochs=3).fit(Toy(Pointwise()), data, ckpt_path=tmp_path / "last.ckpt")
+    with pytest.raises(TrainingError, match=r'order="dual_first" with groups'):
+        trainer().fit(Toy(Pointwise(), order="dual_first"), ToyData(other, batch_size=4))
     data = ToyData(IndexedDataset(ToyRows(12), groups=[0.5] * 12), batch_size=4)
     with pytest.raises(DataError, match=r"groups of ToyRows: a whole number .*np.unique\(groups"):
         trainer().fit(Toy(Pointwise()), data)
