@@ -64,10 +64,19 @@ class DualMonitor(Callback):
         for name, sums in self._sums.items():
             multipliers = pl_module.multipliers[name][self._visited[name]]
             values = quantiles(multipliers, [*QUANTILES.values()]).tolist()
-            found = _distances(sums, pl_module.formulations[name])
+            entries, formulation = sums["entries"], pl_module.formulations[name]
+            found = {key: total / entries for key, total in sums.items() if key != "entries"}
+            if "statistic" in sums:
+                residual = sums["statistic"] / sums["steps"]
+                found = {
+                    "step": found["step"],
+                    "slackness": (sums["multiplier"] * residual).abs().mean(),
+                    "infeasibility_mean": _excess(residual, formulation).mean(),
+                }
             found |= {f"multiplier_{key}": v for key, v in zip(QUANTILES, values, strict=True)}
-            found["active"] = float((multipliers != 0).double().mean())
-            log_of_all_ranks(pl_module, {f"dual/{name}/{key}": v for key, v in found.items()})
+            found["active"] = (multipliers != 0).double().mean()
+            shown = {f"dual/{name}/{key}": float(value) for key, value in found.items()}
+            log_of_all_ranks(pl_module, shown)
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": self._sums, "visited": self._visited}
@@ -95,19 +104,6 @@ def _sums_of(step: DualStep, formulation: Formulation) -> dict[str, Tensor]:
     found["slackness"] = (multiplier * residual).abs().sum()
     found["infeasibility_mean"] = _excess(residual, formulation).sum()
     return found
-
-
-def _distances(sums: dict[str, Tensor], formulation: Formulation) -> dict[str, float]:
-    """The table of this file, from the sums of an epoch's dual steps."""
-    found = {key: total / sums["entries"] for key, total in sums.items() if key != "entries"}
-    if "statistic" in sums:
-        residual = sums["statistic"] / sums["steps"]
-        found = {
-            "step": found["step"],
-            "slackness": (sums["multiplier"] * residual).abs().mean(),
-            "infeasibility_mean": _excess(residual, formulation).mean(),
-        }
-    return {key: float(value) for key, value in found.items()}
 
 
 def _excess(residual: Tensor, formulation: Formulation) -> Tensor:

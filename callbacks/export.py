@@ -11,7 +11,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.extras import needs
 from pl_pointwise.files import check_export_folder, replaced_folder
-from pl_pointwise.module import PointwiseModule
 from pl_pointwise.task import notes_of
 
 from .feasible_checkpoint import FeasibleCheckpoint
@@ -51,21 +50,16 @@ class ModelExport(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        module, folder = chosen_module(trainer), Path(trainer.default_root_dir, self.folder)
+        module, folder = pl_module, Path(trainer.default_root_dir, self.folder)
+        choosers = [c for c in trainer.checkpoint_callbacks if isinstance(c, FeasibleCheckpoint)]
+        if chosen := choosers[0].best_model_path if choosers else "":
+            module = type(module).load_from_checkpoint(
+                chosen, map_location="cpu", weights_only=True
+            )
+            notes_of(module).checkpoint = Path(chosen).name
         notes_of(module).facts = self.facts
         with replaced_folder(folder) as whole:
             module.export(whole)
         path = notes_of(module).checkpoint
         of = f"the checkpoint {path}" if path else "the last step"
         rank_zero_info(f"Model exported to {folder}, with the weights of {of}")
-
-
-def chosen_module(trainer: Trainer) -> PointwiseModule:
-    """The module, with the weights that a FeasibleCheckpoint chose if there is one."""
-    module: Any = trainer.lightning_module
-    choosers = [c for c in trainer.checkpoint_callbacks if isinstance(c, FeasibleCheckpoint)]
-    path = choosers[0].best_model_path if choosers else ""
-    if path:
-        module = type(module).load_from_checkpoint(path, map_location="cpu", weights_only=True)
-        notes_of(module).checkpoint = Path(path).name
-    return module

@@ -47,12 +47,11 @@ class HardestSamples(Callback):
         self._start()
 
     def _start(self) -> None:
-        # By constraint with a multiplier per sample, (N, sides·K) on the CPU. _last, float32: each
+        # By constraint with a multiplier per sample, (N, sides·K) on the CPU. "last", float32: each
         # violation with the weights of its step; NaN where a sample was not seen, has no such
-        # column, or had a value that is not finite. _mean: over the _visits, int32, as reported,
+        # column, or had a value that is not finite. "mean": over the "visits", int32, as reported,
         # without the first if there is another: it is of weights that have hardly been trained.
-        self._last, self._mean, self._visits = (dict[str, Tensor]() for _ in range(3))
-        self._epoch = 0
+        self._found: dict[str, Any] = {"last": {}, "mean": {}, "visits": {}, "epoch": 0}
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         if not self._restored:
@@ -60,23 +59,24 @@ class HardestSamples(Callback):
         self._restored = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-        self._epoch = trainer.current_epoch
+        self._found["epoch"] = trainer.current_epoch
         measured = pl_module.measured
         if measured is None or not pl_module.multipliers.samples:
             return  # Rows of a stream belong to no known sample.
+        last, means, visited = (self._found[key] for key in ("last", "mean", "visits"))
         for name, formulation in pl_module.formulations.items():
             mask = measured.masks[name]
             rows = mask.any(1)  # Padding is of no sample, and has no index of its own.
             if formulation.scope != "sample" or not rows.any():
                 continue
             found = measured.judged[name][rows].float().masked_fill(~mask[rows], math.nan)
-            if name not in self._last:
+            if name not in last:
                 samples = len(trainer.train_dataloader.dataset)  # type: ignore[union-attr]
                 unseen = torch.full((samples, found.shape[1]), math.nan)
-                self._last[name], self._mean[name] = unseen, unseen.clone()
-                self._visits[name] = torch.zeros(unseen.shape, dtype=torch.int32)
-            index, mean, counts = measured.index[rows], self._mean[name], self._visits[name]
-            self._last[name][index] = found
+                last[name], means[name] = unseen, unseen.clone()
+                visited[name] = torch.zeros(unseen.shape, dtype=torch.int32)
+            index, mean, counts = measured.index[rows], means[name], visited[name]
+            last[name][index] = found
             found = pl_module.constraints[name].reported(found)
             counted = found.isfinite()
             visits, before = counts[index] + counted.int(), mean[index]
@@ -99,7 +99,8 @@ class HardestSamples(Callback):
 
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
         rows = []
-        for name, last in self._last.items():
+        data: Any = getattr(trainer, "datamodule", None)
+        for name, last in self._found["last"].items():
             multipliers, constraint = module.multipliers[name], module.constraints[name]
             if (groups := module._lagrangian.groups) is not None:  # Of each sample its group's.
                 multipliers = multipliers[groups]
@@ -107,16 +108,22 @@ class HardestSamples(Callback):
             unknown = torch.full_like(last, math.nan)
             relaxed = unknown if relaxation is None else relaxation(last, multipliers)
             numbers = {
-                "mean_violation": self._mean[name],
+                "mean_violation": self._found["mean"][name],
                 "multiplier": multipliers,
                 "violation": constraint.reported(last),
                 "relaxation": relaxed,
             }
             width = multipliers.shape[1] // constraint.sides
-            listed = hardest(self._mean[name], multipliers, relaxed, self.count)
+            listed = hardest(self._found["mean"][name], multipliers, relaxed, self.count)
             for rank, (index, column) in enumerate(listed, start=1):
                 bound = ("at_most", "at_least")[column // width] if constraint.sides > 1 else None
                 found = {key: float(table[index, column]) for key, table in numbers.items()}
+                if hasattr(data, "describe"):
+                    row = data.describe(index)
+                else:
+                    row = trainer.train_dataloader.dataset[index]  # type: ignore[union-attr]
+                fields = row.items() if isinstance(row, Mapping) else [("row", row)]
+                texts = {str(n): text_of(value) for n, value in fields}
                 rows.append(
                     {
                         "constraint": name,
@@ -125,20 +132,17 @@ class HardestSamples(Callback):
                         "column": column,
                         "value": {"number": column % width + 1, "of": width, "bound": bound},
                         **{key: None if math.isnan(n) else n for key, n in found.items()},
-                        "epoch": self._epoch,
-                        "text": texts_of(trainer, index),
+                        "epoch": self._found["epoch"],
+                        "text": {n: text for n, text in texts.items() if text is not None},
                     }
                 )
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        tables = {"last": self._last, "mean": self._mean, "visits": self._visits}
-        return {**tables, "epoch": self._epoch}
+        return {**self._found}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._last, self._mean = state_dict["last"], state_dict["mean"]
-        self._visits, self._epoch = state_dict["visits"], state_dict["epoch"]
-        self._restored = True
+        self._found, self._restored = state_dict, True
 
 
 def hardest(
@@ -155,17 +159,6 @@ def hardest(
     columns = price.masked_fill(means < most[:, None], -1).argmax(1)
     order = np.lexsort((-price.gather(1, columns[:, None])[:, 0], -most))
     return [(i, int(columns[i])) for i in order.tolist() if resists[i]][:count]
-
-
-def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
-    """Training sample ``index`` by field: of the data module's ``describe``, else of its row."""
-    data: Any = getattr(trainer, "datamodule", None)
-    if hasattr(data, "describe"):
-        row = data.describe(index)
-    else:
-        row = trainer.train_dataloader.dataset[index]  # type: ignore[union-attr]
-    fields = row.items() if isinstance(row, Mapping) else [("row", row)]
-    return {str(n): text for n, value in fields if (text := text_of(value)) is not None}
 
 
 def text_of(value: Any) -> str | None:

@@ -104,12 +104,15 @@ def run_digest(trainer: Any, module: Any) -> str:
     What is said to the Trainer does not count, and other rows are refused with the checkpoint.
     """
     data = getattr(trainer, "datamodule", None)
+    kinds: tuple[Any, ...] = type(data).__mro__
+    names = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+    given = {each: getattr(data, each) for each in names if hasattr(data, each)}
     parts = {
         "module": _name(module),
         "settings": plain(dict(module.hparams)),
         "constraints": plain(module.constraints),
         "formulations": plain(module.formulations),
-        "data": None if data is None else [_name(data), _arguments(data)],
+        "data": None if data is None else [_name(data), plain_arguments(given)[0]],
         "seed": os.environ.get("PL_GLOBAL_SEED"),
     }
     text = json.dumps(parts, sort_keys=True, default=_name)
@@ -118,10 +121,3 @@ def run_digest(trainer: Any, module: Any) -> str:
 
 def _name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _arguments(data: Any) -> dict[str, Any]:
-    """The plain ones among the constructor's arguments that the object keeps by name."""
-    kinds: tuple[Any, ...] = type(data).__mro__
-    names = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
-    return plain_arguments({each: getattr(data, each) for each in names if hasattr(data, each)})[0]

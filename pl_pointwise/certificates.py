@@ -97,25 +97,21 @@ class Certificate:
 
     def statement(self) -> str:
         """Returns the certificate in plain sentences, with its confidence and its assumptions."""
-        sure = f"{100 * self.confidence:g} %"
+        sure, share = f"{100 * self.confidence:g} %", f"{100 * self.level:g} %"
+        quantile = (
+            f"With {sure} confidence, the violation of at least {share} of new inputs is at most "
+            f"{self.quantile:.3g} (order statistics)."
+        )
+        if self.quantile == math.inf:
+            quantile = f"No finite bound holds for the violation of {share} of new inputs."
         return (
             f"{self.violated} of {self.n} held-out samples violate the constraint "
             f"({100 * self.share:.3g} %). "
             f"With {sure} confidence, a new input violates it with a probability of at most "
             f"{100 * self.bound:.3g} % (Clopper–Pearson, one-sided). "
-            f"{self._of_quantile(sure)} "
-            f"The CVaR{100 * self.level:g} of these violations is {self.cvar:.3g}. "
+            f"{quantile} The CVaR{100 * self.level:g} of these violations is {self.cvar:.3g}. "
             "Each statement holds at its confidence by itself, not all of them together. "
             f"Assumptions: {ASSUMPTIONS}"
-        )
-
-    def _of_quantile(self, sure: str) -> str:
-        share = f"{100 * self.level:g} %"
-        if self.quantile == math.inf:
-            return f"No finite bound holds for the violation of {share} of new inputs."
-        return (
-            f"With {sure} confidence, the violation of at least {share} of new inputs is at most "
-            f"{self.quantile:.3g} (order statistics)."
         )
 
 
@@ -138,7 +134,6 @@ def certify(
     (10, 0.164)
     """
     values = _one_per_sample(values)
-    _validate(len(values), confidence)
     violated = int((values > 0).sum())
     return Certificate(
         n=len(values),

@@ -96,12 +96,10 @@ class PointwiseCLI(LightningCLI):
     Args:
         args: a command line; None takes the process's.
         run: False only builds trainer, model and data, as ``compare`` needs them.
-        build: False only reads and checks the command line.
     """
 
-    def __init__(self, args: ArgsType = None, run: bool = True, build: bool = True) -> None:
+    def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         args = sys.argv[1:] if args is None else args
-        self._build = build
         if isinstance(args, list):
             args = with_config_parts(args)
             if any(re.search(r"^-h$|help$", word) for word in args[1:]):
@@ -167,16 +165,22 @@ class PointwiseCLI(LightningCLI):
                 "option out."
             )
         if path and os.path.isfile(path) and not config.accept_differences:
-            model = config.model.as_dict()
-            refuse_other_settings(path, resolve_name(model["class_path"]), model["init_args"])
+            model, stored = config.model.as_dict(), hyperparameters(path)
+            kind = resolve_name(model["class_path"])
+            require_class(path, stored.pop("_class_path", ""), kind)
+            if changed := differences(stored, model["init_args"]):
+                shown = [f"--model.{n} {old!r}, now {new!r}" for n, (old, new) in changed.items()]
+                raise TrainingError(
+                    f"--ckpt_path {path} was trained with {', '.join(shown)}. Give "
+                    f"{config_option(path)}, or --accept_differences to go on with the settings of "
+                    "now."
+                )
         if config.weights_only is None:  # Lightning's own is False for http://….
             config.weights_only = True
         if "verbose" in config:
             config.verbose = False  # Lightning's tables cut names off; another follows.
 
     def instantiate_classes(self) -> None:
-        if not self._build:
-            return
         refused = (ValueError, TypeError, ImportError, RuntimeError)
         command = f"pl-pointwise {self.subcommand}"
         with short_errors(command, refused) if self.subcommand else nullcontext():
@@ -262,21 +266,6 @@ def main(args: Sequence[str] | None = None) -> None:
         if first is not None and first not in known:
             cli_errors.end(program, f"there is no command {first!r}: {', '.join(known)}.")
         PointwiseCLI(args)
-
-
-# Checkpoints -------------------------------------------------------------------------------------
-
-
-def refuse_other_settings(path: str, kind: type, arguments: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint of another class than ``kind``, or of other arguments of it."""
-    stored = hyperparameters(path)
-    require_class(path, stored.pop("_class_path", ""), kind)
-    if changed := differences(stored, arguments):
-        shown = [f"--model.{name} {old!r}, now {new!r}" for name, (old, new) in changed.items()]
-        raise TrainingError(
-            f"--ckpt_path {path} was trained with {', '.join(shown)}. Give {config_option(path)}, "
-            "or --accept_differences to go on with the settings of now."
-        )
 
 
 def require_class(path: str, named: str, kind: type) -> None:

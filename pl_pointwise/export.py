@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import yaml
 
@@ -56,10 +57,15 @@ def main(args: Sequence[str]) -> None:
 def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
     """The class of a checkpoint's module: the configurations', or one that this package ships."""
     named = str(hyperparameters(checkpoint).get("_class_path") or "")
+    for part in reversed([part for name in configs for part in config_parts(name)]):
+        model = yaml.safe_load(text_of(part)).get("model")
+        path = model.get("class_path") if isinstance(model, Mapping) else model
+        if path:
+            kind: Any = resolve_name(path if "." in path else f"{PACKAGE}.tasks.{path}")
+            require_class(checkpoint, named, kind)
+            return kind
     if configs:
-        kind = _class_named_by(configs)
-        require_class(checkpoint, named, kind)
-        return kind
+        raise TrainingError("--config names no model: class_path of model is not in it.")
     refuse_foreign_names(checkpoint)
     found = known_class(named) if named.partition(".")[0] == PACKAGE else None
     if found is not None and issubclass(found, PointwiseModule):
@@ -79,12 +85,3 @@ def refuse_foreign_names(checkpoint: str | Path) -> None:
             f"{checkpoint}: its arguments name {printable(name)}, which {PACKAGE} does not ship. "
             "If you trust it: pl-pointwise export --config CONFIG, the config.yaml that fit wrote."
         )
-
-
-def _class_named_by(configs: Sequence[str]) -> type[PointwiseModule]:
-    for part in reversed([part for name in configs for part in config_parts(name)]):
-        model = yaml.safe_load(text_of(part)).get("model")
-        path = model.get("class_path") if isinstance(model, Mapping) else model
-        if path:
-            return resolve_name(path if "." in path else f"{PACKAGE}.tasks.{path}")
-    raise TrainingError("--config names no model: class_path of model is not in it.")

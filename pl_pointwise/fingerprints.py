@@ -38,23 +38,18 @@ def digests_of_rows(rows: Any) -> list[bytes] | None:
 
 def _read(rows: Any, probes: Sequence[int]) -> tuple[list[bytes], bool, bool]:
     """Digests of these rows; whether they are the same when read again; and of all content."""
-    whole = True
     with isolate_rng(include_cuda=False):
-        digests = []
-        for probe in probes:
-            digest = hashlib.sha256()
-            whole &= _digest(rows[probe], digest)
-            digests.append(digest.digest())
+        found = [_digest_of(rows[probe]) for probe in probes]
         # As often as this, because a random change may leave a row unchanged.
         places = [n % len(probes) for n in range(16)] if probes else []
-        stable = all(_digest_of(rows[probes[place]]) == digests[place] for place in places)
-    return digests, stable, whole
+        stable = all(_digest_of(rows[probes[place]]) == found[place] for place in places)
+    return [digest for digest, _ in found], stable, all(whole for _, whole in found)
 
 
-def _digest_of(row: Any) -> bytes:
+def _digest_of(row: Any) -> tuple[bytes, bool]:
     digest = hashlib.sha256()
-    _digest(row, digest)
-    return digest.digest()
+    whole = _digest(row, digest)
+    return digest.digest(), whole
 
 
 _SIMPLE = (str, bytes, int, float, complex, bool, type(None), date, PurePath)
@@ -82,7 +77,7 @@ def _digest(value: Any, digest: Any) -> bool:
         for entry in value:
             whole &= _digest(entry, digest)
     elif isinstance(value, (set, frozenset)):
-        _digest(sorted(map(_digest_of, value)), digest)
+        _digest(sorted(_digest_of(entry)[0] for entry in value), digest)
     elif isinstance(value, _SIMPLE):
         digest.update(repr(value).encode())
     elif hasattr(value, "tobytes"):

@@ -72,7 +72,14 @@ class PointwiseTrainerMixin:
         samples, rows = None, trainer.train_dataset
         if hasattr(rows, "__len__"):
             samples = len(rows)
-            trainer.train_dataset = _with_index(rows)
+            if not hasattr(rows, "add_column"):
+                trainer.train_dataset = IndexedDataset(rows)
+            elif "index" in rows.column_names:
+                raise TrainingError(
+                    'train_dataset has a column "index", which is the position: rename it.'
+                )
+            else:
+                trainer.train_dataset = rows.add_column("index", list(range(samples)))
         self.constrained = PointwiseLoss(
             constraints,
             formulation,
@@ -139,15 +146,6 @@ class PointwiseTrainerMixin:
         trainer: Any = self
         if "index" not in trainer._signature_columns:
             trainer._signature_columns = [*trainer._signature_columns, "index"]
-
-
-def _with_index(rows: Any) -> Any:
-    """The rows with their position as ``index``."""
-    if not hasattr(rows, "add_column"):
-        return IndexedDataset(rows)
-    if "index" in rows.column_names:
-        raise TrainingError('train_dataset has a column "index", which is the position: rename it.')
-    return rows.add_column("index", list(range(len(rows))))
 
 
 class _WithIndex:

@@ -73,6 +73,8 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command, comments=True)[1:]]
     taken: list[Comparison] = []
+    # Command lines are read and checked.
+    monkeypatch.setattr(cli.PointwiseCLI, "instantiate_classes", lambda *_: None)
     monkeypatch.setattr(compare, "check_methods", lambda *_: None)
     monkeypatch.setattr(compare, "check_requirements", lambda *_: None)
     monkeypatch.setattr(compare, "compare", lambda comparison, *_: taken.append(comparison))
@@ -83,7 +85,7 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
         main(words)
         # The methods between them: the tests of the tasks' packaged comparisons.
         for run in (taken[0].runs[0], taken[0].runs[-1]):
-            cli.PointwiseCLI(run.arguments, run=False, build=False)
+            cli.PointwiseCLI(run.arguments, run=False)
     elif words[0] == "tolerances":
         asked = Mock(side_effect=KeyboardInterrupt)  # What follows loads the model.
         monkeypatch.setattr(tolerances.PointwiseCLI, "of_data", asked)
@@ -91,7 +93,7 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
             main(words)
         configs, options = asked.call_args.args
         configs = [word for config in configs for word in ("--config", config)]
-        cli.PointwiseCLI([*configs, *options], run=False, build=False)
+        cli.PointwiseCLI([*configs, *options], run=False)
     elif words[0] in cli.COMMANDS:
         for word in words[1:]:
             if word.startswith("results/"):
@@ -101,4 +103,4 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
         if "--ckpt_path" in words:
             place = words.index("--ckpt_path")
             del words[place : place + 2]
-        cli.PointwiseCLI(words[1:], run=False, build=False)
+        cli.PointwiseCLI(words[1:], run=False)

@@ -23,7 +23,7 @@ from pl_pointwise.data import SPLITS, TRAIN, VAL
 from pl_pointwise.errors import DataError
 from pl_pointwise.export import class_of
 from pl_pointwise.printing import escaped
-from pl_pointwise.requirements import Requirement, RequirementError
+from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
 from pl_pointwise.requirements.exported import (
     CHECKPOINT,
@@ -58,7 +58,21 @@ def check_requirements(comparison: Comparison) -> DataFrame:
     measured = samples_by(start, None, selection=True)
     training = Source(TRAIN.key, start.model._evaluator.datasets.get(TRAIN.key)).training_lines()
     samples = concat([measured, training])
-    check_splits(samples, required, comparison.confidence)
+    if not units_in(samples, VAL.key):
+        raise RequirementError("There is no selection split. Hold out validation data.")
+    require_separate_splits(samples)
+    require_known(samples, required)
+    for each in required:
+        n = lines_about(samples.assign(before=samples["value"]), each)["unit"].nunique()
+        needed = each.fewest_samples(comparison.confidence)
+        if n < needed:
+            of = f" of category {each.category}" if each.category else ""
+            raise RequirementError(
+                f"{each.text!r}: certifying this at {100 * comparison.confidence:g} % takes at "
+                f"least {needed:,} independent samples, all of them satisfied (or equal to the "
+                f"predecessor's), and the certification split has {n:,}{of}. Hold out more, "
+                "require less, or lower --confidence."
+            )
     contents, first = contents_of(start.model), comparison.runs[0]
     check_unused(_use(comparison, contents), units_in(samples), comparison.output)
     ran_on = (first.result() or {}).get("data", contents)
@@ -68,28 +82,6 @@ def check_requirements(comparison: Comparison) -> DataFrame:
             "are the same. Put it back, or take another --output."
         )
     return measured
-
-
-def check_splits(
-    samples: DataFrame, requirements: Sequence[Requirement], confidence: float
-) -> None:
-    """Refuses splits that overlap or are missing, what there is not, and too few samples."""
-    if not units_in(samples, VAL.key):
-        raise RequirementError("There is no selection split. Hold out validation data.")
-    require_separate_splits(samples)
-    samples = samples.assign(before=samples["value"])
-    require_known(samples, requirements)
-    for each in requirements:
-        n = lines_about(samples, each)["unit"].nunique()
-        needed = each.fewest_samples(confidence)
-        if n < needed:
-            of = f" of category {each.category}" if each.category else ""
-            raise RequirementError(
-                f"{each.text!r}: certifying this at {100 * confidence:g} % takes at "
-                f"least {needed:,} independent samples, all of them satisfied (or equal to the "
-                f"predecessor's), and the certification split has {n:,}{of}. Hold out more, "
-                "require less, or lower --confidence."
-            )
 
 
 def require_separate_splits(samples: DataFrame) -> None:
@@ -118,7 +110,21 @@ def answer_requirements(
             f"({', '.join(failed[:3])}). Mend them or take them out, and run the command again."
         )
         return
-    measured = [_measured(run, result, start, required) for run, result in outcomes]
+    measured = list[MeasuredModel]()
+    for run, result in outcomes:
+        objective = result["metrics"].get(shared_objective([(run, result)]))
+        if objective is None:
+            raise RequirementError(f"{run.title}: there is no objective on the selection split.")
+        samples = read_parquet(run.folder / SAMPLES)
+        require_separate_splits(samples)
+        samples = samples[samples["dataset"] != TRAIN.key]
+        if {*samples["unit"]} != {*start["unit"]}:
+            raise RequirementError(
+                f"{run.title} was evaluated on other samples than the starting model: what is held "
+                "out must not depend on method or seed, nor change before the answer. Put it back, "
+                "or take another --output."
+            )
+        measured.append(MeasuredModel(run.title, beside(samples, start, required), objective))
     weights = sorted(result["wrote"][CHECKPOINT] for _, result in outcomes)
     use = {**_use(comparison, outcomes[0][1]["data"]), "weights": weights}
     units = units_in(start)
@@ -128,31 +134,14 @@ def answer_requirements(
     if not on_first_rank():
         return
     remember_use(use, units, output, output)  # Before anything of the split is shown.
-    if found.chosen is not None and not there:
-        _export(outcomes[found.chosen][0], found, output, id_of(use, units))
+    chosen = found.selection.position
+    if chosen is not None and not there:
+        _export(outcomes[chosen][0], found, output, id_of(use, units))
     text = f"# Answer\n\n{escaped(found.statement())}\n"
     (output / "answer.md").write_text(text, encoding="utf-8")
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
-    more = "" if found.chosen is None else ", and the certified model is in model/"
+    more = "" if chosen is None else ", and the certified model is in model/"
     print(f"\n{found.statement()}\n\nWritten to {output}: answer.md{more}")
-
-
-def _measured(
-    run: Run, result: Mapping[str, Any], start: DataFrame, requirements: Sequence[Requirement]
-) -> MeasuredModel:
-    objective = result["metrics"].get(shared_objective([(run, result)]))
-    if objective is None:
-        raise RequirementError(f"{run.title}: there is no objective on the selection split.")
-    samples = read_parquet(run.folder / SAMPLES)
-    require_separate_splits(samples)
-    samples = samples[samples["dataset"] != TRAIN.key]
-    if {*samples["unit"]} != {*start["unit"]}:
-        raise RequirementError(
-            f"{run.title} was evaluated on other samples than the starting model: what is held out "
-            "must not depend on method or seed, nor change before the answer. Put it back, or take "
-            "another --output."
-        )
-    return MeasuredModel(run.title, beside(samples, start, requirements), objective)
 
 
 def _use(comparison: Comparison, contents: Mapping[str, str]) -> dict[str, Any]:

@@ -149,10 +149,19 @@ def compare(comparison: Comparison, start: DataFrame | None) -> list[str]:
     start: of :func:`check_methods`.
     """
     gc.collect()  # The starting model.
-    with alone_in(comparison.output):
+    output = comparison.output
+    with alone_in(output):
         outcomes = _run(comparison.runs)
         if on_first_rank():
-            write_results(outcomes, comparison.output)
+            found = tables(outcomes)
+            write_csv(outcomes, output / "comparison.csv")
+            text = "\n".join(table.markdown() for table in found)
+            (output / "comparison.md").write_text(text, encoding="utf-8")
+            print(f"\n{found[0].markdown()}", flush=True)
+            if done := [outcome for outcome in outcomes if "error" not in outcome[1]]:
+                draw_plots(done, output)
+            drawn = [name for name in PLOTS if (output / name).is_file()]
+            print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
         if start is not None:
             answer_requirements(comparison, outcomes, start)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
@@ -257,17 +266,3 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         "shared_objective": module.shared_objective,
         "shared_violation": module.shared_violation,
     }
-
-
-def write_results(outcomes: Sequence[Outcome], output: Path) -> None:
-    """Writes the tables and the plots into the comparison's folder."""
-    found = tables(outcomes)
-    write_csv(outcomes, output / "comparison.csv")
-    text = "\n".join(table.markdown() for table in found)
-    (output / "comparison.md").write_text(text, encoding="utf-8")
-    print(f"\n{found[0].markdown()}", flush=True)
-    done = [outcome for outcome in outcomes if "error" not in outcome[1]]
-    if done:
-        draw_plots(done, output)
-    drawn = [name for name in PLOTS if (output / name).is_file()]
-    print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")

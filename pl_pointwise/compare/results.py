@@ -127,13 +127,7 @@ def _seeds(runs: DataFrame) -> str:
 # Plots ------------------------------------------------------------------------------------------
 
 BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
 )
 """Okabe and Ito's palette, told apart by most colour-blind readers."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
@@ -179,10 +173,10 @@ def draw(done: Sequence[Outcome], output: Path) -> None:
             known[run.method] = np.append(known.get(run.method, values[:0]), values)
     styles = styles_of(run.method for run, _ in done)
     if violations:
-        save(violation_cdfs(violations, styles), output / "cdf.png")
+        violation_cdfs(violations, styles).savefig(output / "cdf.png", dpi=150)
     axes = pareto_axes(names, shared_objective(done), done[0][1].get("shared_violation", ""))
     if axes and runs[axes].notna().all(axis=1).any():
-        save(pareto(runs, axes, styles), output / "pareto.png")
+        pareto(runs, axes, styles).savefig(output / "pareto.png", dpi=150)
 
 
 def pareto(runs: DataFrame, axes: Sequence[str], styles: Styles) -> Figure:
@@ -226,13 +220,12 @@ def frontier(points: Any) -> list[int]:
     return np.flatnonzero(np.isfinite(costs).all(1) & ~beaten).tolist()
 
 
-Curves = Mapping[str, Mapping[str, np.ndarray]]
-"""Values (n,), of which NaN are left out, by panel, ``stage/constraint``, and curve."""
-
-
-def violation_cdfs(violations: Curves, styles: Styles) -> Figure:
+def violation_cdfs(violations: Mapping[str, Mapping[str, np.ndarray]], styles: Styles) -> Figure:
     """Returns the empirical CDFs of violations, a curve per method: a line of panels per
-    constraint, on one axis, and a column per split."""
+    constraint, on one axis, and a column per split.
+
+    violations: (n,) by panel, ``stage/constraint``, and curve; NaN are left out.
+    """
     held_out = deciding_stage([*violations])
     names = [name for name in violations if name.partition("/")[0] in (held_out, "train")]
     stages = list(dict.fromkeys(name.partition("/")[0] for name in names))
@@ -291,7 +284,3 @@ def with_legend(figure: Figure, columns: int, note: str) -> Figure:
         frameon=False,
     )
     return figure
-
-
-def save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=150)

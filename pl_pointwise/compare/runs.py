@@ -124,32 +124,27 @@ class Comparison:
         overlays: Mapping[str, Any] = {Path(last).stem if Path(last).suffix else last: None}
         if self.methods is not None:
             overlays = read_mapping(comparison_path(self.methods))
-        for method, overlay in overlays.items():
-            for label, options in swept:
-                name = f"{method}, {label}" if label else str(method)
-                below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
-                with errors_of(name):
-                    if below.parent.name != "runs" or not below.name.strip("."):
-                        raise DataError("gives its folder no name. Put a letter or digit in it.")
-                    if taken.setdefault(below, name) != name:
-                        raise DataError(f"would share the folder {below} with {taken[below]!r}.")
-                    parts, untrained = _parts_of(overlay)
-                    words = [*self.overrides, *untrained, *options]
-                    for seed in self.seeds:
-                        folder = below / f"seed-{seed}"
-                        runs.append(self._run(name, seed, folder, [*base, *parts], words))
+        certified = bool(self.requirements)
+        for (method, overlay), (label, options) in itertools.product(overlays.items(), swept):
+            name = f"{method}, {label}" if label else str(method)
+            below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
+            with errors_of(name):
+                if below.parent.name != "runs" or not below.name.strip("."):
+                    raise DataError("gives its folder no name. Put a letter or digit in it.")
+                if taken.setdefault(below, name) != name:
+                    raise DataError(f"would share the folder {below} with {taken[below]!r}.")
+                parts, untrained = _parts_of(overlay)
+                configs, words = [*base, *parts], [*self.overrides, *untrained, *options]
+                given = [*(word for each in configs for word in ("--config", each)), *words]
+                for seed in self.seeds:
+                    described = [[text_of(each) for each in configs], words, seed]
+                    described += ["certified"] if certified else []  # Another run, of more files.
+                    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+                    folder = below / f"seed-{seed}"
+                    arguments = [*given, "--seed_everything", str(seed)]
+                    arguments += ["--trainer.default_root_dir", str(folder)]
+                    runs.append(Run(name, seed, folder, arguments, digest, certified))
         return runs
-
-    def _run(
-        self, method: str, seed: int, folder: Path, configs: list[str], overrides: list[str]
-    ) -> Run:
-        described = [[text_of(config) for config in configs], overrides, seed]
-        described += ["certified"] if self.requirements else []  # Another run, of more files.
-        digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
-        arguments = [word for config in configs for word in ("--config", config)]
-        arguments += [*overrides, "--seed_everything", str(seed)]
-        arguments += ["--trainer.default_root_dir", str(folder)]
-        return Run(method, seed, folder, arguments, digest, bool(self.requirements))
 
 
 def files_read(config: Mapping[str, Any]) -> dict[str, str]:

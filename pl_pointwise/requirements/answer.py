@@ -75,13 +75,6 @@ class Finding:
     def met(self) -> bool:
         return self.p <= 1 - self.confidence
 
-    def _met_before(self) -> str:
-        """On how many units the predecessor meets what may be lost."""
-        if self.requirement.beside != "lost":
-            return ""
-        share = (self.lines.groupby("unit")["before"].max() <= 0).mean()
-        return f"; the predecessor meets it on {100 * share:.3g} % of them"
-
     def text(self) -> str:
         """Returns what was seen, and how many units like these would show what was not."""
         units = "samples" if len(self.lines) == self.n else "units (prompts, queries)"
@@ -92,7 +85,10 @@ class Finding:
             what = f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
             what = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
-        seen = f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %{self._met_before()}"
+        seen = f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %"
+        if self.requirement.beside == "lost":
+            share = (self.lines.groupby("unit")["before"].max() <= 0).mean()
+            seen += f"; the predecessor meets it on {100 * share:.3g} % of them"
         if not self.met and self.zero_one:
             needed = samples_needed(self.requirement.at_most, self.share, self.confidence)
             if needed is not None:
@@ -136,11 +132,6 @@ class Answer:
             return None
         return f"the model of {self.models[0].name} before training"
 
-    @property
-    def chosen(self) -> int | None:
-        """The position of the chosen model; None: none is certified."""
-        return self.selection.position
-
     @cached_property
     def shown(self) -> int:
         """The position of the chosen model, else of that which loses least of what it may lose."""
@@ -150,7 +141,8 @@ class Answer:
             pairs = zip(losses, self.requirements, strict=True)
             return max(float(each.mean()) / of.at_most for each, of in pairs)
 
-        return min(range(len(self.models)), key=excess) if self.chosen is None else self.chosen
+        chosen = self.selection.position
+        return min(range(len(self.models)), key=excess) if chosen is None else chosen
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -162,7 +154,7 @@ class Answer:
             Finding.of(samples, requirement, kind, self.confidence, sure)
             for requirement, kind in zip(self.requirements, kinds, strict=True)
         ]
-        if self.chosen is None:
+        if self.selection.position is None:
             return found
         # Of the chosen one the test says that it is within what is required.
         return [replace(f, bound=min(f.bound, f.requirement.at_most)) for f in found]
@@ -173,7 +165,7 @@ class Answer:
         sure = f"{100 * self.confidence:g} %"
         wrong = f"{100 * (1 - self.confidence):.3g}"
         met = "the requirement" if len(self.requirements) == 1 else "all requirements together"
-        if self.chosen is None:
+        if self.selection.position is None:
             first = f"None of the {count} models is certified to meet {met} with {sure} confidence."
             first += f" {name} comes nearest:"
             after = ["These certification samples are used: take new ones, and another --output."]
@@ -199,7 +191,7 @@ class Answer:
         """Returns the certificate of the chosen model as plain values; for a file."""
         model = self.models[self.shown]
         return {
-            "certified": None if self.chosen is None else model.name,
+            "certified": None if self.selection.position is None else model.name,
             "confidence": self.confidence,
             "candidates": len(self.models),
             "predecessor": self.predecessor,

@@ -103,12 +103,6 @@ def check(
     return verdicts
 
 
-def against(found: Finding) -> list[int]:
-    """Returns the positions of the first samples that count against a requirement."""
-    worst = found.lines["loss"] > (0.0 if found.zero_one else 0.5)
-    return found.lines[worst]["index"].sort_values()[:5].tolist()
-
-
 def report(found: Sequence[Finding]) -> str:
     """Returns the answer as Markdown."""
     confidence = found[0].confidence
@@ -122,7 +116,8 @@ def report(found: Sequence[Finding]) -> str:
     for each in found:
         said = "met" if each.met else "not shown"
         line = f"- {each.requirement.text}: **{said}**. {each.text()}."
-        if positions := against(each):
+        counts_against = each.lines["loss"] > (0.0 if each.zero_one else 0.5)
+        if positions := each.lines[counts_against]["index"].sort_values()[:5].tolist():
             line += f" First samples against it: {', '.join(map(str, positions))}."
         lines.append(line)
     each_alone = f"Each bound holds alone with {sure}. Assumptions: {ASSUMPTIONS} {found[0].note}"

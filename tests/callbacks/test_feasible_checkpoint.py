@@ -33,7 +33,7 @@ class Scripted(LineModule):
         self.log("val/score", objective)
 
 
-def best_epoch(script: list[tuple[float, float]], folder: Path, mode: Any = "min") -> int:
+def best_epoch(script: list[tuple[float, float]], folder: Path, mode: Any) -> int:
     callback = FeasibleCheckpoint(
         "scripted", at_most=0.05, objective="val/score", mode=mode, dirpath=str(folder)
     )
@@ -45,22 +45,19 @@ def best_epoch(script: list[tuple[float, float]], folder: Path, mode: Any = "min
 
 
 @pytest.mark.parametrize(
-    ("script", "best"),
+    ("script", "mode", "best"),
     [
-        ([(0.3, 1.0), (0.04, 9.0), (0.2, 0.0)], 1),  # Feasible beats any objective.
-        ([(0.05, 2.0), (0.0, 3.0)], 0),  # At the bound is feasible, in float32 too.
-        ([(0.04, 2.0), (0.0, 3.0), (0.01, 1.5), (0.01, 1.7)], 2),
-        ([(0.3, 1.0), (0.2, 5.0), (0.4, 0.0)], 1),  # None feasible: the smallest excess.
-        ([(NAN, 0.0), (0.9, 1.0)], 1),
-        ([(0.0, NAN), (0.0, 1e9), (0.5, 0.0)], 1),
+        ([(0.3, 1.0), (0.04, 9.0), (0.2, 0.0)], "min", 1),  # Feasible beats any objective.
+        ([(0.05, 2.0), (0.0, 3.0)], "min", 0),  # At the bound is feasible, in float32 too.
+        ([(0.04, 2.0), (0.0, 3.0), (0.01, 1.5), (0.01, 1.7)], "min", 2),
+        ([(0.3, 1.0), (0.2, 5.0), (0.4, 0.0)], "min", 1),  # None feasible: the smallest excess.
+        ([(NAN, 0.0), (0.9, 1.0)], "min", 1),
+        ([(0.0, NAN), (0.0, 1e9), (0.5, 0.0)], "min", 1),
+        ([(0.0, 0.6), (0.0, 0.8), (0.3, 0.9)], "max", 1),
     ],
 )
-def test_the_rule(script: list[tuple[float, float]], best: int, tmp_path: Path) -> None:
-    assert best_epoch(script, tmp_path) == best
-
-
-def test_the_larger_objective_where_asked_for(tmp_path: Path) -> None:
-    assert best_epoch([(0.0, 0.6), (0.0, 0.8), (0.3, 0.9)], tmp_path, mode="max") == 1
+def test_the_rule(script: list[tuple[float, float]], mode: str, best: int, tmp_path: Path) -> None:
+    assert best_epoch(script, tmp_path, mode) == best
 
 
 def test_statistics_of_a_real_validation_are_compared(tmp_path: Path) -> None:

@@ -121,26 +121,6 @@ class Steps(Callback):
         self.objectives.append(measured.objective[measured.masks["objective"]].numpy())
 
 
-class Remote(DummyLogger):
-    """One folder for all runs, as W&B and MLflow have."""
-
-    def __init__(self, save_dir: str | None, version: Any) -> None:
-        super().__init__()
-        self._place, self._version = save_dir, version
-
-    @property
-    def save_dir(self) -> str | None:
-        return self._place
-
-    @property
-    def name(self) -> str:
-        return "project"
-
-    @property
-    def version(self) -> Any:
-        return self._version
-
-
 @pytest.mark.parametrize(
     ("save_dir", "version", "folder"),
     [("logs", "a1b2", "logs/project/a1b2"), (None, 3, "root/project/version_3")],
@@ -148,6 +128,9 @@ class Remote(DummyLogger):
 def test_callbacks_write_beside_the_loggers_version(
     tmp_path: Path, save_dir: str | None, version: Any, folder: str
 ) -> None:
-    logger = Remote(None if save_dir is None else str(tmp_path / save_dir), version)
+    """One folder for all runs, as W&B and MLflow have."""
+    place = save_dir and str(tmp_path / save_dir)
+    of = {"save_dir": place, "name": "project", "version": version}
+    logger = type("Remote", (DummyLogger,), of)()
     runner = trainer(default_root_dir=tmp_path / "root", logger=logger)
     assert run_root(runner) == tmp_path / folder

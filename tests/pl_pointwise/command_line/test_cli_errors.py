@@ -93,6 +93,8 @@ CASES = {
     "compare --config base.yaml --output out --methods no.yaml": ["error: No configuration 'no.y"],
     "compare --config digits/average --config digits --output out": ["--config digits --config d"],
     "compare --config base.yaml --output out --set model.toleranc=1": ["'toleranc'", "'tolerance'"],
+    "compare --config base.yaml --output out --only 0": ["this comparison has 1 runs"],
+    "compare --config base.yaml --output out --only 2": ["this comparison has 1 runs"],
     "compare --config base.yaml --output out --require nonsense": ["'nonsense'", "violated <= 0."],
     "compare --config base.yaml --output out --methods empty.yaml": ["empty.yaml is empty"],
 }

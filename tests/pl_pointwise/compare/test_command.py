@@ -244,14 +244,6 @@ def test_what_cannot_be_written_is_said_with_its_path_and_the_others_run(
     assert found["pointwise"]["error"] == ""
 
 
-@pytest.mark.parametrize("number", ["0", "2"])
-def test_a_number_outside_the_comparison_is_refused(tmp_path, capsys, number) -> None:
-    common = [*longer(tmp_path, POINTWISE), "--output", str(tmp_path / "out")]
-    with pytest.raises(SystemExit):
-        main(["compare", *common, "--only", number])
-    assert "this comparison has 1 runs" in capsys.readouterr().err
-
-
 LOGGED = POINTWISE + POINTWISE.replace("pointwise", "other", 1)
 
 

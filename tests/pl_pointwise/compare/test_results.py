@@ -38,7 +38,7 @@ def lines(table: Table) -> list[list[str]]:
 
 def panels(figure: Figure, folder: Path) -> list[Axes]:
     """The panels of a figure, which is also an image that can be read."""
-    results.save(figure, folder / "plot.png")
+    figure.savefig(folder / "plot.png")
     image = matplotlib.image.imread(folder / "plot.png")
     assert image.shape[0] > 150
     assert image[..., :3].std() > 0.01

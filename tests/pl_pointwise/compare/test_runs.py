@@ -43,7 +43,7 @@ def test_a_method_without_training_stays_untrained_whatever_holds_for_all(config
     methods, longer = str(folder / "methods.yaml"), ["--trainer.max_epochs", "5"]
     runs = Comparison([config], folder / "out", methods, overrides=longer).runs
     for run, epochs in zip(runs[:4], (0, 5, 0, 5), strict=True):
-        cli = PointwiseCLI(run.arguments, run=False, build=False)
+        cli = PointwiseCLI(run.arguments, run=False)
         assert cli.config["trainer"]["max_epochs"] == epochs
 
 

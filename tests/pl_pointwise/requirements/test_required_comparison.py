@@ -242,16 +242,6 @@ def test_two_ranks_come_to_one_answer(tmp_path) -> None:
     assert "No answer yet" not in (tmp_path / "rank1.log").read_text()
 
 
-def test_none_meets_it_is_an_answer(tmp_path, capsys) -> None:
-    out = compare(tmp_path, "--require", "near: violated <= 0.02", methods=PLAIN)
-    answer = answer_of(out)
-    assert answer["certified"] is None
-    assert not (out / "model").exists()
-    said = capsys.readouterr().out
-    assert "None of the 1 models is certified" in said
-    assert "take new ones, and another --output" in said
-
-
 def test_requirements_hold_together_by_category_quantile_and_metric(tmp_path) -> None:
     texts = ["near/left: violated <= 0.15", "near: q90 <= 0.2", "wrong_sign <= 0.2"]
     out = compare(tmp_path, *required(*texts), methods=STRICT)
