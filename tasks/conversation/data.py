@@ -31,7 +31,6 @@ TRAINED = ("train", "learn", "keep", "forget")
 """Files of training records, by their option; answers of all but the first are of that role."""
 TAUGHT = frozenset({"learn", "forget"})
 """Roles of what is never held out of the training records."""
-TOGETHER = 8  # Prompts that are answered in one batch.
 
 
 class ConversationDataModule(ResponseDataModule):
@@ -185,8 +184,8 @@ def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> 
     asked = [i for i, record in enumerate(records) if "keep" in record.roles]
     found: list[Record | None] = list(records)
     problems = list[str]()
-    for start in range(0, len(asked), TOGETHER):
-        some = asked[start : start + TOGETHER]
+    for start in range(0, len(asked), 8):
+        some = asked[start : start + 8]
         prompts = [{"messages": records[i].messages, "tools": records[i].tools} for i in some]
         for i, answer in zip(some, module.answers_to(prompts, reference=True), strict=True):
             if answer["cut"] or not answer["answer"].strip():

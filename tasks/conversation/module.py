@@ -200,8 +200,7 @@ class ConversationModule(LanguageModelModule):
         roles = {role for record in records for role in record.roles}
         found = f"the training responses are of role {', '.join(sorted(roles))}"
         bounded = {r.role for each in records for r in each.responses if r.tolerance is not None}
-        kept = ["keep"] * ("greedy" in self.constraints)
-        heeded = {*self.constraints, *kept}
+        heeded = {self.requirements[name].role for name in self.constraints}
         unheeded = (roles & {"keep", "forget"} | bounded) - heeded
         if self.formulations and unheeded:
             role = min(unheeded)

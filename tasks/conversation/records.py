@@ -77,26 +77,23 @@ def parse_response(value: Any, where: str, name: str) -> Response:
         remedy = "Give content or tool_calls; only a refusal may be left to the settings"
         raise bad_field(where, name, "has no text", remedy)
     answer = parse_answer(message, where, name) if message else None
-    return Response(role, answer, _bound(given, relative, where, name), relative, refusal)
-
-
-def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> float | None:
-    """A response's own number: its tolerance, of role forget what its band is around."""
-    role, own = given["role"], "around" if given["role"] == "forget" else "tolerance"
-    value: Any = given.get(own)
-    if isinstance(value, str):  # of a CSV file
+    # Its own number: its tolerance, of role forget what its band is around.
+    own = "around" if role == "forget" else "tolerance"
+    bound: Any = given.get(own)
+    if isinstance(bound, str):  # of a CSV file
         with suppress(ValueError):
-            value = float(value)
+            bound = float(bound)
     has = {key: given[key] for key in _BOUND if key in given}
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
     if role == "keep":
-        right = number and not relative and 0 < value < math.inf
+        right = number and not relative and 0 < bound < math.inf
     else:
-        right = number and role in _OWN and math.isfinite(value) and (relative or value <= 0)
+        right = number and role in _OWN and math.isfinite(bound) and (relative or bound <= 0)
     if not (right if own in given else not relative) or has.keys() - {own, "relative"}:
         remedy = f"Give {_OWN.get(role, 'none, or a role that is a requirement')}"
         raise bad_field(where, name, f"of role {role} has the bound {shown(has)}", remedy)
-    return None if value is None else float(value)
+    tolerance = None if bound is None else float(bound)
+    return Response(role, answer, tolerance, relative, refusal)
 
 
 def check_together(records: Sequence[Record]) -> None:

@@ -173,13 +173,24 @@ class RerankerDataModule(RecordsDataModule):
         """The input format, the module's."""
         agreed = {name: self.shared_option(name, own) for name, own in self._given.items()}
         agreed["max_length"] = 512 if agreed["max_length"] is None else agreed["max_length"]
-        if agreed["model_name"] is None:
+        name, longest, template = agreed.values()
+        if name is None:
             raise DataError(
                 "model_name: the data need a tokenizer. Name one, or use them with RerankerModule."
             )
         if agreed != known:
-            self._tokenizer = _load_tokenizer(**agreed)
-            self._format = {name: agreed[name] for name in ("max_length", "template")}
+            tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, name)
+            if not tokenizer.is_fast or tokenizer.pad_token_id is None:
+                raise DataError(
+                    f"{name}: take an encoder with a fast tokenizer that has a pad token."
+                )
+            least = tokenizer.num_special_tokens_to_add(pair=template is None) + 2
+            if not least <= longest <= tokenizer.model_max_length:
+                raise DataError(
+                    f"max_length={longest}: {name} takes from {least} to "
+                    f"{tokenizer.model_max_length:,} tokens."
+                )
+            self._tokenizer, self._format = tokenizer, {"max_length": longest, "template": template}
         return agreed
 
     def encoded(self, name: str, records: Sequence[Record]) -> RerankerDataset:
@@ -270,24 +281,6 @@ class RerankerDataModule(RecordsDataModule):
             kept = self._kept(name, own, (variances[i] for i in own))
             found[name] = [parse(rows[i], i) for i in kept]
         return found
-
-
-def _load_tokenizer(
-    model_name: str, max_length: int, template: str | None
-) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model, if it can make such inputs."""
-    tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, model_name)
-    if not tokenizer.is_fast or tokenizer.pad_token_id is None:
-        raise DataError(
-            f"{model_name}: take an encoder with a fast tokenizer that has a pad token."
-        )
-    least = tokenizer.num_special_tokens_to_add(pair=template is None) + 2
-    if not least <= max_length <= tokenizer.model_max_length:
-        raise DataError(
-            f"max_length={max_length}: {model_name} takes from {least} to "
-            f"{tokenizer.model_max_length:,} tokens."
-        )
-    return tokenizer
 
 
 def _variance(tokenizer: PreTrainedTokenizerBase, record: Record) -> float:

@@ -55,11 +55,11 @@ def length_biased_lambda_loss(
     gains = torch.where(candidates, longest - lengths, 0.0)
 
     by_score = scores.detach().masked_fill(~candidates, -torch.inf)
-    ranks = by_score.argsort(dim=1, descending=True, stable=True).argsort(dim=1) + 1
-    discounts = _discount(ranks, top_k, scores.dtype)
-    ideal = gains.sort(dim=1, descending=True).values
-    in_order = torch.arange(1, scores.shape[1] + 1, device=scores.device)
-    ideal_dcg = (ideal * _discount(in_order, top_k, scores.dtype)).sum(dim=1)
+    places = by_score.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    ranks = torch.arange(1, scores.shape[1] + 1, device=scores.device)
+    discount = torch.where(ranks <= top_k, 1.0 / torch.log2(ranks.to(scores.dtype) + 1.0), 0.0)
+    discounts = discount[places]
+    ideal_dcg = (gains.sort(dim=1, descending=True).values * discount).sum(dim=1)
 
     gain_differences = gains[:, :, None] - gains[:, None, :]
     discount_differences = discounts[:, None, :] - discounts[:, :, None]
@@ -72,8 +72,3 @@ def length_biased_lambda_loss(
     losses = -logsigmoid(gain_differences.sign() * score_differences)
     total = weights.sum(dim=(1, 2))
     return (weights * losses).sum(dim=(1, 2)) / torch.where(total > 0, total, 1.0)
-
-
-def _discount(ranks: Tensor, top_k: int, dtype: torch.dtype) -> Tensor:
-    """D(r) = 1{r ≤ K} / log₂(r + 1), for ranks from 1."""
-    return torch.where(ranks <= top_k, 1.0 / torch.log2(ranks.to(dtype) + 1.0), 0.0)

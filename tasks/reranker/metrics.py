@@ -34,12 +34,16 @@ def ranking_metrics(scores: Tensor, lengths: Tensor, candidates: Tensor) -> dict
     of_negatives = _ranked_lengths(scores, lengths, negatives, 10)
     places = torch.arange(1, of_negatives.shape[1] + 1, device=scores.device)
     first, counted = _ranked_lengths(scores, lengths, candidates, 3), candidates.sum(dim=1)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    scores = scores - scores[:, :1]  # Equal scores of any size have no spread at all.
+    means = torch.where(candidates, scores, 0.0).sum(dim=1) / counted.clamp(min=1)
+    squares = torch.where(candidates, scores - means[:, None], 0.0).square().sum(dim=1)
     values = (
         torch.where(rank <= 10, 1.0 / rank.float(), 0.0),
         (rank <= 3).float(),
         (of_negatives / places).sum(dim=1),
         first.sum(dim=1) / counted.clamp(min=1, max=3),
-        _spread(scores, candidates),
+        (squares / counted.clamp(min=1)).sqrt(),
     )
     return dict(zip(NAMES, values, strict=True))
 
@@ -58,12 +62,3 @@ def _ranked_lengths(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: 
     order = ranked_order(scores, candidates)[:, :top_k]
     ranked = lengths.float().gather(1, order)
     return torch.where(candidates.gather(1, order), ranked, 0.0)
-
-
-def _spread(scores: Tensor, candidates: Tensor) -> Tensor:
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    scores = scores - scores[:, :1]  # Equal scores of any size have no spread at all.
-    counted = candidates.sum(dim=1, keepdim=True).clamp(min=1)
-    means = torch.where(candidates, scores, 0.0).sum(dim=1, keepdim=True) / counted
-    squares = torch.where(candidates, scores - means, 0.0).square().sum(dim=1, keepdim=True)
-    return (squares / counted).sqrt()[:, 0]

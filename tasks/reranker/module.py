@@ -13,7 +13,6 @@ positive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,8 +119,23 @@ class RerankerModule(PointwiseModule):
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where none is."""
         names = [name for name in ("input_ids", "token_type_ids") if name in batch]
         inputs: dict[str, Tensor] = {name: batch[name].flatten(0, 1) for name in names}
-        scores = scores_of(self.model, inputs, batch["lengths"].flatten().cpu())
-        return scores.view(batch["lengths"].shape)
+        device, shape = inputs["input_ids"].device, batch["lengths"].shape
+        lengths = batch["lengths"].flatten().cpu()
+        present = lengths.nonzero()[:, 0]
+        if len(present) == 0:
+            return torch.zeros(shape, device=device)
+        found, scores = [], []
+        for group in like_length_groups(lengths[present], FORWARD_COST.get(device.type, 512)):
+            rows = present[group]
+            longest = int(lengths[rows].max())
+            mask = torch.arange(longest) < lengths[rows, None]
+            positions = rows.to(device, non_blocking=True)
+            arguments = {key: value[positions, :longest] for key, value in inputs.items()}
+            arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
+            scores.append(score(self.model(**arguments).logits))
+            found.append(positions)
+        values = torch.cat(scores)
+        return values.new_zeros(len(lengths)).index_copy(0, torch.cat(found), values).view(shape)
 
     def objective(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Λ of each query, or the mean over its pairs of the binary cross-entropy, (B,)."""
@@ -197,31 +211,6 @@ def score(logits: Tensor) -> Tensor:
     """(n, 1) or (n, 2) logits → (n,) scores: the logit, or logit 1 − logit 0; float32 or wider."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
-
-
-def scores_of(model: PreTrainedModel, inputs: Mapping[str, Tensor], lengths: Tensor) -> Tensor:
-    """The scores (n,) of pairs, float32 or wider; 0, without a gradient, where there is none.
-
-    Args:
-        inputs: {name: (n, T)}, padded on the right.
-        lengths: tokens of each pair, (n,), on the CPU; 0 where there is none.
-    """
-    device = inputs["input_ids"].device
-    present = lengths.nonzero()[:, 0]
-    if len(present) == 0:
-        return torch.zeros(len(lengths), device=device)
-    found, scores = [], []
-    for group in like_length_groups(lengths[present], FORWARD_COST.get(device.type, 512)):
-        rows = present[group]
-        longest = int(lengths[rows].max())
-        mask = torch.arange(longest) < lengths[rows, None]
-        positions = rows.to(device, non_blocking=True)
-        arguments = {key: value[positions, :longest] for key, value in inputs.items()}
-        arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
-        scores.append(score(model(**arguments).logits))
-        found.append(positions)
-    values = torch.cat(scores)
-    return values.new_zeros(len(lengths)).index_copy(0, torch.cat(found), values)
 
 
 def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.models import check_known
@@ -145,27 +145,6 @@ def split_template(template: str) -> tuple[str, str]:
     return before, between
 
 
-def encode(
-    tokenizer: PreTrainedTokenizerBase,
-    query: str,
-    passages: Sequence[str],
-    *,
-    max_length: int,
-    template: str | None = None,
-) -> BatchEncoding:
-    """Token ids of the query with each passage, unpadded: what ``CrossEncoder.predict`` feeds.
-
-    Of pairs beyond ``max_length``, special tokens included, the longer text is cut first; what a
-    ``template`` makes of a pair is cut at its end.
-    """
-    inputs: tuple[list[str], ...] = ([query] * len(passages), list(passages))
-    if template is not None:
-        inputs = ([template.format(query=query, passage=passage) for passage in passages],)
-    return tokenizer(
-        *inputs, truncation="longest_first", max_length=max_length, return_attention_mask=False
-    )
-
-
 def token_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
     """Tokens of each text by itself: no special tokens, never cut."""
     options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
@@ -176,7 +155,9 @@ class RerankerDataset:
     """Records tokenised once.
 
     Row i is {"input_ids": C arrays (T,), "passage_lengths": (C,)}, with "token_type_ids" if the
-    tokenizer makes them, and with the record's "query_id" for prediction.
+    tokenizer makes them, and with the record's "query_id" for prediction. Of pairs beyond
+    ``max_length``, special tokens included, the longer text is cut first; what a ``template`` makes
+    of a pair is cut at its end.
 
     Args:
         rows: of the model's embeddings, one a token.
@@ -200,7 +181,12 @@ class RerankerDataset:
         skipped, cut = list[str](), 0
         for record in records:
             query, passages = record.query, record.passages
-            found = encode(tokenizer, query, passages, max_length=max_length, template=template)
+            inputs: tuple[list[str], ...] = ([query] * len(passages), list(passages))
+            if template is not None:
+                inputs = ([template.format(query=query, passage=text) for text in passages],)
+            # What CrossEncoder.predict feeds, unpadded.
+            limit: dict[str, Any] = {"truncation": "longest_first", "max_length": max_length}
+            found = tokenizer(*inputs, **limit, return_attention_mask=False)
             pairs, lengths = found.encodings or [], token_lengths(tokenizer, passages)
             start = 0 if template is None else len(template.format(query=query, passage=""))
             lost = [

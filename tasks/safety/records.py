@@ -59,7 +59,7 @@ def parse_instruction(row: Any, where: str) -> Record:
     """A benign prompt with its answer, {"instruction", "input", "output"}."""
     messages, answer, name = answered(row, where, INSTRUCTIONS, ANSWERS[2:])
     response = response_of(HELPFUL, answer, where, name)
-    return _of_kind(make_record({}, messages, [], where), "benign", response, REFUSES)
+    return _record(messages, where, "benign", response, REFUSES)
 
 
 @reads_whole
@@ -76,7 +76,7 @@ def parse_labelled(row: Any, where: str) -> Record:
             responses.append(answer)
         elif is_refusal(answer_text(answer.answer or "")):
             responses = [replace(REFUSES, answer=answer.answer)]
-    return _record(row, where, "unsafe", *responses)
+    return _record(conversation(row, where), where, "unsafe", *responses)
 
 
 @reads_whole
@@ -87,7 +87,8 @@ def parse_judgement(row: Any, where: str) -> Judgement:
         raise bad_field(where, "category", f"is {kind(harms)}", "Give {name: true or false}")
     seen = frozenset(name for name in harms if flag(harms, name, where, "category."))
     answer = _judged(row, "response", "is_safe", where)
-    record = _record(row, where, "unsafe", REFUSES, replace(answer, role=UNSAFE))
+    responses = REFUSES, replace(answer, role=UNSAFE)
+    record = _record(conversation(row, where), where, "unsafe", *responses)
     return Judgement(record, seen if answer.role == UNSAFE else frozenset())
 
 
@@ -99,8 +100,8 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
     for name, value in zip(("better", "safer"), chosen, strict=True):
         if isinstance(value, bool) or value not in (0, 1):
             raise bad_field(where, f"{name}_response_id", f"is {shown(value)}", "Give 0 or 1")
-    unsafe = UNSAFE in (each.role for each in responses)
-    record = _record(row, where, "unsafe" if unsafe else "benign", *responses)
+    of = "unsafe" if UNSAFE in (each.role for each in responses) else "benign"
+    record = _record(conversation(row, where), where, of, *responses)
     return AnswerPair(record, *map(int, chosen))
 
 
@@ -115,17 +116,15 @@ def parse_prompt(row: Any, where: str) -> Record:
         label = "unsafe" if str(row.get("type")).startswith("contrast_") else "safe"
     if label not in ("safe", "unsafe"):
         raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
-    return _record(row, where, "unsafe" if label == "unsafe" else "benign", REFUSES)
+    of = "unsafe" if label == "unsafe" else "benign"
+    return _record(conversation(row, where), where, of, REFUSES)
 
 
-def _record(row: dict[str, Any], where: str, kind: str, *responses: Response) -> Record:
-    return _of_kind(make_record({}, conversation(row, where), [], where), kind, *responses)
-
-
-def _of_kind(read: Record, kind: str, *responses: Response) -> Record:
+def _record(messages: list[Any], where: str, kind: str, *responses: Response) -> Record:
     """A benign or unsafe record, without tools and category, told apart by its texts."""
-    identity = (read.text,) if len(read.messages) == 1 else tuple(read.messages)
-    return Record(read.messages, [], responses, read.where, given_kind=kind, identity=identity)
+    read = make_record({}, messages, responses, where)
+    identity = (read.text,) if len(messages) == 1 else tuple(messages)
+    return replace(read, given_kind=kind, identity=identity)
 
 
 def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:

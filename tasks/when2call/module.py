@@ -152,13 +152,10 @@ class When2CallModule(LanguageModelModule):
         records: list[Record] = batch["records"]
         if any(record.choice for record in records):
             choices = collate_columns([*map(choices_of, records)], outputs.present.shape[1])
-            characters, choices, index = (
-                each.to(real.device)[real]
-                for each in (batch["characters"], choices, batch["index"])
-            )
-            of_candidates = outputs.log_likelihood[real], outputs.lengths[real], characters, choices
-            predicted = chosen_categories(*of_candidates)
-            update_choice_metrics(metrics, index, predicted, choices[:, 0])
+            given = outputs.log_likelihood, outputs.lengths, batch["characters"], choices
+            *candidates, index = (each.to(real.device)[real] for each in (*given, batch["index"]))
+            predicted = chosen_categories(*candidates)
+            update_choice_metrics(metrics, index, predicted, candidates[-1][:, 0])
 
 
 # The table of multiple choice --------------------------------------------------------------------

@@ -37,7 +37,7 @@ ONE_COPY = [
     "flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()"
 ]
 
-SCORE = "scores.append(score(model(**arguments).logits))"
+SCORE = "scores.append(score(self.model(**arguments).logits))"
 MASK = [
     f"tasks/reranker/module.py: {what}: {SCORE}" for what in ("_local_scalar_dense", "to(device)")
 ]

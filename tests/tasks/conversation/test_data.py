@@ -81,7 +81,7 @@ def test_files_of_several_schemas_are_one_training_set(fitted, tmp_path) -> None
 
 
 def test_the_file_of_a_role_gives_it_to_answers_without_one(tmp_path) -> None:
-    role_of = {"train": "reference", "learn": "learn", "keep": "keep", "forget": "forget"}
+    role_of = {"train": "avoid", "learn": "learn", "keep": "keep", "forget": "forget"}
     files, expected = {}, {}
     for name, role in role_of.items():
         row = {"prompt": f"{name}?", "answer": "Yes."} | (
@@ -90,7 +90,7 @@ def test_the_file_of_a_role_gives_it_to_answers_without_one(tmp_path) -> None:
         own = {"prompt": f"{name}, its own?", "answer": "Yes.", "role": "prefer"}
         files[f"{name}_file"] = str(write_rows(tmp_path / f"{name}.jsonl", [row, own]))
         expected |= {row["prompt"]: [role], own["prompt"]: ["prefer"]}
-    data = ConversationDataModule("unread", **files)
+    data = ConversationDataModule("unread", role="avoid", **files)
     records = [*data.task_records("train"), *data.task_records("val")]
     assert {record.messages[0]["content"]: [*record.roles] for record in records} == expected
 

@@ -103,11 +103,6 @@ def test_schema_is_told_by_its_columns(schema, row, expected) -> None:
     assert roles(record) == expected
 
 
-def test_role_of_a_response_without_one_is_an_option() -> None:
-    row = {"messages": [*ASK, SAID]}
-    assert roles(read_record(row, "f", role="prefer")) == [("prefer", "yes")]
-
-
 def test_pairs_of_different_conversations_are_refused() -> None:
     other = [{"role": "user", "content": "Bye"}, NOT_SAID]
     with pytest.raises(DataError, match="another conversation"):

@@ -257,24 +257,6 @@ def test_dropout_is_on_while_training_and_off_while_evaluating(
     assert modes == {True: {True}, False: {False}}
 
 
-def test_a_checkpoint_gives_the_same_scores(
-    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
-) -> None:
-    module = module_of(
-        tiny_cross_encoder_dir, Pointwise(alpha=2.0), objective_candidates="negatives"
-    )
-    run = quiet_trainer(tmp_path, max_epochs=1)
-    run.fit(module, data)
-    run.save_checkpoint(tmp_path / "last.ckpt")
-    loaded = RerankerModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
-    batch = batch_of([[9, 5, 12], [4, 8, 0]])
-    with torch.no_grad():
-        assert torch.equal(loaded.eval()(batch), module.eval()(batch))
-    assert loaded.objective_candidates == "negatives"
-    assert loaded.formulations == module.formulations
-    assert loaded.training_settings.optimization == FAST.optimization
-
-
 def test_the_data_take_the_input_format_from_the_module(
     data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
 ) -> None:
