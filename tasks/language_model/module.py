@@ -39,8 +39,13 @@ from pl_pointwise.task import Batch, Metrics, notes_of, objects_of_all_ranks
 from pl_pointwise.tasks.common.models import check_weights
 
 from .data import EncodedResponses
-from .likelihood.scoring import ReferenceCache, ResponseScorer, ResponseStatistics
-from .model.adapters import Lora, belongs_to_adapter, merged_model
+from .likelihood.scoring import (
+    ReferenceCache,
+    ResponseScorer,
+    ResponseStatistics,
+    belongs_to_adapter,
+)
+from .model.adapters import Lora, merged_model
 from .model.generation import Generation, generate_answers
 from .model.loading import Policy, load_encoder, load_language_model
 from .roles import Requirement, divergence, drop, lead, mean_over
@@ -215,12 +220,12 @@ class LanguageModelModule(PointwiseModule):
 
     def objective(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The mean over the objective's responses of KL per token, or of −s̄; 0 of none, (B,)."""
-        if self.trained_on == "kl":
-            return self._divergence(outputs, batch)
-        if self.trained_on == "cross_entropy":
-            carried = self.of_objective(batch).to(outputs.lengths.device, non_blocking=True)
-            return mean_over(-outputs.mean_log_likelihood, carried)
-        return self.own_loss(outputs, batch)
+        if self.trained_on not in ("kl", "cross_entropy"):
+            return self.own_loss(outputs, batch)
+        kl = self.trained_on == "kl"
+        carried = self.compared(batch) if kl else self.of_objective(batch)
+        values = divergence(outputs) if kl else -outputs.mean_log_likelihood
+        return mean_over(values, carried.to(values.device, non_blocking=True))
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The loss of an objective of the task's own, (B,)."""
@@ -263,11 +268,6 @@ class LanguageModelModule(PointwiseModule):
         """A constraint applies to the samples that have responses for it."""
         terms = {name: self.requirements[name].columns(batch) >= 0 for name in self.constraints}
         return {"objective": self.of_objective(batch).any(1), **terms}
-
-    def _divergence(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
-        """The mean over the responses compared of the KL per token, 0 of none, (B,)."""
-        compared = self.compared(batch).to(outputs.lengths.device, non_blocking=True)
-        return mean_over(divergence(outputs), compared)
 
     # Training -------------------------------------------------------------------------------------
 
@@ -324,9 +324,10 @@ class LanguageModelModule(PointwiseModule):
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
     ) -> None:
         """Adds the KL of a batch, and answers to its prompts where they are asked for."""
-        carries = self.compared(batch).any(1).to(real.device) & real
+        compared = self.compared(batch).to(real.device)
+        carries = compared.any(1) & real
         if outputs.kl is not None and carries.any():
-            metrics["kl"].update(self._divergence(outputs, batch)[carries])
+            metrics["kl"].update(mean_over(outputs.kl, compared)[carries])
         if stage in self._answered:
             self._answer(metrics, batch, stage)
 

@@ -1,4 +1,4 @@
-"""A batch of prompts and responses, and the (prompt, response) pairs in it.
+"""A batch of prompts and responses, the (prompt, response) pairs in it, and how a model reads them.
 
 Token ids, padded on the right. Every tensor has the samples in front:
 
@@ -89,7 +89,9 @@ class Pairs:
         return self.response_ids.flatten()[_places_of(filled, self.response_ids.device)]
 
     def only(self, places: set[tuple[int, int]]) -> Pairs:
-        """Some of the pairs."""
+        """Some of the pairs; these themselves where it is all of them."""
+        if len(places) == len(self.places):
+            return self
         lengths = [
             [length if (row, column) in places else 0 for column, length in enumerate(lengths)]
             for row, lengths in enumerate(self.response_lengths)
@@ -123,6 +125,44 @@ class Pairs:
         predicting = mask & (columns >= prompts[:, None] - 1)
         attended = mask.long().to(ids.device, non_blocking=True)
         return ids, attended, _places_of(predicting, ids.device)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Of the samples that have a pair, each prompt once and nothing padded."""
+        prompt_width, response_width = self.prompt_ids.shape[1], self.response_ids.shape[2]
+        responses_from = self.prompt_ids.numel()
+        source, positions, predicting = list[int](), list[int](), list[int]()
+        samples = list[list[int]]()
+        of_rows = zip(self.prompt_lengths, self.response_lengths, strict=True)
+        for row, (prompt, lengths) in enumerate(of_rows):
+            present = [(column, length) for column, length in enumerate(lengths) if length]
+            if not present:
+                continue
+            source += range(row * prompt_width, row * prompt_width + prompt)
+            positions += range(prompt)
+            last = len(source) - 1  # predicts the first token of each response
+            for column, length in present:
+                start = responses_from + (row * len(lengths) + column) * response_width
+                predicting += [last, *range(len(source), len(source) + length - 1)]
+                source += range(start, start + length - 1)
+                positions += range(prompt, prompt + length - 1)
+            samples.append([prompt, *(length - 1 for _, length in present)])
+        places, position_ids, predict = (
+            torch.tensor(each, dtype=torch.long).to(self.prompt_ids.device, non_blocking=True)
+            for each in (source, positions, predicting)
+        )
+        ids = torch.cat([self.prompt_ids.flatten(), self.response_ids.flatten()])[places]
+        return Layout(ids, position_ids, predict, samples)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A batch as one row of N tokens; see shared_prompt.py."""
+
+    ids: Tensor  # (N,)
+    positions: Tensor  # (N,) position ids
+    predicting: Tensor  # (n,) places in the row, by sample, response, token
+    samples: list[list[int]]  # of each the length of its prompt, and of all but a response's end
 
 
 def _places_of(mask: Tensor, device: torch.device) -> Tensor:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from pl_pointwise.task import Batch, evaluation_mode, replayed_random_state
+from pl_pointwise.task import Batch, replayed_random_state
 from pl_pointwise.tasks.common.records import digest
 
+from ..likelihood.scoring import base_of, inference
 from ..text.conversations import ConversationEncoder
 from ..text.reasoning import final_answer, in_thought, is_refusal
-from .adapters import adapters_off, base_of
 
 _TAIL = 32  # tokens at a prompt's end in which a thought may begin that the answer goes on with
 
@@ -119,9 +119,8 @@ def generate_ids(
         pad_token_id=ends[0],
         **(drawing if settings.sample else {}),
     )
-    mode = adapters_off(model) if reference else evaluation_mode(model)
     try:
-        with mode, replayed_random_state(base.device):
+        with inference(model, reference), replayed_random_state(base.device):
             torch.manual_seed(int(digest(settings.seed, filled)[:15], 16))
             whole = base.generate(input_ids=ids, attention_mask=mask.long())
     finally:
