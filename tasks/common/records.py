@@ -175,16 +175,6 @@ def validate_values(row: Any) -> Any:
     return row
 
 
-def _decoded(raw: Any, where: str) -> Row:
-    """A row, also from the bytes of a JSON line."""
-    try:
-        row = validate_values(from_json(raw) if isinstance(raw, bytes) else raw)
-    except (ValueError, RecursionError) as error:
-        remedy = "Give one complete JSON object a line, in UTF-8"
-        raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
-    return json_object(row, where)
-
-
 def records_of(
     rows: Iterable[tuple[str, Any]],
     source: str,
@@ -198,7 +188,12 @@ def records_of(
     records, skipped, unread = [], [], Counter[str]()
     for where, raw in rows:
         try:
-            row = _decoded(raw, where)
+            try:
+                given = validate_values(from_json(raw) if isinstance(raw, bytes) else raw)
+            except (ValueError, RecursionError) as error:
+                remedy = "Give one complete JSON object a line, in UTF-8"
+                raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
+            row = json_object(given, where)
             records.append(parse(row, where))
             unread.update({re.sub(r"\[\d+]", "[]", name)[:60] or "''" for name in row.unread()})
         except DataError as error:

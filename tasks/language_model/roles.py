@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -27,10 +28,8 @@ from .likelihood.batch import ABSENT, collate_columns, collate_responses
 from .likelihood.scoring import ResponseStatistics
 from .text.records import Record
 
-
-def mean_log_likelihood(outputs: ResponseStatistics) -> Tensor:
-    """s̄ of each response, (B, R)."""
-    return outputs.mean_log_likelihood
+mean_log_likelihood: Callable[[ResponseStatistics], Tensor] = attrgetter("mean_log_likelihood")
+"""s̄ of each response, (B, R)."""
 
 
 def log_ratio(outputs: ResponseStatistics) -> Tensor:

@@ -45,10 +45,8 @@ def collate_responses(
 
 def collate_columns(values: Sequence[Sequence[int]], width: int, filler: int = ABSENT) -> Tensor:
     """Rows of numbers as a long tensor (B, width); the filler where a row has none."""
-    found = torch.full((len(values), width), filler, dtype=torch.long)
-    for place, of_row in enumerate(values):
-        found[place, : len(of_row)] = torch.as_tensor(of_row, dtype=torch.long)
-    return found
+    rows = [[*of_row, *[filler] * (width - len(of_row))] for of_row in values]
+    return torch.tensor(rows, dtype=torch.long).view(len(rows), width)
 
 
 @dataclass(frozen=True)

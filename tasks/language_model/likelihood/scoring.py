@@ -16,7 +16,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -118,16 +118,12 @@ class ResponseScorer:
         chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
         one_of("method", method, ("auto", *get_args(ScoringMethod)))
-        self.model = model
+        self.model, self.base = model, base_of(model)
         self.method = method
         self.cache = cache
         self.chunk_elements = chunk_elements
         if method == "shared_prompt":
             install(self.base)
-
-    @cached_property
-    def base(self) -> PreTrainedModel:
-        return base_of(self.model)
 
     def __call__(
         self, batch: Batch, reference: bool | Tensor = True, leads: bool = False

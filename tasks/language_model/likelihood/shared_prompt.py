@@ -23,7 +23,6 @@ attention other than "sdpa". scoring.py compares with the plain computation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -77,13 +76,21 @@ trunk), None for causal and nothing else; and the branches, (1, 1, branches, all
 def _mask(*args: Any, **kwargs: Any) -> Any:
     """The usual mask, or a row's in its place.
 
-    The model's rule, mask_function, is plainly causal if nothing was put on top
-    (allow_is_causal_skip) and no window or chunk (local_size) is reached.
+    The model's rule, mask_function(sample, head, query position, key position) → bool, is plainly
+    causal if nothing was put on top (allow_is_causal_skip) and no window or chunk (local_size) is
+    reached.
     """
     if (layout := LAYOUT.get()) is None:
         return sdpa_mask(*args, **kwargs)
     device, local_size = layout.positions.device, kwargs.get("local_size")
-    allowed = partial(_visible, kwargs["mask_function"])
+    zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+
+    def allowed(queries: Tensor, keys: Tensor) -> Tensor:
+        """What queries at positions (Q,) see of keys at (K,): bool (1, 1, Q, K)."""
+        q, k = queries[None, None, :, None], keys[None, None, None, :]
+        seen: Tensor = kwargs["mask_function"](zero, zero, q, k)
+        return seen.expand(1, 1, len(queries), len(keys))
+
     row: RowMask = []
     start = 0
     for lengths in layout.samples:
@@ -100,16 +107,6 @@ def _mask(*args: Any, **kwargs: Any) -> Any:
             branches = allowed(positions[trunk:], positions) & seen
         row.append((trunk, size, None if causal else allowed(front, front), branches))
     return row
-
-
-def _visible(mask_function: Callable[..., Tensor], queries: Tensor, keys: Tensor) -> Tensor:
-    """What a model's rule lets queries at positions (Q,) see of keys at (K,): bool (1, 1, Q, K).
-
-    mask_function(sample, head, query position, key position) → bool is the rule.
-    """
-    zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=queries.device)
-    rule = mask_function(zero, zero, queries[None, None, :, None], keys[None, None, None, :])
-    return rule.expand(1, 1, len(queries), len(keys))
 
 
 def _attention(

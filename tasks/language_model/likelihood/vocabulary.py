@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -236,10 +235,9 @@ class _Project(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, products: torch.dtype) -> Tensor:
-        trained = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
-        ctx.save_for_backward(weight, hidden if trained else None)  # type: ignore[arg-type]
-        ctx.products, ctx.dtype = products, hidden.dtype  # type: ignore[attr-defined]
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, products: torch.dtype) -> Tensor:
+        ctx.save_for_backward(weight, hidden if ctx.needs_input_grad[1] else None)
+        ctx.products, ctx.dtype = products, hidden.dtype
         return _multiply(hidden, weight.t(), products)
 
     @staticmethod

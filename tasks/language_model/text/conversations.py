@@ -42,6 +42,7 @@ from .records import Record
 
 DATE = datetime(2024, 7, 26)
 """The date that a template gets as today's, or a run could not be repeated tomorrow."""
+_TODAY = r"strftime_now\(\s*(['\"])(.*?)\1\s*\)"
 
 _PROBE, _VALUE, _SECOND = Parts("probe of an answer"), "probe of an argument", "second_probe"
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
@@ -230,10 +231,11 @@ class ConversationEncoder:
             for tool in record.tools
         ]
         try:
+            template = self.tokenizer.get_chat_template(tools=listed or None)
             text = self.tokenizer.apply_chat_template(
                 turns,
                 tools=listed or None,
-                chat_template=_with_date(self.tokenizer.get_chat_template(tools=listed or None)),
+                chat_template=re.sub(_TODAY, lambda found: repr(DATE.strftime(found[2])), template),
                 add_generation_prompt=answer is None,
                 tokenize=False,
                 **self.template_arguments,
@@ -271,24 +273,17 @@ class ConversationEncoder:
 
         def behind(prompt: list[int], text: str) -> list[int]:
             ids, seam = next(rest), len(prompt)
-            return ids[seam:] if ids[:seam] == prompt else self._alone(text)
+            if ids[:seam] == prompt:
+                return ids[seam:]
+            # Within a line, as at its start some tokenizers put a blank in front.
+            line, within, alone = self._ids(["\n", "\n" + text, text])
+            return within[len(line) :] if within[: len(line)] == line else alone
 
         pairs = zip(encoded, responses, strict=False)
         return [(prompt, [behind(prompt, text) for text in texts]) for prompt, texts in pairs]
 
-    def _alone(self, text: str) -> list[int]:
-        """Token ids of a text within a line: at its start some tokenizers put a blank in front."""
-        line, whole, alone = self._ids(["\n", "\n" + text, text])
-        return whole[len(line) :] if whole[: len(line)] == line else alone
-
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
-
-
-def _with_date(template: str) -> str:
-    """The template with :data:`DATE` for the day's date."""
-    call = r"strftime_now\(\s*(['\"])(.*?)\1\s*\)"
-    return re.sub(call, lambda found: repr(DATE.strftime(found[2])), template)
 
 
 def _any_of(tokens: Sequence[str]) -> str:
