@@ -73,8 +73,7 @@ def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
     """A blank cell is null."""
     csv.field_size_limit(2**31 - 1)  # of the process: a long conversation is one cell
     text = codecs.iterdecode(file, "utf-8-sig")
-    more = "cells beyond the header"
-    rows = csv.DictReader(text, delimiter=delimiter, restkey=more, strict=True)
+    rows = csv.DictReader(text, delimiter=delimiter, restkey="cells beyond the header", strict=True)
     if len(set(names := rows.fieldnames or [])) < len(names):
         raise ValueError(f"two columns of one name in the header {shown(names)}")
     return ({name: cell or None for name, cell in row.items()} for row in rows)
@@ -139,12 +138,6 @@ def hub_split(path: str, config: str | None, split: str) -> Any:
             f"{path} ({which}) cannot be loaded: {error}. Check name and network, or take another "
             "source."
         ) from error
-
-
-def numbered(rows: Iterable[Any], source: str) -> Iterator[tuple[str, Any]]:
-    """(where, row) of rows of Arrow, as the hub's are."""
-    for number, row in enumerate(rows, start=1):
-        yield f"{source}, record {number}", without_padding(row)
 
 
 def without_padding(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,12 +98,15 @@ class Pairs:
 
     def within(self, pairs: Pairs) -> Tensor:
         """(n,) places of these tokens among those of a larger selection from the same batch."""
-        chosen, sizes = set(self.places), torch.tensor([pairs.length(*p) for p in pairs.places])
+        chosen = set(self.places)
         kept = torch.tensor([place in chosen for place in pairs.places])
-        return _places_of(kept.repeat_interleave(sizes), self.targets.device)
+        tokens = kept.repeat_interleave(torch.tensor(pairs.sizes))
+        return _places_of(tokens, self.response_ids.device)
 
-    def length(self, row: int, column: int) -> int:
-        return self.response_lengths[row][column]
+    @property
+    def sizes(self) -> list[int]:
+        """The tokens of each pair's response."""
+        return [self.response_lengths[row][column] for row, column in self.places]
 
     def sequences(self) -> tuple[Tensor, Tensor, Tensor]:
         """Whole sequences, padded on the right: ids (M, L), mask (M, L), predicting places (n,).
@@ -112,7 +115,7 @@ class Pairs:
         (M·L,) sequences.
         """
         prompts = torch.tensor([self.prompt_lengths[row] for row, _ in self.places])
-        sizes = prompts + torch.tensor([self.length(*place) for place in self.places]) - 1
+        sizes = prompts + torch.tensor(self.sizes) - 1
         columns = torch.arange(int(sizes.max()))
         ids = self.prompt_ids.new_zeros((len(sizes), len(columns)))
         for sequence, (row, column) in enumerate(self.places):

@@ -152,9 +152,10 @@ class ResponseScorer:
         would hide a shift by one position.
         """
         pairs = Pairs.of(batch)
-        row, column = max(pairs.places, key=lambda p: pairs.prompt_lengths[p[0]] + pairs.length(*p))
-        prompt = pairs.prompt_ids[row, : pairs.prompt_lengths[row]].tolist()
-        response = pairs.response_ids[row, column, : pairs.length(row, column)].tolist()
+        prompts, responses = pairs.prompt_lengths, pairs.response_lengths
+        row, column = max(pairs.places, key=lambda p: prompts[p[0]] + responses[p[0]][p[1]])
+        prompt = pairs.prompt_ids[row, : prompts[row]].tolist()
+        response = pairs.response_ids[row, column, : responses[row][column]].tolist()
         thrice = collate_responses([prompt, prompt], [[response, response], [response]])
         pairs = Pairs.of({name: each.to(pairs.prompt_ids.device) for name, each in thrice.items()})
         once = pairs.only({(0, 0)})
@@ -254,14 +255,13 @@ class ResponseScorer:
         keys = {}
         for row, column in wanted.places:
             prompt = prompts[row, : wanted.prompt_lengths[row]]
-            response = responses[row, column, : wanted.length(row, column)]
+            response = responses[row, column, : wanted.response_lengths[row][column]]
             keys[row, column] = prompt.numpy().tobytes(), response.numpy().tobytes()
         missing = wanted.only({place for place, key in keys.items() if key not in self.cache})
         if missing.places:
             with inference(self.model, reference=True):
                 hidden = self._hidden(missing)
-            sizes = [missing.length(*place) for place in missing.places]
-            for place, piece in zip(missing.places, hidden.split(sizes), strict=True):
+            for place, piece in zip(missing.places, hidden.split(missing.sizes), strict=True):
                 kept = piece.detach().to("cpu", self.cache.dtype, copy=True)
                 self.cache[keys[place]] = kept.contiguous()
         device = wanted.prompt_ids.device
@@ -338,7 +338,7 @@ def reference_problem(model: nn.Module) -> str | None:
             "without a reference, such as cross_entropy."
         )
     for name, weight in model.named_parameters():
-        if weight.requires_grad and not belongs_to_adapter(model, name):
+        if weight.requires_grad and not of_adapter(model, name):
             return (
                 f"The reference policy would move: base weights are trained (as {name}). Freeze "
                 "them, or ask for no reference."
@@ -346,7 +346,7 @@ def reference_problem(model: nn.Module) -> str | None:
     return None
 
 
-def belongs_to_adapter(model: nn.Module, name: str) -> bool:
+def of_adapter(model: nn.Module, name: str) -> bool:
     """Whether a parameter is an adapter's, by the names that PEFT gives them."""
     if not isinstance(model, PeftModel):
         return False

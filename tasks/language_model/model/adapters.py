@@ -20,7 +20,6 @@ from pl_pointwise.errors import UnsupportedError, one_of
 
 from ..likelihood.vocabulary import decoder_of
 
-ATTENTION = "attention"
 UNMERGEABLE = frozenset({"layer_replication", "lora_bias"})
 """Options of PEFT that add weights which the base has not."""
 _LINEAR = (nn.Linear, Conv1D)
@@ -87,7 +86,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     if targets == "all-linear" and routers:
         more = {"exclude_modules": routers, **more}
     try:
-        if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
+        if targets == "attention" or (targets is None and not lora.target_parameters and unknown):
             targets = _attention_targets(model, lora)
         options = {**vars(lora), "target_modules": targets, "task_type": "CAUSAL_LM"}
         del options["peft"]

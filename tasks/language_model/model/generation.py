@@ -53,9 +53,7 @@ class Generation:
 
 def decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:
     """The text of tokens, special ones included."""
-    text = encoder.tokenizer.decode(list(ids), skip_special_tokens=False)
-    assert isinstance(text, str)
-    return text
+    return str(encoder.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def text_of_response(encoder: ConversationEncoder, batch: Batch, row: int, column: int) -> str:
@@ -107,8 +105,8 @@ def generate_ids(
     # in the same place for every prompt.
     filled = [[ends[0]] * (width - len(prompt)) + list(prompt) for prompt in prompts]
     ids = torch.tensor(filled, device=base.device)
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=base.device)
-    mask = torch.arange(width, device=base.device) >= width - lengths[:, None]
+    attended = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    mask = torch.tensor(attended, device=base.device)
     own = base.generation_config
     # generate() fills in from the model's own whatever is not set, so those are set aside.
     drawing = {"temperature": float(settings.temperature), "top_k": settings.top_k}
@@ -122,7 +120,7 @@ def generate_ids(
     try:
         with inference(model, reference), replayed_random_state(base.device):
             torch.manual_seed(int(digest(settings.seed, filled)[:15], 16))
-            whole = base.generate(input_ids=ids, attention_mask=mask.long())
+            whole = base.generate(input_ids=ids, attention_mask=mask)
     finally:
         base.generation_config = own
     assert isinstance(whole, Tensor)

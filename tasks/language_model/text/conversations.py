@@ -36,7 +36,7 @@ from transformers import PreTrainedTokenizerBase
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import shown
 
-from .messages import Answer, Message, Parts, parts_of
+from .messages import Message, Parts, parts_of
 from .reasoning import THOUGHTS, empty_thought, split_thought
 from .records import Record
 
@@ -106,12 +106,10 @@ class ConversationEncoder:
             self._calls_a_turn = 0
             return
         tail = written.rpartition(_VALUE)[2]
-        marks = re.findall(special, tail)
-        if marks:
+        self._behind_call = None, self.closing
+        if marks := re.findall(special, tail):
             end = next((end for end in self._ends if end in marks), marks[-1])
             self._behind_call = tail[tail.index(end) :], end
-        else:
-            self._behind_call = None, self.closing
         with suppress(DataError):
             both = Parts(calls=[_CALL, {**_CALL, "name": _SECOND}])
             if _SECOND not in self._render(_ASK, both):
@@ -126,7 +124,11 @@ class ConversationEncoder:
     def texts(self, record: Record) -> tuple[str, list[str]]:
         """The prompt, and the text of each answer behind it with what ends the turn."""
         render = partial(self._render, record)
-        every, base = [self._parts(answer) for answer in record.answers], render()
+        every, base = [*map(parts_of, record.answers)], render()
+        for place, parts in enumerate(every):
+            if self._thinks and not parts.reasoning:  # Then one may stand in the text.
+                thought, text = split_thought(parts.text)
+                every[place] = Parts(text, parts.calls, thought)
         if any(parts.reasoning for parts in every):
             prompt, head = base, base
         else:
@@ -168,14 +170,6 @@ class ConversationEncoder:
         """Characters of a response, without what ends the turn."""
         closings = (self.closing, self._behind_call[1])
         return len(response) - max(len(each) for each in closings if response.endswith(each))
-
-    def _parts(self, answer: Answer) -> Parts:
-        """The parts of an answer; a thought in the text is separated if the template knows any."""
-        parts = parts_of(answer)
-        if self._thinks and not parts.reasoning:
-            thought, text = split_thought(parts.text)
-            parts = Parts(text, parts.calls, thought)
-        return parts
 
     def _turns(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as the template reads them: calls in its form, results with their call's."""

@@ -87,10 +87,8 @@ def answer_text(answer: Answer) -> str:
 
 def turn_text(message: Message) -> str:
     """A turn for reports: role, content, and tool calls as JSON."""
-    calls = [call["function"] for call in message.get("tool_calls") or []]
-    return f"{message['role']}: " + "\n".join(
-        filter(None, [message["content"], *map(answer_text, calls)])
-    )
+    calls = [answer_text(call["function"]) for call in message.get("tool_calls") or []]
+    return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))
 
 
 # Messages -----------------------------------------------------------------------------------------
