@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
 
-from .records import digest, hub_split, numbered, records_of, rows_of
+from .records import digest, hub_split, records_of, rows_of, without_padding
 
 Needs = Mapping[str, tuple[str, ...]]
 """Data sets by stage; the first it cannot do without, of `test` any."""
@@ -105,9 +105,9 @@ class RecordsDataModule(PointwiseDataModule):
         for path in self.files.get(name, ()):
             found += records_of(rows_of(path), path, parse, self.skips(name))
         if not found and self.source == "hub" and (place := self.on_hub(name)):
-            source = f"{place[0]}, {place[2]}"
-            rows = numbered(hub_split(*place), source)
-            return records_of(rows, source, parse, self.skip_invalid)
+            source, rows = f"{place[0]}, {place[2]}", enumerate(hub_split(*place), start=1)
+            given = ((f"{source}, record {n}", without_padding(row)) for n, row in rows)
+            return records_of(given, source, parse, self.skip_invalid)
         return found
 
     # For these ------------------------------------------------------------------------------------

@@ -73,8 +73,7 @@ def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
     """A blank cell is null."""
     csv.field_size_limit(2**31 - 1)  # of the process: a long conversation is one cell
     text = codecs.iterdecode(file, "utf-8-sig")
-    more = "cells beyond the header"
-    rows = csv.DictReader(text, delimiter=delimiter, restkey=more, strict=True)
+    rows = csv.DictReader(text, delimiter=delimiter, restkey="cells beyond the header", strict=True)
     if len(set(names := rows.fieldnames or [])) < len(names):
         raise ValueError(f"two columns of one name in the header {shown(names)}")
     return ({name: cell or None for name, cell in row.items()} for row in rows)
@@ -141,12 +140,6 @@ def hub_split(path: str, config: str | None, split: str) -> Any:
         ) from error
 
 
-def numbered(rows: Iterable[Any], source: str) -> Iterator[tuple[str, Any]]:
-    """(where, row) of rows of Arrow, as the hub's are."""
-    for number, row in enumerate(rows, start=1):
-        yield f"{source}, record {number}", without_padding(row)
-
-
 def without_padding(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row without the nulls that Arrow fills the objects of one column with."""
     meant = ("default", "const", "arguments")
@@ -175,16 +168,6 @@ def validate_values(row: Any) -> Any:
     return row
 
 
-def _decoded(raw: Any, where: str) -> Row:
-    """A row, also from the bytes of a JSON line."""
-    try:
-        row = validate_values(from_json(raw) if isinstance(raw, bytes) else raw)
-    except (ValueError, RecursionError) as error:
-        remedy = "Give one complete JSON object a line, in UTF-8"
-        raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
-    return json_object(row, where)
-
-
 def records_of(
     rows: Iterable[tuple[str, Any]],
     source: str,
@@ -198,7 +181,12 @@ def records_of(
     records, skipped, unread = [], [], Counter[str]()
     for where, raw in rows:
         try:
-            row = _decoded(raw, where)
+            try:
+                given = validate_values(from_json(raw) if isinstance(raw, bytes) else raw)
+            except (ValueError, RecursionError) as error:
+                remedy = "Give one complete JSON object a line, in UTF-8"
+                raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
+            row = json_object(given, where)
             records.append(parse(row, where))
             unread.update({re.sub(r"\[\d+]", "[]", name)[:60] or "''" for name in row.unread()})
         except DataError as error:

@@ -203,8 +203,7 @@ class FamilyModule(PointwiseModule):
         return found
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        names = ("gap", "worst", "beyond", "equality")
-        return {name: MeanBySample() for name in names}
+        return {name: MeanBySample() for name in ("gap", "worst", "beyond", "equality")}
 
     def update_evaluation_metrics(
         self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor, stage: str

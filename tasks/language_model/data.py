@@ -207,7 +207,15 @@ class EncodedResponses:
         rendered = []
         for record in records:
             try:
-                rendered.append((record, *render(record, encoder)))
+                prompt, texts = encoder.texts(record)
+                sides = [*zip(texts, record.opposed, strict=True)]
+                if {text for text, no in sides if no} & {text for text, no in sides if not no}:
+                    raise DataError(
+                        f"{record.where}: the chat template renders two responses alike, so one "
+                        "would have to be likely and unlikely at once. Change one, or take out "
+                        "the record."
+                    )
+                rendered.append((record, prompt, texts))
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
         encoded = encoder.encode([prompt for _, prompt, _ in rendered], [r for *_, r in rendered])
@@ -301,15 +309,3 @@ class EncodedResponses:
             for each in self.records
         ]
         return digest(found.hexdigest(), asked)
-
-
-def render(record: Record, encoder: ConversationEncoder) -> tuple[str, list[str]]:
-    """The prompt and each response as the model reads them."""
-    prompt, rendered = encoder.texts(record)
-    unlikely = {text for text, opposed in zip(rendered, record.opposed, strict=True) if opposed}
-    if unlikely.intersection(t for t, o in zip(rendered, record.opposed, strict=True) if not o):
-        raise DataError(
-            f"{record.where}: the chat template renders two responses alike, so one would have "
-            "to be likely and unlikely at once. Change one, or take out the record."
-        )
-    return prompt, rendered

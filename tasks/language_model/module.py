@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,8 +40,8 @@ from pl_pointwise.task import Batch, Metrics, notes_of, objects_of_all_ranks
 from pl_pointwise.tasks.common.models import check_weights
 
 from .data import EncodedResponses
-from .likelihood.scoring import ReferenceCache, ResponseScorer, ResponseStatistics
-from .model.adapters import Lora, belongs_to_adapter, merged_model
+from .likelihood.scoring import ReferenceCache, ResponseScorer, ResponseStatistics, of_adapter
+from .model.adapters import Lora, merged_model
 from .model.generation import Generation, generate_answers
 from .model.loading import Policy, load_encoder, load_language_model
 from .roles import Requirement, divergence, drop, lead, mean_over
@@ -129,11 +130,8 @@ class LanguageModelModule(PointwiseModule):
         objective: str,
         training: Training,
     ) -> None:
-        measured = {
-            name: getattr(evaluation, f"{name}_tolerance")
-            for name, value in tolerances.items()
-            if value is not None
-        }
+        asked = [name for name, value in tolerances.items() if value is not None]
+        measured = {name: getattr(evaluation, f"{name}_tolerance") for name in asked}
 
         def constraints(prefix: str, of: Mapping[str, float | None]) -> dict[str, Constraint]:
             return {
@@ -149,6 +147,8 @@ class LanguageModelModule(PointwiseModule):
             training=training,
         )
         self.host_keys = tuple({*self.host_keys, *(r.role for r in self.requirements.values())})
+        # With any the share of answers that stop only at the length limit.
+        self._rates = {**self.rates, "cut": Rate("cut")} if self.rates else {}
         self.trained_on = objective
         self.evaluation = evaluation
         self.answers: dict[str, list[dict[str, Any]]] = {}
@@ -215,12 +215,12 @@ class LanguageModelModule(PointwiseModule):
 
     def objective(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The mean over the objective's responses of KL per token, or of −s̄; 0 of none, (B,)."""
-        if self.trained_on == "kl":
-            return self._divergence(outputs, batch)
-        if self.trained_on == "cross_entropy":
-            carried = self.of_objective(batch).to(outputs.lengths.device, non_blocking=True)
-            return mean_over(-outputs.mean_log_likelihood, carried)
-        return self.own_loss(outputs, batch)
+        if self.trained_on not in ("kl", "cross_entropy"):
+            return self.own_loss(outputs, batch)
+        kl = self.trained_on == "kl"
+        carried = self.compared(batch) if kl else self.of_objective(batch)
+        values = divergence(outputs) if kl else -outputs.mean_log_likelihood
+        return mean_over(values, carried.to(values.device, non_blocking=True))
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The loss of an objective of the task's own, (B,)."""
@@ -230,24 +230,25 @@ class LanguageModelModule(PointwiseModule):
 
     def constraint_values(self, outputs: ResponseStatistics, batch: Batch) -> dict[str, Tensor]:
         """By constraint the values of the responses it is about, (B,) or (B, K)."""
-        found = {}
+        found, own_bounds = {}, not batch["shift"].isnan().all()
         for name in self.constraints:
-            values = self._response_values(name, outputs, batch)
+            values = self.requirements[name].value(outputs)
+            if own_bounds and self.requirements[name].value not in (drop, lead):
+                values = self._from_own_bounds(name, values, outputs, batch)
             columns = self.requirements[name].columns(batch).clamp(min=0)
             columns = columns.to(values.device, non_blocking=True)
             rows = columns.reshape(len(columns), -1)
             found[name] = values.gather(1, rows).view(columns.shape)
         return found
 
-    def _response_values(self, name: str, outputs: ResponseStatistics, batch: Batch) -> Tensor:
-        """What is bounded of each response, (B, R); of one with its own bound ℓ − own + ε.
+    def _from_own_bounds(
+        self, name: str, values: Tensor, outputs: ResponseStatistics, batch: Batch
+    ) -> Tensor:
+        """Of each response ℓ, (B, R); of one with its own bound ℓ − own + ε.
 
         That meets the role's ε where ℓ meets its own; of a relative one it is ℓ − ℓ_ref + δ + ε.
         A band is around the own bound, so there ε is not added. A floor and a lead know none.
         """
-        values = self.requirements[name].value(outputs)
-        if batch["shift"].isnan().all() or self.requirements[name].value in (drop, lead):
-            return values
         shift = batch["shift"].to(values, non_blocking=True)
         own, reference = values, outputs.reference_mean_log_likelihood
         if reference is not None:
@@ -263,11 +264,6 @@ class LanguageModelModule(PointwiseModule):
         """A constraint applies to the samples that have responses for it."""
         terms = {name: self.requirements[name].columns(batch) >= 0 for name in self.constraints}
         return {"objective": self.of_objective(batch).any(1), **terms}
-
-    def _divergence(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
-        """The mean over the responses compared of the KL per token, 0 of none, (B,)."""
-        compared = self.compared(batch).to(outputs.lengths.device, non_blocking=True)
-        return mean_over(divergence(outputs), compared)
 
     # Training -------------------------------------------------------------------------------------
 
@@ -312,21 +308,16 @@ class LanguageModelModule(PointwiseModule):
 
     def evaluation_metrics(self) -> Metrics:
         """The KL of adapters, and rates of the generated answers."""
-        rates = {name: MeanBySample() for name in self._rates}
-        return {"kl": MeanMetric(), **rates}
-
-    @property
-    def _rates(self) -> dict[str, Rate]:
-        """The task's, and with any the share of answers that stop only at the length limit."""
-        return {**self.rates, "cut": Rate("cut")} if self.rates else {}
+        return {"kl": MeanMetric(), **{name: MeanBySample() for name in self._rates}}
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
     ) -> None:
         """Adds the KL of a batch, and answers to its prompts where they are asked for."""
-        carries = self.compared(batch).any(1).to(real.device) & real
+        compared = self.compared(batch).to(real.device)
+        carries = compared.any(1) & real
         if outputs.kl is not None and carries.any():
-            metrics["kl"].update(self._divergence(outputs, batch)[carries])
+            metrics["kl"].update(mean_over(outputs.kl, compared)[carries])
         if stage in self._answered:
             self._answer(metrics, batch, stage)
 
@@ -351,13 +342,12 @@ class LanguageModelModule(PointwiseModule):
         kinds = [self.prompt_kind(batch["records"][row]) for row, _ in asked]
         for name, rate in self._rates.items():
             counted = [
-                answer
+                (answer["index"], float(rate.value(answer[rate.entry])))
                 for answer, kind in zip(new, kinds, strict=True)
                 if rate.kind in (None, kind) and rate.entry in answer
             ]
             if counted:
-                index = torch.tensor([answer["index"] for answer in counted])
-                values = torch.tensor([float(rate.value(answer[rate.entry])) for answer in counted])
+                index, values = map(torch.tensor, zip(*counted, strict=True))
                 device = metrics[name].device
                 metrics[name].update(index.to(device), values.to(device))
 
@@ -378,21 +368,20 @@ class LanguageModelModule(PointwiseModule):
 
     def finish_evaluation_metrics(self, metrics: dict[str, Metrics]) -> None:
         """Writes the answers to ``answers/<data set>.jsonl``; none of a confidential model."""
-        answered = {name: metrics[name] for name in metrics if name in self._answered}
+        answered = [name for name in metrics if name in self._answered]
         if not answered and not self.trainer.testing:  # A validation during training.
             return
         self.answers = {
-            name: self.answers[name] if of_it["cut"].update_called else []
-            for name, of_it in answered.items()
+            name: self.answers[name] if metrics[name]["cut"].update_called else []
+            for name in answered
         }
         if not notes_of(self).confidential:
             self.report_answers({name: self._write_answers(name) for name in answered})
 
     def _write_answers(self, stage: str) -> list[dict[str, Any]]:
         """Writes the answers of all ranks to one data set, and returns them by index."""
-        gathered = objects_of_all_ranks(self.answers[stage])
-        answers = [answer for of_rank in gathered for answer in of_rank]
-        answers.sort(key=lambda answer: int(answer["index"]))
+        gathered = chain.from_iterable(objects_of_all_ranks(self.answers[stage]))
+        answers = sorted(gathered, key=lambda answer: int(answer["index"]))
         if self.trainer.is_global_zero:
             path = Path(self.trainer.default_root_dir) / "answers" / f"{stage}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -442,9 +431,8 @@ class LanguageModelModule(PointwiseModule):
         prompts: {"messages": [{"role", "content"}], "tools": […]}, tools where there are any.
         Returns: as :meth:`generate`.
         """
-        records = (
-            Record(p["messages"], p.get("tools") or [], (), "a prompt to answer") for p in prompts
-        )
+        where = "a prompt to answer"
+        records = [Record(p["messages"], p.get("tools") or [], (), where) for p in prompts]
         texts = [self.encoder.texts(record)[0] for record in records]
         ids = [ids for ids, _ in self.encoder.encode(texts, [[]] * len(texts))]
         return generate_answers(self.model, self.encoder, ids, self.generation, reference)
@@ -456,17 +444,15 @@ class LanguageModelModule(PointwiseModule):
         without adapters, the whole model, which `AutoModelForCausalLM` loads, and a run takes as
         `model_name`.
         """
-        model = self.model
-        whole = self.policy.merge_on_export or not isinstance(model, PeftModel)
-        package = "transformers" if whole else "peft"
-        kind = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
+        model, package, kind = self.model, "transformers", "AutoModelForCausalLM"
         with replaced_folder(Path(path)) as folder:
-            if isinstance(model, PeftModel) and not whole:
+            if isinstance(model, PeftModel) and not self.policy.merge_on_export:
+                package, kind = "peft", "AutoPeftModelForCausalLM"
                 model.active_peft_config.revision = self.revision  # of the base
                 model.save_pretrained(folder)
             else:
-                merged = merged_model(model) if isinstance(model, PeftModel) else model
-                merged.save_pretrained(folder)
+                whole = merged_model(model) if isinstance(model, PeftModel) else model
+                whole.save_pretrained(folder)
                 check_weights(AutoModelForCausalLM, folder)
             self.tokenizer.save_pretrained(folder)
             write_card(
@@ -501,7 +487,7 @@ class LanguageModelModule(PointwiseModule):
 
     def _trained_names(self) -> set[str]:
         """Names, in the state, of what is trained or belongs to the adapters."""
-        of_adapters = [n for n in self.model.state_dict() if belongs_to_adapter(self.model, n)]
+        of_adapters = [n for n in self.model.state_dict() if of_adapter(self.model, n)]
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         return trained | {f"model.{name}" for name in of_adapters}
 

@@ -96,8 +96,7 @@ class Requirement:
                 "Give a negative number; or null, where the option takes it, for no such "
                 "constraint."
             )
-        upper = self.bound == "at_most"
-        return Constraint(at_most=tolerance) if upper else Constraint(at_least=tolerance)
+        return Constraint(**{self.bound: tolerance})
 
     def columns(self, batch: Batch) -> Tensor:
         """Which responses of a batch it is about, (B,) or (B, K); −1 for none."""
@@ -127,7 +126,7 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dic
         [[response.tolist() for response in row["responses"]] for row in rows],
         rows[0]["columns"],
     )
-    batch["index"] = torch.tensor([row["index"] for row in rows])
+    batch |= {name: torch.tensor([row[name] for row in rows]) for name in ("index", "rank")}
     # An array: within a list Lightning's precisions such as bf16-true look for tensors, and die.
     batch["records"] = np.array(records, dtype=object)
     numbers = [[roles.index(role) for role in record.roles] for record in records]
@@ -143,7 +142,6 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dic
                 # s̄ ≥ ε becomes s̄ − ε ≥ 0, and s̄ ≥ s̄_ref − δ becomes s̄ − s̄_ref + δ ≥ 0.
                 batch["shift"][row, column] = own if response.relative else -own
                 batch["relative"][row, column] = response.relative
-    batch["rank"] = torch.tensor([row["rank"] for row in rows])
     return batch
 
 

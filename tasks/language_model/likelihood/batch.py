@@ -1,4 +1,4 @@
-"""A batch of prompts and responses, and the (prompt, response) pairs in it.
+"""A batch of prompts and responses, the (prompt, response) pairs in it, and how a model reads them.
 
 Token ids, padded on the right. Every tensor has the samples in front:
 
@@ -45,10 +45,8 @@ def collate_responses(
 
 def collate_columns(values: Sequence[Sequence[int]], width: int, filler: int = ABSENT) -> Tensor:
     """Rows of numbers as a long tensor (B, width); the filler where a row has none."""
-    found = torch.full((len(values), width), filler, dtype=torch.long)
-    for place, of_row in enumerate(values):
-        found[place, : len(of_row)] = torch.as_tensor(of_row, dtype=torch.long)
-    return found
+    rows = [[*of_row, *[filler] * (width - len(of_row))] for of_row in values]
+    return torch.tensor(rows, dtype=torch.long).view(len(rows), width)
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,9 @@ class Pairs:
         return self.response_ids.flatten()[_places_of(filled, self.response_ids.device)]
 
     def only(self, places: set[tuple[int, int]]) -> Pairs:
-        """Some of the pairs."""
+        """Some of the pairs; these themselves where it is all of them."""
+        if len(places) == len(self.places):
+            return self
         lengths = [
             [length if (row, column) in places else 0 for column, length in enumerate(lengths)]
             for row, lengths in enumerate(self.response_lengths)
@@ -98,12 +98,15 @@ class Pairs:
 
     def within(self, pairs: Pairs) -> Tensor:
         """(n,) places of these tokens among those of a larger selection from the same batch."""
-        chosen, sizes = set(self.places), torch.tensor([pairs.length(*p) for p in pairs.places])
+        chosen = set(self.places)
         kept = torch.tensor([place in chosen for place in pairs.places])
-        return _places_of(kept.repeat_interleave(sizes), self.targets.device)
+        tokens = kept.repeat_interleave(torch.tensor(pairs.sizes))
+        return _places_of(tokens, self.response_ids.device)
 
-    def length(self, row: int, column: int) -> int:
-        return self.response_lengths[row][column]
+    @property
+    def sizes(self) -> list[int]:
+        """The tokens of each pair's response."""
+        return [self.response_lengths[row][column] for row, column in self.places]
 
     def sequences(self) -> tuple[Tensor, Tensor, Tensor]:
         """Whole sequences, padded on the right: ids (M, L), mask (M, L), predicting places (n,).
@@ -112,7 +115,7 @@ class Pairs:
         (M·L,) sequences.
         """
         prompts = torch.tensor([self.prompt_lengths[row] for row, _ in self.places])
-        sizes = prompts + torch.tensor([self.length(*place) for place in self.places]) - 1
+        sizes = prompts + torch.tensor(self.sizes) - 1
         columns = torch.arange(int(sizes.max()))
         ids = self.prompt_ids.new_zeros((len(sizes), len(columns)))
         for sequence, (row, column) in enumerate(self.places):
@@ -123,6 +126,44 @@ class Pairs:
         predicting = mask & (columns >= prompts[:, None] - 1)
         attended = mask.long().to(ids.device, non_blocking=True)
         return ids, attended, _places_of(predicting, ids.device)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Of the samples that have a pair, each prompt once and nothing padded."""
+        prompt_width, response_width = self.prompt_ids.shape[1], self.response_ids.shape[2]
+        responses_from = self.prompt_ids.numel()
+        source, positions, predicting = list[int](), list[int](), list[int]()
+        samples = list[list[int]]()
+        of_rows = zip(self.prompt_lengths, self.response_lengths, strict=True)
+        for row, (prompt, lengths) in enumerate(of_rows):
+            present = [(column, length) for column, length in enumerate(lengths) if length]
+            if not present:
+                continue
+            source += range(row * prompt_width, row * prompt_width + prompt)
+            positions += range(prompt)
+            last = len(source) - 1  # predicts the first token of each response
+            for column, length in present:
+                start = responses_from + (row * len(lengths) + column) * response_width
+                predicting += [last, *range(len(source), len(source) + length - 1)]
+                source += range(start, start + length - 1)
+                positions += range(prompt, prompt + length - 1)
+            samples.append([prompt, *(length - 1 for _, length in present)])
+        places, position_ids, predict = (
+            torch.tensor(each, dtype=torch.long).to(self.prompt_ids.device, non_blocking=True)
+            for each in (source, positions, predicting)
+        )
+        ids = torch.cat([self.prompt_ids.flatten(), self.response_ids.flatten()])[places]
+        return Layout(ids, position_ids, predict, samples)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A batch as one row of N tokens; see shared_prompt.py."""
+
+    ids: Tensor  # (N,)
+    positions: Tensor  # (N,) position ids
+    predicting: Tensor  # (n,) places in the row, by sample, response, token
+    samples: list[list[int]]  # of each the length of its prompt, and of all but a response's end
 
 
 def _places_of(mask: Tensor, device: torch.device) -> Tensor:

@@ -13,31 +13,39 @@ differentiable in the policy. Three scoring methods differ in cost and in nothin
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from pl_pointwise.errors import one_of
-from pl_pointwise.task import Batch, evaluation_mode
+from pl_pointwise.errors import TrainingError, one_of
+from pl_pointwise.task import Batch
 
-from ..model.adapters import ADAPTED, adapters_off, base_of, reference_problem
 from .batch import Pairs, collate_responses
-from .shared_prompt import Layout, install, layout_in_use, uninstall
+from .shared_prompt import LAYOUT, install, uninstall
 from .vocabulary import (
     CHUNK_ELEMENTS,
     TokenStatistics,
     VocabularyHead,
     chunked_token_statistics,
     decoder_of,
+    log_softmax,
     token_statistics,
 )
 
 log = logging.getLogger(__name__)
 
 ScoringMethod = Literal["shared_prompt", "chunked", "plain"]
+ADAPTED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+"""What PEFT puts in the place of a layer."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +118,12 @@ class ResponseScorer:
         chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
         one_of("method", method, ("auto", *get_args(ScoringMethod)))
-        self.model = model
+        self.model, self.base = model, base_of(model)
         self.method = method
         self.cache = cache
         self.chunk_elements = chunk_elements
         if method == "shared_prompt":
-            install(base_of(model))
+            install(self.base)
 
     def __call__(
         self, batch: Batch, reference: bool | Tensor = True, leads: bool = False
@@ -128,11 +136,13 @@ class ResponseScorer:
         pairs = Pairs.of(batch)
         if self.method == "auto":
             self.method = self.choose_method(batch)
-        wanted: Pairs | None = None if reference is False else pairs
+        wanted = pairs if reference is not False else None
         if isinstance(reference, Tensor):
             flags = reference.tolist()
-            wanted = pairs.only({place for place in pairs.places if flags[place[0]][place[1]]})
-        return self._statistics(pairs, wanted if wanted and wanted.places else None, leads)
+            asked = {place for place in pairs.places if flags[place[0]][place[1]]}
+            wanted = pairs.only(asked) if asked else None
+        tokens = self._plain if self.method == "plain" else self._chunked
+        return _summed(pairs, wanted, tokens(pairs, wanted, leads))
 
     def choose_method(self, batch: Batch) -> ScoringMethod:
         """The fastest way that agrees with the plain one; what is refused, and why, is logged.
@@ -141,10 +151,11 @@ class ResponseScorer:
         response which sees its neighbour shows. In float32 where the weights are, as half precision
         would hide a shift by one position.
         """
-        pairs, base = Pairs.of(batch), base_of(self.model)
-        row, column = max(pairs.places, key=lambda p: pairs.prompt_lengths[p[0]] + pairs.length(*p))
-        prompt = pairs.prompt_ids[row, : pairs.prompt_lengths[row]].tolist()
-        response = pairs.response_ids[row, column, : pairs.length(row, column)].tolist()
+        pairs = Pairs.of(batch)
+        prompts, responses = pairs.prompt_lengths, pairs.response_lengths
+        row, column = max(pairs.places, key=lambda p: prompts[p[0]] + responses[p[0]][p[1]])
+        prompt = pairs.prompt_ids[row, : prompts[row]].tolist()
+        response = pairs.response_ids[row, column, : responses[row][column]].tolist()
         thrice = collate_responses([prompt, prompt], [[response, response], [response]])
         pairs = Pairs.of({name: each.to(pairs.prompt_ids.device) for name, each in thrice.items()})
         once = pairs.only({(0, 0)})
@@ -157,28 +168,23 @@ class ResponseScorer:
         # How far two right ways may differ, relative to 1 + |value|.
         bound = (1e-4 if device == "cpu" else 1e-3) if exact else 0.1
         mixed = torch.autocast(device, enabled=torch.is_autocast_enabled(device) and not exact)
-        with evaluation_mode(self.model), torch.no_grad(), mixed:
+        with inference(self.model), mixed:
             plain = _summed(once, once if own else None, self._plain(once, once if own else None))
             for method in methods:
                 try:
                     trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
-                    fast = trial._statistics(pairs, pairs if own else None)
+                    wanted = pairs if own else None
+                    fast = _summed(pairs, wanted, trial._chunked(pairs, wanted))
                     problem = value_problem(fast, plain, bound)
                 except Exception as error:  # whatever a model may raise that was not built for this
                     problem = f"{type(error).__name__}: {error}"
                 if problem is None:
                     chosen = method
                     break
-                uninstall(base)
+                uninstall(self.base)
                 log.warning('The scoring method "%s" is not used: %s.', method, problem)
         log.info('Response log-likelihoods are computed by the scoring method "%s".', chosen)
         return chosen
-
-    def _statistics(
-        self, pairs: Pairs, wanted: Pairs | None, leads: bool = False
-    ) -> ResponseStatistics:
-        tokens = self._plain if self.method == "plain" else self._chunked
-        return _summed(pairs, wanted, tokens(pairs, wanted, leads))
 
     def _plain(self, pairs: Pairs, wanted: Pairs | None, leads: bool = False) -> TokenStatistics:
         """From full logits; the others' yardstick."""
@@ -190,25 +196,24 @@ class ResponseScorer:
             return found
 
         logits = logits_of(pairs)
-        found = token_statistics(logits, pairs.targets, leads=leads)
+        found = token_statistics(log_softmax(logits), pairs.targets, leads=leads)
         if wanted is None:
             return found
-        with adapters_off(self.model):
-            reference = logits_of(wanted)
-        some = token_statistics(logits[wanted.within(pairs)], wanted.targets, reference)
+        with inference(self.model, reference=True):
+            known = log_softmax(logits_of(wanted))
+        own = log_softmax(logits[wanted.within(pairs)])
+        some = token_statistics(own, wanted.targets, known)
         return found._replace(divergence=some.divergence, reference=some.reference)
 
     def _chunked(self, pairs: Pairs, wanted: Pairs | None, leads: bool = False) -> TokenStatistics:
         """The same from hidden states at the predicting positions only, logits in chunks."""
         reference = None if wanted is None else self._reference_hidden(wanted)
-        hidden = self._hidden(pairs)
-        base = base_of(self.model)
-        head = VocabularyHead(base)
+        hidden, head = self._hidden(pairs), VocabularyHead(self.base)
         options: dict[str, Any] = {"chunk_elements": self.chunk_elements, "leads": leads}
-        if isinstance(base.get_output_embeddings(), ADAPTED):  # Then it is not the reference's.
-            options["reference_mode"] = partial(adapters_off, self.model)
+        if isinstance(head.linear, ADAPTED):  # Then it is not the reference's.
+            options["reference_mode"] = partial(inference, self.model, reference=True)
         reference = None if reference is None else reference.to(hidden.dtype)
-        if wanted is None or len(wanted.targets) == len(pairs.targets):
+        if wanted is None or wanted is pairs:
             return chunked_token_statistics(head, hidden, pairs.targets, reference, **options)
         others = pairs.only(set(pairs.places) - set(wanted.places))
         # Not by a bool mask, whose count of tokens the host would wait for.
@@ -222,40 +227,41 @@ class ResponseScorer:
 
     def _hidden(self, pairs: Pairs) -> Tensor:
         """Last hidden states (n, H) at the places that predict a response token."""
-        decoder = decoder_of(base_of(self.model))
+        decoder = decoder_of(self.base)
         if self.method == "chunked":
             ids, mask, predicting = pairs.sequences()
             outputs = decoder(input_ids=ids, attention_mask=mask, use_cache=False)
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
-        layout = Layout.of(pairs)
-        ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])[layout.source]
-        with layout_in_use(layout):
+        layout = pairs.layout
+        token = LAYOUT.set(layout)
+        try:
             outputs = decoder(
-                input_ids=ids[None],
+                input_ids=layout.ids[None],
                 # with a mask, transformers does not take the row for several packed sequences
-                attention_mask=torch.ones_like(ids[None]),
+                attention_mask=torch.ones_like(layout.ids[None]),
                 position_ids=layout.positions[None],
                 use_cache=False,
             )
+        finally:
+            LAYOUT.reset(token)
         return outputs.last_hidden_state[0, layout.predicting]
 
     def _reference_hidden(self, wanted: Pairs) -> Tensor:
         """Last hidden states (m, H) of the reference, from the cache as far as it has them."""
         if self.cache is None:
-            with adapters_off(self.model):
+            with inference(self.model, reference=True):
                 return self._hidden(wanted)
         prompts, responses = wanted.prompt_ids.cpu(), wanted.response_ids.cpu()
         keys = {}
         for row, column in wanted.places:
             prompt = prompts[row, : wanted.prompt_lengths[row]]
-            response = responses[row, column, : wanted.length(row, column)]
+            response = responses[row, column, : wanted.response_lengths[row][column]]
             keys[row, column] = prompt.numpy().tobytes(), response.numpy().tobytes()
         missing = wanted.only({place for place, key in keys.items() if key not in self.cache})
         if missing.places:
-            with adapters_off(self.model):
+            with inference(self.model, reference=True):
                 hidden = self._hidden(missing)
-            sizes = [missing.length(*place) for place in missing.places]
-            for place, piece in zip(missing.places, hidden.split(sizes), strict=True):
+            for place, piece in zip(missing.places, hidden.split(missing.sizes), strict=True):
                 kept = piece.detach().to("cpu", self.cache.dtype, copy=True)
                 self.cache[keys[place]] = kept.contiguous()
         device = wanted.prompt_ids.device
@@ -275,21 +281,74 @@ def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: fl
 def _summed(pairs: Pairs, wanted: Pairs | None, found: TokenStatistics) -> ResponseStatistics:
     """Sums, means and least ones over the tokens of each response, 0 where there is none."""
 
-    def by_response(tokens: Tensor, owners: Pairs, filler: float = 0) -> tuple[Tensor, Tensor]:
-        lengths = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
-        mask = torch.arange(owners.response_ids.shape[2], device=tokens.device) < lengths[..., None]
-        return tokens.new_full(mask.shape, filler).masked_scatter(mask, tokens), lengths
+    def by_response(tokens: Tensor, owners: Pairs, filler: float = 0) -> Tensor:  # (B, R, T)
+        own = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
+        mask = torch.arange(owners.response_ids.shape[2], device=tokens.device) < own[..., None]
+        return tokens.new_full(mask.shape, filler).masked_scatter(mask, tokens)
 
-    def summed(tokens: Tensor, owners: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        padded, lengths = by_response(tokens, owners)
-        return (sums := padded.sum(-1)), sums / lengths.clamp(min=1), lengths
-
-    sums, means, lengths = summed(found.log_likelihood, pairs)
-    own = ResponseStatistics(sums, means, lengths)
+    sums = by_response(found.log_likelihood, pairs).sum(-1)
+    lengths = torch.tensor(pairs.response_lengths).to(sums.device, non_blocking=True)
+    own = ResponseStatistics(sums, sums / lengths.clamp(min=1), lengths)
     if found.lead is not None:
-        least = by_response(found.lead, pairs, torch.inf)[0].amin(-1)
+        least = by_response(found.lead, pairs, torch.inf).amin(-1)
         own = replace(own, lead=torch.where(lengths > 0, least, 0))
     if wanted is None or found.divergence is None or found.reference is None:
         return own
-    kl, (sums, means, _) = summed(found.divergence, wanted)[1], summed(found.reference, wanted)
+    kl, sums = (by_response(each, wanted).sum(-1) for each in (found.divergence, found.reference))
+    kl, means = kl / lengths.clamp(min=1), sums / lengths.clamp(min=1)
     return replace(own, kl=kl, reference_log_likelihood=sums, reference_mean_log_likelihood=means)
+
+
+# The reference policy: the same weights with the adapters off -------------------------------------
+
+
+def base_of(model: nn.Module) -> PreTrainedModel:
+    """The transformers model, without a PEFT wrapper around it (adapted layers stay inside)."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    assert isinstance(base, PreTrainedModel), f"not a transformers model: {type(base).__name__}"
+    return base
+
+
+@contextmanager
+def inference(model: nn.Module, reference: bool = False) -> Iterator[None]:
+    """Evaluation mode, no gradients; for the reference adapters off. Left as it was found."""
+    if reference and (problem := reference_problem(model)):
+        raise TrainingError(problem)
+    in_training = [part for part in model.modules() if part.training]
+    trainable = [(weight, weight.requires_grad) for weight in model.parameters()]
+    off = model.disable_adapter() if reference and isinstance(model, PeftModel) else nullcontext()
+    try:
+        for part in in_training:
+            part.training = False
+        with torch.no_grad(), off:
+            yield
+    finally:
+        for part in in_training:
+            part.training = True
+        for weight, requires_grad in trainable:  # PEFT turns every adapter's gradient on again
+            weight.requires_grad_(requires_grad)
+
+
+def reference_problem(model: nn.Module) -> str | None:
+    """Why the model with its adapters off is not a fixed reference policy, or None if it is."""
+    if not isinstance(model, PeftModel):
+        return (
+            "The reference policy is the model with its adapters off, and this model has no "
+            "adapters (policy.lora is null). Train adapters, or take an objective and constraints "
+            "without a reference, such as cross_entropy."
+        )
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and not of_adapter(model, name):
+            return (
+                f"The reference policy would move: base weights are trained (as {name}). Freeze "
+                "them, or ask for no reference."
+            )
+    return None
+
+
+def of_adapter(model: nn.Module, name: str) -> bool:
+    """Whether a parameter is an adapter's, by the names that PEFT gives them."""
+    if not isinstance(model, PeftModel):
+        return False
+    prefix = getattr(model.base_model, "prefix", "lora_")
+    return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))

@@ -15,7 +15,7 @@ what is decided by the model's own mask functions, given *positions* instead of 
 so a window reaches as far back from the second response as from the first.
 
 :func:`install` switches a model to this attention for good, as gradient checkpointing calls the
-layers again in the backward pass. Outside :func:`layout_in_use` everything passes through.
+layers again in the backward pass. While :data:`LAYOUT` is not set, everything passes through.
 
 What this cannot do: models whose layers mix tokens by other means (recurrence, convolution), ALiBi,
 attention other than "sdpa". scoring.py compares with the plain computation.
@@ -23,10 +23,7 @@ attention other than "sdpa". scoring.py compares with the plain computation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,7 +35,7 @@ from transformers.masking_utils import sdpa_mask
 
 from pl_pointwise.errors import UnsupportedError
 
-from .batch import Pairs
+from .batch import Layout
 
 IMPLEMENTATION = "shared_prompt_sdpa"
 """The name in transformers' registries, which checks by substring that a model supports "sdpa"."""
@@ -46,55 +43,8 @@ IMPLEMENTATION = "shared_prompt_sdpa"
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 """The kinds of layers, in a model's settings, that mix tokens by attention alone."""
 
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the N tokens of the row come from, and which of them predict a response token."""
-
-    source: Tensor  # (N,) places in cat(prompt_ids.flatten(), response_ids.flatten())
-    positions: Tensor  # (N,) position ids
-    predicting: Tensor  # (n,) places in the row, by sample, response, token
-    samples: list[list[int]]  # of each the length of its prompt, and of all but a response's end
-
-    @classmethod
-    def of(cls, pairs: Pairs) -> Layout:
-        """Of the samples that have a pair."""
-        prompt_width, response_width = pairs.prompt_ids.shape[1], pairs.response_ids.shape[2]
-        responses_from = pairs.prompt_ids.numel()
-        source, positions, predicting = list[int](), list[int](), list[int]()
-        samples = list[list[int]]()
-        of_rows = zip(pairs.prompt_lengths, pairs.response_lengths, strict=True)
-        for row, (prompt, lengths) in enumerate(of_rows):
-            present = [(column, length) for column, length in enumerate(lengths) if length]
-            if not present:
-                continue
-            source += range(row * prompt_width, row * prompt_width + prompt)
-            positions += range(prompt)
-            last = len(source) - 1  # predicts the first token of each response
-            for column, length in present:
-                start = responses_from + (row * len(lengths) + column) * response_width
-                predicting += [last, *range(len(source), len(source) + length - 1)]
-                source += range(start, start + length - 1)
-                positions += range(prompt, prompt + length - 1)
-            samples.append([prompt, *(length - 1 for _, length in present)])
-        rows, places, predict = (
-            torch.tensor(each, dtype=torch.long).to(pairs.prompt_ids.device, non_blocking=True)
-            for each in (source, positions, predicting)
-        )
-        return cls(rows, places, predict, samples)
-
-
-_LAYOUT: ContextVar[Layout | None] = ContextVar("layout of a row", default=None)
-
-
-@contextmanager
-def layout_in_use(layout: Layout) -> Iterator[None]:
-    """While this holds, an installed model computes a row of this layout."""
-    token = _LAYOUT.set(layout)
-    try:
-        yield
-    finally:
-        _LAYOUT.reset(token)
+LAYOUT: ContextVar[Layout | None] = ContextVar("layout of a row", default=None)
+"""While one is set, an installed model computes a row of it."""
 
 
 def install(model: PreTrainedModel) -> None:
@@ -126,13 +76,21 @@ trunk), None for causal and nothing else; and the branches, (1, 1, branches, all
 def _mask(*args: Any, **kwargs: Any) -> Any:
     """The usual mask, or a row's in its place.
 
-    The model's rule, mask_function, is plainly causal if nothing was put on top
-    (allow_is_causal_skip) and no window or chunk (local_size) is reached.
+    The model's rule, mask_function(sample, head, query position, key position) → bool, is plainly
+    causal if nothing was put on top (allow_is_causal_skip) and no window or chunk (local_size) is
+    reached.
     """
-    if (layout := _LAYOUT.get()) is None:
+    if (layout := LAYOUT.get()) is None:
         return sdpa_mask(*args, **kwargs)
     device, local_size = layout.positions.device, kwargs.get("local_size")
-    allowed = partial(_visible, kwargs["mask_function"])
+    zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+
+    def allowed(queries: Tensor, keys: Tensor) -> Tensor:
+        """What queries at positions (Q,) see of keys at (K,): bool (1, 1, Q, K)."""
+        q, k = queries[None, None, :, None], keys[None, None, None, :]
+        seen: Tensor = kwargs["mask_function"](zero, zero, q, k)
+        return seen.expand(1, 1, len(queries), len(keys))
+
     row: RowMask = []
     start = 0
     for lengths in layout.samples:
@@ -149,16 +107,6 @@ def _mask(*args: Any, **kwargs: Any) -> Any:
             branches = allowed(positions[trunk:], positions) & seen
         row.append((trunk, size, None if causal else allowed(front, front), branches))
     return row
-
-
-def _visible(mask_function: Callable[..., Tensor], queries: Tensor, keys: Tensor) -> Tensor:
-    """What a model's rule lets queries at positions (Q,) see of keys at (K,): bool (1, 1, Q, K).
-
-    mask_function(sample, head, query position, key position) → bool is the rule.
-    """
-    zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=queries.device)
-    rule = mask_function(zero, zero, queries[None, None, :, None], keys[None, None, None, :])
-    return rule.expand(1, 1, len(queries), len(keys))
 
 
 def _attention(

@@ -17,14 +17,13 @@ model in bfloat16 rounds its logits to 8 bits before they are summed, which bias
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -44,17 +43,9 @@ class TokenStatistics(NamedTuple):
 
 
 def token_statistics(
-    logits: Tensor, targets: Tensor, reference_logits: Tensor | None = None, leads: bool = False
+    log_policy: Tensor, targets: Tensor, log_reference: Tensor | None = None, leads: bool = False
 ) -> TokenStatistics:
-    """ℓ of each target (n,), and with a reference KL(π ‖ π_ref) and its ℓ, from logits (n, V)."""
-    reference = None if reference_logits is None else _log_softmax(reference_logits)
-    return _statistics(_log_softmax(logits), targets, reference, leads)
-
-
-def _statistics(
-    log_policy: Tensor, targets: Tensor, log_reference: Tensor | None, leads: bool
-) -> TokenStatistics:
-    """From log-probabilities (n, V)."""
+    """From log-probabilities (n, V) ℓ of each target (n,), with a reference KL and its ℓ too."""
     target = targets[:, None]
     log_likelihood = log_policy.gather(1, target).squeeze(1)
     lead = None
@@ -88,12 +79,12 @@ def chunked_token_statistics(
     chunk_elements: the most logits to hold at a time.
     """
 
-    def reference_logits(reference: Tensor | None) -> Tensor | None:
-        with torch.no_grad(), reference_mode():
-            return None if reference is None else head(reference)
-
     def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> TokenStatistics:
-        return token_statistics(head(hidden), targets, reference_logits(reference), leads)
+        log_reference = None
+        if reference is not None:
+            with torch.no_grad(), reference_mode():
+                log_reference = log_softmax(head(reference))
+        return token_statistics(log_softmax(head(hidden)), targets, log_reference, leads)
 
     size = max(1, chunk_elements // int(head.model.config.get_text_config().vocab_size))
     several = len(hidden) > size and torch.is_grad_enabled()
@@ -105,18 +96,19 @@ def chunked_token_statistics(
         reference = known[start:end] if start < len(known) else None
         chunk = hidden[start:end], targets[start:end], reference
         if at_once:
-            found = _WithGradient.apply(*chunk[:2], reference_logits(reference), head, leads)
-            pieces.append(TokenStatistics(*found))
+            pieces.append(TokenStatistics(*_WithGradient.apply(*chunk, head, leads)))
         elif several:
             rng = not head.plain  # only an adapted head can hold dropout
             pieces.append(checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng))
         else:
             pieces.append(of_chunk(*chunk))
-    return joined(pieces)
+    first, *others = zip(*pieces, strict=True)
+    given = ([each for each in column if each is not None] for column in others)
+    return TokenStatistics(torch.cat(first), *(torch.cat(each) if each else None for each in given))
 
 
 class _WithGradient(torch.autograd.Function):
-    """:func:`token_statistics` of hidden states (n, H) under a frozen head, and their gradient.
+    """The statistics of hidden states (n, H) under a frozen head, and their gradient.
 
     A token's statistics depend on its own hidden state alone, so row t of the gradient of Σ_t ℓ_t
     is that of ℓ_t, and the backward pass multiplies by what comes in. Kept are (n, H) for each.
@@ -135,9 +127,9 @@ class _WithGradient(torch.autograd.Function):
             wide = torch.promote_types(hidden.dtype, torch.float32)  # Rounded once, at the end.
             rows = hidden.detach().to(wide).requires_grad_()
             logits = head(rows)
-        log_policy, target = _log_softmax(logits.detach()), targets[:, None]
-        log_reference = None if reference is None else _log_softmax(reference)
-        found = _statistics(log_policy, targets, log_reference, leads)
+        log_policy, target = log_softmax(logits.detach()), targets[:, None]
+        log_reference = None if reference is None else log_softmax(head(reference))
+        found = token_statistics(log_policy, targets, log_reference, leads)
         probability = log_policy.exp()
         ones = probability.new_ones(target.shape)
         slopes: dict[int, Tensor] = {}
@@ -170,13 +162,6 @@ class _WithGradient(torch.autograd.Function):
         ]
         found = sum(parts[1:], parts[0]).to(ctx.dtype) if parts else None
         return found, None, None, None, None
-
-
-def joined(pieces: Sequence[TokenStatistics]) -> TokenStatistics:
-    """Statistics of tokens one after the other."""
-    first, *others = zip(*pieces, strict=True)
-    known = ([each for each in column if each is not None] for column in others)
-    return TokenStatistics(torch.cat(first), *(torch.cat(each) if each else None for each in known))
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
@@ -250,10 +235,9 @@ class _Project(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, products: torch.dtype) -> Tensor:
-        trained = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
-        ctx.save_for_backward(weight, hidden if trained else None)  # type: ignore[arg-type]
-        ctx.products, ctx.dtype = products, hidden.dtype  # type: ignore[attr-defined]
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, products: torch.dtype) -> Tensor:
+        ctx.save_for_backward(weight, hidden if ctx.needs_input_grad[1] else None)
+        ctx.products, ctx.dtype = products, hidden.dtype
         return _multiply(hidden, weight.t(), products)
 
     @staticmethod
@@ -276,7 +260,7 @@ def _multiply(left: Tensor, right: Tensor, products: torch.dtype) -> Tensor:
         return torch.mm(left.to(wide), right.to(wide))
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
+def log_softmax(logits: Tensor) -> Tensor:
     """In float32 or wider."""
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 

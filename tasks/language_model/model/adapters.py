@@ -1,11 +1,9 @@
-"""LoRA adapters: PEFT's options, where they go, merging; without them, the reference policy."""
+"""LoRA adapters: PEFT's options, where they go, merging."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,24 +11,18 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import (
-    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING,
-    AuxiliaryTrainingWrapper,
-)
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from pl_pointwise.errors import TrainingError, UnsupportedError, one_of
-from pl_pointwise.task import evaluation_mode
+from pl_pointwise.errors import UnsupportedError, one_of
 
 from ..likelihood.vocabulary import decoder_of
 
-ATTENTION = "attention"
 UNMERGEABLE = frozenset({"layer_replication", "lora_bias"})
 """Options of PEFT that add weights which the base has not."""
 _LINEAR = (nn.Linear, Conv1D)
-ADAPTED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
 
 
 @dataclass
@@ -94,7 +86,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     if targets == "all-linear" and routers:
         more = {"exclude_modules": routers, **more}
     try:
-        if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
+        if targets == "attention" or (targets is None and not lora.target_parameters and unknown):
             targets = _attention_targets(model, lora)
         options = {**vars(lora), "target_modules": targets, "task_type": "CAUSAL_LM"}
         del options["peft"]
@@ -183,53 +175,3 @@ def merged_model(model: PeftModel) -> PreTrainedModel:
             head.weight = embeddings.weight
         merged.config.tie_word_embeddings = tied
     return merged
-
-
-# The reference policy: the same weights with the adapters off ------------------------------------
-
-
-def base_of(model: nn.Module) -> PreTrainedModel:
-    """The transformers model, without a PEFT wrapper around it (adapted layers stay inside)."""
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    assert isinstance(base, PreTrainedModel), f"not a transformers model: {type(base).__name__}"
-    return base
-
-
-@contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The reference policy: adapters off, evaluation mode, no gradients. Left as it was found."""
-    if problem := reference_problem(model):
-        raise TrainingError(problem)
-    assert isinstance(model, PeftModel)
-    trainable = [(weight, weight.requires_grad) for weight in model.parameters()]
-    try:
-        with evaluation_mode(model), torch.no_grad(), model.disable_adapter():
-            yield
-    finally:
-        for weight, requires_grad in trainable:  # PEFT turns every adapter's gradient on again
-            weight.requires_grad_(requires_grad)
-
-
-def reference_problem(model: nn.Module) -> str | None:
-    """Why the model with its adapters off is not a fixed reference policy, or None if it is."""
-    if not isinstance(model, PeftModel):
-        return (
-            "The reference policy is the model with its adapters off, and this model has no "
-            "adapters (policy.lora is null). Train adapters, or take an objective and constraints "
-            "without a reference, such as cross_entropy."
-        )
-    for name, weight in model.named_parameters():
-        if weight.requires_grad and not belongs_to_adapter(model, name):
-            return (
-                f"The reference policy would move: base weights are trained (as {name}). Freeze "
-                "them, or ask for no reference."
-            )
-    return None
-
-
-def belongs_to_adapter(model: nn.Module, name: str) -> bool:
-    """Whether a parameter is an adapter's, by the names that PEFT gives them."""
-    if not isinstance(model, PeftModel):
-        return False
-    prefix = getattr(model.base_model, "prefix", "lora_")
-    return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from pl_pointwise.task import Batch, evaluation_mode, replayed_random_state
+from pl_pointwise.task import Batch, replayed_random_state
 from pl_pointwise.tasks.common.records import digest
 
+from ..likelihood.scoring import base_of, inference
 from ..text.conversations import ConversationEncoder
 from ..text.reasoning import final_answer, in_thought, is_refusal
-from .adapters import adapters_off, base_of
 
 _TAIL = 32  # tokens at a prompt's end in which a thought may begin that the answer goes on with
 
@@ -53,9 +53,7 @@ class Generation:
 
 def decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:
     """The text of tokens, special ones included."""
-    text = encoder.tokenizer.decode(list(ids), skip_special_tokens=False)
-    assert isinstance(text, str)
-    return text
+    return str(encoder.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def text_of_response(encoder: ConversationEncoder, batch: Batch, row: int, column: int) -> str:
@@ -107,8 +105,8 @@ def generate_ids(
     # in the same place for every prompt.
     filled = [[ends[0]] * (width - len(prompt)) + list(prompt) for prompt in prompts]
     ids = torch.tensor(filled, device=base.device)
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=base.device)
-    mask = torch.arange(width, device=base.device) >= width - lengths[:, None]
+    attended = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    mask = torch.tensor(attended, device=base.device)
     own = base.generation_config
     # generate() fills in from the model's own whatever is not set, so those are set aside.
     drawing = {"temperature": float(settings.temperature), "top_k": settings.top_k}
@@ -119,11 +117,10 @@ def generate_ids(
         pad_token_id=ends[0],
         **(drawing if settings.sample else {}),
     )
-    mode = adapters_off(model) if reference else evaluation_mode(model)
     try:
-        with mode, replayed_random_state(base.device):
+        with inference(model, reference), replayed_random_state(base.device):
             torch.manual_seed(int(digest(settings.seed, filled)[:15], 16))
-            whole = base.generate(input_ids=ids, attention_mask=mask.long())
+            whole = base.generate(input_ids=ids, attention_mask=mask)
     finally:
         base.generation_config = own
     assert isinstance(whole, Tensor)

@@ -107,21 +107,20 @@ def load_language_model(
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     with loading(name):
-        source = model_source(name)
-        if find_adapter_config_file(source, revision=revision):
+        if find_adapter_config_file(model_source(name), revision=revision):
             raise ValueError(
                 f"{name} is an adapter. Give the whole model: its export with merge_on_export, or "
                 f"AutoPeftModelForCausalLM.from_pretrained({name!r}).merge_and_unload(), saved."
             )
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            source,
-            revision=revision,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            attn_implementation=own.attention,
-            quantization_config=four_bits if own.quantize_4bit else None,
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
+    model: PreTrainedModel = pretrained(
+        AutoModelForCausalLM,
+        name,
+        revision=revision,
+        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+        attn_implementation=own.attention,
+        quantization_config=four_bits if own.quantize_4bit else None,
+        use_safetensors=True,
+    )
     if own.quantize_4bit:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if own.gradient_checkpointing:

@@ -36,12 +36,13 @@ from transformers import PreTrainedTokenizerBase
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import shown
 
-from .messages import Answer, Message, Parts, parts_of
+from .messages import Message, Parts, parts_of
 from .reasoning import THOUGHTS, empty_thought, split_thought
 from .records import Record
 
 DATE = datetime(2024, 7, 26)
 """The date that a template gets as today's, or a run could not be repeated tomorrow."""
+_TODAY = r"strftime_now\(\s*(['\"])(.*?)\1\s*\)"
 
 _PROBE, _VALUE, _SECOND = Parts("probe of an answer"), "probe of an argument", "second_probe"
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
@@ -105,12 +106,10 @@ class ConversationEncoder:
             self._calls_a_turn = 0
             return
         tail = written.rpartition(_VALUE)[2]
-        marks = re.findall(special, tail)
-        if marks:
+        self._behind_call = None, self.closing
+        if marks := re.findall(special, tail):
             end = next((end for end in self._ends if end in marks), marks[-1])
             self._behind_call = tail[tail.index(end) :], end
-        else:
-            self._behind_call = None, self.closing
         with suppress(DataError):
             both = Parts(calls=[_CALL, {**_CALL, "name": _SECOND}])
             if _SECOND not in self._render(_ASK, both):
@@ -125,7 +124,11 @@ class ConversationEncoder:
     def texts(self, record: Record) -> tuple[str, list[str]]:
         """The prompt, and the text of each answer behind it with what ends the turn."""
         render = partial(self._render, record)
-        every, base = [self._parts(answer) for answer in record.answers], render()
+        every, base = [*map(parts_of, record.answers)], render()
+        for place, parts in enumerate(every):
+            if self._thinks and not parts.reasoning:  # Then one may stand in the text.
+                thought, text = split_thought(parts.text)
+                every[place] = Parts(text, parts.calls, thought)
         if any(parts.reasoning for parts in every):
             prompt, head = base, base
         else:
@@ -167,14 +170,6 @@ class ConversationEncoder:
         """Characters of a response, without what ends the turn."""
         closings = (self.closing, self._behind_call[1])
         return len(response) - max(len(each) for each in closings if response.endswith(each))
-
-    def _parts(self, answer: Answer) -> Parts:
-        """The parts of an answer; a thought in the text is separated if the template knows any."""
-        parts = parts_of(answer)
-        if self._thinks and not parts.reasoning:
-            thought, text = split_thought(parts.text)
-            parts = Parts(text, parts.calls, thought)
-        return parts
 
     def _turns(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as the template reads them: calls in its form, results with their call's."""
@@ -230,10 +225,11 @@ class ConversationEncoder:
             for tool in record.tools
         ]
         try:
+            template = self.tokenizer.get_chat_template(tools=listed or None)
             text = self.tokenizer.apply_chat_template(
                 turns,
                 tools=listed or None,
-                chat_template=_with_date(self.tokenizer.get_chat_template(tools=listed or None)),
+                chat_template=re.sub(_TODAY, lambda found: repr(DATE.strftime(found[2])), template),
                 add_generation_prompt=answer is None,
                 tokenize=False,
                 **self.template_arguments,
@@ -271,24 +267,17 @@ class ConversationEncoder:
 
         def behind(prompt: list[int], text: str) -> list[int]:
             ids, seam = next(rest), len(prompt)
-            return ids[seam:] if ids[:seam] == prompt else self._alone(text)
+            if ids[:seam] == prompt:
+                return ids[seam:]
+            # Within a line, as at its start some tokenizers put a blank in front.
+            line, within, alone = self._ids(["\n", "\n" + text, text])
+            return within[len(line) :] if within[: len(line)] == line else alone
 
         pairs = zip(encoded, responses, strict=False)
         return [(prompt, [behind(prompt, text) for text in texts]) for prompt, texts in pairs]
 
-    def _alone(self, text: str) -> list[int]:
-        """Token ids of a text within a line: at its start some tokenizers put a blank in front."""
-        line, whole, alone = self._ids(["\n", "\n" + text, text])
-        return whole[len(line) :] if whole[: len(line)] == line else alone
-
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
-
-
-def _with_date(template: str) -> str:
-    """The template with :data:`DATE` for the day's date."""
-    call = r"strftime_now\(\s*(['\"])(.*?)\1\s*\)"
-    return re.sub(call, lambda found: repr(DATE.strftime(found[2])), template)
 
 
 def _any_of(tokens: Sequence[str]) -> str:

@@ -87,10 +87,8 @@ def answer_text(answer: Answer) -> str:
 
 def turn_text(message: Message) -> str:
     """A turn for reports: role, content, and tool calls as JSON."""
-    calls = [call["function"] for call in message.get("tool_calls") or []]
-    return f"{message['role']}: " + "\n".join(
-        filter(None, [message["content"], *map(answer_text, calls)])
-    )
+    calls = [answer_text(call["function"]) for call in message.get("tool_calls") or []]
+    return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))
 
 
 # Messages -----------------------------------------------------------------------------------------
@@ -173,7 +171,13 @@ def _content(turn: dict[str, Any], where: str, name: str) -> str:
     """The text of a turn; "" of an assistant who only calls, or of a tool that says nothing."""
     role, calls = turn["role"], turn.get("tool_calls")
     content: Any = turn.get("content") if calls else field(turn, "content", where, f"{name}.")
-    if _is_texts(content):
+    # A list of texts as OpenAI writes them, or under "value".
+    if isinstance(content, list) and all(
+        isinstance(part, dict)
+        and part.get("type") == "text"
+        and isinstance(part.get("text", part.get("value")), str)
+        for part in content
+    ):
         content = "".join(part.get("text", part.get("value")) for part in content)
     elif role == "tool" and isinstance(content, (dict, list)):
         return json.dumps(content, ensure_ascii=False)
@@ -183,16 +187,6 @@ def _content(turn: dict[str, Any], where: str, name: str) -> str:
     if (calls or role in ("tool", *_SYSTEM)) and not str(content or "").strip():
         return ""
     return text_field(content, f"{name}.content", where)
-
-
-def _is_texts(content: Any) -> bool:
-    """Whether it is a list of texts as OpenAI writes them, or under "value"."""
-    return isinstance(content, list) and all(
-        isinstance(part, dict)
-        and part.get("type") == "text"
-        and isinstance(part.get("text", part.get("value")), str)
-        for part in content
-    )
 
 
 def _filled_list(value: Any, where: str, name: str, remedy: str) -> list[Any]:

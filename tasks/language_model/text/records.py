@@ -235,15 +235,14 @@ def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]
 
 def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Record]:
     """The records with one of ``refusals``, by their prompt, where a refusal has no text."""
-
-    def with_text(record: Record) -> Record:
+    found = []
+    for record in records:
         text = refusals[int(record.prompt[:12], 16) % len(refusals)]
         responses = (
             replace(each, answer=text) if each.answer is None else each for each in record.responses
         )
-        return replace(record, responses=tuple(responses))
-
-    return [with_text(record) for record in records]
+        found.append(replace(record, responses=tuple(responses)))
+    return found
 
 
 # The hub's schemas --------------------------------------------------------------------------------

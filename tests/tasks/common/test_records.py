@@ -15,7 +15,7 @@ import pyarrow.ipc
 import pytest
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import numbered, records_of, rows_of
+from pl_pointwise.tasks.common.records import records_of, rows_of, without_padding
 from pl_pointwise.tasks.conversation.records import read_record
 from pl_pointwise.tasks.language_model.text.records import Record
 
@@ -78,7 +78,8 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path: Path) -> None:
     assert expected[1][1] == ROWS[1]["tools"]
     for path in paths:
         assert contents(read(path)) == expected, path.name
-    assert contents(records_of(numbered(table, "hub"), "hub", read_record)) == expected
+    of_hub = ((f"hub, record {n}", without_padding(row)) for n, row in enumerate(table, start=1))
+    assert contents(records_of(of_hub, "hub", read_record)) == expected
     (tmp_path / "one.json").write_text(json.dumps(ROWS[0], indent=1))
     assert contents(read(tmp_path / "one.json")) == expected[:1]
 

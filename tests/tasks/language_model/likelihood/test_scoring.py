@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from contextlib import nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.tasks.language_model.likelihood import scoring as responses_module
-from pl_pointwise.tasks.language_model.likelihood.batch import collate_responses
+from pl_pointwise.tasks.language_model.likelihood.batch import Layout, Pairs, collate_responses
 from pl_pointwise.tasks.language_model.likelihood.scoring import (
     ReferenceCache,
     ResponseScorer,
     ResponseStatistics,
+    inference,
 )
-from pl_pointwise.tasks.language_model.likelihood.shared_prompt import Layout
 from pl_pointwise.tasks.language_model.likelihood.vocabulary import VocabularyHead
-from pl_pointwise.tasks.language_model.model.adapters import Lora, adapters_off, add_lora
+from pl_pointwise.tasks.language_model.model.adapters import Lora, add_lora
 from pl_pointwise.tasks.language_model.model.loading import checkpoint_gradients
 from tests.tasks.conftest import BY_HAND, adapt, build_model, response_by_hand
 
@@ -181,7 +181,7 @@ def test_the_reference_is_computed_where_it_is_asked_for(method: str) -> None:
 # The reference policy
 
 
-def test_adapters_off_leaves_the_model_as_it_was() -> None:
+def test_the_reference_leaves_the_model_as_it_was() -> None:
     """PEFT makes every adapter trainable on the way out, and eval() forgets who was in training."""
     model = adapt(build_model("llama")).train()
     frozen = model.get_base_model().model.layers[1].self_attn.q_proj.lora_A["default"].weight
@@ -189,7 +189,7 @@ def test_adapters_off_leaves_the_model_as_it_was() -> None:
     model.get_base_model().model.norm.eval()
     training = [module.training for module in model.modules()]
     trainable = [p.requires_grad for p in model.parameters()]
-    with adapters_off(model):
+    with inference(model, reference=True):
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == training
     assert [p.requires_grad for p in model.parameters()] == trainable
@@ -309,7 +309,7 @@ def test_samples_that_see_each_other_are_noticed(
 ) -> None:
     """Without the layout a row is one long causal sequence. A batch of one response, for which that
     is right, must not be enough to pass."""
-    monkeypatch.setattr(responses_module, "layout_in_use", lambda layout: nullcontext())
+    monkeypatch.setattr(responses_module, "LAYOUT", ContextVar("one that no attention reads"))
     scorer = ResponseScorer(adapt(build_model("llama")))
     scorer({name: tensor[1:2] for name, tensor in make_batch().items()})
     assert scorer.method == "chunked"
@@ -384,17 +384,17 @@ BATCH = make_batch()
 @pytest.fixture
 def shifted(monkeypatch) -> None:
     """Responses of the shared prompt one position too far behind it."""
-    right = Layout.of.__func__
+    right = Pairs.layout.func
 
-    def wrong(cls: type[Layout], pairs: Any) -> Layout:
-        layout = right(cls, pairs)
+    def wrong(pairs: Pairs) -> Layout:
+        layout = right(pairs)
         positions, start = layout.positions.clone(), 0
         for sample in layout.samples:
             positions[start + sample[0] : start + sum(sample)] += 1
             start += sum(sample)
         return replace(layout, positions=positions)
 
-    monkeypatch.setattr(Layout, "of", classmethod(wrong))
+    monkeypatch.setattr(Pairs, "layout", property(wrong))
 
 
 @pytest.mark.parametrize("adapters", ["fresh", "trained"])

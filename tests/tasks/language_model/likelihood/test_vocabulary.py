@@ -13,6 +13,7 @@ from pl_pointwise.tasks.language_model.likelihood.vocabulary import (
     VocabularyHead,
     chunked_token_statistics,
     decoder_of,
+    log_softmax,
     token_statistics,
 )
 from tests.tasks.conftest import build_model
@@ -70,7 +71,8 @@ def test_the_gradient_of_chunks_is_that_of_all_logits(architecture: str, parts: 
     hidden, targets, reference = inputs(model)
     head = VocabularyHead(model)
     leads = "lead" in parts
-    expected = token_statistics(head(hidden), targets, head(reference).detach(), leads)
+    known = log_softmax(head(reference)).detach()
+    expected = token_statistics(log_softmax(head(hidden)), targets, known, leads)
     (gradient,) = torch.autograd.grad(total(expected, parts), hidden)
     assert gradient.norm() > 0.1
 
@@ -137,9 +139,8 @@ def test_low_precision_rounds_the_gradient_once() -> None:
     hidden, targets, reference = inputs(model)
     low = hidden.detach().bfloat16()
     exact = low.double().requires_grad_()
-    expected = token_statistics(
-        VocabularyHead(model)(exact), targets, VocabularyHead(model)(reference)
-    )
+    head = VocabularyHead(model)
+    expected = token_statistics(log_softmax(head(exact)), targets, log_softmax(head(reference)))
     (gradient,) = torch.autograd.grad(total(expected, "likelihood and divergence"), exact)
 
     rounded = low.requires_grad_()

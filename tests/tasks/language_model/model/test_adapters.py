@@ -12,10 +12,9 @@ from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma3Config
 
-from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
+from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer, inference
 from pl_pointwise.tasks.language_model.model.adapters import (
     Lora,
-    adapters_off,
     add_lora,
     merged_model,
 )
@@ -155,7 +154,7 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
     move_adapters(model)
     with torch.no_grad():
         expected = model.eval()(IDS).logits
-        with adapters_off(model):
+        with inference(model, reference=True):
             torch.testing.assert_close(model(IDS).logits, start)
         merged = build_model("qwen3_moe", **EXPERTS).eval()
         merged.load_state_dict(merged_model(model).state_dict())

@@ -13,7 +13,8 @@ from peft import PeftModel
 
 from pl_pointwise.tasks import Policy, When2CallModule
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_responses
-from pl_pointwise.tasks.language_model.model.adapters import Lora, base_of
+from pl_pointwise.tasks.language_model.likelihood.scoring import base_of
+from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import Generation, generate_ids
 from tests.tasks.conftest import adapt, build_model, move_adapters
 
