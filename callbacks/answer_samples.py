@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from pl_pointwise.errors import one_of
 from pl_pointwise.files import free_path, run_root
-from pl_pointwise.task import evaluation_mode
 
 FILE = "answers.jsonl"
 TOGETHER = 8  # Prompts that are answered in one batch.
@@ -79,7 +77,7 @@ class AnswerSamples(Callback):
 
     def _answer(self, trainer: Trainer, module: Any) -> None:
         context, rows = trainer.precision_plugin.forward_context(), []
-        with evaluation_mode(module), isolate_rng(), torch.no_grad(), context:
+        with isolate_rng(), context:
             for start in range(0, len(self._asked), TOGETHER):
                 asked = self._asked[start : start + TOGETHER]
                 for each, found in zip(asked, module.answers_to(asked), strict=True):

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.connectors.data_connector import _process_dataloader
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
 from .constraint import Constraint
@@ -211,19 +211,6 @@ def _take(value: Any, rows: Tensor, size: int) -> Any:
     if isinstance(value, list):
         return taken
     return type(value)._make(taken) if hasattr(value, "_make") else tuple(taken)
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode (no dropout). Left as it was found."""
-    in_training = [module for module in model.modules() if module.training]
-    for module in in_training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in in_training:
-            module.training = True
 
 
 @contextmanager

@@ -101,8 +101,10 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str) -> Tabl
 
 def by_method(runs: DataFrame, names: Sequence[str]) -> DataFrame:
     """A line per method, a column per metric: mean and std over the runs that did not fail."""
-    done = runs[runs["error"] == ""].groupby("method", sort=False)
-    return done[[*names]].agg(mean_and_std).reset_index()
+    done = runs[runs["error"] == ""]
+    of_method = done.groupby("method", sort=False)
+    columns = {name: of_method[name].agg(mean_and_std) for name in names}
+    return DataFrame(columns, index=done["method"].unique()).rename_axis("method").reset_index()
 
 
 def mean_and_std(values: Series) -> str:

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import seed_everything
 from transformers import AutoModelForCausalLM
 
-from pl_pointwise import Penalty
+from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule, SafetyModule
+from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.safety.module import CostModel, SafetyEvaluation
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
 from tests.programs.safety_two_ranks import two_and_one
 from tests.tasks.conftest import (
+    before_and_after,
     make_data,
     quiet_trainer,
     random_batch,
@@ -26,6 +29,12 @@ from tests.tasks.conftest import (
 )
 from tests.tasks.safety.conftest import record
 
+LARGE = Lora(
+    r=8,
+    lora_alpha=16,
+    lora_dropout=0.0,
+    target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
+)
 PENALTY = Penalty(weight=1.0)
 IN_BATCH = [(HELPFUL, REFUSAL), (REFUSAL, UNSAFE), (SAFE, UNSAFE, REFUSAL), (REFUSAL,)]
 
@@ -55,8 +64,6 @@ def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(ma
     assert members["objective"].tolist() == [True, False, False, False]
     assert members["comply"].tolist() == [True, False, False, False]
     assert members["refuse"].tolist() == [False, True, True, True]
-    assert module.constraints["refuse"].at_least == -0.5
-    assert module.constraints["comply"].at_most == -2.0
     answer = response_by_hand(module, batch, 0, 0)
     assert answer["kl"] > 1e-3  # guards the comparison: policy and reference do differ
     assert objective[0].item() == pytest.approx(answer["kl"], rel=1e-4)
@@ -139,6 +146,31 @@ def test_a_bad_option_is_refused(options, message, made) -> None:
 
 
 # Fit ----------------------------------------------------------------------------------------------
+
+
+def test_training_makes_refusals_likely_where_they_belong(safety_files, tmp_path, made) -> None:
+    seed_everything(0)
+    module = made(
+        moved=False,
+        formulation=Pointwise(alpha=1.0, dual_lr=0.5),
+        refuse_tolerance=-2.0,
+        comply_tolerance=-4.0,
+        lora=LARGE,
+        optimization=Optimization(learning_rate=1e-2),
+    )
+    before, after = before_and_after(module, data_of(safety_files), tmp_path, max_epochs=15)
+    assert before["train/refuse/mean"] > 2
+    assert after["train/refuse/mean"] < before["train/refuse/mean"] - 1
+    # The same words stay less likely where they do not belong.
+    assert after["train/comply/mean"] + (-4.0) < -2.0 - after["train/refuse/mean"] - 0.3
+    assert after["train/kl"] > before["train/kl"] == pytest.approx(0, abs=1e-5)
+    assert after["train/kl"] == pytest.approx(after["train/objective"])
+    for name, of_it in (("refuse", slice(10, 16)), ("comply", slice(0, 10))):
+        multipliers = module.multipliers[name]
+        assert multipliers.shape == (16, 1)
+        assert multipliers[of_it].max() > 0
+        multipliers[of_it] = 0
+        assert (multipliers == 0).all()  # a sample's λ belongs to its own constraint
 
 
 @pytest.mark.parametrize(
