@@ -429,7 +429,7 @@ class LanguageModelModule(PointwiseModule):
         """Answers to conversations outside any data set, of the policy or the reference.
 
         prompts: {"messages": [{"role", "content"}], "tools": […]}, tools where there are any.
-        Returns: as :meth:`generate`.
+        Returns: {"answer", "refused", "cut"} of each.
         """
         where = "a prompt to answer"
         records = [Record(p["messages"], p.get("tools") or [], (), where) for p in prompts]
