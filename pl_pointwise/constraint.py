@@ -63,7 +63,14 @@ class Constraint:
 
         For an interval (B, 2) or (B, 2K): first the upper side's columns, then the lower side's.
         """
-        return self.reported(self.residual(values))
+        if self.equals is not None:
+            return (values - self.equals).abs()
+        upper = None if self.at_most is None else values - self.at_most
+        lower = None if self.at_least is None else self.at_least - values
+        if upper is None or lower is None:
+            return upper if lower is None else lower  # type: ignore[return-value]
+        join = torch.stack if values.dim() == 1 else torch.cat
+        return join([upper, lower], dim=1)
 
     def outside(self, violation: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Of each value the larger of an interval's two, (b, sides·K) → (b, K); masks alike."""
@@ -74,14 +81,7 @@ class Constraint:
 
     def residual(self, values: Tensor) -> Tensor:
         """ℓ − equals, with its sign, for an equality; else the violation. Shapes alike."""
-        if self.equals is not None:
-            return values - self.equals
-        upper = None if self.at_most is None else values - self.at_most
-        lower = None if self.at_least is None else self.at_least - values
-        if upper is None or lower is None:
-            return upper if lower is None else lower  # type: ignore[return-value]
-        join = torch.stack if values.dim() == 1 else torch.cat
-        return join([upper, lower], dim=1)
+        return self.violation(values) if self.equals is None else values - self.equals
 
     def reported(self, residual: Tensor) -> Tensor:
         """The violation behind a residual: |ℓ − c| for an equality, else unchanged."""

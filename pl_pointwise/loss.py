@@ -39,7 +39,7 @@ from .lagrangian.terms import (
     unpack,
     widest,
 )
-from .multipliers import Multipliers, PerBatch, PerGroup, Slope, State, scope_of
+from .multipliers import Multipliers, PerBatch, PerGroup, Slope, scope_of
 from .plain import declared_constraints, formulations_from
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ VERSION = 1
 """The version of what :meth:`PointwiseLoss.state_dict` returns."""
 
 
-class PointwiseLoss(State):
+class PointwiseLoss:
     """Mean ℓ₀ + Σ mean ψ(v, λ) of a batch, with a multiplier for every sample.
 
     >>> from pl_pointwise import Constraint, Pointwise, PointwiseLoss
@@ -112,9 +112,9 @@ class PointwiseLoss(State):
         one_of("order", order, ("simultaneous", "dual_first"))
         self.samples = samples or 0
         given = None if groups is None else group_numbers(groups, self.samples)
+        owners = self.samples if given is None else int(given.max()) + 1
+        self._multipliers, self._thresholds = Multipliers(owners), dict[str, Tensor]()
         self.configure(formulations, primal_steps, order, given)
-        self.multipliers = Multipliers(self.owners_of(self.samples))
-        self.thresholds = {}
         self.units = GradientUnits()  # Λ and r of the formulations that find their own α.
         self.in_force: dict[str, Formulation] = {}  # With α a number, of the last step.
         self.fingerprint: str | None = None  # Of the training set that the multipliers belong to.
@@ -139,20 +139,37 @@ class PointwiseLoss(State):
         groups: Tensor | None,
     ) -> None:
         """How λ moves from now on, and whose it is."""
-        self.formulations, self.groups = formulations, groups
+        self._formulations, self.groups = formulations, groups
         self.primal_steps, self.dual_first = primal_steps, order == "dual_first"
-        # What ψ acts on, by constraint, and of these a batch's statistics.
-        self.scopes = {name: scope_of(name, self) for name in formulations}
-        self.on_batch = {n: s for n, s in self.scopes.items() if isinstance(s, PerBatch)}
+        self._hold(self.multipliers, self.thresholds)
         if self.dual_first and any(isinstance(s, PerGroup) for s in self.scopes.values()):
             raise TrainingError(
                 'order="dual_first" with groups: a group\'s λ follows the mean of its violations, '
                 'which a batch\'s loss would need first. Take order="simultaneous".'
             )
 
-    def owners_of(self, samples: int) -> int:
-        """How many rows λ has: one a sample, or one a group."""
-        return samples if self.groups is None else int(self.groups.max()) + 1
+    def _hold(self, multipliers: Multipliers, thresholds: dict[str, Tensor]) -> None:
+        """Keeps other λ and t, and the scopes: what ψ acts on, by constraint."""
+        self._multipliers, self._thresholds = multipliers, thresholds
+        state: dict[str, Any] = {"multipliers": multipliers, "thresholds": thresholds}
+        state |= {"dual_first": self.dual_first, "groups": self.groups}
+        self.scopes = {
+            name: scope_of(name, formulation, constraint=self.constraints[name], **state)
+            for name, formulation in self.formulations.items()
+        }
+        self.on_batch = {n: s for n, s in self.scopes.items() if isinstance(s, PerBatch)}
+
+    @property
+    def formulations(self) -> Mapping[str, Formulation]:
+        return self._formulations
+
+    @property
+    def multipliers(self) -> Multipliers:
+        return self._multipliers
+
+    @property
+    def thresholds(self) -> dict[str, Tensor]:
+        return self._thresholds
 
     # In a loop of one's own ---------------------------------------------------------------------
 
@@ -192,7 +209,7 @@ class PointwiseLoss(State):
                 f"numbers, got {getattr(index, 'dtype', 'no tensor')}, {shape_of(index)}."
             )
         index = index.long().cpu()
-        device, masks = getattr(objective, "device", index.device), masks or {}
+        device, masks = getattr(objective, "device", index.device), {} if masks is None else masks
         masks, whole = masks_from(masks, index, [OBJECTIVE, *self.constraints], device)
         judge = None
         if strict is not None:
@@ -405,8 +422,9 @@ class PointwiseLoss(State):
         if not resumed and fingerprint != self.fingerprint:
             if self.fingerprint is not None and samples:
                 self.warn("Another training set than before: the multipliers start at 0 again.")
-            self.multipliers = self.multipliers.for_samples(self.owners_of(samples))
-            self.thresholds, self.units, self._window = {}, GradientUnits(), []
+            owners = samples if self.groups is None else int(self.groups.max()) + 1
+            self._hold(self.multipliers.for_samples(owners), {})
+            self.units, self._window = GradientUnits(), []
         self.fingerprint = fingerprint
         self.fit_tables()
         if first:  # What was measured stays until it is measured again.
@@ -448,11 +466,9 @@ class PointwiseLoss(State):
             {name: visit for name, visit in visits.items() if name in multipliers}
             for visits in self._window
         ]
-        self.thresholds = {
-            name: threshold
-            for name, threshold in self.thresholds.items()
-            if name in multipliers and self.formulations[name].learns_threshold
-        }
+        for name in [*self.thresholds]:
+            if name not in multipliers or not self.formulations[name].learns_threshold:
+                del self.thresholds[name]
 
     # In a checkpoint ----------------------------------------------------------------------------
 
@@ -500,12 +516,13 @@ class PointwiseLoss(State):
         self.fit_tables()
 
     def load_dual_state(self, state: Mapping[str, Any]) -> None:
-        self.multipliers = self.multipliers.for_samples(int(state["samples"]))
-        self.multipliers.load_state_dict(state["multipliers"])
-        self.thresholds = {
+        multipliers = self.multipliers.for_samples(int(state["samples"]))
+        multipliers.load_state_dict(state["multipliers"])
+        thresholds = {
             name: value.to("cpu", torch.float32, copy=True)
             for name, value in state["thresholds"].items()
         }
+        self._hold(multipliers, thresholds)
         self.units.load_state_dict(state["gradient_units"])
         self._window = [dict(visits) for visits in state["window"]]
         self.fingerprint = state["fingerprint"]

@@ -121,8 +121,10 @@ class Multipliers(Mapping[str, Tensor]):
             for name, table in state.items()
         }
 
-    def table(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """λ of a constraint, not a copy; allocated where it is not yet, and refused in a shape."""
+    def table(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """λ of a constraint, not a copy; of a shape allocated where it is not yet, or refused."""
+        if shape is None:
+            return self._tables[name]
         if name not in self._tables:
             initial = self._initial.get(name, torch.zeros((), dtype=torch.float32))
             values = _as_table(initial, shape)
@@ -152,32 +154,27 @@ def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
 # What ψ acts on ----------------------------------------------------------------------------------
 
 
-class State:
-    """λ and t, whose they are, and how they move; what follows reads and moves them.
-
-    Attributes:
-        dual_first: whether the step of the weights uses λ after this step's dual update.
-        groups: (N,), the group of each sample where λ is a group's; None where it is a sample's.
-    """
-
-    constraints: Mapping[str, Constraint]
-    formulations: Mapping[str, Formulation]
-    dual_first: bool
-    groups: Tensor | None
-    multipliers: Multipliers
-    thresholds: dict[str, Tensor]
-
-
 class Weight:
     """ψ of each sample's violation, without a multiplier."""
 
     dimensions: int | None = None
     """Of the table of multipliers: 2 of (N, sides·K), 0 where (sides,) stands for the batch."""
 
-    def __init__(self, name: str, state: State) -> None:
-        self.name, self.state = name, state
-        self.sides = state.constraints[name].sides
-        self.formulation: Any = state.formulations[name]  # That in force, from the first step on.
+    def __init__(
+        self,
+        name: str,
+        constraint: Constraint,
+        formulation: Formulation,
+        dual_first: bool,
+        multipliers: Multipliers,
+        thresholds: dict[str, Tensor],
+        groups: Tensor | None,
+    ) -> None:
+        self.name, self.sides = name, constraint.sides
+        self.formulation: Any = formulation  # That in force, from the first step on.
+        self.dual_first = dual_first  # The step of the weights uses λ after this step's update.
+        self.multipliers, self.thresholds = multipliers, thresholds
+        self.groups = groups  # (N,), of each sample; None where λ is a sample's.
 
     def rows(self, index: Tensor, violation: Tensor) -> Tensor | None:
         """λ_t of the samples index (b,), as their violations; None where they have none."""
@@ -187,7 +184,7 @@ class Weight:
         """A micro-batch's share of mean ψ(v, λ), a scalar; ``count`` samples over all ranks."""
         violation = terms.followed[self.name]
         multiplier = torch.zeros_like(violation) if multiplier is None else multiplier
-        if self.state.dual_first:
+        if self.dual_first:
             multiplier = self.formulation.ascend(terms.judged[self.name], multiplier)
         return self._mean(self.formulation.lagrangian(violation, multiplier), terms, count)
 
@@ -214,10 +211,10 @@ class PerSample(Weight):
 
     def rows(self, index: Tensor, violation: Tensor) -> Tensor:
         """λ_t on the violations' device by one asynchronous copy; 0 of a stream and of padding."""
-        samples = self.state.multipliers.samples
+        samples = self.multipliers.samples
         if not samples:
             return torch.zeros_like(violation)
-        table = self.state.multipliers.table(self.name, (samples, violation.shape[1]))
+        table = self.multipliers.table(self.name, (samples, violation.shape[1]))
         try:
             rows = table[index].masked_fill_((index < 0)[:, None], 0.0)
         except IndexError as error:
@@ -232,7 +229,7 @@ class PerSample(Weight):
         """Of samples it applies to the index (n,), and violation, mask and λ (n, sides·K)."""
         name, mask = self.name, measured.masks[self.name]
         rows = None if measured.whole or mask.all() else carries(mask)
-        if not self.state.multipliers.samples or (rows is not None and not rows.any()):
+        if not self.multipliers.samples or (rows is not None and not rows.any()):
             return None
         visit = [measured.index, measured.judged[name], mask, measured.multipliers[name]]
         return visit if rows is None else [part[rows] for part in visit]
@@ -247,8 +244,7 @@ class PerSample(Weight):
         index, judged, mask, multiplier = parts
         ascended = self.formulation.ascend(judged, multiplier)
         stepped = torch.where(mask, ascended, multiplier)
-        store = self.state.multipliers
-        store.table(self.name, (store.samples, judged.shape[1]))[index] = stepped.float()
+        self.multipliers.table(self.name)[index] = stepped.float()
         return DualStep(index, judged, mask, multiplier, stepped)
 
 
@@ -260,7 +256,7 @@ class PerGroup(PerSample):
 
     def owners(self, index: Tensor) -> Tensor:
         """The groups of the samples index (b,)."""
-        groups = self.state.groups
+        groups = self.groups
         assert groups is not None
         if len(index) and int(index.max()) >= len(groups):
             raise TrainingError(
@@ -302,7 +298,7 @@ class PerBatch(Weight):
     @property
     def table(self) -> Tensor:
         """λ itself, () or (2,)."""
-        return self.state.multipliers.table(self.name, (2,) if self.sides > 1 else ())
+        return self.multipliers.table(self.name, (2,) if self.sides > 1 else ())
 
     @property
     def multiplier(self) -> Tensor:
@@ -312,13 +308,13 @@ class PerBatch(Weight):
     @property
     def threshold(self) -> Tensor:
         """t of each side, (sides,); 0 where the formulation learns none."""
-        threshold = self.state.thresholds.get(self.name, torch.zeros(self.sides))
+        threshold = self.thresholds.get(self.name, torch.zeros(self.sides))
         return threshold.reshape(self.sides)
 
     @property
     def knows_slope(self) -> bool:
         """Whether ∂ψ/∂mean is λ, whatever the batch."""
-        return self.formulation.linear and not self.state.dual_first
+        return self.formulation.linear and not self.dual_first
 
     def slope(self, terms: Sequence[Terms], count: Tensor) -> Slope:
         """∂ψ/∂mean of all micro-batches of all ranks; ``count`` samples over them."""
@@ -327,7 +323,7 @@ class PerBatch(Weight):
             return Slope(threshold, multiplier)
         anchor, mean = self._statistic(terms, "followed", count, threshold)
         multiplier = multiplier.to(mean, non_blocking=True)
-        if self.state.dual_first:
+        if self.dual_first:
             judged = self._value(*self._statistic(terms, "judged", count, threshold))
             multiplier = self.formulation.ascend(judged, multiplier)
         with torch.enable_grad():
@@ -361,7 +357,7 @@ class PerBatch(Weight):
         if formulation.learns_threshold:
             (slope,) = torch.autograd.grad(value.sum(), threshold)
             stepped = (threshold - formulation.threshold_step * slope).detach().float()
-            self.state.thresholds[name] = stepped if len(stepped) > 1 else stepped[0]
+            self.thresholds[name] = stepped if len(stepped) > 1 else stepped[0]
         return [judged]
 
     def step(self, visits: Sequence[list[Tensor]]) -> DualStep:
@@ -426,8 +422,8 @@ def _anchored(violation: Tensor, mask: Tensor, anchor: Tensor) -> Tensor:
     return torch.where(mask, violation - _by_column(anchor, violation), 0)
 
 
-def scope_of(name: str, state: State) -> Weight:
-    """What the formulation of a constraint acts on."""
-    per_sample = PerSample if state.groups is None else PerGroup
+def scope_of(name: str, formulation: Formulation, groups: Tensor | None, **state: Any) -> Weight:
+    """What the formulation of a constraint acts on; ``state``: the other arguments of Weight."""
+    per_sample = PerSample if groups is None else PerGroup
     kinds = {"sample": per_sample, "batch": PerBatch, "none": Weight}
-    return kinds[state.formulations[name].scope](name, state)
+    return kinds[formulation.scope](name, formulation=formulation, groups=groups, **state)

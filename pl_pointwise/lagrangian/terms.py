@@ -204,8 +204,8 @@ def build_terms(
     followed, strict, wide = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
     for name, constraint in constraints.items():
         signed = name in formulations and formulations[name].signed
-        residuals = [constraint.residual(of[name]) for of in given]
-        violations = residuals if signed else [constraint.reported(r) for r in residuals]
+        oriented = constraint.residual if signed else constraint.violation
+        violations = [oriented(of[name]) for of in given]
         violations = [v[:, None] if v.dim() == 1 else v for v in violations]
         width = violations[0].shape[1] // constraint.sides
         mask = masks[name]
