@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +245,9 @@ def test_misuse_is_refused() -> None:
         loop.loss(torch.zeros(1), values, torch.tensor([12]))
     with pytest.raises(DataError, match="holds -2: a position in the training set"):
         loop.loss(torch.zeros(1), values, torch.tensor([-2]))
+    for masks in ([], torch.tensor([True])):
+        with pytest.raises(ValueError, match="return a dict by name"):
+            loop.loss(torch.zeros(1), values, torch.tensor([0]), masks=masks)
     values = {"fit": torch.zeros(()), "pair": torch.zeros(2)}
     with pytest.raises(DataError, match='"fit" must have one value per sample'):
         loop.loss(torch.zeros(2), values, torch.tensor([0, 1]))
@@ -259,6 +264,22 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(TrainingError, match='"objective" is nan for sample 3'):
         loop.loss_of([2, 3])
     assert not any(table.any() for table in loop.loss.multipliers.values())
+
+
+def test_weights_go_with_the_loss_that_holds_them() -> None:
+    """Within a cycle of references they would take memory until the next collection."""
+    weight = torch.zeros(1, requires_grad=True)
+    options = {"samples": 1, "parameters": [weight]}
+    loss = PointwiseLoss({"fit": Constraint(at_most=0.0)}, Pointwise(), **options)
+    loss(weight, {"fit": weight + 1}, torch.tensor([0])).backward()
+    loss.step()
+    found, options = weakref.ref(weight), {}
+    gc.disable()
+    try:
+        del weight, loss
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 def test_a_forgotten_step_is_found() -> None:
