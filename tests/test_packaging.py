@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
-
-from tests.scripts import module_of
 
 if sys.version_info < (3, 11):
     pytest.skip("tomllib comes with Python 3.11", allow_module_level=True)
@@ -32,11 +30,6 @@ def conda(lines: list[str]) -> set[str]:
     return {f"{CONDA_NAMES.get(name, name)} {bound}" for name, bound in found}
 
 
-@pytest.fixture(name="links")
-def module_of_links() -> ModuleType:
-    return module_of(ROOT / "docs/package_readme.py")
-
-
 def test_the_conda_recipe_asks_for_what_the_package_asks_for() -> None:
     recipe = yaml.safe_load((ROOT / "docs/conda/recipe.yaml").read_text())
     extras = PROJECT["optional-dependencies"]
@@ -56,10 +49,11 @@ def test_the_citation_has_the_packages_version_and_licence() -> None:
     assert citation["license"] == PROJECT["license"]
 
 
-def test_every_link_of_the_packages_page_is_whole_and_leads_to_a_file(links: ModuleType) -> None:
+def test_every_link_of_the_packages_page_is_whole_and_leads_to_a_file() -> None:
     text = (ROOT / "README.md").read_text()
     root = "https://example.org/owner/project"
-    found = links.with_whole_links(text, root, "v1")
+    script = runpy.run_path(str(ROOT / "docs/package_readme.py"))
+    found = script["with_whole_links"](text, root, "v1")
     targets = re.findall(r"\]\(([^)\s]+)\)", found)
     assert len(targets) > 10
     for target in targets:
