@@ -1,4 +1,9 @@
-"""What a package index, a conda channel and a citation are told is what the project says."""
+"""What a package index, a conda channel and a citation are told is what the project says.
+
+And the bounds of pyproject.toml are versions that the tests were run with: ``constraints.txt`` is
+the set of the usual run, ``constraints-lowest.txt`` that of ``make test-lowest``. A bound that
+neither names is a guess.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
-if sys.version_info < (3, 11):
-    pytest.skip("tomllib comes with Python 3.11", allow_module_level=True)
-import tomllib
-
+toml = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONDA_NAMES = {
     "huggingface-hub": "huggingface_hub",
     "jsonargparse[signatures]": "jsonargparse-signatures",
@@ -62,3 +67,42 @@ def test_every_link_of_the_packages_page_is_whole_and_leads_to_a_file() -> None:
             kind, _, path = target.removeprefix(f"{root}/").split("/", 2)
             assert kind == ("raw" if path.endswith(".png") else "blob")
             assert (ROOT / path.partition("#")[0]).is_file()
+
+
+# Versions -----------------------------------------------------------------------------------------
+
+LOWEST_PYTHON = {"python_version": "3.10"}
+
+
+def requirements() -> list[Requirement]:
+    """Of the package itself, and of the extras that the tests were run with."""
+    extras = PROJECT["optional-dependencies"]
+    lines = list(PROJECT["dependencies"])
+    for extra in ("language", "reranker", "compare", "example", "demo", "test"):
+        lines += [line for line in extras[extra] if not line.startswith("pl-pointwise")]
+    return [Requirement(line) for line in dict.fromkeys(lines)]
+
+
+def pins(name: str) -> dict[str, Version]:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if "==" in line)
+    return {canonicalize_name(package): Version(version) for package, version in pairs}
+
+
+def bound(requirement: Requirement) -> Version:
+    (specifier,) = requirement.specifier
+    assert specifier.operator == ">="
+    return Version(specifier.version)
+
+
+DIRECT = requirements()
+
+
+@pytest.mark.parametrize("requirement", DIRECT, ids=str)
+def test_lower_bound_was_run_and_the_usual_run_is_within_it(requirement: Requirement) -> None:
+    runs = "constraints-lowest.txt"
+    if requirement.marker is not None and not requirement.marker.evaluate(LOWEST_PYTHON):
+        runs = "constraints.txt"
+    name = canonicalize_name(requirement.name)
+    assert pins(runs)[name] == bound(requirement)
+    assert pins("constraints.txt")[name] >= bound(requirement)
