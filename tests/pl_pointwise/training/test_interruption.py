@@ -25,7 +25,7 @@ from tests.programs.launch import run_on_ranks
 
 
 def interrupt(folder: Path, kills: int, timeout: float) -> dict[str, int]:
-    """Runs tests/pl_pointwise/interrupted.py and gives what it counted."""
+    """Runs tests/programs/interrupted.py and gives what it counted."""
     run_on_ranks(0, "tests.programs.interrupted", [str(folder), str(kills), "0"], folder, timeout)
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     assert not report["failures"], "\n".join(report["failures"])
