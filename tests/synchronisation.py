@@ -14,8 +14,7 @@ What zeros(device=) and its like make counts as on the host until it meets a mar
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,6 @@ class Waits:
     def __init__(self) -> None:
         self.found: list[str] = []
         self._on_device: dict[int, bool] = {}
-        self._modes = _Calls(self), _Operations(self)
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        with self._modes[0], self._modes[1]:
-            yield
 
     def move(self, value: Any, on_device: bool = True) -> None:
         """Marks all tensors in a value."""
@@ -165,7 +158,7 @@ def step_waits(module: Any, fit: Callable[[], None], step: int = 1) -> list[str]
         if len(steps) != step + 1:
             return plain_step(batch, batch_idx)
         waits.move([*module.parameters(), *module.buffers()])
-        with waits.watched():
+        with _Calls(waits), _Operations(waits):
             return plain_step(batch, batch_idx)
 
     module.training_step, module.transfer_batch_to_device = training_step, moved

@@ -5,34 +5,28 @@ That they run is tested by nbmake, which executes them.
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-from tests.scripts import module_of
 
 nbformat = pytest.importorskip("nbformat")
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-
-
-@pytest.fixture(name="store", scope="module")
-def module_that_stores() -> ModuleType:
-    return module_of(ROOT / "docs/store_notebooks.py")
+problems = runpy.run_path(str(ROOT / "docs/store_notebooks.py"))["problems"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_stored_notebook_can_be_shown(path: Path, store: ModuleType) -> None:
+def test_the_stored_notebook_can_be_shown(path: Path) -> None:
     """Its outputs are of its code; run `make notebooks` where they are not."""
     notebook = nbformat.read(path, as_version=4)
-    assert store.problems(notebook) == []
+    assert problems(notebook) == []
     assert "assert " not in "\n".join(c.source for c in notebook.cells if c.cell_type == "code")
 
 
 @pytest.mark.parametrize("how", ["no picture", "other code", "stderr", "in /home/me"])
-def test_what_must_not_be_stored_is_found(how: str, store: ModuleType) -> None:
+def test_what_must_not_be_stored_is_found(how: str) -> None:
     notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
     cell = next(c for c in notebook.cells if c.cell_type == "code" and "plt.subplot" in c.source)
     if how == "no picture":
@@ -43,4 +37,4 @@ def test_what_must_not_be_stored_is_found(how: str, store: ModuleType) -> None:
         name, text = ("stderr", "done") if how == "stderr" else ("stdout", how)
         output = {"output_type": "stream", "name": name, "text": text}
         cell.outputs.append(nbformat.from_dict(output))
-    assert store.problems(notebook)
+    assert problems(notebook)

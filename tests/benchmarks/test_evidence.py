@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from dataclasses import replace
@@ -23,7 +22,7 @@ from benchmarks.evidence.results import RESULTS, read_results, write_results
 from benchmarks.evidence.splits import Sizes, split
 from benchmarks.evidence.stages import choices_of, to_judge, write_choices
 from benchmarks.evidence.statistics import estimate, holm, p_value, paired_difference
-from benchmarks.evidence.study import STUDIES, Study, load
+from benchmarks.evidence.study import STUDIES, load
 from benchmarks.evidence.workers import run_all
 from pl_pointwise.compare.runs import VIOLATIONS, Comparison, Run
 from pl_pointwise.files import digest_now
@@ -323,11 +322,16 @@ def test_differences_of_the_appendix_are_those_of_the_runs() -> None:
     rows = pd.read_csv(RESULTS / "safety.csv").query("part == 'test'").set_index("seed")
     both = [rows[rows.method == "Pointwise(), untuned"], rows[rows.setting == "weight=3"]]
     first, second = both[0], both[1][both[1].method == "penalty hinge"]
-    expected = stats.ttest_rel(first["held-out/kl"], second["held-out/kl"])
     found = {each[:3]: each[3:] for each in appendix.differences(safety)}
-    difference, p = found["Pointwise(), untuned", "penalty hinge, weight=3", "objective"]
-    assert p == pytest.approx(expected.pvalue)
-    assert difference.low == pytest.approx(expected.confidence_interval(0.95).low)
+    for measure, columns in {
+        "objective": ["held-out/kl"],
+        "violated, new": ["held-out/refuse/violated", "held-out/comply/violated"],
+        "violated, training": ["train/refuse/violated", "train/comply/violated"],
+    }.items():
+        expected = stats.ttest_rel(*(rows[columns].mean(axis=1) for rows in (first, second)))
+        difference, p = found["Pointwise(), untuned", "penalty hinge, weight=3", measure]
+        assert p == pytest.approx(expected.pvalue)
+        assert difference.low == pytest.approx(expected.confidence_interval(0.95).low)
 
 
 def test_holm_rejects_as_by_hand() -> None:
@@ -335,55 +339,3 @@ def test_holm_rejects_as_by_hand() -> None:
     assert [*holm([0.04, 0.001, 0.02])] == [True, True, True]
     assert [*holm([0.001, 0.03, 0.04])] == [True, False, False]
     assert p_value({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}) == 1
-
-
-def matches(study: Study, of: Any, means: list[float], halves: list[float], measures: Any) -> bool:
-    """Whether these are the rounded means and half intervals of the runs."""
-    found = [estimate([*appendix.measured(study, of, each).values()]) for each in measures]
-    return means == pytest.approx([e.mean for e in found], abs=0.0055) and halves == pytest.approx(
-        [e.high - e.mean for e in found], abs=0.0055
-    )
-
-
-def test_the_table_of_readme_is_that_of_the_runs() -> None:
-    """Violated in training and of new prompts, refuse and comply apart, and the KL of new ones."""
-    sums: dict[str, list[list[float]]] = {}
-    columns = [f"{p}/{c}/violated" for p in ("train", "held-out") for c in ("refuse", "comply")]
-    with (RESULTS / "safety.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["part"] == "test":
-                of = [float(row[column]) for column in (*columns, "held-out/kl")]
-                sums.setdefault(f"{row['method']} {row['setting']}", []).append(of)
-    means = [[sum(of) / len(of) for of in zip(*rows, strict=True)] for rows in sums.values()]
-    found = 0
-    for line in (appendix.DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines():
-        if re.match(r"\|.*\| \d+ \| \d", line):
-            found += 1
-            shown = [float(n) for n in re.findall(r"[\d.]+", " ".join(line.split("|")[3:]))]
-            assert any(shown == pytest.approx(mean, abs=0.0055) for mean in means), line
-    assert found == 5
-
-
-@pytest.mark.parametrize("page", ["docs/evidence.md"])
-def test_result_tables_of_the_page_are_those_of_the_runs(page: str) -> None:
-    """A row of a method and three cells "mean ± half the interval", in a table of one study."""
-    names = {
-        "`Pointwise()`": "Pointwise(), untuned",
-        "`Relaxed(price=10)`": "Relaxed(price=10), untuned",
-    }
-    measures = ("violated, training", "violated, new", "objective")
-    runs = {name: appendix.reached(appendix.study_of(name), "judge") for name in appendix.FIGURE}
-    found = 0
-    for line in (appendix.DOCS.parent / page).read_text().splitlines():
-        cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
-        if line.count("±") == 3 and line.startswith("|"):
-            found += 1
-            means = [float(cell.split(" ± ")[0]) for cell in cells[-3:]]
-            halves = [float(cell.split(" ± ")[1]) for cell in cells[-3:]]
-            assert any(
-                matches(appendix.study_of(name), of, means, halves, measures)
-                for name, judged in runs.items()
-                for key, of in judged.items()
-                if names.get(cells[0], key) == key
-            ), line
-    assert found >= 7

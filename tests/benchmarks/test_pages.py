@@ -133,7 +133,9 @@ def test_safety_and_re_ranking() -> None:
         "reranker-corpus": ("| re-ranking | violated", ("relevance",), "length_objective"),
     }
     for study, (head, names, objective) in pages.items():
-        for name, *cells in rows("evidence.md", head):
+        listed = list(rows("evidence.md", head))
+        assert len(listed) >= 8
+        for name, *cells in listed:
             of = judged(study, name)
             columns = [
                 of[[f"{part}/{each}/violated" for each in names]].mean(axis=1)

@@ -44,12 +44,8 @@ def run(folder: Path, ranks: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    torch.save(run(folder / "all", ranks=2), folder / f"rank{rank}.pt")
-    predict(folder / "found.jsonl", **on_ranks(2))
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    torch.save(run(folder / "all", ranks=2), folder / f"rank{os.environ['RANK']}.pt")
+    predict(folder / "found.jsonl", **on_ranks(2))

@@ -115,11 +115,7 @@ def results(world: World) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    rank = os.environ["RANK"]
-    torch.save(results(World(ranks=2, folder=folder)), folder / f"rank{rank}.pt")
-
-
 if __name__ == "__main__":
-    main()
+    folder = Path(sys.argv[1])
+    found = results(World(ranks=2, folder=folder))
+    torch.save(found, folder / f"rank{os.environ['RANK']}.pt")

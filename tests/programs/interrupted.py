@@ -32,7 +32,6 @@ from tests.pl_pointwise.training.test_checkpoints import HELD_OUT, ROWS, Hard
 from tests.programs.launch import finished, forked
 
 EPOCHS = 5
-STEPS = EPOCHS * 4
 KILLS_A_RUN = 5
 
 
@@ -60,16 +59,8 @@ def run(folder: Path, *callbacks: Any, periodic: bool = True) -> None:
     )
     data = ToyData(ROWS, HELD_OUT, batch_size=4)
     runner.fit(module, data, ckpt_path="last" if periodic else None, weights_only=True)
-    torch.save(outcome(module), folder / "outcome.pt")
-
-
-def outcome(module: Any) -> dict[str, Any]:
-    return {
-        "weights": weights_of(module),
-        "global_step": module.trainer.global_step,
-        **multipliers_of(module),
-        **thresholds_of(module),
-    }
+    outcome = {"weights": weights_of(module), "global_step": runner.global_step}
+    torch.save(outcome | multipliers_of(module) | thresholds_of(module), folder / "outcome.pt")
 
 
 class Report:
@@ -79,17 +70,13 @@ class Report:
         self.folder = folder
         self.counts = {"kills": 0, "kills while writing": 0, "runs": 0}
         self.failures: list[str] = []
-        self.expected = self._uninterrupted()
-
-    def _uninterrupted(self) -> dict[str, Any]:
         place = self.place("uninterrupted")
         started = time.monotonic()
         code = finished(forked(lambda: run(place), place / "log"))
         self.duration = time.monotonic() - started
         if code:
             raise SystemExit((place / "log").read_text())
-        expected: dict[str, Any] = torch.load(place / "outcome.pt", weights_only=True)
-        return expected
+        self.expected: dict[str, Any] = torch.load(place / "outcome.pt", weights_only=True)
 
     def place(self, name: str) -> Path:
         place = self.folder / name
@@ -198,7 +185,7 @@ def fill_the_disk(report: Report) -> None:
     report.complete(place, name, lambda: run(place))
 
 
-def main() -> None:
+if __name__ == "__main__":
     folder, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -212,7 +199,3 @@ def main() -> None:
     fill_the_disk(report)
     summary = {"counts": report.counts, "failures": report.failures, "seconds": report.duration}
     (folder / "report.json").write_text(json.dumps(summary))
-
-
-if __name__ == "__main__":
-    main()

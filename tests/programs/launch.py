@@ -34,23 +34,13 @@ def on_ranks(ranks: int) -> dict[str, Any]:
 def run_on_ranks(
     ranks: int, module: str, arguments: Sequence[str], folder: Path, timeout: float = 250
 ) -> None:
-    """Runs ``python -m module arguments`` on every rank; fails with their logs if one fails."""
-    logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
-    _run(module, arguments, rank_environments(ranks), logs, timeout)
+    """Runs ``python -m module arguments`` on every rank; fails with their logs if one fails.
 
-
-def run_program(module: str, arguments: Sequence[str], folder: Path, timeout: float = 250) -> None:
-    """Runs ``python -m module arguments``, which forks what it needs; fails with its output."""
-    _run(module, arguments, [{}], [folder / "program.log"], timeout)
-
-
-def _run(
-    module: str,
-    arguments: Sequence[str],
-    environments: Sequence[dict[str, str]],
-    logs: Sequence[Path],
-    timeout: float,
-) -> None:
+    With no ranks once, for a program that forks them.
+    """
+    environments = rank_environments(ranks) or [{}]
+    names = [f"rank{rank}" for rank in range(ranks)] or ["program"]
+    logs = [folder / f"{name}.log" for name in names]
     processes = [
         preloaded().Process(target=_as_main, args=(module, arguments, environment, log))
         for environment, log in zip(environments, logs, strict=True)

@@ -104,7 +104,7 @@ def train_all(ranks: int) -> dict[str, list[dict[str, torch.Tensor]]]:
     return {f"{run.name}, pieces of {run.pieces}": run.train(ranks) for run in runs(ranks)}
 
 
-def main() -> None:
+if __name__ == "__main__":
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     for ranks in map(int, sys.argv[2:]):
@@ -113,7 +113,3 @@ def main() -> None:
             torch.save(train_all(ranks), folder / f"{ranks}-{os.environ['RANK']}.pt")
 
         fork_ranks(ranks, on_rank, folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -176,7 +176,7 @@ POISON: dict[str, tuple[dict[int, int], int | None]] = {
 EVERYTHING_OF_ONE_RANK = {1: OBJECTIVE_NAN, 3: PAIR_NAN, 5: OBJECTIVE_NAN, 7: OBJECTIVE_NAN}
 
 
-def main() -> None:
+if __name__ == "__main__":
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
 
@@ -194,7 +194,3 @@ def main() -> None:
         torch.save(results, folder / f"rank{os.environ['RANK']}.pt")
 
     fork_ranks(RANKS, on_rank, folder)
-
-
-if __name__ == "__main__":
-    main()

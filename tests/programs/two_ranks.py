@@ -370,13 +370,8 @@ def loop_of_ones_own(world: World) -> Any:
     return found
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    world = World(ranks=2, folder=folder)
-    results = {name: run(world) for name, run in SCENARIOS.items()}
-    torch.save(results, folder / f"rank{rank}.pt")
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    world = World(ranks=2, folder=Path(sys.argv[1]))
+    results = {name: run(world) for name, run in SCENARIOS.items()}
+    torch.save(results, world.folder / f"rank{os.environ['RANK']}.pt")

@@ -163,9 +163,16 @@ def trained(task: str) -> list[Any]:
     return [pytest.param(n, marks=pytest.mark.slow) if late else n for n, late in names]
 
 
-def comparisons(task: str) -> list[str]:
-    """The names of a task's packaged comparisons, without the task's."""
-    return [name.split("/")[1] for name in packaged_comparisons() if name.startswith(f"{task}/")]
+def comparisons(*tasks: str) -> list[Any]:
+    """The packaged comparisons of tasks as parameters; the longest, of methods that are fitted one
+    by one too, are of the slow set.
+    """
+    slow = ("table", "practical", "required")
+    return [
+        pytest.param(n, marks=pytest.mark.slow) if n.rpartition("/")[2] in slow else n
+        for n in packaged_comparisons()
+        if n.partition("/")[0] in tasks
+    ]
 
 
 _SILENT = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
@@ -179,14 +186,14 @@ def words(options: dict[str, str]) -> list[str]:
     return [word for key, value in options.items() for word in (f"--{key}", value)]
 
 
-def comparison(task: str, name: str, arguments: list[str], output: Path) -> list[dict[str, str]]:
+def comparison(name: str, arguments: list[str], output: Path) -> list[dict[str, str]]:
     """The rows of a packaged comparison's table, one for each of its methods, none failed."""
-    where = ["--methods", f"{task}/{name}", "--output", str(output)]
+    where = ["--methods", name, "--output", str(output)]
     sanity = ["--trainer.num_sanity_val_steps", "0"]  # `fit` has them.
-    main(["compare", "--config", task, *where, *arguments, *sanity])
+    main(["compare", "--config", name.partition("/")[0], *where, *arguments, *sanity])
     with (output / "comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
-    methods = yaml.safe_load(packaged_comparisons()[f"{task}/{name}"].read_text())
+    methods = yaml.safe_load(packaged_comparisons()[name].read_text())
     assert [row["method"] for row in rows] == list(methods)
     assert {row["error"] for row in rows} == {""}
     return rows
@@ -224,17 +231,6 @@ def predictions(base: list[str], asked: Any, checkpoint: Path, *more: str) -> li
     writer = {"trainer.callbacks+": "PredictionWriter", "trainer.callbacks.path": str(found)}
     main(["predict", *base, *words(options | writer), *more])
     return read_rows(found)
-
-
-def slow_tables(names: list[str]) -> list[Any]:
-    """Packaged comparisons as parameters; the longest, of methods that are fitted one by one
-    too, are of the slow set.
-    """
-    slow = ("table", "practical", "required")
-    return [
-        pytest.param(n, marks=pytest.mark.slow) if n.rpartition("/")[2] in slow else n
-        for n in names
-    ]
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from tests.tasks.conftest import (
     fitted_checkpoint,
     overlays,
     predictions,
-    slow_tables,
     train,
     trained,
     words,
@@ -96,10 +95,9 @@ def test_packaged_config_trains(name: str, tiny: Any, tmp_path: Path, capsys: An
 
 CONSTRAINTS = {"safety": ["refuse", "comply"], "when2call": ["rejected"]}
 CONSTRAINTS |= {"reranker": ["relevance"], "safety/pku": ["avoid"], "when2call/orca": ["ratio"]}
-TABLES = [f"{task}/{name}" for task in CONSTRAINTS for name in comparisons(task)]
 
 
-@pytest.mark.parametrize("table", slow_tables(TABLES))
+@pytest.mark.parametrize("table", comparisons(*CONSTRAINTS))
 def test_packaged_comparison_makes_a_table(
     table: str, tiny: Any, tmp_path: Path, capsys: Any, request: Any
 ) -> None:
@@ -113,7 +111,7 @@ def test_packaged_comparison_makes_a_table(
         arguments += words({f"model.init_args.{key}": value for key, value in more.items()})
     if name != "demo":
         request.getfixturevalue("runs_alone")
-    rows = comparison(task, name, arguments, output)
+    rows = comparison(table, arguments, output)
     for row in rows:
         for constraint in CONSTRAINTS.get(table, CONSTRAINTS[task]):
             assert float(row[f"test/{constraint}/max"]) >= float(row[f"test/{constraint}/cvar95"])

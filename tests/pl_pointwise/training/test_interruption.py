@@ -21,12 +21,12 @@ from pl_pointwise.errors import TrainingError
 from pl_pointwise.training.checkpoints import WholeCheckpointIO
 from tests.pl_pointwise.toy import Toy, ToyRows, assert_identical_run, fit
 from tests.pl_pointwise.training.test_checkpoints import Hard, Saver, data, train
-from tests.programs.launch import run_program
+from tests.programs.launch import run_on_ranks
 
 
 def interrupt(folder: Path, kills: int, timeout: float) -> dict[str, int]:
-    """Runs tests/pl_pointwise/interrupted.py and gives what it counted."""
-    run_program("tests.programs.interrupted", [str(folder), str(kills), "0"], folder, timeout)
+    """Runs tests/programs/interrupted.py and gives what it counted."""
+    run_on_ranks(0, "tests.programs.interrupted", [str(folder), str(kills), "0"], folder, timeout)
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     assert not report["failures"], "\n".join(report["failures"])
     counts: dict[str, int] = report["counts"]

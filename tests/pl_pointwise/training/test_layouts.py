@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.programs.launch import run_program
+from tests.programs.launch import run_on_ranks
 from tests.programs.layouts import PIECES, REFERENCE, STEPS, runs, train_all
 
 LARGEST, MEAN = 1e-6, 1e-7
@@ -33,7 +33,7 @@ def every_rank_of_every_layout(
     """What every run gave on every rank, by number of ranks."""
     folder = tmp_path_factory.mktemp("layouts")
     several = [ranks for ranks in PIECES if ranks > 1]
-    run_program("tests.programs.layouts", [str(folder), *map(str, several)], folder)
+    run_on_ranks(0, "tests.programs.layouts", [str(folder), *map(str, several)], folder)
     found = {
         ranks: [
             torch.load(folder / f"{ranks}-{rank}.pt", weights_only=True) for rank in range(ranks)

@@ -19,7 +19,7 @@ from pl_pointwise.errors import TrainingError
 from pl_pointwise.training.checks import check_settings
 from tests.pl_pointwise import toy
 from tests.pl_pointwise.toy import FORMULATIONS, Toy
-from tests.programs.launch import run_program
+from tests.programs.launch import run_on_ranks
 from tests.programs.sharded import (
     EVERYTHING_OF_ONE_RANK,
     KINDS,
@@ -42,7 +42,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="ranks", scope="module")
 def results_of_two_ranks(folder: Path) -> list[dict[str, Any]]:
-    run_program("tests.programs.sharded", [str(folder)], folder)
+    run_on_ranks(0, "tests.programs.sharded", [str(folder)], folder)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 

@@ -17,7 +17,6 @@ from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
     comparisons,
-    slow_tables,
     train,
     trained,
     words,
@@ -50,12 +49,12 @@ def test_packaged_config_trains(name, tiny, conversation_file, tmp_path, capsys)
     train("conversation", name, [*tiny, *data, "--trainer.max_epochs", "1"], tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", slow_tables(comparisons("conversation")))
+@pytest.mark.parametrize("name", comparisons("conversation"))
 def test_packaged_comparison_runs(
     name, tiny, conversation_file, runs_alone, tmp_path, capsys
 ) -> None:
     data = ["--data.init_args.train_file", conversation_file, "--trainer.max_steps", "1"]
-    for row in comparison("conversation", name, [*tiny, *data], tmp_path / "results"):
+    for row in comparison(name, [*tiny, *data], tmp_path / "results"):
         assert 0 <= float(row["train/all_met"]) <= 1
         assert float(row["train/avoid/max"]) >= float(row["train/avoid/cvar95"])
 
@@ -82,5 +81,5 @@ def test_a_recipe_ends_in_a_model_for_plain_transformers(task, short, tmp_path, 
 @pytest.mark.parametrize("task", [pytest.param("keep", marks=pytest.mark.slow), "forget"])
 def test_rivals_run_in_one_switch(task, short, runs_alone, tmp_path, capsys) -> None:
     quick = ["--trainer.callbacks", "null", "--model.init_args.evaluation.answer_in", "[]"]
-    for row in comparison(task, "rivals", [*short, *quick], tmp_path / "results"):
+    for row in comparison(f"{task}/rivals", [*short, *quick], tmp_path / "results"):
         assert 0 <= float(row["train/keep/violated"]) <= 1

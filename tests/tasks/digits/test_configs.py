@@ -25,7 +25,7 @@ def test_packaged_config_trains(tmp_path: Path) -> None:
 
 def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
     arguments = [*SHORT, "--trainer.logger", "false"]
-    lines = comparison("digits", "methods", arguments, tmp_path / "out")
+    lines = comparison("digits/methods", arguments, tmp_path / "out")
     old, plain = lines[0], lines[1]
     assert float(old["train/kept/violated"]) == 0  # It is what must be kept.
     assert float(plain["train/objective"]) < float(old["train/objective"]) - 5

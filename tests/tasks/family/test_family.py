@@ -122,7 +122,7 @@ def test_packaged_configs_train(name: str, tmp_path: Path) -> None:
 
 
 def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
-    lines = comparison("family", "family", [*SHORT, "--trainer.logger", "false"], tmp_path / "out")
+    lines = comparison("family/family", [*SHORT, "--trainer.logger", "false"], tmp_path / "out")
     assert {"test/gap", "test/worst", "test/beyond"} <= set(lines[0])
     (results,) = tmp_path.rglob("comparison.md")
     assert "| method | gap | violation rate of samples |" in results.read_text("utf-8")
