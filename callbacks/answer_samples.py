@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
+from torch import nn
 
 from pl_pointwise.errors import one_of
 from pl_pointwise.files import free_path, run_root
@@ -77,7 +80,7 @@ class AnswerSamples(Callback):
 
     def _answer(self, trainer: Trainer, module: Any) -> None:
         context, rows = trainer.precision_plugin.forward_context(), []
-        with isolate_rng(), context:
+        with evaluation_mode(module), isolate_rng(), torch.no_grad(), context:
             for start in range(0, len(self._asked), TOGETHER):
                 asked = self._asked[start : start + TOGETHER]
                 for each, found in zip(asked, module.answers_to(asked), strict=True):
@@ -88,6 +91,19 @@ class AnswerSamples(Callback):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Every part in evaluation mode, also of a task whose ``answers_to`` does not see to it."""
+    in_training = [part for part in module.modules() if part.training]
+    try:
+        for part in in_training:
+            part.training = False
+        yield
+    finally:
+        for part in in_training:
+            part.training = True
 
 
 def _conversation(prompt: Any) -> dict[str, Any]:

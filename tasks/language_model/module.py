@@ -148,7 +148,6 @@ class LanguageModelModule(PointwiseModule):
         )
         self.host_keys = tuple({*self.host_keys, *(r.role for r in self.requirements.values())})
         # With any the share of answers that stop only at the length limit.
-        self._rates = {**self.rates, "cut": Rate("cut")} if self.rates else {}
         self.trained_on = objective
         self.evaluation = evaluation
         self.answers: dict[str, list[dict[str, Any]]] = {}
@@ -309,6 +308,11 @@ class LanguageModelModule(PointwiseModule):
     def evaluation_metrics(self) -> Metrics:
         """The KL of adapters, and rates of the generated answers."""
         return {"kl": MeanMetric(), **{name: MeanBySample() for name in self._rates}}
+
+    @property
+    def _rates(self) -> dict[str, Rate]:
+        """The task's, and with any the share of answers that stop only at the length limit."""
+        return {**self.rates, "cut": Rate("cut")} if self.rates else {}
 
     def update_evaluation_metrics(
         self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str

@@ -16,7 +16,7 @@ its adapters. In a multiple-choice record the right answer is chosen, and the ot
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -149,7 +149,7 @@ class When2CallModule(LanguageModelModule):
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
         pairs = outputs.present[:, :1] & outputs.present[:, 1:] & real[:, None]
         metrics["pairwise_accuracy"].update((log_ratio(outputs)[:, 1:] > 0)[pairs].float())
-        records: list[Record] = batch["records"]
+        records: Sequence[Record] = batch["records"]
         if any(record.choice for record in records):
             choices = collate_columns([*map(choices_of, records)], outputs.present.shape[1])
             given = outputs.log_likelihood, outputs.lengths, batch["characters"], choices

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from pl_pointwise import Pointwise
 from pl_pointwise.callbacks import AnswerSamples
-from tests.pl_pointwise.toy import At, weights_of
+from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, weights_of
 from tests.tasks.conftest import language_model_folder, quiet_trainer
 from tests.tasks.conversation.conftest import TOOL, conversation_rows, write_rows
 from tests.tasks.conversation.test_module import ADAPTERS, data_of, made
@@ -93,6 +93,21 @@ def test_without_held_out_records_those_trained_on_are_asked(
 ) -> None:
     run(language_model_folder, file, tmp_path, [AnswerSamples(per_category=1)])
     assert {row["index"] for row in written(tmp_path) if row["step"] == 0} == {0, 1, 2, 3}
+
+
+class Answering(Toy):
+    def answers_to(self, prompts: list[Any]) -> list[dict[str, Any]]:
+        self.modes = self.training, torch.is_grad_enabled()
+        return [{"answer": "", "refused": False, "cut": False} for _ in prompts]
+
+
+def test_a_task_of_ones_own_answers_in_evaluation_mode(tmp_path: Path) -> None:
+    module = Answering(Pointwise())
+    samples = AnswerSamples(["Hi"], per_category=0)
+    runner = quiet_trainer(tmp_path, callbacks=[samples], max_epochs=1)
+    runner.fit(module, ToyData(ToyRows(4), batch_size=2))
+    assert module.modes == (False, False)
+    assert module.training
 
 
 def test_bad_options_are_refused(language_model_folder, file, tmp_path) -> None:
