@@ -123,7 +123,7 @@ class HardestSamples(Callback):
                 else:
                     row = trainer.train_dataloader.dataset[index]  # type: ignore[union-attr]
                 fields = row.items() if isinstance(row, Mapping) else [("row", row)]
-                texts = {str(n): text_of(value) for n, value in fields}
+                texts = {str(n): t for n, value in fields if (t := text_of(value)) is not None}
                 rows.append(
                     {
                         "constraint": name,
@@ -133,7 +133,7 @@ class HardestSamples(Callback):
                         "value": {"number": column % width + 1, "of": width, "bound": bound},
                         **{key: None if math.isnan(n) else n for key, n in found.items()},
                         "epoch": self._found["epoch"],
-                        "text": {n: text for n, text in texts.items() if text is not None},
+                        "text": texts,
                     }
                 )
         return rows
@@ -142,7 +142,7 @@ class HardestSamples(Callback):
         return {**self._found}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._found, self._restored = state_dict, True
+        self._found, self._restored = {**state_dict}, True
 
 
 def hardest(

@@ -61,7 +61,9 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
         model = yaml.safe_load(text_of(part)).get("model")
         path = model.get("class_path") if isinstance(model, Mapping) else model
         if path:
-            kind: Any = resolve_name(path if "." in path else f"{PACKAGE}.tasks.{path}")
+            kind: Any = resolve_name(path if "." in str(path) else f"{PACKAGE}.tasks.{path}")
+            if not (isinstance(kind, type) and issubclass(kind, PointwiseModule)):
+                raise TrainingError(f"--config: the model {path} is no PointwiseModule.")
             require_class(checkpoint, named, kind)
             return kind
     if configs:

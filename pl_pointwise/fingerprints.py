@@ -77,7 +77,9 @@ def _digest(value: Any, digest: Any) -> bool:
         for entry in value:
             whole &= _digest(entry, digest)
     elif isinstance(value, (set, frozenset)):
-        _digest(sorted(_digest_of(entry)[0] for entry in value), digest)
+        entries = [_digest_of(entry) for entry in value]
+        whole = all(known for _, known in entries)
+        _digest(sorted(found for found, _ in entries), digest)
     elif isinstance(value, _SIMPLE):
         digest.update(repr(value).encode())
     elif hasattr(value, "tobytes"):

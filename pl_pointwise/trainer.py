@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -70,7 +71,7 @@ class PointwiseTrainerMixin:
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             raise TrainingError("Sharded weights: train with PointwiseModule, which takes FSDP2.")
         samples, rows = None, trainer.train_dataset
-        if hasattr(rows, "__len__"):
+        if hasattr(rows, "__len__") and not isinstance(rows, IterableDataset):
             samples = len(rows)
             if not hasattr(rows, "add_column"):
                 trainer.train_dataset = IndexedDataset(rows)

@@ -129,7 +129,13 @@ def _seeds(runs: DataFrame) -> str:
 # Plots ------------------------------------------------------------------------------------------
 
 BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
 )
 """Okabe and Ito's palette, told apart by most colour-blind readers."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")

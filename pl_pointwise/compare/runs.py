@@ -187,6 +187,8 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
 
     >>> product_of(["model.tolerance=1,3", "model.formulation.init_args.beta=0.1"])[1]
     ('tolerance=3, beta=0.1', ['--model.tolerance=3', '--model.formulation.init_args.beta=0.1'])
+    >>> len(product_of(["model.tolerance=1,1"]))
+    1
     """
     swept: dict[str, list[tuple[str, str]]] = {}
     for setting in settings:
@@ -196,7 +198,7 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
             raise DataError(f"--set {setting}: write a dotted path and its values, a.b=0.1,1,10")
         if path in swept:
             raise DataError(f"--set {path} is given twice: write all its values behind one.")
-        given = [value.strip() for value in values.split(",")]
+        given = [*dict.fromkeys(value.strip() for value in values.split(","))]
         if not all(given):
             raise DataError(f"--set {setting}: a value is missing.")
         name = path.rpartition(".")[2]

@@ -102,6 +102,9 @@ def test_a_class_of_ones_own_is_named_by_the_configuration(
     error = refusal(capsys, "--ckpt_path", str(other))
     assert f"Name the class: --config {tmp_path / 'config.yaml'}" in error
     assert "my_digits" not in sys.modules
+    (tmp_path / "wrong.yaml").write_text("model: {class_path: os.path.join}")
+    options = ["--ckpt_path", str(other), "--config", str(tmp_path / "wrong.yaml")]
+    assert "the model os.path.join is no PointwiseModule" in refusal(capsys, *options)
     main(["export", "--ckpt_path", str(other), "--config", str(tmp_path / "config.yaml")])
     assert (tmp_path / "export/model.safetensors").is_file()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments
 
 from pl_pointwise import Pointwise, PointwiseLoss
@@ -127,6 +129,23 @@ def test_a_run_resumes_with_its_multipliers_to_the_bit(tmp_path: Path) -> None:
     other = trainer(tmp_path, ToyRows(9))
     with pytest.raises(TrainingError, match="belong to 12 samples"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+
+
+def test_rows_of_a_stream_have_no_multipliers_of_their_own(tmp_path: Path) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            yield from (rows[i] for i in range(12))
+
+        def __len__(self) -> int:
+            return 12
+
+    rows = ToyRows(12)
+    found = trainer(tmp_path, Stream())  # type: ignore[arg-type]
+    found.seen = Mock()
+    found.compute_loss = partial(PointwiseTrainerMixin.compute_loss, found)  # type: ignore
+    found.train()
+    assert found.constrained.steps == 12
+    assert not found.constrained.multipliers
 
 
 def test_an_evaluation_shows_the_mean_objective_and_moves_nothing(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_a_unit_is_the_content_of_a_row_or_its_place_where_there_is_none() -> No
     assert len({*Source("test", [rows[0]] * 3).units_at(range(3))}) == 1
     columns = TensorDataset(torch.arange(6).reshape(3, 2), torch.tensor([1, 1, 2]))
     assert len({*Source("test", columns).units_at(range(3))}) == 3
-    for unknown in ([{"graph": Graph()}] * 3, Noisy([0, 1, 2]), None):
+    for unknown in ([{"graph": Graph()}] * 3, [{Graph()}] * 3, Noisy([0, 1, 2]), None):
         places = Source("test", unknown).units_at(range(3))
         assert len({*places}) == 3
         assert {*places}.isdisjoint(Source("val", unknown).units_at(range(3)))
