@@ -184,8 +184,9 @@ def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> 
     asked = [i for i, record in enumerate(records) if "keep" in record.roles]
     found: list[Record | None] = list(records)
     problems = list[str]()
-    for start in range(0, len(asked), 8):
-        some = asked[start : start + 8]
+    together = 8  # Prompts that are answered in one batch.
+    for start in range(0, len(asked), together):
+        some = asked[start : start + together]
         prompts = [{"messages": records[i].messages, "tools": records[i].tools} for i in some]
         for i, answer in zip(some, module.answers_to(prompts, reference=True), strict=True):
             if answer["cut"] or not answer["answer"].strip():
