@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .feasible_checkpoint import FeasibleCheckpoint as FeasibleCheckpoint
     from .hardest_samples import HardestSamples as HardestSamples
     from .predictions import PredictionWriter as PredictionWriter
+    from .run_progress_bar import RunProgressBar as RunProgressBar
     from .termination import SaveOnTermination as SaveOnTermination
 
 _MODULES = {
@@ -20,6 +21,7 @@ _MODULES = {
     "HardestSamples": "hardest_samples",
     "ModelExport": "export",
     "PredictionWriter": "predictions",
+    "RunProgressBar": "run_progress_bar",
     "SaveOnTermination": "termination",
 }
 __all__ = list(_MODULES)

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import (
     ArgsType,
     LightningArgumentParser,
@@ -37,6 +37,7 @@ from .errors import TrainingError
 from .extras import import_classes
 from .files import free_path, run_root, write_whole
 from .module import PointwiseModule
+from .report.progress import RunProgressBar
 from .training.checkpoints import differences, hyperparameters
 
 COMMANDS = {
@@ -151,6 +152,11 @@ class PointwiseCLI(LightningCLI):
             if given.logger is None and not given.fast_dev_run and not given.barebones:
                 # Lightning's depends on what is installed.
                 kwargs.setdefault("logger", CSVLogger(given.default_root_dir or os.getcwd()))
+            callbacks = self.config_init[self.subcommand].trainer.callbacks or []
+            callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+            own = any(isinstance(each, ProgressBar) for each in callbacks)
+            if not (own or given.barebones or given.enable_progress_bar is False):
+                kwargs.setdefault("callbacks", [*callbacks, RunProgressBar()])
         return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:
@@ -201,13 +207,11 @@ class PointwiseCLI(LightningCLI):
             )
 
     def after_fit(self) -> None:
-        """Prints how the constraints ended, where the run is, and the command that takes it up."""
+        """Prints where the run is, and the command that takes it up."""
         trainer: Any = self.trainer
         folder = run_root(trainer)  # Asks all ranks.
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        if isinstance(self.model, PointwiseModule):
-            print("\n".join(self.model._stepper.watch.lines))
         # Of several callbacks the first that compares checkpoints.
         savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
         savers.sort(key=lambda one: one.monitor is None)

@@ -58,6 +58,30 @@ class Constraint:
         """2 for an interval, else 1."""
         return 2 if self.at_most is not None and self.at_least is not None else 1
 
+    def in_words(self) -> str:
+        """The bound with its sign.
+
+        >>> Constraint(at_most=0.5).in_words(), Constraint(at_least=0, at_most=2).in_words()
+        ('≤ 0.5', '≥ 0 and ≤ 2')
+        """
+        bounds = {"=": self.equals, "≥": self.at_least, "≤": self.at_most}
+        return " and ".join(f"{sign} {at:g}" for sign, at in bounds.items() if at is not None)
+
+    def value_at(self, violation: float) -> float:
+        """The value that violates by so much, in the unit of the bound.
+
+        Of an interval and of an equality the violation itself: how far the value is off.
+
+        >>> Constraint(at_most=0.5).value_at(0.25), Constraint(at_least=0.5).value_at(0.25)
+        (0.75, 0.25)
+        """
+        if self.equals is not None or self.sides == 2:
+            return violation
+        if self.at_most is not None:
+            return self.at_most + violation
+        assert self.at_least is not None
+        return self.at_least - violation
+
     def violation(self, values: Tensor) -> Tensor:
         """ℓ − at_most, at_least − ℓ or |ℓ − equals|, positive violates, in the shape of the values.
 

@@ -16,6 +16,7 @@ from .data import dataset_of
 from .errors import explain_gradient_errors
 from .lagrangian.terms import OBJECTIVE, widest
 from .metrics import pool, share_violated, violation_statistics
+from .report.closing import HeldOut
 from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
 from .training.stepper import micro_batches_of, terms_of
 
@@ -216,6 +217,8 @@ class Evaluator:
         self.evaluated: dict[str, dict[str, SampleViolations]] = {}
         self.evaluated_metrics: dict[str, dict[str, SampleValues]] = {}
         self.datasets: dict[str, Any] = {}  # That were evaluated, None for a stream.
+        self.objectives: dict[str, float] = {}  # The mean of each data set.
+        self.step: int | None = None  # Of the training, at the last evaluation.
 
     def start(self) -> None:
         """On every rank, whether or not it gets a batch: what follows at the end is collective."""
@@ -237,6 +240,28 @@ class Evaluator:
         self.task.finish_evaluation_metrics({s: e.task for s, e in self._evaluations.items()})
         for stage, evaluation in self._evaluations.items():
             shown, self.evaluated[stage], self.evaluated_metrics[stage] = evaluation.results()
+            if f"{stage}/objective" in shown:
+                self.objectives[stage] = float(shown[f"{stage}/objective"])
             self.violations[stage] = {n: v.pooled() for n, v in self.evaluated[stage].items()}
             log_of_all_ranks(self.task, shown, add_dataloader_idx=False)
+        self.step = self.task.global_step
         self._evaluations = {}
+
+    def held_out(self) -> HeldOut | None:
+        """What the last evaluation found, over all its data sets; None without one.
+
+        Of several data sets the violations are taken together, and no objective is given.
+        """
+        worst: dict[str, list[Tensor]] = {}
+        for by_name in self.evaluated.values():
+            for name, found in by_name.items():
+                worst.setdefault(name, []).append(found.worst())
+        objectives = [*self.objectives.values()]
+        if not worst and not objectives:
+            return None
+        return HeldOut(
+            constraints=self.task.evaluation_constraints,
+            worst={name: torch.cat(parts) for name, parts in worst.items()},
+            objective=objectives[0] if len(objectives) == 1 else None,
+            step=self.step,
+        )

@@ -92,6 +92,11 @@ class Formulation(ABC):
         return True
 
     @property
+    def acts_below_the_bound(self) -> bool:
+        """Whether it pushes a satisfied sample whose multiplier is 0."""
+        return False
+
+    @property
     def adaptive(self) -> bool:
         """Whether α is measured in the unit of the gradients: see ``gradient_units.py``."""
         return False
@@ -253,6 +258,10 @@ class Penalty(Formulation):
     @property
     def needs_gradient(self) -> bool:
         return self.weight > 0
+
+    @property
+    def acts_below_the_bound(self) -> bool:
+        return self.shape == "linear"
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor | None = None) -> Tensor:
         """ψ(v) = λ₀·v, λ₀·(v)₊ or λ₀·(v)₊²; the multiplier is ignored."""

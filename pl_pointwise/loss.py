@@ -41,6 +41,8 @@ from .lagrangian.terms import (
 )
 from .multipliers import Multipliers, PerBatch, PerGroup, Slope, scope_of
 from .plain import declared_constraints, formulations_from
+from .report.closing import Closing, Conditions, HeldOut, closing_of
+from .report.history import UNREAD_ROWS, UNREAD_STEPS, History
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +91,7 @@ class PointwiseLoss:
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
         measured: what the last step measured, of all ranks; None before the first.
         dual_steps: the dual step it ended in, by constraint; empty where it took none.
+        history: what all steps measured, for :meth:`report`.
         steps_an_epoch: N over the samples of a step; set it where an epoch is not all of N.
     """
 
@@ -120,6 +123,7 @@ class PointwiseLoss:
         self.fingerprint: str | None = None  # Of the training set that the multipliers belong to.
         self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
+        self.history = History(self.constraints, self.samples)
         self.steps = 0  # Of the weights.
         self.steps_an_epoch: float | None = None
         self.layout: Layout = {}  # Of the rows that share() returned last.
@@ -221,6 +225,7 @@ class PointwiseLoss:
         if not self._tables:
             if not self.steps:
                 self.fit_tables()  # To what was set before.
+                self.history.norm = norm_of(self._parameters or [])
             due = self.units.due(self.formulations, self.steps)
             self.measure_units(due, counts, lambda name: self._gradient_of(name, terms, counts))
             rows = over_ranks((index >= 0).sum().to(device), "sum") if not self._rows else 0
@@ -229,6 +234,37 @@ class PointwiseLoss:
         self._keep(table)
         # The ranks' gradients are averaged, and the counts are those of all ranks.
         return loss * number_of_ranks()
+
+    def report(self, held_out: Mapping[str, Tensor] | None = None) -> Closing:
+        """How training stands: ``print(constrained.report())`` after the last step.
+
+        A table of the objective and of every requirement, of each training sample at its last
+        visit, and up to three sentences on what is likely wrong, and what to do.
+
+        Args:
+            held_out: by constraint the values of samples that were not trained on, (n,) or (n, K),
+                as they are given to a loss: shown beside training's.
+        """
+        found = None
+        if held_out is not None:
+            worst = {
+                name: self.constraints[name]
+                .violation(values.detach().cpu())
+                .reshape(len(values), -1)
+                .amax(1)
+                for name, values in held_out.items()
+            }
+            found = HeldOut(self.constraints, worst)
+        norm = norm_of(self._parameters or [])
+        growth = norm / self.history.norm if norm and self.history.norm else None
+        return self.closing(found, Conditions(growth=growth))
+
+    def closing(self, held_out: HeldOut | None, conditions: Conditions) -> Closing:
+        """The closing table of the steps until now."""
+        self.history.read(self.multipliers)
+        return closing_of(
+            self.history, self.in_force, self.multipliers, self.groups, held_out, conditions
+        )
 
     def _keep(self, rows: Tensor) -> None:
         """Keeps the rows of a loss for :meth:`step`; refuses so many that it was forgotten."""
@@ -401,6 +437,10 @@ class PointwiseLoss:
             if (visit := scope.visit(measured)) is not None
         }
         self._window.append(visits)
+        unread = self.history.unread
+        unread.append(measured)
+        if len(unread) >= UNREAD_STEPS or len(unread) * len(measured.index) >= UNREAD_ROWS:
+            self.history.read(self.multipliers)
         self.units.add(measured, self.formulations, self.in_force, steps_an_epoch)
         self.steps, self.dual_steps = self.steps + 1, {}
         if len(self._window) >= self.primal_steps:
@@ -425,6 +465,8 @@ class PointwiseLoss:
             owners = samples if self.groups is None else int(self.groups.max()) + 1
             self._hold(self.multipliers.for_samples(owners), {})
             self.units, self._window = GradientUnits(), []
+        if not resumed:
+            self.history = History(self.constraints, samples)
         self.fingerprint = fingerprint
         self.fit_tables()
         if first:  # What was measured stays until it is measured again.
@@ -483,6 +525,7 @@ class PointwiseLoss:
 
     def dual_state(self) -> dict[str, Any]:
         """What of it a checkpoint of Lightning's needs, which counts the steps itself."""
+        self.history.read(self.multipliers)
         return {
             "samples": self.multipliers.samples,
             "multipliers": self.multipliers.state_dict(),
@@ -490,6 +533,7 @@ class PointwiseLoss:
             "gradient_units": self.units.state_dict(),
             "fingerprint": self.fingerprint,
             "window": self._window,
+            "history": self.history.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -526,6 +570,8 @@ class PointwiseLoss:
         self.units.load_state_dict(state["gradient_units"])
         self._window = [dict(visits) for visits in state["window"]]
         self.fingerprint = state["fingerprint"]
+        samples = self.samples if self.groups is not None else multipliers.samples
+        self.history = History.from_state(self.constraints, samples, state.get("history"))
 
 
 def _remedy(name: str) -> str:

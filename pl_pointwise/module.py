@@ -20,6 +20,7 @@ from .loss import PointwiseLoss
 from .multipliers import Multipliers
 from .optimizers import Training, keeping_monitors
 from .plain import declared_constraints, from_plain, plain_arguments
+from .report.closing import Closing
 from .task import Notes, Task
 from .training.checkpoints import constructor_frame
 from .training.checks import check_trained
@@ -101,6 +102,7 @@ class PointwiseModule(Task):
             ``judged`` are the violations that multipliers follow and reports show (of
             ``strict_values``, if given), ``followed`` those that the weights follow.
         dual_steps: the dual step it ended in, by constraint; empty where it took none.
+        closing: the closing table of the last fit, which it printed; None before its end.
         shared_objective: the metric that says the objective of every method of the task.
         shared_violation: the one that `compare` draws against it; "": the share that violates.
     """
@@ -137,6 +139,7 @@ class PointwiseModule(Task):
         settings = deepcopy(from_plain(Training, training))
         self.training_settings = settings
 
+        self.closing: Closing | None = None
         self._notes = Notes()
         self._lagrangian = PointwiseLoss(
             self.constraints,

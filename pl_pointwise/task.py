@@ -22,6 +22,8 @@ from .constraint import Constraint
 from .errors import TrainingError
 from .formulations import Formulation
 from .optimizers import Training
+from .report.closing import Closing
+from .report.history import History
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,9 @@ class Task(LightningModule):
     evaluation_constraints: dict[str, Constraint]
     formulations: dict[str, Formulation]
     training_settings: Training
+    closing: Closing | None
     trainer: Any
+    _lagrangian: Any
     _notes: Notes
 
     host_keys: tuple[str, ...] = ("index",)
@@ -156,6 +160,12 @@ class Task(LightningModule):
 def notes_of(task: Task) -> Notes:
     """What others noted of a model, to be read and written."""
     return task._notes
+
+
+def history_of(task: Task) -> History:
+    """What the steps of the last fit measured."""
+    history: History = task._lagrangian.history
+    return history
 
 
 def judges_strictly(task: Task) -> bool:

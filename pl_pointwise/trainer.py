@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ from .constraint import Constraint
 from .data import IndexedDataset
 from .errors import TrainingError
 from .formulations import Formulation
+from .lagrangian.terms import OBJECTIVE, build_terms, masks_from
 from .loss import PointwiseLoss
+from .report.closing import Conditions, HeldOut
 
 FILE = "pointwise.pt"
 """Of the multipliers, in the folder of a checkpoint."""
@@ -41,7 +44,8 @@ class PointwiseTrainerMixin:
 
     λ is in every checkpoint, and a resume goes on with it. The rows of ``train_dataset`` get
     ``index``, their position, which collators and ``terms`` need not handle. Accumulated steps are
-    one step of λ. In evaluation the loss is the mean objective.
+    one step of λ. In evaluation the loss is the mean objective. Logs say how the requirements
+    stand, and training ends with the table of :meth:`~pl_pointwise.loss.PointwiseLoss.report`.
 
     Args:
         constraints, formulation, groups: as those of :class:`~pl_pointwise.loss.PointwiseLoss`.
@@ -88,6 +92,7 @@ class PointwiseTrainerMixin:
             groups=groups,
             parameters=[p for p in trainer.model.parameters() if p.requires_grad],
         )
+        self._held_out: dict[str, list[Tensor]] = {}  # Of the last evaluation, by term.
         trainer.data_collator = _WithIndex(trainer.data_collator)
         trainer.loss_is_scaled_for_ga = False  # A mean over the samples of a micro-batch.
         trainer.add_callback(_Steps(trainer))
@@ -120,6 +125,7 @@ class PointwiseTrainerMixin:
             loss = self.constrained(objective, values, index, masks=masks[0] if masks else None)
         else:
             loss = objective.mean()
+            self._keep_held_out(objective, values, masks[0] if masks else {})
         return (loss, {"objective": objective.detach()}) if return_outputs else loss
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
@@ -140,6 +146,80 @@ class PointwiseTrainerMixin:
         parent: Any = super()
         return parent.train(resume_from_checkpoint, *args, **options)
 
+    # What is logged, and the end of training -----------------------------------------------------
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """Adds how the requirements stand to a log of the loss, which grows while λ does.
+
+        Of all samples at their last visit: "objective", and of every constraint "NAME/violated", a
+        share, "NAME/worst" in the unit of the bound, and "NAME/multiplier_max".
+        """
+        if "loss" in logs:
+            logs |= self._totals()
+        parent: Any = super()
+        parent.log(logs, *args, **options)
+
+    def _totals(self) -> dict[str, float]:
+        constrained = self.constrained
+        history = constrained.history
+        history.read(constrained.multipliers)
+        found = {"objective": history.totals()["objective"]}
+        for name, table in history.last.items():
+            found |= _summary(name, constrained.constraints[name], table)
+            multiplier = constrained.multipliers.get(name)
+            if multiplier is not None and multiplier.numel():
+                found[f"{name}/multiplier_max"] = float(multiplier.abs().max())
+        return found
+
+    def evaluation_loop(self, *args: Any, **options: Any) -> Any:
+        """Adds "eval_objective" and of every constraint "eval_NAME/violated" and "/worst"."""
+        self._held_out = {}
+        parent: Any = super()
+        output = parent.evaluation_loop(*args, **options)
+        prefix = options.get("metric_key_prefix", args[4] if len(args) > 4 else "eval")
+        for name, parts in self._held_out.items():
+            if name == OBJECTIVE:
+                found = {name: float(torch.cat(parts).nanmean())}
+            else:
+                found = _summary(name, self.constrained.constraints[name], torch.cat(parts))
+            output.metrics.update({f"{prefix}_{key}": value for key, value in found.items()})
+        return output
+
+    def _keep_held_out(
+        self, objective: Tensor, values: Mapping[str, Tensor], masks: Mapping[str, Tensor]
+    ) -> None:
+        """Keeps an evaluated batch's values by sample: NaN where a term does not apply."""
+        trainer: Any = self
+        index = torch.arange(len(objective))
+        names = [OBJECTIVE, *self.constrained.constraints]
+        masks, whole = masks_from(masks, index, names, objective.device)
+        terms = build_terms(
+            self.constrained.constraints, {}, masks, objective.detach(), values, None, whole
+        )
+        carried = terms.masks[OBJECTIVE]
+        found = {OBJECTIVE: terms.objective.masked_fill(~carried, math.nan)}
+        for name, violation in terms.judged.items():
+            mask = terms.masks[name]
+            worst = violation.masked_fill(~mask, -math.inf).amax(1)
+            found[name] = worst.masked_fill(~mask.any(1), math.nan)
+        for name, table in found.items():
+            # Of all ranks, without the samples that only fill the last batch.
+            table = trainer.accelerator.gather_for_metrics(table)
+            self._held_out.setdefault(name, []).append(table.float().cpu())
+
+    def _close(self) -> None:
+        """Prints the closing table."""
+        trainer: Any = self
+        held_out = None
+        worst = {name: torch.cat(parts) for name, parts in self._held_out.items()}
+        if worst:
+            objective = float(worst.pop(OBJECTIVE).nanmean())
+            held_out = HeldOut(self.constrained.constraints, worst, objective)
+        conditions = Conditions(rate=trainer.args.learning_rate, longer="raise num_train_epochs")
+        closing = self.constrained.closing(held_out, conditions)
+        if trainer.is_world_process_zero():
+            print(f"\n{closing}\n")
+
     def _set_signature_columns_if_needed(self) -> None:
         """Keeps ``index`` among the columns that reach the collator."""
         parent: Any = super()
@@ -147,6 +227,17 @@ class PointwiseTrainerMixin:
         trainer: Any = self
         if "index" not in trainer._signature_columns:
             trainer._signature_columns = [*trainer._signature_columns, "index"]
+
+
+def _summary(name: str, constraint: Constraint, worst: Tensor) -> dict[str, float]:
+    """Of the largest violation of each sample, (n,); NaN where none applies."""
+    worst = worst[~worst.isnan()]
+    if not len(worst):
+        return {}
+    return {
+        f"{name}/violated": float((worst > 0).float().mean()),
+        f"{name}/worst": constraint.value_at(float(worst.max())),
+    }
 
 
 class _WithIndex:
@@ -181,6 +272,9 @@ class _Steps(TrainerCallback):
             self.trainer.constrained.skip()
         else:
             self.trainer.constrained.step()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer._close()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if args.should_save:

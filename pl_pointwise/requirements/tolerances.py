@@ -140,6 +140,4 @@ def tolerance_table(shares: DataFrame, constraints: Mapping[str, Constraint]) ->
 
 def in_words(name: str, constraint: Constraint) -> str:
     """Returns the constraint as configured."""
-    bounds = {"=": constraint.equals, "≥": constraint.at_least, "≤": constraint.at_most}
-    given = (f"{sign} {at:g}" for sign, at in bounds.items() if at is not None)
-    return f"{name} {' and '.join(given)}"
+    return f"{name} {constraint.in_words()}"

@@ -14,6 +14,7 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..data import ResumableDataLoader, fingerprint, groups_of
@@ -21,7 +22,9 @@ from ..errors import TrainingError
 from ..evaluation import Evaluator
 from ..fingerprints import RANDOM_ROWS
 from ..formulations import Formulation
+from ..lagrangian.gradient_units import norm_of
 from ..loss import PointwiseLoss
+from ..report.closing import Conditions
 from ..task import Task, objects_of_all_ranks, warn
 from .checkpoints import (
     STATE_KEY,
@@ -126,6 +129,8 @@ class Run:
         self._start_multipliers(dataset)
         self.evaluator.forget()
         self.stepper.start_fit()
+        if not self.loss.history.steps:
+            self.loss.history.norm = norm_of(trained_weights(task))
         self._at_end, self._epoch_is_open, self._stepped = {}, False, False
         if (restored := self._restored) is not None:
             self._epoch_is_open = restored["next"] != "epoch"
@@ -260,13 +265,40 @@ class Run:
                 f"{trainer.num_training_batches} batches an epoch. A Trainer that has fitted "
                 "another module counts on from there.",
             )
-        if self._stepped:
-            self.stepper.watch.say(self.loss)
+        if self._stepped and not trainer.fast_dev_run:
+            self._close()
         if self._restored is not None:  # Resumed at its end: no step was taken.
             self._restore_random_state(self._restored["random_states"])
             loaders = self._restored["loaders"]
             self._at_end = {"random_state": self._random_state(), "loaders": loaders}
         self._restored = None
+
+    def _close(self) -> None:
+        """The closing table: shown, or where Lightning's own messages are off, what it asks for."""
+        task, trainer, history = self.task, self.task.trainer, self.loss.history
+        norm, repairs = norm_of(trained_weights(task)), self.stepper.repairs
+        (optimizer,) = trainer.optimizers
+        rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
+        datamodule = getattr(trainer, "datamodule", None)
+        conditions = Conditions(
+            rate=float(max(rates)),
+            epochs=trainer.current_epoch,
+            growth=norm / history.norm if history.norm else None,
+            skipped=repairs.skipped_steps,
+            left_out=repairs.left_out,
+            longer=f"raise {'max_epochs' if trainer.max_steps == -1 else 'max_steps'}",
+            not_trained=getattr(datamodule, "not_trained_on", list)(),
+            of_task=getattr(task, "closing_sentences", list)(),
+        )
+        closing = self.loss.closing(self.evaluator.held_out(), conditions)
+        self.task.closing = closing
+        if not trainer.is_global_zero:
+            return
+        if logging.getLogger("lightning.pytorch").isEnabledFor(logging.INFO):
+            print(f"\n{closing}\n")
+            return
+        for sentence in closing.sentences:
+            warn(task, sentence)
 
     # An evaluation, which within a fit draws no random number of the fit ------------------------
 
@@ -428,6 +460,10 @@ class Run:
                 "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
         check_frozen(self.task, restored.get("frozen"), restored["frozen_at_start"])
+
+
+def trained_weights(task: Task) -> list[Tensor]:
+    return [weight for weight in task.parameters() if weight.requires_grad]
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from time import monotonic
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from ..certificates import worst_per_sample
 from ..data import PointwiseSampler
 from ..errors import DataError, TrainingError, explain_gradient_errors
 from ..lagrangian.gradient_units import norm_of
@@ -38,6 +38,9 @@ from ..task import Task, judges_strictly, replayed_random_state, warn
 from .checks import SHARED_ROWS, has_multipliers_per_sample, sampler_of
 from .repairs import Repairs
 
+BAR_SECONDS = 0.5
+"""How often the progress bar's numbers are renewed: they are sums over the training set."""
+
 
 class Stepper:
     """Steps the weights of a task and the multipliers of its constraints."""
@@ -48,6 +51,7 @@ class Stepper:
         self.watch, self.repairs = Watch(task), Repairs(task)
         self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
         self.monitored = False  # Whether a scheduler needs what is logged of every step.
+        self._on_bar = -math.inf  # When the progress bar's numbers were renewed.
         self.shares_graph = True  # Until a graph could not be differentiated more than once.
 
     def take(self, batch: Any) -> Measured:
@@ -80,12 +84,15 @@ class Stepper:
         return measured
 
     def log(self) -> None:
-        """Logs ``running/…``, of the step's batch, and at every step for a progress bar."""
+        """Logs ``running/…``, of the step's batch, and for a progress bar the run's totals."""
         task, trainer, measured = self.task, self.task.trainer, self.loss.measured
+        if measured is None:
+            return
         bar = getattr(trainer.progress_bar_callback, "is_enabled", False)
+        if bar and (trainer.is_last_batch or monotonic() - self._on_bar > BAR_SECONDS):
+            self._log_totals()
         logged = trainer.is_last_batch or trainer._logger_connector.should_update_logs
-        logged = logged or self.monitored
-        if measured is None or not (bar or logged):
+        if not (logged or self.monitored):
             return
         shown: dict[str, Any] = {
             "lagrangian": measured.lagrangian,
@@ -93,23 +100,26 @@ class Stepper:
             "left_out": float(self.repairs.left_out),
             "skipped_steps": float(self.repairs.skipped_steps),
         }
-        on_bar: dict[str, Any] = {}
         objective = measured.objective[measured.masks[OBJECTIVE]]
         if len(objective):
-            shown["objective"] = on_bar["objective"] = objective.mean()
-        violated = []
+            shown["objective"] = objective.mean()
         for name, violation in measured.judged.items():
             violation, mask = task.constraints[name].outside(violation, measured.masks[name])
             values = task.constraints[name].reported(violation[mask])
             if len(values):
-                violated.append(values > 0)
                 shown |= {f"{name}/mean": values.mean(), f"{name}/violated": share_violated(values)}
-        if violated:
-            on_bar["violated"] = torch.cat(violated).float().mean()
-        if bar:
-            task.log_dict(on_bar, prog_bar=True, logger=False)
-        if logged:
-            task.log_dict({f"running/{key}": value for key, value in shown.items()})
+        task.log_dict({f"running/{key}": value for key, value in shown.items()})
+
+    def _log_totals(self) -> None:
+        """Puts the objective and the share of requirements violated on the bar: of all samples."""
+        loss = self.loss
+        self._on_bar = monotonic()
+        loss.history.read(loss.multipliers)
+        totals = loss.history.totals()
+        on_bar = {"objective": totals["objective"]}
+        if totals["of"]:
+            on_bar["violated"] = totals["violated"] / totals["of"]
+        self.task.log_dict(on_bar, prog_bar=True, logger=False)
 
     def start_fit(self) -> None:
         """Notes what stays the same in all steps of a fit."""
@@ -325,20 +335,17 @@ def judged_values(
 
 
 class Watch:
-    """Finds faults that no setting tells, by what the steps measure anyway, and how a fit ended."""
+    """Finds faults that no setting tells, by what the steps measure anyway."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.start_fit()
 
     def start_fit(self) -> None:
-        self.lines: list[str] = []  # Those that are no warning, for the command line.
         trained = {name for name, f in self.task.formulations.items() if f.needs_gradient}
         self.unproven = {OBJECTIVE, *trained}  # Terms of which no sample has been seen yet.
-        self._ever: set[str] = set()  # Constraints that this fit has violated.
         # Of each sample whether this epoch has had it; empty in one that was resumed in its midst.
         self._visited = bytearray()
-        self._worst = {name: [torch.zeros(0)] for name in self.task.constraints}
 
     def start_epoch(self) -> None:
         loader = self.task.trainer.train_dataloader
@@ -348,7 +355,6 @@ class Watch:
             once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
         watched = once and has_multipliers_per_sample(self.task)
         self._visited = bytearray(len(loader.dataset) if watched else 0)
-        self._worst = {name: [torch.zeros(0)] for name in self.task.constraints}
 
     def require_gradients(self, terms: Terms) -> None:
         """Refuses values without a gradient, in the first batch that a term applies to."""
@@ -386,63 +392,23 @@ class Watch:
                     f"sampler hands out each position once. {SHARED_ROWS}"
                 )
             self._visited[number] = True
+        if not self.task.global_step:
+            self._warn_of_an_optimum(measured)
+
+    def _warn_of_an_optimum(self, measured: Measured) -> None:
+        """Of a first batch whose objective is 0 and in which nothing is violated."""
+        judged = violated = False
         for name, violation in measured.judged.items():
-            if self.task.constraints[name].equals is not None:
-                violation = violation.abs()
-            if measured.whole:
-                worst = violation.amax(1)
-            else:
-                worst = worst_per_sample(violation, measured.masks[name])
-            self._worst[name].append(worst)
-            if name not in self._ever and (worst > 0).any():
-                self._ever.add(name)
-        if self._ever or self.task.global_step:
-            return
+            applied = violation[measured.masks[name]]
+            judged |= len(applied) > 0
+            violated |= bool((self.task.constraints[name].reported(applied) > 0).any())
         objective = measured.objective[measured.masks[OBJECTIVE]]
-        judged = any(measured.masks[name].any() for name in measured.judged)
-        if judged and len(objective) and objective.abs().max() <= 1e-6:  # Rounding makes it of 0.
+        if violated or not judged or not len(objective):
+            return
+        if objective.abs().max() <= 1e-6:  # Rounding makes it of 0.
             warn(
                 self.task,
                 "The first batch has nothing to learn: no constraint is violated and the objective "
                 "is 0. Where that holds for all data, as when the model is its own reference, "
                 "training can only lead away from there.",
             )
-
-    def say(self, loss: PointwiseLoss) -> None:
-        """Logs what calls for an answer, and keeps the other lines."""
-        for name, found in self._worst.items():
-            text, answer = self._ending(name, torch.cat(found), loss)
-            if answer:
-                warn(self.task, f"{name}: {text}: {answer}")
-            else:
-                self.lines.append(f"{name}: {text}.")
-
-    def _ending(self, name: str, worst: Tensor, loss: PointwiseLoss) -> tuple[str, str]:
-        """How a constraint ended, and what to do, or "" where nothing is to be done."""
-        if not len(worst):
-            # Of several constraints some may have no sample, as roles of no record.
-            alone = not any(len(values) for of in self._worst.values() for values in of)
-            answer = "membership() leaves all of them out, or there are none." * alone
-            return "applied to no sample in the last epoch", answer
-        equality = self.task.constraints[name].equals is not None
-        text = f"{int((worst > 0).sum()):,} of {len(worst):,} violated in the last epoch"
-        if equality:
-            mean, most = f"{worst.mean():.3g}", f"{worst.max():.3g}"
-            text = f"off by {mean} on average, {most} at most, in the last epoch"
-        formulation, table = loss.in_force.get(name), loss.multipliers.get(name)
-        if formulation is None:
-            return text, ""
-        if formulation.scope == "sample" and table is not None and table.numel():
-            text += f", λ {'≠' if equality else '>'} 0 on {int(table.any(1).sum()):,}"
-        # Of all formulations only the linear penalty acts below the bound.
-        below = formulation.lagrangian(torch.tensor([-2.0, -1.0]), torch.zeros(2))
-        if equality:
-            return text, ""
-        if name not in self._ever and below[0] == below[1] and (table is None or not table.any()):
-            return text, "it never acted, so this run is one with formulation: null."
-        if (worst > 0).all():
-            return text, (
-                "its bound is out of reach, the epochs were too few, or it is the wrong way round "
-                "(at_most for at_least). See docs/settings.md."
-            )
-        return text, ""

@@ -169,3 +169,55 @@ def test_a_batch_without_an_index_and_a_trainer_without_terms_are_refused(tmp_pa
 
     with pytest.raises(TrainingError, match=r"Bare has no terms\(model, inputs\)"):
         Bare(model=Net(), constraints=CONSTRAINTS, formulation=Pointwise())
+
+
+# What is shown -----------------------------------------------------------------------------------
+
+
+def test_logs_say_how_the_requirements_stand(tmp_path: Path) -> None:
+    """The loss grows while λ does; alone it looks like a run that diverges."""
+    rows = ToyRows(12)
+    found = trainer(tmp_path, rows, logging_strategy="epoch")
+    found.train()
+    logged = [entry for entry in found.state.log_history if "loss" in entry]
+    assert len(logged) == 4
+    history = found.constrained.history
+    worst = history.last["fit"]
+    assert logged[-1]["objective"] == pytest.approx(float(history.objective.mean()))
+    assert logged[-1]["fit/violated"] == pytest.approx(float((worst > 0).float().mean()))
+    assert logged[-1]["fit/worst"] == pytest.approx(
+        CONSTRAINTS["fit"].value_at(float(worst.max())), rel=1e-5
+    )
+    largest = float(found.constrained.multipliers["fit"].abs().max())
+    assert logged[-1]["fit/multiplier_max"] == pytest.approx(largest)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_an_evaluation_measures_the_requirements_by_hand(
+    tmp_path: Path, partial: bool, capsys: Any
+) -> None:
+    rows = ToyRows(13, partial=partial)  # The last batch is smaller.
+    found = trainer(tmp_path, rows, eval_strategy="epoch", per_device_eval_batch_size=5)
+    found.train()
+    metrics = found.evaluate()
+    batch = stack([rows[index] for index in range(13)])
+    has = {name[4:]: batch.pop(name) for name in [*batch] if name.startswith("has_")}
+    with torch.no_grad():
+        z = found.model(batch["x"], batch["y"])
+        values = {"fit": z[:, None], "pair": z[:, None] * batch["x"][:, :PAIRS]}
+        objective = (z - batch["y"]).square()
+    carried = has.get("objective", torch.ones(13, dtype=torch.bool))
+    assert metrics["eval_objective"] == pytest.approx(float(objective[carried].mean()), rel=1e-5)
+    for name, ell in values.items():
+        violation = CONSTRAINTS[name].violation(ell)
+        mask = has.get(name, torch.ones(ell.shape, dtype=torch.bool))
+        mask = (mask[:, None] if mask.dim() == 1 else mask).expand(ell.shape)
+        mask = mask.repeat(1, CONSTRAINTS[name].sides)
+        worst = violation.masked_fill(~mask, -torch.inf).amax(1)[mask.any(1)]
+        assert metrics[f"eval_{name}/violated"] == pytest.approx(float((worst > 0).float().mean()))
+        largest = CONSTRAINTS[name].value_at(float(worst.max()))
+        assert metrics[f"eval_{name}/worst"] == pytest.approx(largest, rel=1e-5)
+    shown = capsys.readouterr().out
+    assert "After 16 steps" in shown
+    assert "held out" in shown
+    assert "of 13" in shown

@@ -1,0 +1,302 @@
+"""What the steps of a run measured, kept for its end: the last visit of every sample, and curves.
+
+A step only appends what it measured to ``unread``; it is read many steps at a time, since a step of
+a small model takes less time than the sums over it. Nothing here moves a weight or a multiplier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..constraint import Constraint
+from ..lagrangian.terms import OBJECTIVE, PADDING, Measured, last_visits
+
+UNREAD_STEPS = 64
+UNREAD_ROWS = 8192
+"""What is read at once, at most: so many steps, or so many samples."""
+POINTS = 512
+"""Of a curve, at least half of that once there are as many steps."""
+RECENT = 1024
+"""Samples of a stream, whose rows have no place of their own, that its end speaks of."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What steps measured, averaged over ``width`` steps a point."""
+
+    steps: list[int]  #: the last step of each point
+    objective: list[float]  #: the mean; NaN where no sample had one
+    violated: dict[str, list[float]]  #: by constraint the share of its samples
+    worst: dict[str, list[float]]  #: the largest violation
+    multiplier: dict[str, list[float]]  #: the mean λ of the samples, as the steps used it
+
+
+class _Points:
+    """Rows of sums and of maxima, one a step; neighbours are joined when there are too many."""
+
+    def __init__(self, sums: int, maxima: int) -> None:
+        self.width = 1  # Steps a point.
+        self.sums, self.maxima = torch.zeros(0, sums), torch.zeros(0, maxima)
+        self.sums, self.maxima = self.sums.double(), self.maxima.double()
+        self.open = (self.sums, self.maxima)  # Of steps that are no whole point yet.
+
+    def add(self, sums: Tensor, maxima: Tensor) -> None:
+        """Adds steps, (steps, columns) each."""
+        sums, maxima = torch.cat([self.open[0], sums]), torch.cat([self.open[1], maxima])
+        whole = len(sums) // self.width * self.width
+        self.open = (sums[whole:], maxima[whole:])
+        self._append(*_joined(sums[:whole], maxima[:whole], self.width))
+        while len(self.sums) > POINTS:
+            self._halve()
+
+    def _append(self, sums: Tensor, maxima: Tensor) -> None:
+        self.sums = torch.cat([self.sums, sums])
+        self.maxima = torch.cat([self.maxima, maxima])
+
+    def _halve(self) -> None:
+        """Two points become one; an odd one waits with the steps that are no whole point."""
+        sums, maxima = self.sums, self.maxima
+        even = len(sums) // 2 * 2
+        if len(sums) > even:
+            # A point of the old width stands for its steps, as one row of their sums.
+            self.open = (
+                torch.cat([_as_steps(sums[even:], self.width), self.open[0]]),
+                torch.cat([maxima[even:].repeat(self.width, 1), self.open[1]]),
+            )
+        self.sums, self.maxima = _joined(sums[:even], maxima[:even], 2)
+        self.width *= 2
+
+    def all(self) -> tuple[Tensor, Tensor]:
+        """All points, the last one of the steps that are no whole point yet."""
+        sums, maxima = self.open
+        if not len(sums):
+            return self.sums, self.maxima
+        rest = _joined(sums, maxima, len(sums))
+        return torch.cat([self.sums, rest[0]]), torch.cat([self.maxima, rest[1]])
+
+
+def _joined(sums: Tensor, maxima: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Every ``number`` rows as one."""
+    return sums.unflatten(0, (-1, number)).sum(1), maxima.unflatten(0, (-1, number)).amax(1)
+
+
+def _as_steps(sums: Tensor, width: int) -> Tensor:
+    """A point's sums spread over its steps."""
+    return (sums / width).repeat(width, 1)
+
+
+class History:
+    """The steps of one run.
+
+    Args:
+        constraints: by name.
+        samples: N, of the training set; 0 of a stream.
+
+    Attributes:
+        steps, rows: that were read, and the samples that they had in all.
+        seen: bool (N,), the samples that some step had; (0,) of a stream.
+        objective: (N,), of each sample at its last visit, NaN of one without; of a stream (n,), of
+            its most recent samples.
+        first, last: by constraint the largest violation of each sample, |ℓ − c| of an equality, at
+            its first and at its last visit; shapes and NaN as those of ``objective``.
+        start: the mean objective of the first step; NaN where it is not known.
+        norm: that of the trained weights before the first step; NaN where it is not known.
+        partial: whether it began in the midst of a run, at a checkpoint without it.
+        ever: the constraints that some sample violated.
+    """
+
+    def __init__(self, constraints: Mapping[str, Constraint], samples: int) -> None:
+        self.constraints, self.samples = dict(constraints), samples
+        self.unread: list[Measured] = []
+        self.steps = self.rows = 0
+        self.start, self.norm, self.partial = math.nan, math.nan, False
+        self.ever = set[str]()
+        self._totals: dict[str, float] = {}  # Of what was read, once they were asked for.
+        unknown = torch.full((samples,), math.nan)
+        self.seen = torch.zeros(samples, dtype=torch.bool)
+        self.objective = unknown.clone()
+        self.first = {name: unknown.clone() for name in constraints}
+        self.last = {name: unknown.clone() for name in constraints}
+        # Sums: steps, of the objective the sum and number, and of every constraint the samples,
+        # the violated ones, the sum and number of λ. Maxima: of every constraint the violation.
+        self._points = _Points(3 + 4 * len(self.constraints), len(self.constraints))
+
+    def read(self, multipliers: Mapping[str, Tensor]) -> None:
+        """Reads what steps appended; ``multipliers`` are those of now, for those of a batch."""
+        unread, self.unread, self._totals = self.unread, [], {}
+        for _, alike in groupby(unread, key=_shapes):
+            self._read(list(alike), multipliers)
+
+    def _read(self, steps: Sequence[Measured], multipliers: Mapping[str, Tensor]) -> None:
+        """Reads steps with as many rows and columns each."""
+        index = torch.stack([step.index for step in steps])
+        if not index.shape[1]:  # All samples of these steps were left out.
+            self.steps += len(steps)
+            return
+        real = index != PADDING
+        objective = torch.stack([step.objective for step in steps]).double()
+        carried = torch.stack([step.masks[OBJECTIVE] for step in steps]) & real
+        objective = objective.masked_fill(~carried, 0.0)
+        number = carried.sum(1)
+        sums = [torch.ones(len(steps)), objective.sum(1), number]
+        if not (self.steps or self.partial) and number[0]:
+            self.start = float(objective[0].sum() / number[0])
+        self.steps += len(steps)
+        self.rows += int(real.sum())
+        maxima, worst = [], dict[str, Tensor]()
+        for name in self.constraints:
+            values = self._worst(name, steps)
+            values = values.masked_fill(~real, -math.inf)
+            applies = values > -math.inf
+            violated = values > 0
+            if name not in self.ever and violated.any():
+                self.ever.add(name)
+            sums += [applies.sum(1), violated.sum(1), *_multipliers(name, steps, multipliers)]
+            maxima.append(values.amax(1))
+            worst[name] = values.masked_fill(~applies, math.nan)
+        width = len(self.constraints)
+        self._points.add(
+            torch.stack([each.double() for each in sums], 1),
+            torch.stack(maxima, 1).double() if width else torch.zeros(len(steps), 0).double(),
+        )
+        self._visit(index.flatten(), objective.masked_fill(~carried, math.nan).flatten(), worst)
+
+    def _worst(self, name: str, steps: Sequence[Measured]) -> Tensor:
+        """(steps, R), the largest violation of each sample; −inf where none applies."""
+        violation = torch.stack([step.judged[name] for step in steps])
+        if self.constraints[name].equals is not None:
+            violation = violation.abs()
+        if not all(step.whole for step in steps):
+            masks = torch.stack([step.masks[name] for step in steps])
+            violation = violation.masked_fill(~masks, -math.inf)
+        return violation.amax(2)
+
+    def _visit(self, index: Tensor, objective: Tensor, worst: Mapping[str, Tensor]) -> None:
+        """Keeps the values of samples, (n,) each, in the order of their steps."""
+        rows = (index != PADDING).nonzero()[:, 0]
+        index, objective = index[rows], objective[rows].float()
+        values = {name: found.flatten()[rows].float() for name, found in worst.items()}
+        if not self.samples:
+            self.objective = torch.cat([self.objective, objective])[-RECENT:]
+            for name, found in values.items():
+                self.last[name] = torch.cat([self.last[name], found])[-RECENT:]
+            return
+        inside = index < self.samples  # A larger one is refused where λ is looked up.
+        rows = inside.nonzero()[:, 0]
+        rows = rows[last_visits(index[rows])]
+        last = index[rows]
+        self.objective[last] = objective[rows]
+        for name, found in values.items():
+            self.last[name][last] = found[rows]
+        if not self.seen.all():
+            self._visit_first(index, inside, values)
+            self.seen[last] = True
+
+    def _visit_first(self, index: Tensor, inside: Tensor, values: Mapping[str, Tensor]) -> None:
+        new = (inside & ~self.seen[index.clamp(max=self.samples - 1)]).nonzero()[:, 0].flip(0)
+        rows = new[last_visits(index[new])]
+        for name, found in values.items():
+            self.first[name][index[rows]] = found[rows]
+
+    def curves(self) -> Curves:
+        """What :meth:`read` has read, in up to 512 points."""
+        sums, maxima = self._points.all()
+        ends = sums[:, 0].cumsum(0).round().long().tolist()
+        violated, worst, multiplier = {}, {}, {}
+        for position, name in enumerate(self.constraints):
+            of = sums[:, 3 + 4 * position : 7 + 4 * position]
+            violated[name] = (of[:, 1] / of[:, 0]).tolist()
+            worst[name] = maxima[:, position].tolist()
+            multiplier[name] = (of[:, 2] / of[:, 3]).tolist()
+        objective = (sums[:, 1] / sums[:, 2]).tolist()
+        return Curves(ends, objective, violated, worst, multiplier)
+
+    # In a checkpoint ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values; of what was read."""
+        points = self._points
+        return {
+            "constraints": [*self.constraints],
+            "samples": self.samples,
+            "steps": self.steps,
+            "rows": self.rows,
+            "start": self.start,
+            "norm": self.norm,
+            "partial": self.partial,
+            "ever": sorted(self.ever),
+            "seen": self.seen,
+            "objective": self.objective,
+            "first": dict(self.first),
+            "last": dict(self.last),
+            "width": points.width,
+            "points": [points.sums, points.maxima, *points.open],
+        }
+
+    @classmethod
+    def from_state(
+        cls, constraints: Mapping[str, Constraint], samples: int, state: Mapping[str, Any] | None
+    ) -> History:
+        """Goes on from :meth:`state_dict`; without one, or of other constraints, it is partial.
+
+        samples: where the state does not say it.
+        """
+        if state is None or state["constraints"] != [*constraints]:
+            history = cls(constraints, samples)
+            history.partial = True
+            return history
+        history = cls(constraints, int(state["samples"]))
+        history.steps, history.rows = int(state["steps"]), int(state["rows"])
+        history.start, history.norm = float(state["start"]), float(state["norm"])
+        history.partial, history.ever = bool(state["partial"]), set(state["ever"])
+        history.seen, history.objective = state["seen"].clone(), state["objective"].clone()
+        history.first = {name: table.clone() for name, table in state["first"].items()}
+        history.last = {name: table.clone() for name, table in state["last"].items()}
+        points = history._points
+        points.width = int(state["width"])
+        sums, maxima, open_sums, open_maxima = [part.clone() for part in state["points"]]
+        points.sums, points.maxima, points.open = sums, maxima, (open_sums, open_maxima)
+        return history
+
+    def totals(self) -> dict[str, float]:
+        """Of the whole training set, at the samples' last visits: the progress bar's numbers.
+
+        "objective", its mean; "violated" and "of", numbers of requirements, one for each sample and
+        constraint that applies to it.
+        """
+        if not self._totals:
+            known = [table[~table.isnan()] for table in self.last.values()]
+            self._totals = {
+                "objective": float(self.objective.nanmean()),
+                "violated": float(sum(int((worst > 0).sum()) for worst in known)),
+                "of": float(sum(map(len, known))),
+            }
+        return self._totals
+
+
+def _shapes(step: Measured) -> tuple[int, ...]:
+    return (len(step.index), *(table.shape[1] for table in step.judged.values()))
+
+
+def _multipliers(
+    name: str, steps: Sequence[Measured], now: Mapping[str, Tensor]
+) -> Iterator[Tensor]:
+    """Of each step the sum of |λ| and how many there are: those of its samples, or of the batch."""
+    if all(name in step.multipliers for step in steps):
+        found = torch.stack([step.multipliers[name] for step in steps]).abs().flatten(1)
+        masks = torch.stack([step.masks[name] for step in steps]).flatten(1)
+        yield found.masked_fill(~masks, 0.0).sum(1)
+        yield masks.sum(1)
+        return
+    table = now.get(name)
+    known = table is not None and table.dim() < 2
+    mean = float(table.abs().mean()) if known and table is not None else 0.0
+    yield torch.full((len(steps),), mean)
+    yield torch.full((len(steps),), float(known))

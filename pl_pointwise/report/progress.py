@@ -1,0 +1,51 @@
+"""A progress bar of the whole run: its steps, the time left, the requirements of all samples."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+
+from ..errors import TrainingError
+from ..task import Task, history_of
+
+
+class RunProgressBar(TQDMProgressBar):
+    """Counts the steps of the run, not of an epoch, so that the time left is the run's.
+
+    Beside it the objective and how many requirements are violated, of all training samples at their
+    last visit, not of the last batch. The command line takes it by itself.
+    """
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        bar = self.train_progress_bar
+        bar.total, bar.initial = _steps_of_run(trainer), 0
+        bar.set_description(f"Epoch {trainer.current_epoch}")
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        bar, step = self.train_progress_bar, trainer.global_step
+        last = bar.total is not None and step >= bar.total
+        if self.is_enabled and (last or step % self.refresh_rate == 0):
+            bar.n = step
+            bar.set_postfix(self.get_metrics(trainer, pl_module))
+
+    def get_metrics(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        """Objective and violated requirements as counts; what else is logged for a bar as it is."""
+        found = super().get_metrics(trainer, pl_module)
+        found.pop("v_num", None)
+        if "violated" in found and isinstance(pl_module, Task):
+            totals = history_of(pl_module).totals()
+            found["violated"] = f"{totals['violated']:,.0f} of {totals['of']:,.0f}"
+        return found
+
+
+def _steps_of_run(trainer: Trainer) -> int | None:
+    """None where the run has no end, or is no task's."""
+    with suppress(TrainingError):
+        if isinstance(trainer.lightning_module, Task):
+            return trainer.lightning_module.number_of_steps()
+    return None
