@@ -244,7 +244,7 @@ class PointwiseCLI(LightningCLI):
     def after_validate(self) -> None:
         if not self.trainer.is_global_zero:
             return
-        print(metrics_table(self.trainer.callback_metrics))
+        print(metrics_table(self.trainer.callback_metrics, samples_measured(self.model)))
         if not self.config[self.subcommand].get("ckpt_path"):
             print("Of the model as it starts: no --ckpt_path was given.")
 
@@ -303,17 +303,39 @@ def config_option(checkpoint: str | Path) -> str:
     return f"--config {short_path(config) if config else 'CONFIG, the config.yaml that fit wrote'}"
 
 
-def metrics_table(metrics: Mapping[str, Any]) -> str:
-    """Returns a line per metric, a column per evaluated data set."""
+def samples_measured(module: LightningModule) -> dict[str, int]:
+    """Of how many samples, or values, each metric of the last evaluation is, by name."""
+    if not isinstance(module, PointwiseModule):
+        return {}
+    found = {}
+    for stage, by_name in module.evaluated.items():
+        for name, of in by_name.items():
+            found[f"{stage}/{name}/violated"] = int(of.mask.sum())
+            found[f"{stage}/{name}/violated_samples"] = len(of.index)
+    for stage, values in module.evaluated_metrics.items():
+        found |= {f"{stage}/{name}": len(of.index) for name, of in values.items()}
+    return found
+
+
+def metrics_table(metrics: Mapping[str, Any], samples: Mapping[str, int]) -> str:
+    """Returns a line per metric, a column per evaluated data set.
+
+    samples: of a metric, where that is known: a rate of 0 says little of four prompts.
+    """
     stages, names = (
         [*dict.fromkeys(name.partition("/")[part] for name in metrics)] for part in (0, 2)
     )
     width = max(map(len, names), default=0)
-    lines = [" " * width + "".join(f"{stage:>14}" for stage in stages)]
+    lines = [" " * width + "".join(f"{stage:>18}" for stage in stages)]
     for name in names:
-        found = [metrics.get(f"{stage}/{name}") for stage in stages]
-        cells = ["" if value is None else f"{float(value):.4g}" for value in found]
-        lines.append(f"{name:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
+        line = f"{name:<{width}}"
+        for key in (f"{stage}/{name}" for stage in stages):
+            value = "" if key not in metrics else f"{float(metrics[key]):.4g}"
+            counted = f" ({samples[key]:,})" if value and key in samples else ""
+            line += f"{value + counted:>18}"
+        lines.append(line)
+    if samples:
+        lines.append("In brackets: of how many.")
     return "\n".join(lines)
 
 

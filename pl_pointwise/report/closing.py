@@ -117,7 +117,8 @@ class Closing:
     def _requirements(self) -> list[list[str]]:
         head = ["requirement", "violated", "worst", "95 % within", "λ > 0"]
         lines = [[*head, "held out", "worst", "95 % within"]]
-        for row in self.rows:
+        # A role of no record is one that nobody asked for.
+        for row in [row for row in self.rows if row.of] or self.rows:
             multiplier = "" if row.multipliers is None else f"on {row.multipliers:,}"
             if row.multiplier is not None:
                 multiplier = _number(row.multiplier)

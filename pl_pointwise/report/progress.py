@@ -7,6 +7,8 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+from lightning.pytorch.trainer.states import TrainerFn
 
 from ..errors import TrainingError
 from ..task import Task, history_of
@@ -30,6 +32,21 @@ class RunProgressBar(TQDMProgressBar):
         if self.is_enabled and (last or step % self.refresh_rate == 0):
             bar.n = step
             bar.set_postfix(self.get_metrics(trainer, pl_module))
+
+    def init_validation_tqdm(self) -> Tqdm:
+        """Within a fit no bar of its own: a line that comes and goes hides the run's."""
+        within_fit = self.trainer.state.fn == TrainerFn.FITTING
+        return Tqdm(disable=True) if within_fit else super().init_validation_tqdm()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_start(trainer, pl_module)
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch}, validation")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_end(trainer, pl_module)
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch}")
 
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -74,11 +75,20 @@ def test_the_numbers_are_those_of_the_last_visits(formulation, partial) -> None:
             assert row.multiplier == pytest.approx(float(module.multipliers[row.name].max()))
 
 
-def test_held_out_samples_stand_beside_those_of_training(capsys: Any) -> None:
+@pytest.fixture
+def messages() -> Iterator[logging.Logger]:
+    """Lightning's own messages, on."""
+    noise = logging.getLogger("lightning.pytorch")
+    before = noise.level
+    noise.setLevel(logging.INFO)
+    yield noise
+    noise.setLevel(before)
+
+
+def test_held_out_samples_stand_beside_those_of_training(messages: Any, capsys: Any) -> None:
     module = Toy(Pointwise(), {"fit": Constraint(at_most=0.1)})
     data = ToyData(ROWS, batch_size=4)
     data.datasets["val"] = ToyRows(5, seed=3)
-    logging.getLogger("lightning.pytorch").setLevel(logging.INFO)
     trainer(max_epochs=2, limit_val_batches=1.0, num_sanity_val_steps=0).fit(module, data)
     (row,) = module.closing.rows
     worst = module.evaluated["val"]["fit"].worst()
@@ -89,16 +99,13 @@ def test_held_out_samples_stand_beside_those_of_training(capsys: Any) -> None:
     assert "held out" in shown
 
 
-def test_without_lightnings_messages_only_what_calls_for_an_answer_is_said(caplog, capsys) -> None:
+def test_without_lightnings_messages_only_what_calls_for_an_answer_is_said(
+    messages: logging.Logger, caplog: Any, capsys: Any
+) -> None:
     """As in ``compare``, which has a table of its own."""
-    noise = logging.getLogger("lightning.pytorch")
-    before = noise.level
-    try:
-        noise.setLevel(logging.ERROR)
-        with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
-            closed(Toy(Pointwise(), {"fit": Constraint(at_most=1e3)}))
-    finally:
-        noise.setLevel(before)
+    messages.setLevel(logging.ERROR)
+    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
+        closed(Toy(Pointwise(), {"fit": Constraint(at_most=1e3)}))
     assert "fit never acted" in caplog.text
     assert "requirement" not in capsys.readouterr().out
 
