@@ -109,18 +109,6 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_documentation_is_said_in_24_000_words() -> None:
-    """README, the pages and the benchmarks' page; `make docs` writes the appendix beside them."""
-    written = {"appendix", "generated"}
-    pages = [page for page in (ROOT / "docs").rglob("*.md") if not written & {*page.parts}]
-    readme = ROOT / "README.md"
-    words = [
-        len(p.read_text("utf-8").split()) for p in (readme, ROOT / "benchmarks/README.md", *pages)
-    ]
-    assert sum(words) <= 24_000
-    assert words[0] <= 900
-
-
 def test_the_index_for_programs_is_that_of_the_pages() -> None:
     """`python docs/agents.py` writes llms.txt and AGENTS.md."""
     for name, text in runpy.run_path(str(ROOT / "docs/agents.py"))["FILES"].items():

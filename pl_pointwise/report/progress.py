@@ -19,7 +19,13 @@ class RunProgressBar(TQDMProgressBar):
 
     Beside it the objective and how many requirements are violated, of all training samples at their
     last visit, not of the last batch. The command line takes it by itself.
+
+    Args:
+        refresh_rate: steps between two updates; 0 shows nothing.
     """
+
+    def __init__(self, refresh_rate: int = 1) -> None:
+        super().__init__(refresh_rate)
 
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
         bar = self.train_progress_bar
