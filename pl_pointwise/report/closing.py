@@ -24,7 +24,7 @@ FEW_STEPS = 30
 GROWN = 30.0
 """By this factor the weights of no sound run grow: the learning rate is named."""
 RUINED = 100.0
-"""By this factor the objective of no sound run rises."""
+"""By this factor neither the objective nor the violations of a sound run rise."""
 DEARER = 2.0
 """The factor by which the objective has risen where a sentence says so."""
 STILL = 1e-3
@@ -276,8 +276,9 @@ def _likelier_cause(closing: Closing, history: History, conditions: Conditions) 
     rose = first is not None and last is not None and last > RUINED * first > 0
     risen = first is not None and last is not None and last > first
     grown = conditions.growth is not None and conditions.growth > GROWN
-    if rose or (grown and (violated or risen)):
-        found = []
+    worse = [name for name in history.first if _worsened(history, name)]
+    if rose or worse or (grown and (violated or risen)):
+        found = [f"the violations of {name} are far larger than at the start" for name in worse[:1]]
         if grown:
             found.append(f"the weights are {conditions.growth:,.0f} times as large as at the start")
         if risen:
@@ -296,6 +297,16 @@ def _likelier_cause(closing: Closing, history: History, conditions: Conditions) 
             f"were. {rate} is likely too small, or the trained weights have no part in the values."
         )
     return ""
+
+
+def _worsened(history: History, name: str) -> bool:
+    """Whether violations are far larger at the samples' last visits than at their first."""
+    if history.partial or not history.samples:
+        return False
+    first, last = history.first[name].double(), history.last[name].double()
+    known = ~(first.isnan() | last.isnan())
+    before, after = first[known].clamp(min=0).sum(), last[known].clamp(min=0).sum()
+    return bool(after > RUINED * before > 0)
 
 
 def _stood_still(history: History) -> bool:

@@ -156,6 +156,12 @@ AT_MOST = Constraint(at_most=1.0)
             {"growth": 500.0, "rate": 10.0},
             ["The learning rate 10 is"],
         ),
+        (
+            [[2.0] * 4, [500.0] * 4] * 20,
+            Pointwise(),
+            {},
+            ["likely too high: the violations of fit"],
+        ),
         ([[0.5, 2.0] * 2] * 20, Pointwise(), {"skipped": 3, "left_out": 1}, ["3 steps moved noth"]),
         ([[0.5, 0.9] * 2] * 20, Pointwise(), {"of_task": ["Answers changed."]}, ["", "Answers ch"]),
     ],
