@@ -276,7 +276,7 @@ def _likelier_cause(closing: Closing, history: History, conditions: Conditions) 
     rose = first is not None and last is not None and last > RUINED * first > 0
     risen = first is not None and last is not None and last > first
     grown = conditions.growth is not None and conditions.growth > GROWN
-    worse = [name for name in history.first if _worsened(history, name)]
+    worse = [name for name in history.constraints if _worsened(history, name)]
     if rose or worse or (grown and (violated or risen)):
         found = [f"the violations of {name} are far larger than at the start" for name in worse[:1]]
         if grown:
@@ -300,13 +300,10 @@ def _likelier_cause(closing: Closing, history: History, conditions: Conditions) 
 
 
 def _worsened(history: History, name: str) -> bool:
-    """Whether violations are far larger at the samples' last visits than at their first."""
-    if history.partial or not history.samples:
-        return False
-    first, last = history.first[name].double(), history.last[name].double()
-    known = ~(first.isnan() | last.isnan())
-    before, after = first[known].clamp(min=0).sum(), last[known].clamp(min=0).sum()
-    return bool(after > RUINED * before > 0)
+    """Whether the largest violation is far above that of the first step."""
+    start, last = history.start_worst.get(name, 0.0), history.last[name]
+    last = last[~last.isnan()]
+    return len(last) > 0 and float(last.max()) > RUINED * start > 0
 
 
 def _stood_still(history: History) -> bool:

@@ -107,6 +107,7 @@ class History:
         first, last: by constraint the largest violation of each sample, |ℓ − c| of an equality, at
             its first and at its last visit; shapes and NaN as those of ``objective``.
         start: the mean objective of the first step; NaN where it is not known.
+        start_worst: the largest violation of the first step, by constraint that it had.
         norm: that of the trained weights before the first step; NaN where it is not known.
         partial: whether it began in the midst of a run, at a checkpoint without it.
         ever: the constraints that some sample violated.
@@ -117,7 +118,7 @@ class History:
         self.unread: list[Measured] = []
         self.steps = self.rows = 0
         self.start, self.norm, self.partial = math.nan, math.nan, False
-        self.ever = set[str]()
+        self.start_worst, self.ever = dict[str, float](), set[str]()
         self._totals: dict[str, float] = {}  # Of what was read, once they were asked for.
         unknown = torch.full((samples,), math.nan)
         self.seen = torch.zeros(samples, dtype=torch.bool)
@@ -146,7 +147,8 @@ class History:
         objective = objective.masked_fill(~carried, 0.0)
         number = carried.sum(1)
         sums = [torch.ones(len(steps)), objective.sum(1), number]
-        if not (self.steps or self.partial) and number[0]:
+        first = not (self.steps or self.partial)
+        if first and number[0]:
             self.start = float(objective[0].sum() / number[0])
         self.steps += len(steps)
         self.rows += int(real.sum())
@@ -160,6 +162,8 @@ class History:
                 self.ever.add(name)
             sums += [applies.sum(1), violated.sum(1), *_multipliers(name, steps, multipliers)]
             maxima.append(values.amax(1))
+            if first and applies[0].any():
+                self.start_worst[name] = float(values[0].max())
             worst[name] = values.masked_fill(~applies, math.nan)
         width = len(self.constraints)
         self._points.add(
@@ -229,6 +233,7 @@ class History:
             "steps": self.steps,
             "rows": self.rows,
             "start": self.start,
+            "start_worst": dict(self.start_worst),
             "norm": self.norm,
             "partial": self.partial,
             "ever": sorted(self.ever),
@@ -255,6 +260,7 @@ class History:
         history = cls(constraints, int(state["samples"]))
         history.steps, history.rows = int(state["steps"]), int(state["rows"])
         history.start, history.norm = float(state["start"]), float(state["norm"])
+        history.start_worst = dict(state["start_worst"])
         history.partial, history.ever = bool(state["partial"]), set(state["ever"])
         history.seen, history.objective = state["seen"].clone(), state["objective"].clone()
         history.first = {name: table.clone() for name, table in state["first"].items()}
