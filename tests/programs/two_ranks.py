@@ -26,6 +26,7 @@ from pl_pointwise import Average, CVaR, Pointwise, PointwiseLoss, Tilted
 from pl_pointwise.callbacks import SaveOnTermination
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import TrainingError
+from pl_pointwise.report.closing import Closing
 from tests.pl_pointwise import toy
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
@@ -88,7 +89,16 @@ class World:
             "left_out": module._stepper.repairs.left_out,
             "skipped_steps": module._stepper.repairs.skipped_steps,
             "logged": {k: float(v) for k, v in trainer.callback_metrics.items()},
+            "closing": numbers_of(module.closing) if module.closing else [],
         }
+
+
+def numbers_of(closing: Closing) -> list[float]:
+    """All numbers of a closing table; −1 where there is none."""
+    found: list[Any] = [closing.steps, *closing.objective]
+    for row in closing.rows:
+        found += [row.violated, row.of, row.worst, row.most, row.multipliers, row.multiplier]
+    return [-1.0 if value is None else float(value) for value in found]
 
 
 Scenario = Callable[[World], Any]

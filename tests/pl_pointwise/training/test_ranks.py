@@ -67,6 +67,7 @@ def test_two_ranks_equal_one_rank_with_twice_the_batch(
         for count in ("global_step", "left_out", "skipped_steps"):
             assert found[count] == expected[count]
         assert found["logged"] == pytest.approx(expected["logged"], rel=1e-5, abs=1e-6)
+        assert found["closing"] == pytest.approx(expected["closing"], rel=1e-4, abs=1e-5)
     # Every rank has the same of both to the last bit, or they would drift apart.
     for kind in ("multipliers", "thresholds"):
         torch.testing.assert_close(ranks[0][name][kind], ranks[1][name][kind], rtol=0, atol=0)
