@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pl_pointwise.files import free_path, run_root
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.report.samples import text_of
 
 log = logging.getLogger(__name__)
 
@@ -159,15 +160,3 @@ def hardest(
     columns = price.masked_fill(means < most[:, None], -1).argmax(1)
     order = np.lexsort((-price.gather(1, columns[:, None])[:, 0], -most))
     return [(i, int(columns[i])) for i in order.tolist() if resists[i]][:count]
-
-
-def text_of(value: Any) -> str | None:
-    """A text, a number, or a vector of up to 16; None of anything else."""
-    if isinstance(value, (Tensor, np.ndarray, np.generic)):
-        value = value.tolist()
-    if isinstance(value, list) and not any(isinstance(each, list) for each in value):
-        texts = [text_of(each) for each in value[:17]]
-        return ", ".join(filter(None, texts)) if None not in texts and len(texts) <= 16 else None
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value) if isinstance(value, (str, int)) else None

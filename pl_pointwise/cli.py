@@ -37,6 +37,7 @@ from .errors import TrainingError
 from .extras import import_classes
 from .files import free_path, run_root, write_whole
 from .module import PointwiseModule
+from .report.of_run import write_fit_page
 from .report.progress import RunProgressBar
 from .training.checkpoints import differences, hyperparameters
 
@@ -212,6 +213,9 @@ class PointwiseCLI(LightningCLI):
         folder = run_root(trainer)  # Asks all ranks.
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
+        if isinstance(self.model, PointwiseModule) and self.model.closing is not None:
+            page = write_fit_page(self.model, trainer, free_path(folder, "report", ".html"))
+            print(f"Curves and the hardest samples: open {short_path(page)}")
         # Of several callbacks the first that compares checkpoints.
         savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
         savers.sort(key=lambda one: one.monitor is None)

@@ -146,3 +146,8 @@ class DigitsDataModule(PointwiseDataModule):
                 for images_, labels_, rotated in parts
                 for image, label in zip(images_, labels_, strict=True)
             ]
+
+    def describe(self, index: int) -> dict[str, Any]:
+        """The sample as a picture, for reports."""
+        row = self.datasets["train"][index]
+        return row | {"image": row["image"].view(8, 8), "rotated": str(row["rotated"])}

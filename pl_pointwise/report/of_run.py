@@ -1,0 +1,103 @@
+"""The page of a fit: its closing table, its curves, its hardest samples."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+
+from ..task import history_of
+from .page import Page, Sample, plots_of, write_page
+from .samples import fields_and_image
+
+if TYPE_CHECKING:
+    from ..module import PointwiseModule
+
+SAMPLES = 1000
+"""The hardest ones that a page shows."""
+
+
+def write_fit_page(module: PointwiseModule, trainer: Trainer, path: Path) -> Path:
+    """Writes the page of the module's last fit; to be called by one process."""
+    return write_page(path, page_of_fit(module, trainer))
+
+
+def page_of_fit(module: PointwiseModule, trainer: Trainer) -> Page:
+    """What is known of the last fit of a module."""
+    history, closing = history_of(module), module.closing
+    assert closing is not None
+    optimizer = trainer.optimizers[0]
+    rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
+    methods = dict.fromkeys(map(repr, module.formulations.values()))
+    facts = {
+        "method": ", ".join(methods) or "the objective alone",
+        "training samples": f"{history.samples:,}" if history.samples else "a stream",
+        "learning rate": f"{max(rates):g}, {type(optimizer).__name__}",
+        "written": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "pl-pointwise": version("pl-pointwise"),
+    }
+    with isolate_rng():  # Reading a row may draw.
+        samples = hardest_samples(module, trainer)
+    several = len([row for row in closing.rows if row.of]) > 1
+    note = "By the violation at a sample's last visit"
+    note += ", in the unit of each requirement's bound." if several else "."
+    return Page(
+        title=f"{type(module).__name__.removesuffix('Module')}: a fit",
+        facts=facts,
+        closing=closing,
+        plots=plots_of(history.curves(), closing.rows, history.constraints),
+        samples=samples,
+        samples_note=note,
+    )
+
+
+def hardest_samples(
+    module: PointwiseModule, trainer: Trainer, count: int = SAMPLES
+) -> list[Sample]:
+    """The samples with the largest violations, of all requirements; none of a stream.
+
+    Of several requirements each brings its hardest in turn, as their units differ.
+    """
+    history = history_of(module)
+    if not history.samples:
+        return []
+    ranked = {name: _ranked(worst) for name, worst in history.last.items()}
+    places = [
+        (rank, name, index) for name, order in ranked.items() for rank, index in enumerate(order)
+    ]
+    places.sort(key=lambda place: place[0])
+    data: Any = getattr(trainer, "datamodule", None)
+    rows: Any = getattr(trainer.train_dataloader, "dataset", None)
+    found = []
+    for _, name, index in places[:count]:
+        constraint, violation = history.constraints[name], float(history.last[name][index])
+        row = data.describe(index) if hasattr(data, "describe") else rows[index]
+        row = dict(row) if isinstance(row, dict) else row
+        source = row.pop("record", None) if isinstance(row, dict) else None
+        fields, image = fields_and_image(row)
+        found.append(
+            Sample(
+                index=index,
+                constraint=name,
+                bound=constraint.in_words(),
+                value=constraint.value_at(violation) if math.isfinite(violation) else None,
+                violation=violation,
+                fields=fields,
+                image=image,
+                source=None if source is None else str(source),
+            )
+        )
+    return found
+
+
+def _ranked(worst: Tensor) -> list[int]:
+    """The samples that a requirement applies to, the largest violation first."""
+    order = worst.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True)
+    known = ~worst.isnan()
+    return [int(index) for index in order[known[order]]]
