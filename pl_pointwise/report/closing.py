@@ -24,9 +24,11 @@ FEW_STEPS = 30
 GROWN = 30.0
 """By this factor the weights of no sound run grow: the learning rate is named."""
 RUINED = 100.0
-"""By this factor neither the objective nor the violations of a sound run rise."""
+"""By this factor the largest violation of no sound run rises."""
 DEARER = 2.0
 """The factor by which the objective has risen where a sentence says so."""
+STARTS_AT_0 = 0.01
+"""An objective below this part of its last value started at its minimum."""
 STILL = 1e-3
 """A relative change below which nothing has moved."""
 
@@ -256,14 +258,22 @@ def _sentences(
     for row in closing.rows:
         yield from _on_requirement(row, history, formulations, multipliers, bool(cause))
     yield from _held_out_above_training(closing)
+    if not cause:
+        yield from _on_objective(closing)
+    yield from conditions.of_task
+    yield from _still_falling(closing, history, conditions)
+
+
+def _on_objective(closing: Closing) -> Iterator[str]:
+    """On one that rose; that starts at its minimum, as a distance from the start, can only rise."""
     first, last, _ = closing.objective
-    if not cause and first is not None and last is not None and last > DEARER * first > 0:
+    if first is None or last is None or first < STARTS_AT_0 * last:
+        return
+    if last > DEARER * first > 0:
         yield (
             f"The objective rose from {_number(first)} to {_number(last)}: that is what the "
             "requirements cost. A looser bound costs less."
         )
-    yield from conditions.of_task
-    yield from _still_falling(closing, history, conditions)
 
 
 def _likelier_cause(closing: Closing, history: History, conditions: Conditions) -> str:
@@ -273,11 +283,10 @@ def _likelier_cause(closing: Closing, history: History, conditions: Conditions) 
     rate = (
         "The learning rate" if conditions.rate is None else f"The learning rate {conditions.rate:g}"
     )
-    rose = first is not None and last is not None and last > RUINED * first > 0
     risen = first is not None and last is not None and last > first
     grown = conditions.growth is not None and conditions.growth > GROWN
     worse = [name for name in history.constraints if _worsened(history, name)]
-    if rose or worse or (grown and (violated or risen)):
+    if worse or (grown and (violated or risen)):
         found = [f"the violations of {name} are far larger than at the start" for name in worse[:1]]
         if grown:
             found.append(f"the weights are {conditions.growth:,.0f} times as large as at the start")

@@ -191,15 +191,22 @@ def test_what_holds_in_training_alone_is_said() -> None:
     assert not any("Held out" in s for s in closing_of(found, {}, {}, held_out=level).sentences)
 
 
-def test_a_ruined_objective_names_the_rate() -> None:
+def test_what_the_requirements_cost_is_said() -> None:
     found = history([[0.5, 0.6]] * 20, AT_MOST)
-    found.objective = torch.full((2,), 1e6)
-    assert closing_of(found, {}, {}).sentences[0].startswith("The learning rate is likely too hi")
     found.objective = torch.full((2,), 3.0)
     assert closing_of(found, {}, {}).sentences == [
         "The objective rose from 1 to 3: that is what the requirements cost. A looser bound costs "
         "less."
     ]
+    grown = closing_of(found, {}, {}, conditions=Conditions(growth=1e5, rate=1e5))
+    assert grown.sentences[0].startswith("The learning rate 100000 is likely too high: the weights")
+
+
+def test_a_distance_from_the_start_that_grows_is_no_fault() -> None:
+    """A KL to the starting model is 0, or dropout's noise, in the first step."""
+    found = history([[0.5, 0.6]] * 20, AT_MOST, objective=3e-4)
+    found.objective = torch.full((2,), 0.25)
+    assert closing_of(found, {}, {}).sentences == []
 
 
 def test_samples_that_no_step_had_are_counted() -> None:
