@@ -76,6 +76,14 @@ class Formulation(ABC):
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """∂ψ/∂λ, elementwise: the direction of dual ascent."""
 
+    def slope(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """∂ψ/∂v, elementwise: the force on a value; by autograd where no formula is given."""
+        with torch.enable_grad():
+            violation = violation.detach().requires_grad_()
+            psi = self.lagrangian(violation, multiplier.detach())
+            (found,) = torch.autograd.grad(psi.sum(), violation)
+        return found
+
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """One dual step, λ ← λ + η ∂ψ/∂λ, projected onto λ ≥ 0 unless ``signed``."""
         stepped = multiplier + self.step_size * self.dual_direction(violation, multiplier)
@@ -439,6 +447,16 @@ class SampleFormulation(Ascending):
         near = violation.clamp(-scale.reach if self.signed else None, scale.reach)
         force = self.force(near, multiplier)
         return self.psi(near, multiplier) + force * (violation - near)
+
+    def slope(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """∂ψ/∂v, elementwise; beyond the reach it is what it is there."""
+        if self.augmentation is None:
+            return multiplier + torch.zeros_like(violation)
+        scale = self.scale
+        if scale is not None and scale.alpha is not None:
+            lowest = -scale.reach if self.signed else None
+            violation = (violation + scale.margin).clamp(lowest, scale.reach)
+        return self.force(violation, multiplier)
 
     psi = Ascending.lagrangian
     """ψ(v, λ) within the reach, elementwise."""

@@ -1,0 +1,253 @@
+"""What each requirement costs: the force on it, averaged over the later part of a run.
+
+λ as a run leaves it is no price: it falls where a sample has slack and rises where it violates, so
+that most are 0 at any moment, and the others are where their sample was last violated. At an
+optimum the weights rest, and the forces on them are balanced over many steps, not in each one. So
+the price of a requirement is the mean of ∂ψ/∂v over the visits of its sample, of which λ is a part:
+the other one is what augments it, all there is before λ has moved, and in a stream.
+
+How long a run will be is not known in a loop of one's own. Steps are summed in blocks, each half as
+long as all before it, and the block before this one is kept: the two cover between a third and 56 %
+of the steps so far, the last ones. A sample that they have not visited keeps what was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from ..formulations import Formulation
+from .terms import Measured, group_numbers
+
+FIRST = 10
+"""Steps of the first block."""
+GROWTH = 1.5
+"""From the end of one block to the end of the next, in steps of the run."""
+UNREAD_STEPS = 64
+UNREAD_ROWS = 8192
+"""What is summed at once, at most: so many steps, or so many samples."""
+
+
+@dataclass
+class _Block:
+    """Sums of some steps for one constraint."""
+
+    sums: Tensor  # (rows, sides·K) float32; of a batch's statistic (1, sides)
+    visits: Tensor  # (rows, 1) float32
+
+    @classmethod
+    def empty(cls, rows: int, columns: int) -> _Block:
+        return cls(torch.zeros(rows, columns), torch.zeros(rows, 1))
+
+    def add(self, index: Tensor, forces: Tensor, applies: Tensor) -> None:
+        """index (n,), forces (n, sides·K), applies bool (n,): which samples are visited."""
+        self.sums.index_add_(0, index, forces)
+        self.visits.index_add_(0, index, applies.to(self.visits)[:, None])
+
+    def or_else(self, other: _Block) -> _Block:
+        """The other's rows where this has no visit."""
+        seen = self.visits > 0
+        return _Block(
+            torch.where(seen, self.sums, other.sums), torch.where(seen, self.visits, other.visits)
+        )
+
+
+class Prices(Mapping[str, Tensor]):
+    """The price of every requirement, by constraint: (N, sides·K) float32, as its multipliers.
+
+    Loosening the bound of a value by δ lowers the mean objective by price · δ / (N·K), with N the
+    samples that the constraint applies to and K its values of a sample. At least 0, of an equality
+    of either sign, where a larger c lowers the objective if it is below 0. NaN of a sample that was
+    never visited, 0 of a value that a mask leaves out. Of a batch's statistic: the mean of its λ,
+    () or (2,). Of groups each sample has its own; :meth:`of_groups` averages.
+
+    >>> prices = Prices(samples=3)
+    >>> prices.add_forces("fit", torch.tensor([0, 2]), torch.tensor([[1.0], [0.0]]))
+    >>> prices["fit"][:, 0]
+    tensor([1., nan, 0.])
+
+    Args:
+        samples: N, of the training set; 0 of a stream, of which only :meth:`mean` is known.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.steps = 0
+        self._end = FIRST  # Of this block, in steps.
+        self._before: dict[str, _Block] = {}  # The block before this one.
+        self._now: dict[str, _Block] = {}
+        self._unread: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+        self._scalars: set[str] = set()  # Constraints with one λ, not an interval's two.
+
+    # A step ---------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        measured: Measured,
+        in_force: Mapping[str, Formulation],
+        multipliers: Mapping[str, Tensor],
+        dual_first: bool = False,
+    ) -> None:
+        """Adds a step, before its dual step.
+
+        Args:
+            measured: of the step.
+            in_force: the formulations by constraint, with α a number.
+            multipliers: all tables; those of a batch's statistic are read.
+            dual_first: whether the weights followed λ after the step's update.
+        """
+        self.steps += 1
+        index = measured.index
+        for name, formulation in in_force.items():
+            if formulation.scope == "batch":
+                self._add_statistic(name, multipliers.get(name))
+            if formulation.scope != "sample" or not len(index):
+                continue
+            violation, mask = measured.followed[name], measured.masks[name]
+            table = measured.multipliers.get(name)
+            multiplier = torch.zeros_like(violation) if table is None else table
+            if dual_first:
+                multiplier = formulation.ascend(measured.judged[name], multiplier)
+            forces = formulation.slope(violation, multiplier)
+            self.add_forces(name, index, forces, None if measured.whole else mask)
+        if self.steps >= self._end:
+            self._turn()
+
+    def add_forces(
+        self, name: str, index: Tensor, forces: Tensor, mask: Tensor | None = None
+    ) -> None:
+        """Adds ∂ψ/∂v of samples, (n, sides·K), where the mask, alike, is True."""
+        applies = torch.ones(len(index), dtype=torch.bool)
+        if mask is not None:
+            forces, applies = torch.where(mask, forces, 0), mask.any(1)
+            index = index.clamp(min=0)  # No mask is True on padding.
+        waiting = self._unread.setdefault(name, [])
+        waiting.append((index, forces, applies))
+        if len(waiting) >= UNREAD_STEPS or len(waiting) * len(index) >= UNREAD_ROWS:
+            self._read(name)
+
+    def _add_statistic(self, name: str, multiplier: Tensor | None) -> None:
+        if multiplier is None:  # No batch has had a value yet.
+            return
+        if multiplier.dim() == 0:
+            self._scalars.add(name)
+        row = multiplier.detach().reshape(1, -1)
+        block = self._block(name, 1, row.shape[1])
+        block.add(torch.zeros(1, dtype=torch.long), row, torch.ones(1, dtype=torch.bool))
+
+    def _block(self, name: str, rows: int, columns: int) -> _Block:
+        if name not in self._now:
+            self._now[name] = _Block.empty(rows, columns)
+        return self._now[name]
+
+    def _read(self, name: str) -> None:
+        """Sums the steps of a constraint that wait."""
+        waiting = self._unread.pop(name, [])
+        if not waiting:
+            return
+        index, forces, applies = map(torch.cat, zip(*waiting, strict=True))
+        if not self.samples:
+            index = torch.zeros_like(index)
+        block = self._block(name, max(1, self.samples), forces.shape[1])
+        block.add(index, forces.float(), applies)
+
+    def _read_all(self) -> None:
+        for name in [*self._unread]:
+            self._read(name)
+
+    def _turn(self) -> None:
+        """The next block begins."""
+        self._read_all()
+        for name, block in self._now.items():
+            before = self._before.get(name)
+            self._before[name] = block if before is None else block.or_else(before)
+        self._now = {}
+        self._end = int(GROWTH * self.steps) + 1
+
+    # What is asked for ----------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Tensor:
+        block = self._window(name)
+        found = block.sums / block.visits  # 0 / 0 is NaN.
+        if name in self._scalars:
+            return found[0, 0]
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._before, *self._now, *self._unread]))
+
+    def __len__(self) -> int:
+        return len([*iter(self)])
+
+    def mean(self, name: str) -> Tensor:
+        """The mean over the samples that were visited, of each column, (sides·K,)."""
+        return self[name].reshape(-1, self._window(name).sums.shape[1]).nanmean(0)
+
+    def of_groups(self, name: str, groups: Sequence[int] | Tensor) -> Tensor:
+        """The mean over each group's samples, (G, sides·K); NaN of a group without a visit.
+
+        Args:
+            name: the constraint.
+            groups: (N,), the number of each sample's group, from 0.
+
+        Raises:
+            DataError: groups that are not one number for each sample; a constraint that has no
+                price of samples: a batch's statistic, or of a stream.
+        """
+        found = self[name]
+        if found.dim() != 2 or len(found) != self.samples:
+            raise DataError(f'"{name}" has no price of a sample, only mean({name!r}).')
+        owners = group_numbers(groups, self.samples)
+        seen = ~found.isnan()
+        shape = (int(owners.max()) + 1, found.shape[1])
+        sums = torch.zeros(shape).index_add_(0, owners, found.nan_to_num())
+        return sums / torch.zeros(shape).index_add_(0, owners, seen.float())
+
+    def _window(self, name: str) -> _Block:
+        """This block and the one before."""
+        self._read(name)
+        now, before = self._now.get(name), self._before.get(name)
+        if now is None and before is None:
+            raise KeyError(name)
+        if now is None or before is None:
+            found = now or before
+            assert found is not None
+            return found
+        return _Block(now.sums + before.sums, now.visits + before.visits)
+
+    # In a checkpoint ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values."""
+        self._read_all()
+        blocks = {"before": self._before, "now": self._now}
+        return {
+            "samples": self.samples,
+            "steps": self.steps,
+            "end": self._end,
+            "scalars": sorted(self._scalars),
+            **{
+                key: {name: [block.sums, block.visits] for name, block in of.items()}
+                for key, of in blocks.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from :meth:`state_dict`.
+
+        Raises:
+            ValueError: of another number of samples.
+        """
+        if int(state["samples"]) != self.samples:
+            raise ValueError(f"prices of {state['samples']} samples, here {self.samples}")
+        self.steps, self._end = int(state["steps"]), int(state["end"])
+        self._scalars, self._unread = set(state["scalars"]), {}
+        self._before, self._now = (
+            {name: _Block(*(part.clone() for part in parts)) for name, parts in state[key].items()}
+            for key in ("before", "now")
+        )
