@@ -18,6 +18,7 @@ from .constraint import Constraint
 from .errors import DataError, TrainingError, one_of
 from .formulations import Formulation
 from .lagrangian.gradient_units import GradientUnits, leaves_of, norm_of
+from .lagrangian.prices import Prices
 from .lagrangian.terms import (
     OBJECTIVE,
     PADDING,
@@ -42,7 +43,7 @@ from .lagrangian.terms import (
 from .multipliers import Multipliers, PerBatch, PerGroup, Slope, scope_of
 from .plain import declared_constraints, formulations_from
 from .report.closing import Closing, Conditions, HeldOut, closing_of
-from .report.history import UNREAD_ROWS, UNREAD_STEPS, History
+from .report.history import UNREAD_ROWS, UNREAD_STEPS, History, Step
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,8 @@ class PointwiseLoss:
     Attributes:
         multipliers: λ by constraint, (N, K) float32, of groups (G, K); () for a batch's statistic.
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
+        prices: what each requirement costs, by constraint, as ``multipliers``: the force on it,
+            averaged over the later part of the run.
         measured: what the last step measured, of all ranks; None before the first.
         dual_steps: the dual step it ended in, by constraint; empty where it took none.
         history: what all steps measured, for :meth:`report`.
@@ -170,6 +173,11 @@ class PointwiseLoss:
     @property
     def multipliers(self) -> Multipliers:
         return self._multipliers
+
+    @property
+    def prices(self) -> Prices:
+        self.history.read()
+        return self.history.prices
 
     @property
     def thresholds(self) -> dict[str, Tensor]:
@@ -261,7 +269,7 @@ class PointwiseLoss:
 
     def closing(self, held_out: HeldOut | None, conditions: Conditions) -> Closing:
         """The closing table of the steps until now."""
-        self.history.read(self.multipliers)
+        self.history.read()
         return closing_of(
             self.history, self.in_force, self.multipliers, self.groups, held_out, conditions
         )
@@ -438,9 +446,12 @@ class PointwiseLoss:
         }
         self._window.append(visits)
         unread = self.history.unread
-        unread.append(measured)
+        statistics = {
+            n: self.multipliers[n].clone() for n in self.on_batch if n in self.multipliers
+        }
+        unread.append(Step(measured, self.in_force, statistics, self.dual_first))
         if len(unread) >= UNREAD_STEPS or len(unread) * len(measured.index) >= UNREAD_ROWS:
-            self.history.read(self.multipliers)
+            self.history.read()
         self.units.add(measured, self.formulations, self.in_force, steps_an_epoch)
         self.steps, self.dual_steps = self.steps + 1, {}
         if len(self._window) >= self.primal_steps:
@@ -525,7 +536,7 @@ class PointwiseLoss:
 
     def dual_state(self) -> dict[str, Any]:
         """What of it a checkpoint of Lightning's needs, which counts the steps itself."""
-        self.history.read(self.multipliers)
+        self.history.read()
         return {
             "samples": self.multipliers.samples,
             "multipliers": self.multipliers.state_dict(),

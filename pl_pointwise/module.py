@@ -15,6 +15,7 @@ from torch import Tensor
 from .constraint import Constraint
 from .evaluation import Evaluator, SampleValues, SampleViolations
 from .formulations import Formulation
+from .lagrangian.prices import Prices
 from .lagrangian.terms import DualStep, Measured
 from .loss import PointwiseLoss
 from .multipliers import Multipliers
@@ -93,6 +94,8 @@ class PointwiseModule(Task):
         training_settings: ``training``, a copy.
         multipliers: λ by constraint, (N, K) float32 in training-set order, of groups (G, K); () for
             :class:`~pl_pointwise.formulations.Average` and the other statistics of the batch.
+        prices: what each requirement costs, by constraint: the force on it, averaged over the
+            later part of the last fit; :class:`~pl_pointwise.lagrangian.prices.Prices`.
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
         violations, evaluated: by stage and constraint, after ``validate`` or ``test``: all values,
             1-D on the CPU, and the same sample by sample.
@@ -108,6 +111,7 @@ class PointwiseModule(Task):
     """
 
     multipliers: Multipliers = _held_by("_lagrangian", "multipliers")
+    prices: Prices = _held_by("_lagrangian", "prices")
     thresholds: dict[str, Tensor] = _held_by("_lagrangian", "thresholds")
     measured: Measured | None = _held_by("_lagrangian", "measured")
     dual_steps: dict[str, DualStep] = _held_by("_lagrangian", "dual_steps")

@@ -162,7 +162,7 @@ class PointwiseTrainerMixin:
     def _totals(self) -> dict[str, float]:
         constrained = self.constrained
         history = constrained.history
-        history.read(constrained.multipliers)
+        history.read()
         found = {"objective": history.totals()["objective"]}
         for name, table in history.last.items():
             found |= _summary(name, constrained.constraints[name], table)

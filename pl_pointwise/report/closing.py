@@ -52,6 +52,7 @@ class RequirementRow:
     held_most: float | None = None
     multipliers: int | None = None  #: samples with λ ≠ 0; None without a λ for each
     multiplier: float | None = None  #: λ of a statistic of the batch
+    price: float | None = None  #: loosening the bound by δ lowers the mean objective by price · δ
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Closing:
         yield from _aligned([line if held else line[:3] for line in cells])
         if self.rows:
             yield ""
-            yield from _aligned([line if held else line[:5] for line in self._requirements()])
+            yield from _aligned([line if held else line[:6] for line in self._requirements()])
         if held and self.held_step not in (None, self.steps):
             yield f"Held out: measured at step {self.held_step:,} of {self.steps:,}."
         if self.not_trained:
@@ -117,7 +118,7 @@ class Closing:
             yield from (f"- {sentence}" for sentence in self.sentences)
 
     def _requirements(self) -> list[list[str]]:
-        head = ["requirement", "violated", "worst", "95 % within", "λ > 0"]
+        head = ["requirement", "violated", "worst", "95 % within", "λ > 0", "price"]
         lines = [[*head, "held out", "worst", "95 % within"]]
         # A role of no record is one that nobody asked for.
         for row in [row for row in self.rows if row.of] or self.rows:
@@ -131,6 +132,7 @@ class Closing:
                     _number(row.worst),
                     _number(row.most),
                     multiplier,
+                    _number(row.price),
                     _share(row.held_violated, row.held_of),
                     _number(row.held_worst),
                     _number(row.held_most),
@@ -185,6 +187,7 @@ def closing_of(
                 held_most=of_held.most if of_held else None,
                 multipliers=count,
                 multiplier=value,
+                price=_price(name, history) if row.of else None,
             )
         )
     known = history.objective[~history.objective.isnan()]
@@ -219,6 +222,14 @@ def _row(name: str, constraint: Constraint, worst: Tensor) -> RequirementRow:
         worst=constraint.value_at(float(worst.max())),
         most=constraint.value_at(float(quantiles(worst, 0.95))),
     )
+
+
+def _price(name: str, history: History) -> float | None:
+    """The mean over samples and columns, of an interval the sum of its sides."""
+    if name not in history.prices:
+        return None
+    found = history.prices.mean(name)
+    return float(found.abs().mean()) * history.constraints[name].sides
 
 
 def _never_seen(history: History) -> Iterator[str]:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ..constraint import Constraint
+from ..formulations import Formulation
+from ..lagrangian.prices import Prices
 from ..lagrangian.terms import OBJECTIVE, PADDING, Measured, last_visits
 
 UNREAD_STEPS = 64
@@ -25,6 +27,16 @@ POINTS = 512
 """Of a curve, at least half of that once there are as many steps."""
 RECENT = 1024
 """Samples of a stream, whose rows have no place of their own, that its end speaks of."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as it was taken."""
+
+    measured: Measured
+    in_force: Mapping[str, Formulation]  #: by constraint, with α a number
+    statistics: Mapping[str, Tensor]  #: λ, () or (2,), of the constraints on a batch's statistic
+    dual_first: bool = False  #: whether the weights followed λ after this step's update
 
 
 @dataclass(frozen=True)
@@ -111,11 +123,13 @@ class History:
         norm: that of the trained weights before the first step; NaN where it is not known.
         partial: whether it began in the midst of a run, at a checkpoint without it.
         ever: the constraints that some sample violated.
+        prices: what each requirement costs.
     """
 
     def __init__(self, constraints: Mapping[str, Constraint], samples: int) -> None:
         self.constraints, self.samples = dict(constraints), samples
-        self.unread: list[Measured] = []
+        self.unread: list[Step] = []
+        self.prices = Prices(samples)
         self.steps = self.rows = 0
         self.start, self.norm, self.partial = math.nan, math.nan, False
         self.start_worst, self.ever = dict[str, float](), set[str]()
@@ -129,14 +143,17 @@ class History:
         # the violated ones, the sum and number of λ. Maxima: of every constraint the violation.
         self._points = _Points(3 + 4 * len(self.constraints), len(self.constraints))
 
-    def read(self, multipliers: Mapping[str, Tensor]) -> None:
-        """Reads what steps appended; ``multipliers`` are those of now, for those of a batch."""
+    def read(self) -> None:
+        """Reads what steps appended."""
         unread, self.unread, self._totals = self.unread, [], {}
         for _, alike in groupby(unread, key=_shapes):
-            self._read(list(alike), multipliers)
+            self._read(list(alike))
+        for step in unread:
+            self.prices.add(step.measured, step.in_force, step.statistics, step.dual_first)
 
-    def _read(self, steps: Sequence[Measured], multipliers: Mapping[str, Tensor]) -> None:
+    def _read(self, unread: Sequence[Step]) -> None:
         """Reads steps with as many rows and columns each."""
+        steps = [step.measured for step in unread]
         index = torch.stack([step.index for step in steps])
         if not index.shape[1]:  # All samples of these steps were left out.
             self.steps += len(steps)
@@ -160,7 +177,7 @@ class History:
             violated = values > 0
             if name not in self.ever and violated.any():
                 self.ever.add(name)
-            sums += [applies.sum(1), violated.sum(1), *_multipliers(name, steps, multipliers)]
+            sums += [applies.sum(1), violated.sum(1), *_multipliers(name, unread)]
             maxima.append(values.amax(1))
             if first and applies[0].any():
                 self.start_worst[name] = float(values[0].max())
@@ -237,6 +254,7 @@ class History:
             "norm": self.norm,
             "partial": self.partial,
             "ever": sorted(self.ever),
+            "prices": self.prices.state_dict(),
             "seen": self.seen,
             "objective": self.objective,
             "first": dict(self.first),
@@ -265,6 +283,7 @@ class History:
         history.seen, history.objective = state["seen"].clone(), state["objective"].clone()
         history.first = {name: table.clone() for name, table in state["first"].items()}
         history.last = {name: table.clone() for name, table in state["last"].items()}
+        history.prices.load_state_dict(state["prices"])
         points = history._points
         points.width = int(state["width"])
         sums, maxima, open_sums, open_maxima = [part.clone() for part in state["points"]]
@@ -287,22 +306,20 @@ class History:
         return self._totals
 
 
-def _shapes(step: Measured) -> tuple[int, ...]:
-    return (len(step.index), *(table.shape[1] for table in step.judged.values()))
+def _shapes(step: Step) -> tuple[int, ...]:
+    measured = step.measured
+    return (len(measured.index), *(table.shape[1] for table in measured.judged.values()))
 
 
-def _multipliers(
-    name: str, steps: Sequence[Measured], now: Mapping[str, Tensor]
-) -> Iterator[Tensor]:
+def _multipliers(name: str, unread: Sequence[Step]) -> Iterator[Tensor]:
     """Of each step the sum of |λ| and how many there are: those of its samples, or of the batch."""
+    steps = [step.measured for step in unread]
     if all(name in step.multipliers for step in steps):
         found = torch.stack([step.multipliers[name] for step in steps]).abs().flatten(1)
         masks = torch.stack([step.masks[name] for step in steps]).flatten(1)
         yield found.masked_fill(~masks, 0.0).sum(1)
         yield masks.sum(1)
         return
-    table = now.get(name)
-    known = table is not None and table.dim() < 2
-    mean = float(table.abs().mean()) if known and table is not None else 0.0
-    yield torch.full((len(steps),), mean)
-    yield torch.full((len(steps),), float(known))
+    tables = [step.statistics.get(name) for step in unread]
+    yield torch.tensor([0.0 if table is None else float(table.abs().mean()) for table in tables])
+    yield torch.tensor([0.0 if table is None else 1.0 for table in tables])

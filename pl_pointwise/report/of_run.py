@@ -74,7 +74,7 @@ def hardest_samples(
     places.sort(key=lambda place: place[0])
     data: Any = getattr(trainer, "datamodule", None)
     rows: Any = getattr(trainer.train_dataloader, "dataset", None)
-    found = []
+    found, prices = [], dict(history.prices)
     for _, name, index in places[:count]:
         constraint, violation = history.constraints[name], float(history.last[name][index])
         row = data.describe(index) if hasattr(data, "describe") else rows[index]
@@ -88,12 +88,21 @@ def hardest_samples(
                 bound=constraint.in_words(),
                 value=constraint.value_at(violation) if math.isfinite(violation) else None,
                 violation=violation,
+                price=price_of(prices.get(name), index, constraint.sides),
                 fields=fields,
                 image=image,
                 source=None if source is None else str(source),
             )
         )
     return found
+
+
+def price_of(table: Tensor | None, index: int, sides: int) -> float | None:
+    """A sample's price: the mean over its values, of an interval the sum of both sides."""
+    if table is None or table.dim() != 2 or index >= len(table):
+        return None
+    price = float(table[index].abs().mean()) * sides
+    return price if math.isfinite(price) else None
 
 
 def _ranked(worst: Tensor) -> list[int]:

@@ -114,7 +114,7 @@ class Stepper:
         """Puts the objective and the share of requirements violated on the bar: of all samples."""
         loss = self.loss
         self._on_bar = monotonic()
-        loss.history.read(loss.multipliers)
+        loss.history.read()
         totals = loss.history.totals()
         on_bar = {"objective": totals["objective"]}
         if totals["of"]:

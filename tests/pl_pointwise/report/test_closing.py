@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pl_pointwise import Average, Constraint, Penalty, Pointwise, PointwiseLoss
 from pl_pointwise.report.closing import Closing, Conditions, HeldOut, closing_of
-from pl_pointwise.report.history import History
+from pl_pointwise.report.history import History, Step
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, trainer
 
 ROWS = ToyRows(9)
@@ -122,7 +122,7 @@ def history(values: list[list[float]], bound: Constraint, objective: float = 1.0
             ell = weight * torch.tensor([value])
             constrained(weight * torch.tensor([objective]), {"fit": ell}, torch.tensor([index]))
             constrained.step()
-    constrained.history.read({})
+    constrained.history.read()
     return constrained.history
 
 
@@ -265,7 +265,7 @@ def test_a_loop_reports_as_the_module_does() -> None:
         twin.constraints, Pointwise(), samples=len(ROWS), parameters=twin.parameters()
     )
     for step in closing_steps(module):
-        constrained.history.unread.append(step)
+        constrained.history.unread.append(Step(step, {}, {}))
     report = constrained.report(held_out={"fit": torch.tensor([0.05, 0.3])})
     assert report.rows[0].violated == closing.rows[0].violated
     assert report.objective[:2] == pytest.approx(closing.objective[:2])

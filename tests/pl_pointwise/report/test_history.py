@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from pl_pointwise import Constraint
+from pl_pointwise import Average, Constraint, Pointwise
 from pl_pointwise.lagrangian.terms import OBJECTIVE, PADDING, Measured
-from pl_pointwise.report.history import POINTS, RECENT, History
+from pl_pointwise.report.history import POINTS, RECENT, History, Step
 
 CONSTRAINTS = {"fit": Constraint(at_most=1.0), "near": Constraint(equals=0.5)}
 
@@ -34,6 +34,11 @@ def step(generator: torch.Generator, samples: int, rows: int) -> Measured:
     )
 
 
+def as_taken(measured: Measured) -> Step:
+    forms = {"fit": Pointwise(alpha=1.0), "near": Average(alpha=1.0)}
+    return Step(measured, forms, {"near": torch.tensor([1.0, -3.0])})
+
+
 @pytest.mark.parametrize("steps", [3, 100, 5 * POINTS + 7])
 def test_curves_and_last_visits_are_those_of_a_plain_loop(steps: int) -> None:
     generator = torch.Generator().manual_seed(steps)
@@ -42,9 +47,9 @@ def test_curves_and_last_visits_are_those_of_a_plain_loop(steps: int) -> None:
     for number in range(steps):
         one = step(generator, 12, 5 if number % 7 else 3)
         taken.append(one)
-        history.unread.append(one)
+        history.unread.append(as_taken(one))
         if number % 50 == 49:
-            history.read({"near": torch.tensor([1.0, -3.0])})
+            history.read()
         for row, index in enumerate(one.index.tolist()):
             if index == PADDING:
                 continue
@@ -55,7 +60,7 @@ def test_curves_and_last_visits_are_those_of_a_plain_loop(steps: int) -> None:
                 worst = float(values.max()) if len(values) else math.nan
                 last[name, index] = worst
                 first.setdefault((name, index), worst)
-    history.read({"near": torch.tensor([1.0, -3.0])})
+    history.read()
     for (name, index), value in last.items():
         assert float(history.last[name][index]) == pytest.approx(value, nan_ok=True)
         assert float(history.first[name][index]) == pytest.approx(first[name, index], nan_ok=True)
@@ -94,8 +99,8 @@ def test_joined_points_keep_every_sum() -> None:
     history, total, number, violated = History(CONSTRAINTS, 12), 0.0, 0, 0
     for _ in range(3 * POINTS + 11):
         one = step(generator, 12, 4)
-        history.unread.append(one)
-        history.read({})
+        history.unread.append(as_taken(one))
+        history.read()
         total += float(one.objective[one.masks[OBJECTIVE]].sum())
         number += int(one.masks[OBJECTIVE].sum())
         worst = one.judged["fit"].masked_fill(~one.masks["fit"], -math.inf).amax(1)
@@ -112,11 +117,11 @@ def test_of_a_stream_the_most_recent_samples_are_kept() -> None:
     history, objective = History(CONSTRAINTS, samples=0), []
     for _ in range(500):
         one = step(generator, 1000, 4)
-        history.unread.append(one)
+        history.unread.append(as_taken(one))
         real = one.index != PADDING
         values = one.objective.masked_fill(~one.masks[OBJECTIVE], math.nan)[real]
         objective += values.tolist()
-    history.read({})
+    history.read()
     expected = torch.tensor(objective[-RECENT:])
     assert torch.equal(history.objective.isnan(), expected.isnan())
     assert torch.allclose(history.objective.nan_to_num(), expected.nan_to_num())
@@ -127,13 +132,13 @@ def test_a_state_goes_on_where_it_was() -> None:
     steps = [step(generator, 12, 4) for _ in range(90)]
     whole, half = History(CONSTRAINTS, 12), History(CONSTRAINTS, 12)
     for one in steps:
-        whole.unread.append(one)
-    whole.read({})
-    half.unread = steps[:40]
-    half.read({})
+        whole.unread.append(as_taken(one))
+    whole.read()
+    half.unread = [as_taken(one) for one in steps[:40]]
+    half.read()
     again = History.from_state(CONSTRAINTS, 0, half.state_dict())
-    again.unread = steps[40:]
-    again.read({})
+    again.unread = [as_taken(one) for one in steps[40:]]
+    again.read()
     assert again.curves().violated == whole.curves().violated
     assert again.curves().worst == whole.curves().worst
     assert torch.equal(again.last["fit"].nan_to_num(), whole.last["fit"].nan_to_num())
