@@ -463,7 +463,8 @@ class SampleFormulation(Ascending):
 
     def force(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """∂ψ/∂v of it with an α, elementwise: (λ + 2αv)₊; of an equality λ + 2αv."""
-        force = multiplier + 2 * (self.augmentation or 0.0) * violation
+        alpha = self.augmentation
+        force = multiplier if alpha is None else multiplier + 2 * alpha * violation
         return force if self.signed else force.clamp(min=0)
 
 

@@ -18,7 +18,7 @@ from .constraint import Constraint
 from .errors import DataError, TrainingError, one_of
 from .formulations import Formulation
 from .lagrangian.gradient_units import GradientUnits, leaves_of, norm_of
-from .lagrangian.prices import Prices
+from .lagrangian.prices import Prices, Step
 from .lagrangian.terms import (
     OBJECTIVE,
     PADDING,
@@ -43,7 +43,7 @@ from .lagrangian.terms import (
 from .multipliers import Multipliers, PerBatch, PerGroup, Slope, scope_of
 from .plain import declared_constraints, formulations_from
 from .report.closing import Closing, Conditions, HeldOut, closing_of
-from .report.history import UNREAD_ROWS, UNREAD_STEPS, History, Step
+from .report.history import UNREAD_ROWS, UNREAD_STEPS, History
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ..constraint import Constraint
-from ..formulations import Formulation
-from ..lagrangian.prices import Prices
+from ..lagrangian.prices import Prices, Step
 from ..lagrangian.terms import OBJECTIVE, PADDING, Measured, last_visits
 
 UNREAD_STEPS = 64
@@ -27,16 +26,6 @@ POINTS = 512
 """Of a curve, at least half of that once there are as many steps."""
 RECENT = 1024
 """Samples of a stream, whose rows have no place of their own, that its end speaks of."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step as it was taken."""
-
-    measured: Measured
-    in_force: Mapping[str, Formulation]  #: by constraint, with α a number
-    statistics: Mapping[str, Tensor]  #: λ, () or (2,), of the constraints on a batch's statistic
-    dual_first: bool = False  #: whether the weights followed λ after this step's update
 
 
 @dataclass(frozen=True)
@@ -147,9 +136,9 @@ class History:
         """Reads what steps appended."""
         unread, self.unread, self._totals = self.unread, [], {}
         for _, alike in groupby(unread, key=_shapes):
-            self._read(list(alike))
-        for step in unread:
-            self.prices.add(step.measured, step.in_force, step.statistics, step.dual_first)
+            steps = list(alike)
+            self._read(steps)
+            self.prices.add_steps(steps)
 
     def _read(self, unread: Sequence[Step]) -> None:
         """Reads steps with as many rows and columns each."""

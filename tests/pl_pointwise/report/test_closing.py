@@ -12,8 +12,9 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from pl_pointwise import Average, Constraint, Penalty, Pointwise, PointwiseLoss
+from pl_pointwise.lagrangian.prices import Step
 from pl_pointwise.report.closing import Closing, Conditions, HeldOut, closing_of
-from pl_pointwise.report.history import History, Step
+from pl_pointwise.report.history import History
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, trainer
 
 ROWS = ToyRows(9)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pl_pointwise import Average, Constraint, Pointwise
+from pl_pointwise.lagrangian.prices import Step
 from pl_pointwise.lagrangian.terms import OBJECTIVE, PADDING, Measured
-from pl_pointwise.report.history import POINTS, RECENT, History, Step
+from pl_pointwise.report.history import POINTS, RECENT, History
 
 CONSTRAINTS = {"fit": Constraint(at_most=1.0), "near": Constraint(equals=0.5)}
 
