@@ -89,6 +89,7 @@ class Closing:
     rows: list[RequirementRow]
     held_step: int | None = None
     sentences: list[str] = field(default_factory=list)  #: the most important first
+    warnings: list[str] = field(default_factory=list)  #: those of them that call for an answer
     not_trained: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -204,7 +205,9 @@ def closing_of(
         held_step=held_out.step if held_out else None,
         not_trained=[*conditions.not_trained, *_never_seen(history)],
     )
-    said = list(_sentences(closing, history, formulations, multipliers, conditions))
+    warnings = list(_warnings(closing, history, formulations, multipliers, conditions))
+    said = [*warnings, *_remarks(closing, history, conditions)]
+    closing.warnings.extend(warnings[:SENTENCES])
     closing.sentences.extend(said[:SENTENCES])
     return closing
 
@@ -250,7 +253,7 @@ def _never_seen(history: History) -> Iterator[str]:
 # The sentences, in order of importance -----------------------------------------------------------
 
 
-def _sentences(
+def _warnings(
     closing: Closing,
     history: History,
     formulations: Mapping[str, Formulation],
@@ -269,9 +272,12 @@ def _sentences(
     for row in closing.rows:
         yield from _on_requirement(row, history, formulations, multipliers, bool(cause))
     yield from _held_out_above_training(closing)
-    if not cause:
-        yield from _on_objective(closing)
     yield from conditions.of_task
+
+
+def _remarks(closing: Closing, history: History, conditions: Conditions) -> Iterator[str]:
+    if not _likelier_cause(closing, history, conditions):
+        yield from _on_objective(closing)
     yield from _still_falling(closing, history, conditions)
 
 

@@ -6,29 +6,26 @@ import math
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from ..task import history_of
+from ..task import Task, history_of
 from .page import Page, Sample, plots_of, write_page
 from .samples import fields_and_image
-
-if TYPE_CHECKING:
-    from ..module import PointwiseModule
 
 SAMPLES = 1000
 """The hardest ones that a page shows."""
 
 
-def write_fit_page(module: PointwiseModule, trainer: Trainer, path: Path) -> Path:
+def write_fit_page(module: Task, trainer: Trainer, path: Path) -> Path:
     """Writes the page of the module's last fit; to be called by one process."""
     return write_page(path, page_of_fit(module, trainer))
 
 
-def page_of_fit(module: PointwiseModule, trainer: Trainer) -> Page:
+def page_of_fit(module: Task, trainer: Trainer) -> Page:
     """What is known of the last fit of a module."""
     history, closing = history_of(module), module.closing
     assert closing is not None
@@ -57,9 +54,7 @@ def page_of_fit(module: PointwiseModule, trainer: Trainer) -> Page:
     )
 
 
-def hardest_samples(
-    module: PointwiseModule, trainer: Trainer, count: int = SAMPLES
-) -> list[Sample]:
+def hardest_samples(module: Task, trainer: Trainer, count: int = SAMPLES) -> list[Sample]:
     """The samples with the largest violations, of all requirements; none of a stream.
 
     Of several requirements each brings its hardest in turn, as their units differ.

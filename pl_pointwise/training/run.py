@@ -297,7 +297,7 @@ class Run:
         if logging.getLogger("lightning.pytorch").isEnabledFor(logging.INFO):
             print(f"\n{closing}\n")
             return
-        for sentence in closing.sentences:
+        for sentence in closing.warnings:
             warn(task, sentence)
 
     # An evaluation, which within a fit draws no random number of the fit ------------------------
