@@ -236,6 +236,13 @@ class PointwiseDataModule(LightningDataModule):
         row: dict[str, Any] = self.datasets["train"][index]
         return row
 
+    def not_trained_on(self) -> list[str]:
+        """What of the training data is not trained on, and why: one plain sentence each.
+
+        The end of a fit says them. Known once ``setup`` has run; [] where all is trained on.
+        """
+        return []
+
     def shared_option(self, name: str, own: Any) -> Any:
         """An option that module and data must agree on, else DataError; None takes the module's."""
         module = getattr(self.trainer, "lightning_module", None)

@@ -152,6 +152,14 @@ class Task(LightningModule):
         metrics: by data set and name.
         """
 
+    def closing_sentences(self) -> list[str]:
+        """What the end of a fit says of this task besides its table: one plain sentence each.
+
+        In order of importance, each with what to do; [] for nothing. Every rank calls it, after the
+        last step; it may cost little, and moves no random state of the fit.
+        """
+        return []
+
     def export(self, path: str | Path) -> Path:
         """Writes the model as a folder that other libraries load; a task says which."""
         raise TypeError(f"{type(self).__name__} has no export(); define it to write {path}.")
