@@ -35,7 +35,7 @@ DEFAULT_TRAINING = Training()
 
 
 def annotate(constructor: Any) -> None:
-    """Types the arguments ``formulation`` and ``training`` of a task's constructor where it does not.
+    """Types ``formulation`` and ``training`` of a task's constructor where the task does not.
 
     Of an argument without a type the command line's parser takes the last configuration's value
     whole, so that a method that gives ``init_args`` alone would lose the class.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -43,8 +44,8 @@ def _in_words(task: Task, batch: Any, error: Exception) -> str | None:
         shown = next((field for field in fields if field != "index"), fields[0])
         return (
             f"forward({', '.join(['self', *own])}) of {type(task).__name__} was given the whole "
-            f"batch, a dict of {', '.join(map(str, fields))}, and takes it for a tensor. Write "
-            f'forward(self, batch), and take what the model reads, such as batch["{shown}"].'
+            f"batch, a dict of {', '.join(map(str, fields))}. Where it takes that for a tensor, write "
+            f'forward(self, batch), and take from it what the model reads, such as batch["{shown}"].'
         )
     if "NoneType" in str(error) and name != "forward" and _first_argument(frame) is None:
         return (
@@ -52,17 +53,19 @@ def _in_words(task: Task, batch: Any, error: Exception) -> str | None:
             "its return missing?"
         )
     wide = _wide_fields(batch)
-    if wide and isinstance(error, RuntimeError) and "double" in str(error).lower():
-        if all(weight.dtype != torch.float64 for weight in task.parameters()):
-            return (
-                f'batch["{wide[0]}"] is in float64, which numpy\'s arrays are, and the weights are '
-                "not. Give rows in float32: torch.as_tensor(values, dtype=torch.float32)."
-            )
+    about_dtype = isinstance(error, RuntimeError) and "double" in str(error).lower()
+    if wide and about_dtype and all(w.dtype != torch.float64 for w in task.parameters()):
+        return (
+            f'batch["{wide[0]}"] is in float64, as arrays of numpy are, and the weights are not. '
+            "Give rows in float32: torch.as_tensor(values, dtype=torch.float32)."
+        )
     return None
 
 
 def _took_a_dict(error: Exception) -> bool:
-    return isinstance(error, (TypeError, AttributeError)) and "dict" in str(error)
+    """Whether torch or Python says of an operand, an argument or an owner that it is a dict."""
+    kind = isinstance(error, (TypeError, AttributeError))
+    return kind and re.search(r"'dict'|not dict\b|got dict\b", str(error)) is not None
 
 
 def _method_of(task: Task, error: Exception) -> tuple[str, FrameType] | None:
