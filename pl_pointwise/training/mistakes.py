@@ -44,8 +44,9 @@ def _in_words(task: Task, batch: Any, error: Exception) -> str | None:
         shown = next((field for field in fields if field != "index"), fields[0])
         return (
             f"forward({', '.join(['self', *own])}) of {type(task).__name__} was given the whole "
-            f"batch, a dict of {', '.join(map(str, fields))}. Where it takes that for a tensor, write "
-            f'forward(self, batch), and take from it what the model reads, such as batch["{shown}"].'
+            f"batch, a dict of {', '.join(map(str, fields))}. Where it takes that for a tensor, "
+            "write forward(self, batch), and take from it what the model reads, such as "
+            f'batch["{shown}"].'
         )
     if "NoneType" in str(error) and name != "forward" and _first_argument(frame) is None:
         return (

@@ -86,7 +86,7 @@ class Points(PointwiseDataModule):
     ("module", "said"),
     [
         (OfTensor, r"forward\(self, x\) of OfTensor was given the whole batch, a dict of x, y, in"),
-        (OfTensorBySize, r'Write forward\(self, batch\), .* such as batch\["x"\]'),
+        (OfTensorBySize, r'write forward\(self, batch\), .* such as batch\["x"\]'),
         (SilentForward, r"forward\(\) of SilentForward returned None, .*return missing"),
     ],
 )
