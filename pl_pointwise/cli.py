@@ -34,6 +34,7 @@ from .command_line import cli_errors
 from .command_line.cli_errors import ShortErrorParser, innermost, short_errors
 from .command_line.configs import OPTIONS, overview, with_config_parts
 from .errors import TrainingError
+from .evaluation import BEFORE
 from .extras import import_classes
 from .files import free_path, run_root, write_whole
 from .module import PointwiseModule
@@ -322,13 +323,16 @@ def samples_measured(module: LightningModule) -> dict[str, int]:
 
 
 def metrics_table(metrics: Mapping[str, Any], samples: Mapping[str, int]) -> str:
-    """Returns a line per metric, a column per evaluated data set.
+    """Returns a line per metric, a column per evaluated data set, its starting model's before.
 
     samples: of a metric, where that is known: a rate of 0 says little of four prompts.
     """
     stages, names = (
         [*dict.fromkeys(name.partition("/")[part] for name in metrics)] for part in (0, 2)
     )
+    ends = [stage for stage in stages if not stage.startswith(BEFORE)]
+    columns = [name for stage in ends for name in (f"{BEFORE}{stage}", stage)]
+    stages = [name for name in columns if name in stages]
     width = max(map(len, names), default=0)
     lines = [" " * width + "".join(f"{stage:>18}" for stage in stages)]
     for name in names:

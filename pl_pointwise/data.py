@@ -236,6 +236,13 @@ class PointwiseDataModule(LightningDataModule):
         row: dict[str, Any] = self.datasets["train"][index]
         return row
 
+    def not_trained_on(self) -> list[str]:
+        """What of the training data is not trained on, and why: one plain sentence each.
+
+        The end of a fit says them. Known once ``setup`` has run; [] where all is trained on.
+        """
+        return []
+
     def shared_option(self, name: str, own: Any) -> Any:
         """An option that module and data must agree on, else DataError; None takes the module's."""
         module = getattr(self.trainer, "lightning_module", None)
@@ -265,14 +272,20 @@ class PointwiseDataModule(LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Any]:
         return self._loader("predict")
 
-    def _loader(self, name: str, training: bool = False) -> Any:
-        found = self.datasets.items()
-        filled = [each for each, rows in found if has_positions(rows) and len(rows)]
-        if name not in filled:
+    def _require_rows(self, name: str) -> None:
+        """Refuses a data set that is not there, is empty, or has no positions."""
+        start = f"{type(self).__name__}: the data set {name!r}"
+        problem = _describe_rows(self.datasets[name]) if name in self.datasets else ""
+        if problem:
+            raise DataError(f"{start} {problem}. It is self.datasets[{name!r}], of setup().")
+        if name not in self.datasets:
             raise DataError(
-                f"{type(self).__name__}: the data set {name!r} is not among {filled}. Fill "
-                f"self.datasets[{name!r}] in setup() with rows that have positions."
+                f"{start} is not among {[*self.datasets]}. Fill self.datasets[{name!r}] in setup() "
+                "with rows that have positions."
             )
+
+    def _loader(self, name: str, training: bool = False) -> Any:
+        self._require_rows(name)
         dataset, trainer = IndexedDataset(self.datasets[name]), self.trainer
         size = self.batch_size if training else self.eval_batch_size
         if name == "predict" or getattr(trainer, "overfit_batches", False):
@@ -292,6 +305,14 @@ class PointwiseDataModule(LightningDataModule):
             strata=getattr(self.datasets[name], "strata", None),
         )
         return ResumableDataLoader(dataset, sampler, size, self.collate, self.num_workers)
+
+
+def _describe_rows(rows: Any) -> str:
+    """What is wrong with rows that no loader can be made of; "" for nothing."""
+    if not has_positions(rows):
+        kind = type(rows).__name__
+        return f"is a {kind}, whose rows have no positions: give a list, or rows with len() and [i]"
+    return "" if len(rows) else "is empty: give it at least one row"
 
 
 def dataset_of(loader: Any) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -193,6 +194,10 @@ def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     return {name: metric for name, metric in metrics.items() if metric.update_called}
 
 
+BEFORE = "before_"
+"""Begins the name of a data set that the starting model was measured on."""
+
+
 def loaders_by_name(stage: str, loaders: Any) -> dict[str, Any]:
     """The data sets that a stage evaluates: by the names of a mapping, else numbered."""
     if isinstance(loaders, Mapping):
@@ -208,6 +213,7 @@ class Evaluator:
     def __init__(self, task: Task) -> None:
         self.task = task
         self._evaluations: dict[str, Evaluation] = {}
+        self._before: dict[str, Evaluation] = {}  # Of the starting model, by the same names.
         self.added = False  # Whether the running evaluation has had a batch.
         self.forget()
 
@@ -227,25 +233,37 @@ class Evaluator:
         named = loaders_by_name("test" if trainer.testing else "val", loaders)
         self.datasets |= {stage: dataset_of(loader) for stage, loader in named.items()}
         self._evaluations = {stage: Evaluation(stage, self.task) for stage in named}
+        self._before = {}
+        if trainer.state.fn != TrainerFn.FITTING and self.task.starting_model() is not None:
+            self._before = {stage: Evaluation(f"{BEFORE}{stage}", self.task) for stage in named}
         self.added = False
 
     def add(self, batch: Any, dataloader_idx: int) -> None:
         """Adds a batch of one of the data sets, by its number."""
         self.added = True
         with explain_gradient_errors():
-            [*self._evaluations.values()][dataloader_idx].add(self.task, batch)
+            stage = [*self._evaluations][dataloader_idx]
+            self._evaluations[stage].add(self.task, batch)
+            start = self.task.starting_model() if stage in self._before else None
+            if start is not None:
+                with start:
+                    self._before[stage].add(self.task, batch)
 
     def finish(self) -> None:
         """Computes and logs what was collected."""
-        self.task.finish_evaluation_metrics({s: e.task for s, e in self._evaluations.items()})
+        both = [*self._evaluations.values(), *self._before.values()]
+        self.task.finish_evaluation_metrics({each.stage: each.task for each in both})
         for stage, evaluation in self._evaluations.items():
             shown, self.evaluated[stage], self.evaluated_metrics[stage] = evaluation.results()
             if f"{stage}/objective" in shown:
                 self.objectives[stage] = float(shown[f"{stage}/objective"])
             self.violations[stage] = {n: v.pooled() for n, v in self.evaluated[stage].items()}
             log_of_all_ranks(self.task, shown, add_dataloader_idx=False)
+        for evaluation in self._before.values():
+            shown, _, _ = evaluation.results()
+            log_of_all_ranks(self.task, shown, add_dataloader_idx=False)
         self.step = self.task.global_step
-        self._evaluations = {}
+        self._evaluations, self._before = {}, {}
 
     def held_out(self) -> HeldOut | None:
         """What the last evaluation found, over all its data sets; None without one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import partial
@@ -25,11 +26,30 @@ from .report.closing import Closing
 from .task import Notes, Task
 from .training.checkpoints import constructor_frame
 from .training.checks import check_trained
+from .training.mistakes import explain_own_errors
 from .training.run import Run
 from .training.stepper import Stepper
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()
+
+
+def annotate(constructor: Any) -> None:
+    """Types ``formulation`` and ``training`` of a task's constructor where the task does not.
+
+    Of an argument without a type the command line's parser takes the last configuration's value
+    whole, so that a method that gives ``init_args`` alone would lose the class.
+    """
+    given = getattr(constructor, "__annotations__", None)
+    if given is None or not inspect.isfunction(constructor):
+        return
+    known: dict[str, Any] = {
+        "formulation": Formulation | dict[str, Formulation] | None,
+        "training": Training | None,
+    }
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name in known and parameter.annotation is inspect.Parameter.empty:
+            given[name] = known[name]
 
 
 def _held_by(part: str, name: str) -> Any:
@@ -123,13 +143,14 @@ class PointwiseModule(Task):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            annotate(vars(cls)["__init__"])
         if "configure_optimizers" in vars(cls):
             configure: Any = keeping_monitors(cls.configure_optimizers)
             cls.configure_optimizers = configure  # type: ignore[method-assign]
 
     def __init__(
         self,
-        *,
         formulation: Formulation | dict[str, Formulation] | None,
         constraints: dict[str, Constraint],
         evaluation_constraints: dict[str, Constraint] | None = None,
@@ -172,13 +193,15 @@ class PointwiseModule(Task):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of both; returns mean ℓ₀ + Σ mean ψ(v, λ) of all ranks, without a gradient."""
         self._run.open_step(batch_idx)
-        measured = self._stepper.take(batch)
+        with explain_own_errors(self, batch):
+            measured = self._stepper.take(batch)
         self._stepper.log()
         self._run.step_schedulers("step")
         return torch.tensor(measured.lagrangian)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluator.add(batch, dataloader_idx)
+        with explain_own_errors(self, batch):
+            self._evaluator.add(batch, dataloader_idx)
 
     test_step = validation_step
 

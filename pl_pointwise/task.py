@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,22 @@ class Task(LightningModule):
 
         metrics: by data set and name.
         """
+
+    def starting_model(self) -> AbstractContextManager[None] | None:
+        """What makes the forward pass that of the model before training; None: it is not at hand.
+
+        Within it ``validate`` and ``test`` measure once more, as data sets ``before_…`` of the log
+        keys. Entered after a batch's own forward pass, without gradients.
+        """
+        return None
+
+    def closing_sentences(self) -> list[str]:
+        """What the end of a fit says of this task besides its table: one plain sentence each.
+
+        In order of importance, each with what to do; [] for nothing. Every rank calls it, after the
+        last step; it may cost little, and moves no random state of the fit.
+        """
+        return []
 
     def export(self, path: str | Path) -> Path:
         """Writes the model as a folder that other libraries load; a task says which."""

@@ -42,6 +42,8 @@ WITH_CLASSES = (
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
     *("torch.optim", "torch.optim.lr_scheduler"),
 )
+NO_DEVICE = re.compile(r"No supported gpu backend|Accelerator` can not run on your system")
+"""How Lightning says that a device is not there."""
 HINT = " Did you mean"
 RATE = " The rate is --model.init_args.training.optimization.learning_rate."
 
@@ -102,6 +104,11 @@ def sentence(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MisconfigurationException) and NO_DEVICE.search(str(error)):
+        return (
+            f"--trainer.accelerator: this machine has no such device, or torch was built without "
+            f"it ({printable(error)}). Take --trainer.accelerator cpu, or auto for what there is."
+        )
     cause = innermost(error)
     reason = str(cause).strip() or type(cause).__name__
     keys = re.findall(r'Parser key "([\w.]+)"', str(error).partition(reason)[0])

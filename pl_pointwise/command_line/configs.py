@@ -89,6 +89,11 @@ def config_parts(name: str) -> list[str]:
     """Returns the parts behind a name; a file, which comes first, or YAML stands for itself."""
     if is_text(name):
         return [name]
+    if name.endswith(".py"):
+        raise DataError(
+            f"--config {name}: it is Python, and a configuration is YAML. Write a file that names "
+            f"its class, model: {{class_path: {Path(name).stem}.YOUR_MODULE}}, and give that one."
+        )
     if not os.path.isfile(name):
         return packaged_configs().get(name) or _not_found(name)
     read_mapping(name)

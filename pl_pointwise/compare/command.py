@@ -36,6 +36,7 @@ from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import OURS, CommandParser, fraction, sentence
 from pl_pointwise.command_line.configs import overview
 from pl_pointwise.data import TRAIN, VAL, dataset_of
+from pl_pointwise.evaluation import BEFORE
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.printing import quieten
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
@@ -239,7 +240,11 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         logged |= trainer.callback_metrics
         trainer.loggers, trainer.callbacks, notes_of(module).confidential = [], [], True
     trainer.test(module, data, **read)
-    logged = {name: float(value) for name, value in (logged | trainer.callback_metrics).items()}
+    logged = {
+        name: float(value)
+        for name, value in (logged | trainer.callback_metrics).items()
+        if not name.startswith(BEFORE)  # All methods start from one model.
+    }
 
     def shown(name: str) -> bool:
         """Whether it is for all to see: of others the test of a requirement has samples."""

@@ -194,6 +194,12 @@ def build_terms(
         dims = (1,) if name == OBJECTIVE else (1, 2)
         if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
             wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
+            if value is None:
+                what = f"{name}()" if name == OBJECTIVE else f'constraint_values()["{name}"]'
+                raise DataError(
+                    f"{what} is None: one value per sample, shape {wanted}, is asked for. Is its "
+                    "return missing?"
+                )
             raise DataError(
                 f'"{name}" must have one value per sample, shape {wanted}, got '
                 f"{shape_of(value)}: do not reduce over the batch."
@@ -356,6 +362,8 @@ def last_visits(index: Tensor) -> Tensor:
 def require_names(what: str, given: Any, names: Iterable[str], partial: bool = False) -> None:
     """Refuses no mapping, an unknown name, and, unless ``partial``, one that is missing."""
     names = list(names)
+    if given is None:
+        raise ValueError(f"{what} returned None: is its return missing?")
     if not isinstance(given, Mapping):
         entries = ", ".join(f'"{name}": …' for name in names)
         raise ValueError(

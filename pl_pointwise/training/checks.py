@@ -79,6 +79,14 @@ def check_settings(task: Task) -> None:
 
 def _check_hooks(task: Task) -> None:
     """Refuses hooks that Lightning calls under automatic optimization only, and that itself."""
+    declared = list(task._lagrangian.constraints)
+    refuse(
+        list(task.constraints) != declared,
+        f"self.constraints of {type(task).__name__} was set to something else after "
+        f"super().__init__(…), which declared {', '.join(map(repr, declared)) or 'none'}: it is "
+        "the module's own. Name your attribute otherwise, or give the constraints to "
+        "super().__init__(constraints=…).",
+    )
     refuse(
         task.automatic_optimization,
         "automatic_optimization = True: a PointwiseModule steps by itself. Leave the line out.",
@@ -147,6 +155,25 @@ def check_trained(task: Task) -> None:
     refuse(
         not any(p.requires_grad for p in task.parameters()),
         "No weight requires a gradient. Unfreeze some: module.unfreeze(), part.requires_grad_().",
+    )
+
+
+def why_no_step(trainer: Any) -> str:
+    """Why a fit ended before its first step, and what to do."""
+    for name in ("max_epochs", "max_steps", "limit_train_batches"):
+        if getattr(trainer, name) == 0:
+            return f"{name} is 0, so the weights are as they were."
+    for name, done in (("max_epochs", trainer.current_epoch), ("max_steps", trainer.global_step)):
+        limit = getattr(trainer, name)
+        if limit is not None and 0 < limit <= done:
+            return (
+                f"this Trainer has fitted before, a module or another one, and counts on from "
+                f"there: {name} is {limit:,}, and {done:,} are done. Make a new Trainer for each "
+                "fit; to go on, give a new one with a larger number ckpt_path=…"
+            )
+    return (
+        f"epoch {trainer.current_epoch} of {trainer.max_epochs}, step {trainer.global_step} of "
+        f"{trainer.max_steps}, {trainer.num_training_batches} batches an epoch."
     )
 
 

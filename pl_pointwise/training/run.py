@@ -45,6 +45,7 @@ from .checks import (
     sampler_of,
     training_set,
     warn_of_checkpoints,
+    why_no_step,
 )
 from .stepper import Stepper
 
@@ -112,6 +113,7 @@ class Run:
             trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
     def on_fit_start(self) -> None:
+        self._stepped = False
         self.task.prepare_fit()
 
     def on_train_start(self) -> None:
@@ -253,18 +255,8 @@ class Run:
                 "The training DataLoader has no batch: its data set is empty, or with drop_last "
                 "smaller than a batch. Give it data, or a smaller batch_size."
             )
-        if (
-            self.stepper.loss.measured is None
-            and trainer.ckpt_path is None
-            and not trainer.fast_dev_run
-        ):
-            warn(
-                self.task,
-                f"No step was taken: epoch {trainer.current_epoch} of {trainer.max_epochs}, step "
-                f"{trainer.global_step} of {trainer.max_steps}, "
-                f"{trainer.num_training_batches} batches an epoch. A Trainer that has fitted "
-                "another module counts on from there.",
-            )
+        if not self._stepped and trainer.ckpt_path is None and not trainer.fast_dev_run:
+            warn(self.task, f"No step was taken: {why_no_step(trainer)}")
         if self._stepped and not trainer.fast_dev_run:
             self._close()
         if self._restored is not None:  # Resumed at its end: no step was taken.

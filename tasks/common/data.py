@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, ClassVar
 
@@ -51,6 +51,10 @@ class RecordsDataModule(PointwiseDataModule):
     sources: ClassVar[tuple[str, ...]] = ("hub", "files")
     beside: ClassVar[tuple[str, ...]] = ("predict",)
     """Data sets whose files are of use with any source."""
+    trained: ClassVar[tuple[str, ...]] = ("train",)
+    """What is read to train on, by the names of files."""
+    fraction_option: ClassVar[str] = "data.{}_fraction"
+    """The option that says which part is held out as a split."""
 
     def __init__(
         self,
@@ -76,6 +80,7 @@ class RecordsDataModule(PointwiseDataModule):
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
         self._records: dict[str, list[Any]] = {}
         self._taken: Any = None
+        self._not_trained: dict[str, str] = {}  # Sentences, by what they are about.
 
     # A task's own ---------------------------------------------------------------------------------
 
@@ -103,7 +108,11 @@ class RecordsDataModule(PointwiseDataModule):
         """The records of a data set, of its files or the hub; none where its source has none."""
         found, parse = list[Any](), self.reader(name)
         for path in self.files.get(name, ()):
-            found += records_of(rows_of(path), path, parse, self.skips(name))
+            rows, count = counted(rows_of(path))
+            of_file = records_of(rows, path, parse, self.skips(name))
+            if name in self.trained:
+                self.note_left_out(path, count() - len(of_file), count(), f"records of {path}")
+            found += of_file
         if not found and self.source == "hub" and (place := self.on_hub(name)):
             source, rows = f"{place[0]}, {place[2]}", enumerate(hub_split(*place), start=1)
             given = ((f"{source}, record {n}", without_padding(row)) for n, row in rows)
@@ -125,6 +134,7 @@ class RecordsDataModule(PointwiseDataModule):
             kinds = [record.category for record in train]
             groups = prompt_groups(train)
             found |= split_by_group(train, groups, shares, self.seed, "prompt", kinds)
+            self.note_held_out(found, ", ".join(paths.get("train", ())), shares)
         found = {split: found[split] for split in SPLITS if split in found}
         named = {split: ", ".join(paths.get(split, ())) for split in SPLITS}
         sources = {
@@ -132,6 +142,33 @@ class RecordsDataModule(PointwiseDataModule):
         }
         warn_of_shared(found, sources)
         return found
+
+    def not_trained_on(self) -> list[str]:
+        """What is held out by a fraction, left out as it cannot be used, or beyond a limit."""
+        return [*self._not_trained.values()]
+
+    def note_held_out(
+        self, found: Mapping[str, Sequence[Any]], source: str, shares: Mapping[str, float]
+    ) -> None:
+        """Notes what a fraction holds out of the training records."""
+        for split, share in shares.items():
+            key, held = f"{split} of {source}", len(found.get(split, []))
+            self._not_trained.pop(key, None)
+            if held and share > 0:
+                option = self.fraction_option.format(split)
+                of = f"{records_in_words(held)} of {source}" if source else records_in_words(held)
+                self._not_trained[key] = (
+                    f"{of} {'is' if held == 1 else 'are'} held out as {split} ({option} {share:g}):"
+                    " set it to 0 to train on all."
+                )
+
+    def note_left_out(
+        self, key: str, count: int, whole: int, what: str, why: str = "they cannot be used"
+    ) -> None:
+        """Notes what is not among the training samples for another reason; 0 for nothing."""
+        self._not_trained.pop(key, None)
+        if count:
+            self._not_trained[key] = f"{count:,} of {whole:,} {what} were left out: {why}."
 
     def skips(self, name: str) -> bool | None:
         """Whether bad records of a data set are left out; None: there is no choice."""
@@ -191,12 +228,43 @@ class RecordsDataModule(PointwiseDataModule):
                 self.datasets["test"] = self.datasets["val"]
         elif records:
             self.datasets[name] = self.encoded(name, records)
+            self._note_unencoded(name, records)
+
+    def _note_unencoded(self, name: str, records: Sequence[Any]) -> None:
+        """Of the training records those that became no sample."""
+        if name == "train":
+            whole, missing = len(records), len(records) - len(self.datasets[name])
+            noted = self._not_trained_in_encoding()
+            why = "they do not fit, or cannot be rendered; a warning above names the first"
+            self.note_left_out("encoding", missing - noted, whole, "training records", why)
+
+    def _not_trained_in_encoding(self) -> int:
+        """How many records a subclass left out in ``encoded``, and noted itself."""
+        return 0
 
     def _take_model(self) -> None:
         """Encodes for the model it is used with now; data sets of another model are dropped."""
         known, self._taken = self._taken, self.take_model(self._taken)
         if known not in (None, self._taken):
-            self.datasets, self._records = {}, {}
+            self.datasets, self._records, self._not_trained = {}, {}, {}
+
+
+def counted(rows: Iterable[Any]) -> tuple[Iterator[Any], Callable[[], int]]:
+    """The rows again, and what tells how many have been taken."""
+    taken = 0
+
+    def each() -> Iterator[Any]:
+        nonlocal taken
+        for row in rows:
+            taken += 1
+            yield row
+
+    return each(), lambda: taken
+
+
+def records_in_words(number: int) -> str:
+    """Returns "1 record", "5 records"."""
+    return f"{number:,} record{'' if number == 1 else 's'}"
 
 
 # Splits -----------------------------------------------------------------------------------------

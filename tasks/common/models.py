@@ -17,6 +17,8 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from pl_pointwise.errors import DataError
 
 PREFIX = "package:"
+PLACEHOLDERS = ("MODEL", "MODEL_NAME", "YOUR_MODEL", "FOLDER")
+"""What pages write where a user's own model stands."""
 
 
 def model_source(name: str) -> str:
@@ -69,6 +71,11 @@ def check_known(highest: int, rows: float, where: str) -> None:
 @contextmanager
 def loading(name: str) -> Iterator[None]:
     """Around ``from_pretrained``: what is wrong with a model's files is said with its name."""
+    if name in PLACEHOLDERS and not Path(name).exists():
+        raise FileNotFoundError(
+            f"{name} stands in the pages' commands for a model of yours. Give a name on the hub, "
+            "such as HuggingFaceTB/SmolLM2-135M-Instruct, or a folder."
+        )
     if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
         raise FileNotFoundError(
             f"{name}: there is no such folder. Give a folder with a model, or its name on the hub."
@@ -78,6 +85,12 @@ def loading(name: str) -> Iterator[None]:
     except ImportError:
         raise
     except Exception as error:  # safetensors' and tokenizers' errors have no base but this
+        if "Unrecognized configuration class" in str(error):
+            # transformers lists every class that it knows.
+            raise ValueError(
+                f"{name}: a model of this kind does not write texts, as the task needs. Take a "
+                "causal language model, such as HuggingFaceTB/SmolLM2-135M-Instruct."
+            ) from error
         if isinstance(error, (OSError, ValueError)) and name in str(error):
             raise
         kind = OSError if isinstance(error, OSError) else ValueError
@@ -88,6 +101,19 @@ def pretrained(loader: Any, name: str, **options: Any) -> Any:
     """What ``loader`` makes of a folder, of the hub or of a package; no code of theirs is run."""
     with loading(name):
         return loader.from_pretrained(model_source(name), trust_remote_code=False, **options)
+
+
+def require_causal(model: PreTrainedModel, name: str) -> None:
+    """Refuses an encoder under a causal head, whose words see those that follow them.
+
+    transformers loads it with a warning; of all architectures those that can be both say which.
+    """
+    if getattr(model.config, "is_decoder", None) is False:
+        raise ValueError(
+            f"{name} is no causal language model: a {model.config.model_type} reads a text from "
+            "both sides and does not write one. Take a model that does, such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct."
+        )
 
 
 def check_weights(loader: type[_BaseAutoModelClass], folder: Path) -> None:

@@ -74,9 +74,23 @@ def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
     csv.field_size_limit(2**31 - 1)  # of the process: a long conversation is one cell
     text = codecs.iterdecode(file, "utf-8-sig")
     rows = csv.DictReader(text, delimiter=delimiter, restkey="cells beyond the header", strict=True)
+    _check_separator(list(rows.fieldnames or []), delimiter)
     if len(set(names := rows.fieldnames or [])) < len(names):
         raise ValueError(f"two columns of one name in the header {shown(names)}")
     return ({name: cell or None for name, cell in row.items()} for row in rows)
+
+
+def _check_separator(names: list[str], delimiter: str) -> None:
+    """Refuses a header that is one column only because another sign stands between its names."""
+    if len(names) != 1:
+        return
+    other = next((each for each in ";\t,|" if each != delimiter and each in names[0]), None)
+    if other is not None:
+        wanted = "a comma" if delimiter == "," else "a tab"
+        raise ValueError(
+            f"the header is one column, {shown(names[0])}: between its names stands {other!r}, and "
+            f"a file of this ending has {wanted}; save it so"
+        )
 
 
 def _arrow(file: Any) -> Iterable[Any]:

@@ -73,6 +73,7 @@ class ConversationDataModule(ResponseDataModule):
 
     roles = ROLES
     sources = ("files", "hub", "example")
+    trained = TRAINED
 
     def __init__(
         self,
@@ -106,6 +107,7 @@ class ConversationDataModule(ResponseDataModule):
         if source == "example":
             self.files["train"] = [str(Path(__file__).parent / "examples" / f"{example}.jsonl")]
         self.own_answers, self.forget_like = own_answers, forget_like
+        self._own_left_out = 0
         self.hub = hub_path, hub_config, hub_split
         self.role = role
         self.refusals = validate_refusals(refusals)
@@ -168,11 +170,32 @@ class ConversationDataModule(ResponseDataModule):
                 raise DataError("own_answers needs the model: call trainer.fit(module, data).")
             # A checkpoint is loaded later, and Lightning moves the model there later too.
             module.to(self.trainer.strategy.root_device)  # type: ignore[union-attr]
-            records = with_own_answers(records, module)
+            answered = with_own_answers(records, module)
+            if name == "train":
+                self._note_own_answers(records, answered, module.generation.max_new_tokens)
+            records = answered
         encoded = super().encoded(name, records)
         if name != "predict":
             add_targets(encoded, self.forget_like, self._encoder, self.model_name)
         return encoded
+
+    def _note_own_answers(
+        self, records: Sequence[Record], answered: Sequence[Record], longest: int
+    ) -> None:
+        """Of the answers to keep those that the model itself does not end, or leaves empty."""
+        whole = sum("keep" in record.roles for record in records)
+        self._own_left_out = len(records) - len(answered)
+        self.note_left_out(
+            "own answers",
+            self._own_left_out,
+            whole,
+            "kept answers",
+            f"the model's own is longer than {longest:,} tokens, or empty; raise "
+            "model.policy.generation.max_new_tokens",
+        )
+
+    def _not_trained_in_encoding(self) -> int:
+        return self._own_left_out
 
 
 def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> list[Record]:

@@ -31,6 +31,7 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
+from pl_pointwise.tasks.language_model.before import WANTED
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import text_of_response
@@ -62,6 +63,8 @@ class ConversationEvaluation:
             "test" the command `validate` answers "val" too; validation in training never does.
         answers_at_most: so many prompts of each category and data set, in an order that has nothing
             to do with the file's; None for all.
+        before: measure the starting model too: columns ``before_…`` of `test`, its answers, and how
+            many answers that are to stay have become others, at the end of a fit too.
     """
 
     prefer_tolerance: float | None = None
@@ -72,6 +75,7 @@ class ConversationEvaluation:
     forget_tolerance: float | None = None
     answer_in: list[str] = field(default_factory=list)
     answers_at_most: int | None = None
+    before: bool = True
 
     def __post_init__(self) -> None:
         for name in self.answer_in:
@@ -210,6 +214,12 @@ class ConversationModule(LanguageModelModule):
         super().check_training_records(records)
 
     @property
+    def kept_roles(self) -> Sequence[str]:  # type: ignore[override]
+        """Answers to keep, and those to stay close to, but where they are learnt."""
+        learnt = self.trained_on != "kl" and "reference" in self.objective_roles
+        return ("keep",) if learnt else ("keep", "reference")
+
+    @property
     def needed_roles(self) -> set[str]:
         """The roles that the objective is taken over, by replay too."""
         return {*self.objective_roles, *["keep"] * (self.replay > 0)}
@@ -255,28 +265,14 @@ class ConversationModule(LanguageModelModule):
     def batch_answers(
         self, batch: Batch, samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
-        """Answers with {exact}, whether word for word a response of role prefer, learn or refuse.
-
-        Where one is to be kept, with {before, flipped}: the reference's answer (of adapters), and
-        whether that was another.
-        """
-        answers, kept = super().batch_answers(batch, samples, stage), []
+        """Answers with {exact}: whether word for word one of role prefer, learn or refuse."""
+        answers = super().batch_answers(batch, samples, stage)
         for answer, (row, _) in zip(answers, samples, strict=True):
-            roles = batch["records"][row].roles
-            if "keep" in roles:
-                kept.append((row, answer))
             wanted = [
                 text_of_response(self.encoder, batch, row, column).strip()
-                for column, role in enumerate(roles)
-                if role in ("prefer", "learn", "refuse")
+                for column, role in enumerate(batch["records"][row].roles)
+                if role in WANTED
             ]
             if wanted:
                 answer["exact"] = answer["answer"].strip() in wanted
-        if kept and self.lora is not None:
-            rows = [row for row, _ in kept]
-            prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]
-            before = self.generate(*prompts, reference=True)
-            for (_, answer), other in zip(kept, before, strict=True):
-                text = other["answer"]
-                answer |= {"before": text, "flipped": answer["answer"] != text}
         return answers

@@ -82,6 +82,7 @@ class ResponseDataModule(RecordsDataModule):
     """What a response may be, in the order that a batch numbers them."""
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
+    fraction_option = "data.preparation.{}_fraction"
 
     def __init__(
         self,

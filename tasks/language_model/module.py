@@ -14,7 +14,8 @@ prompts are answered, and ``answers_at_most``, so many of each kind by a batch's
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -31,7 +32,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.errors import DataError, TrainingError
-from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.evaluation import BEFORE, MeanBySample
 from pl_pointwise.files import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
@@ -39,14 +40,25 @@ from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics, notes_of, objects_of_all_ranks
 from pl_pointwise.tasks.common.models import check_weights
 
+from .before import Watched, as_reference, kept_role, place_of, wanted_columns
 from .data import EncodedResponses
-from .likelihood.scoring import ReferenceCache, ResponseScorer, ResponseStatistics, of_adapter
+from .likelihood.scoring import (
+    ReferenceCache,
+    ResponseScorer,
+    ResponseStatistics,
+    inference,
+    of_adapter,
+    reference_problem,
+)
 from .model.adapters import Lora, merged_model
-from .model.generation import Generation, generate_answers
+from .model.generation import Generation, generate_answers, text_of_response
 from .model.loading import Policy, load_encoder, load_language_model
 from .roles import Requirement, divergence, drop, lead, mean_over
 from .text.conversations import ConversationEncoder
 from .text.records import Record
+
+ANSWERS_BEFORE = "pl_pointwise_answers_before"
+"""The checkpoint entry of answers of before training, where all weights are trained."""
 
 USAGE = """
 from {package} import {kind}
@@ -55,6 +67,19 @@ from transformers import AutoTokenizer
 name = "PATH OR NAME OF THIS REPOSITORY"
 model, tokenizer = {kind}.from_pretrained(name), AutoTokenizer.from_pretrained(name)
 """
+
+
+OR = "\n\nor:\n\n"
+"""Between several texts that are wanted as the answer to one prompt."""
+
+COLUMNS = ("index", "prompt", "wanted", "before", "answer", "exact", "flipped", "file", "line")
+"""What stands first in a line of a file of answers, in this order, as far as it has them."""
+
+
+def in_order(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer with what people read first in front."""
+    first = {name: answer[name] for name in COLUMNS if name in answer}
+    return first | {name: value for name, value in answer.items() if name not in first}
 
 
 @dataclass(frozen=True)
@@ -114,6 +139,8 @@ class LanguageModelModule(PointwiseModule):
     """The objectives that need the reference."""
     rates: ClassVar[Mapping[str, Rate]] = {}
     """Metrics of generated answers, and "cut" with any; with none, evaluations generate none."""
+    kept_roles: Sequence[str] = ()
+    """The roles of answers that are to stay as the starting model has them."""
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
     default_lora: ClassVar[Lora]
@@ -151,6 +178,9 @@ class LanguageModelModule(PointwiseModule):
         self.trained_on = objective
         self.evaluation = evaluation
         self.answers: dict[str, list[dict[str, Any]]] = {}
+        self._at_start = False  # Whether the adapters are off, within starting_model().
+        # Where all weights are trained: greedy answers of before the first step, by prompt.
+        self._answers_before: dict[str, list[int]] = {}
         self._load_policy(from_plain(Policy, policy))
 
     def _load_policy(self, policy: Policy) -> None:
@@ -184,6 +214,8 @@ class LanguageModelModule(PointwiseModule):
     def forward(self, batch: Batch) -> ResponseStatistics:
         """Statistics of every response, with the reference where it is needed."""
         leads = any(self.requirements[name].value is lead for name in self.constraints)
+        if self._at_start:
+            return as_reference(self.scorer(batch, False, leads))
         return self.scorer(batch, self.referred(batch), leads)
 
     def of_objective(self, batch: Batch) -> Tensor:
@@ -302,6 +334,66 @@ class LanguageModelModule(PointwiseModule):
         samples = getattr(getattr(self.trainer.train_dataloader, "dataset", None), "rows", None)
         if isinstance(samples, EncodedResponses):
             self.check_training_records(samples.records)
+            self._remember_answers(samples)
+
+    # Before and after -----------------------------------------------------------------------------
+
+    @property
+    def _measures_before(self) -> bool:
+        return bool(getattr(self.evaluation, "before", True))
+
+    def starting_model(self) -> AbstractContextManager[None] | None:
+        """The same weights with the adapters off; None without, or with ``evaluation.before`` off.
+
+        The scorer has chosen its method by then, which it cannot within.
+        """
+        if not self._measures_before or reference_problem(self.model) is not None:
+            return None
+        return self._adapters_off()
+
+    @contextmanager
+    def _adapters_off(self) -> Iterator[None]:
+        with inference(self.model, reference=True):
+            self._at_start = True
+            try:
+                yield
+            finally:
+                self._at_start = False
+
+    def _remember_answers(self, samples: EncodedResponses) -> None:
+        """Before the first step where no adapters are: later the starting model is gone."""
+        first = not self.trainer.global_step and not self.trainer.fast_dev_run
+        if not first or not self._measures_before or reference_problem(self.model) is None:
+            return
+        watched = Watched.chosen(samples, self.kept_roles)
+        with self.trainer.precision_plugin.forward_context():
+            found = watched.answers(self.model, self.encoder, self.generation)
+        prompts = [record.prompt for record in watched.records]
+        self._answers_before = dict(zip(prompts, found, strict=True))
+
+    def closing_sentences(self) -> list[str]:
+        """How many of some answers that are to stay are other texts now than before training."""
+        samples = getattr(getattr(self.trainer.train_dataloader, "dataset", None), "rows", None)
+        if not self._measures_before or not isinstance(samples, EncodedResponses):
+            return []
+        watched = Watched.chosen(samples, self.kept_roles)
+        given = self.model, self.encoder, self.generation
+        with self.trainer.precision_plugin.forward_context():
+            if reference_problem(self.model) is None:
+                before = watched.answers(*given, reference=True)
+            elif all(record.prompt in self._answers_before for record in watched.records):
+                before = [self._answers_before[record.prompt] for record in watched.records]
+            else:  # Resumed from a checkpoint that does not have them.
+                return []
+            said = watched.changed(before, watched.answers(*given))
+        return [said] if said else []
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._answers_before:
+            checkpoint[ANSWERS_BEFORE] = dict(self._answers_before)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._answers_before = dict(checkpoint.get(ANSWERS_BEFORE, {}))
 
     # Evaluation -----------------------------------------------------------------------------------
 
@@ -322,7 +414,7 @@ class LanguageModelModule(PointwiseModule):
         carries = compared.any(1) & real
         if outputs.kl is not None and carries.any():
             metrics["kl"].update(mean_over(outputs.kl, compared)[carries])
-        if stage in self._answered:
+        if stage.removeprefix(BEFORE) in self._answered:
             self._answer(metrics, batch, stage)
 
     @property
@@ -342,12 +434,30 @@ class LanguageModelModule(PointwiseModule):
         if not asked:
             return
         new = self.batch_answers(batch, asked, stage)
+        records = [batch["records"][row] for row, _ in asked]
+        for answer, (row, _), record in zip(new, asked, records, strict=True):
+            answer |= self._about(batch, row, record)
         self.answers[stage] += new
-        kinds = [self.prompt_kind(batch["records"][row]) for row, _ in asked]
+        self._count(metrics, new, [self.prompt_kind(record) for record in records])
+
+    def _about(self, batch: Batch, row: int, record: Record) -> dict[str, Any]:
+        """What the file of answers has beside an answer: prompt, what is wanted, and its place."""
+        columns = wanted_columns(record, self.kept_roles)
+        wanted = [text_of_response(self.encoder, batch, row, each).strip() for each in columns]
+        kept = kept_role(record, self.kept_roles) != ""
+        told = {"wanted": OR.join(wanted)} if wanted else {}
+        return {"prompt": record.text, **told, "kept": kept, **place_of(record)}
+
+    def _count(
+        self, metrics: Metrics, answers: Sequence[Mapping[str, Any]], kinds: Sequence[str]
+    ) -> None:
+        """Adds answers, to prompts of some kinds, to the rates that they have part in."""
         for name, rate in self._rates.items():
+            if name not in metrics:
+                continue
             counted = [
                 (answer["index"], float(rate.value(answer[rate.entry])))
-                for answer, kind in zip(new, kinds, strict=True)
+                for answer, kind in zip(answers, kinds, strict=True)
                 if rate.kind in (None, kind) and rate.entry in answer
             ]
             if counted:
@@ -375,12 +485,35 @@ class LanguageModelModule(PointwiseModule):
         answered = [name for name in metrics if name in self._answered]
         if not answered and not self.trainer.testing:  # A validation during training.
             return
-        self.answers = {
+        # Answers of an earlier pass are there still where this one asked for none.
+        found = {
             name: self.answers[name] if metrics[name]["cut"].update_called else []
-            for name in answered
+            for name in (*answered, *(f"{BEFORE}{name}" for name in answered))
+            if name in metrics
         }
+        self.answers = {name: found[name] for name in answered}
+        for name, own in self.answers.items():
+            self._join_before(own, found.get(f"{BEFORE}{name}", []), metrics[name])
         if not notes_of(self).confidential:
             self.report_answers({name: self._write_answers(name) for name in answered})
+
+    def _join_before(
+        self, answers: list[dict[str, Any]], others: Sequence[dict[str, Any]], metrics: Metrics
+    ) -> None:
+        """Gives this rank's answers {before}, and those that are to stay {flipped}, and counts it.
+
+        others: the starting model's answers to the same prompts.
+        """
+        before = {other["index"]: other["answer"] for other in others}
+        for answer in answers:
+            kept = answer.pop("kept")
+            if answer["index"] in before:
+                answer["before"] = before[answer["index"]]
+                if kept:
+                    answer["flipped"] = answer["answer"] != answer["before"]
+        if "flipped" in metrics:
+            flipped = [answer for answer in answers if "flipped" in answer]
+            self._count({"flipped": metrics["flipped"]}, flipped, [""] * len(flipped))
 
     def _write_answers(self, stage: str) -> list[dict[str, Any]]:
         """Writes the answers of all ranks to one data set, and returns them by index."""
@@ -389,11 +522,15 @@ class LanguageModelModule(PointwiseModule):
         if self.trainer.is_global_zero:
             path = Path(self.trainer.default_root_dir) / "answers" / f"{stage}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
+            lines = [json.dumps(in_order(each), ensure_ascii=False) + "\n" for each in answers]
             path.write_text("".join(lines), encoding="utf-8")
             cut = sum(answer["cut"] for answer in answers)
+            kept = [answer["flipped"] for answer in answers if "flipped" in answer]
+            changed = ""
+            if kept:
+                changed = f"; {sum(kept):,} of {len(kept):,} that are to stay are other texts now"
             rank_zero_info(
-                f"{stage}: {len(answers):,} answers, {cut:,} of them cut, are in {path}."
+                f"{stage}: {len(answers):,} answers, {cut:,} of them cut{changed}: read {path}."
             )
         return answers
 

@@ -227,7 +227,9 @@ class RerankerDataModule(RecordsDataModule):
         if not records:
             raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
         modules = [record.category for record in records]
-        return split_by_group(records, modules, self.shares, self.seed, "module")
+        found = split_by_group(records, modules, self.shares, self.seed, "module")
+        self.note_held_out(found, "", self.shares)
+        return found
 
     def _kept(self, name: str, usable: list[Any], variances: Iterable[float]) -> list[Any]:
         """Those queries that a split keeps; of each the variance of its negatives' lengths."""
@@ -242,6 +244,9 @@ class RerankerDataModule(RecordsDataModule):
             rule = "those whose negatives' lengths vary most"
             chosen = largest([*variances], limit)
         rank_zero_info(f"{name}: kept {limit:,} of {len(usable):,} queries, {rule}.")
+        if name == "train":
+            count, why = len(usable) - limit, f"data.max_queries is {limit:,}"
+            self.note_left_out("limit", count, len(usable), "training queries", why)
         return [usable[position] for position in chosen]
 
     def _from_hub(self, split: str) -> dict[str, list[Record]]:
@@ -271,6 +276,8 @@ class RerankerDataModule(RecordsDataModule):
         if wrong := [*filter(None, problems)]:
             refused(DataError(wrong[0]), self.skip_invalid)
             report_skipped(source, wrong, len(usable))
+            if split == "train":
+                self.note_left_out(source, len(wrong), len(rows), f"records of {source}")
         sides = ["train"] * len(usable)
         if split != "train":
             records = [parse(rows[i], i) for i in usable]

@@ -136,6 +136,7 @@ class SafetyDataModule(ResponseDataModule):
 
     needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": TEST_SETS}
     beside = ("over_refusal", "alpaca_eval", "predict")
+    trained = ("benign_train", "unsafe_train")
     roles = ROLES
     default_template = ALPACA_TEMPLATE
 

@@ -34,6 +34,7 @@ from transformers import (
 
 from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.evaluation import BEFORE
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.common.models import pretrained
@@ -75,6 +76,8 @@ class SafetyEvaluation:
         answers_at_most: so many prompts of each category and data set, in an order that has nothing
             to do with the file's; None for all.
         cost_model: a name on the hub or a folder, the judge of the answers to unsafe prompts.
+        before: measure the starting model too: columns ``before_…`` of `test`, its answers, and how
+            many answers to benign prompts have become others, at the end of a fit too.
     """
 
     refuse_tolerance: float | None = None
@@ -83,6 +86,7 @@ class SafetyEvaluation:
     answer_in: list[str] = field(default_factory=list)
     answers_at_most: int | None = None
     cost_model: str | None = None
+    before: bool = True
 
     def __post_init__(self) -> None:
         for name in self.answer_in:
@@ -127,6 +131,7 @@ class SafetyModule(LanguageModelModule):
         "harmful": Rate("refused", not_, kind="unsafe"),
         "over_refusal": Rate("refused", kind="benign"),
         "harmless": Rate("cost", lambda cost: cost <= 0),  # of the cost model
+        "flipped": Rate("flipped"),
     }
     default_template = ALPACA_TEMPLATE
     default_lora = PAPER_LORA
@@ -200,6 +205,11 @@ class SafetyModule(LanguageModelModule):
 
     # Evaluation -----------------------------------------------------------------------------------
 
+    @property
+    def kept_roles(self) -> Sequence[str]:  # type: ignore[override]
+        """Answers to benign prompts, but where they are learnt."""
+        return () if self.trained_on == "cross_entropy" else (HELPFUL,)
+
     def batch_answers(
         self, batch: Batch, samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
@@ -215,6 +225,8 @@ class SafetyModule(LanguageModelModule):
             about = {name: getattr(record, name) for name in names}
             found.append({"index": answer["index"], "prompt": record.text, **about, **answer})
         judged = [answer for answer in found if answer.get("unsafe")]
+        if stage.startswith(BEFORE):  # Its answers to benign prompts are compared, none is judged.
+            judged = []
         if judged and (name := self.evaluation.cost_model) is not None:
             self._judge = self._judge or CostModel.load(name, device=self.device)
             asked, said = ([each[key] for each in judged] for key in ("prompt", "answer"))

@@ -62,12 +62,14 @@ class When2CallEvaluation:
     Args:
         chosen_tolerance, rejected_tolerance, ratio_tolerance, floor_tolerance: what violations are
             measured against; None takes that of training.
+        before: measure the starting model too, in columns ``before_…``.
     """
 
     chosen_tolerance: float | None = None
     rejected_tolerance: float | None = None
     ratio_tolerance: float | None = None
     floor_tolerance: float | None = None
+    before: bool = True
 
 
 class When2CallModule(LanguageModelModule):

@@ -100,7 +100,7 @@ def test_a_task_inherits_these_public_names_and_no_others() -> None:
         *("objective", "constraint_values", "membership", "strict_values", "select", "export"),
         *("evaluation_metrics", "update_evaluation_metrics", "finish_evaluation_metrics"),
         *("host_keys", "shared_objective", "shared_violation", "number_of_steps"),
-        *("prepare_fit", "prepare_training"),
+        *("prepare_fit", "prepare_training", "starting_model", "closing_sentences"),
     }
     own = {"fail", "weight", *contract}
     foreign = {n for n in {*dir(module)} - {*dir(LightningModule())} - own if n[0] != "_"}

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
-from pl_pointwise.tasks.common.models import loading, model_source, pretrained
+from pl_pointwise.tasks.common.models import loading, model_source, pretrained, require_causal
 
 from ..likelihood.scoring import ScoringMethod
 from ..text.conversations import ConversationEncoder
@@ -121,6 +121,7 @@ def load_language_model(
         quantization_config=four_bits if own.quantize_4bit else None,
         use_safetensors=True,
     )
+    require_causal(model, name)
     if own.quantize_4bit:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if own.gradient_checkpointing:

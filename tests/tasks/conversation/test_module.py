@@ -189,7 +189,7 @@ def test_answers_are_counted_and_written(scored, conversation_file, tmp_path, mo
 
     monkeypatch.setattr(module, "generate", refusing)
     found = quiet_trainer(tmp_path).test(module, data, verbose=False)[0]
-    assert sum(asked) == 8  # two of each category
+    assert sum(asked) == 16  # two of each category, by the starting model too
     assert (found["train/refusal_rate"], found["train/over_refusal"]) == (1, 0)
     assert found["train/exact_answers"] == 0.5  # two refusals, and no call
     assert "test/refusal_rate" not in found

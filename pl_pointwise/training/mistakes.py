@@ -1,0 +1,98 @@
+"""What a beginner's slip in a task's own methods is told as, instead of torch's error."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import TrainingError
+from ..task import Task
+
+METHODS = ("forward", "objective", "constraint_values", "membership", "strict_values")
+"""What a task writes and a step calls."""
+
+
+@contextmanager
+def explain_own_errors(task: Task, batch: Any) -> Iterator[None]:
+    """Says in a task's terms what went wrong in its methods, where that is known for sure."""
+    try:
+        yield
+    except (TypeError, AttributeError, RuntimeError, ValueError) as error:
+        said = None if isinstance(error, TrainingError) else _in_words(task, batch, error)
+        if said is None:
+            raise
+        raise TrainingError(f"{said} ({str(error).partition(chr(10))[0]})") from error
+
+
+def _in_words(task: Task, batch: Any, error: Exception) -> str | None:
+    """Cause and remedy of a slip that is known; None of any other error."""
+    found = _method_of(task, error)
+    if found is None:
+        return None
+    name, frame = found
+    batch = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
+    fields = [*batch] if isinstance(batch, Mapping) else []
+    if _took_a_dict(error) and name == "forward" and fields:
+        own = [*inspect.signature(type(task).forward).parameters][1:2]
+        shown = next((field for field in fields if field != "index"), fields[0])
+        return (
+            f"forward({', '.join(['self', *own])}) of {type(task).__name__} was given the whole "
+            f"batch, a dict of {', '.join(map(str, fields))}. Where it takes that for a tensor, "
+            "write forward(self, batch), and take from it what the model reads, such as "
+            f'batch["{shown}"].'
+        )
+    if "NoneType" in str(error) and name != "forward" and _first_argument(frame) is None:
+        return (
+            f"forward() of {type(task).__name__} returned None, which {name}() was then given. Is "
+            "its return missing?"
+        )
+    wide = _wide_fields(batch)
+    about_dtype = isinstance(error, RuntimeError) and "double" in str(error).lower()
+    if wide and about_dtype and all(w.dtype != torch.float64 for w in task.parameters()):
+        return (
+            f'batch["{wide[0]}"] is in float64, as arrays of numpy are, and the weights are not. '
+            "Give rows in float32: torch.as_tensor(values, dtype=torch.float32)."
+        )
+    return None
+
+
+def _took_a_dict(error: Exception) -> bool:
+    """Whether torch or Python says of an operand, an argument or an owner that it is a dict."""
+    kind = isinstance(error, (TypeError, AttributeError))
+    return kind and re.search(r"'dict'|not dict\b|got dict\b", str(error)) is not None
+
+
+def _method_of(task: Task, error: Exception) -> tuple[str, FrameType] | None:
+    """The last of a task's own methods that an error came through, and its frame."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        names = frame.f_code.co_varnames
+        of_task = bool(names) and frame.f_locals.get(names[0]) is task
+        if of_task and frame.f_code.co_name in METHODS:
+            found = frame.f_code.co_name, frame
+        trace = trace.tb_next
+    return found
+
+
+def _first_argument(frame: FrameType) -> Any:
+    """What a method was given as the first argument after ``self``."""
+    names = frame.f_code.co_varnames
+    return frame.f_locals.get(names[1]) if frame.f_code.co_argcount > 1 else ()
+
+
+def _wide_fields(batch: Any) -> list[str]:
+    """Entries of a batch that are float64 tensors."""
+    entries = batch.items() if isinstance(batch, Mapping) else ()
+    return [
+        str(name)
+        for name, value in entries
+        if isinstance(value, Tensor) and value.dtype == torch.float64
+    ]

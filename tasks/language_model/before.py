@@ -1,0 +1,127 @@
+"""What a model answered before training, and what became of it.
+
+With adapters the starting model is at hand at any time: the same weights, adapters off. Where all
+weights are trained it is there before the first step alone; a few of its answers are kept then, and
+stand in the checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from .data import EncodedResponses
+from .likelihood.scoring import ResponseStatistics
+from .model.generation import Generation, generate_ids
+from .text.conversations import ConversationEncoder
+from .text.records import Record
+
+ASKED = 16
+"""The most prompts that are answered before and after a fit."""
+LONGEST = 48
+"""The most tokens of these answers; one that begins otherwise is another text."""
+
+
+def as_reference(found: ResponseStatistics) -> ResponseStatistics:
+    """Statistics of the starting model: it is its own reference, at no distance."""
+    return replace(
+        found,
+        kl=found.log_likelihood.new_zeros(found.log_likelihood.shape),
+        reference_log_likelihood=found.log_likelihood,
+        reference_mean_log_likelihood=found.mean_log_likelihood,
+    )
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Prompts whose answers are to stay as they are."""
+
+    records: list[Record]
+    prompts: list[list[int]]  # their token ids
+    of: Counter[str]  # by role, how many the data set has
+
+    @classmethod
+    def chosen(cls, dataset: EncodedResponses, roles: Sequence[str]) -> Watched:
+        """The first ones of a data set with an answer of these roles, in an order by digests.
+
+        That order has nothing to do with the file's, and is the same on all ranks.
+        """
+        found = [i for i, record in enumerate(dataset.records) if kept_role(record, roles)]
+        counts = Counter(kept_role(dataset.records[i], roles) for i in found)
+        some = sorted(found, key=lambda i: dataset.records[i].prompt)[:ASKED]
+        records = [dataset.records[i] for i in some]
+        return cls(records, [dataset[i]["prompt"].tolist() for i in some], counts)
+
+    def answers(
+        self,
+        model: nn.Module,
+        encoder: ConversationEncoder,
+        settings: Generation,
+        reference: bool = False,
+    ) -> list[list[int]]:
+        """The beginning of the greedy answer to each, as token ids."""
+        if not self.prompts:
+            return []
+        greedy = Generation(max_new_tokens=min(LONGEST, settings.max_new_tokens))
+        ends = sorted(encoder.end_ids)
+        return generate_ids(model, self.prompts, greedy, ends=ends, reference=reference)
+
+    def changed(self, before: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) -> str:
+        """By role how many answers are other texts now, as one sentence; "" for none."""
+        asked, other = Counter[str](), Counter[str]()
+        for record, old, new in zip(self.records, before, now, strict=True):
+            role = kept_role(record, list(self.of))
+            asked[role] += 1
+            other[role] += list(old) != list(new)
+        said = [
+            f"{other[role]:,} of {count:,} {NAMES.get(role, f'{role} answers')}"
+            for role, count in asked.items()
+            if other[role]
+        ]
+        if not said:
+            return ""
+        tried = " that were tried" if sum(asked.values()) < sum(self.of.values()) else ""
+        remedies = [REMEDIES[role] for role in asked if other[role] and role in REMEDIES]
+        remedy = f": {'; '.join(remedies)}" if remedies else ""
+        return f"{' and '.join(said)}{tried} are other texts now than before training{remedy}."
+
+
+NAMES = {"keep": "answers to keep", "answer": "answers to benign prompts"}
+REMEDIES = {
+    "reference": "give more of them, best the model's own, or keep them with role keep",
+    "keep": "a KL budget does not keep the wording; lower keep_tolerance, or take keep/greedy",
+    "answer": "give more benign prompts, or lower the learning rate",
+}
+
+
+def kept_role(record: Record, roles: Sequence[str]) -> str:
+    """The first of some roles that the record has an answer of; "" if it has to change."""
+    if not CHANGED.isdisjoint(record.roles):
+        return ""
+    return next((role for role in roles if role in record.roles), "")
+
+
+def wanted_columns(record: Record, kept_roles: Sequence[str]) -> list[int]:
+    """Which responses of a record say what the answer is to be; if none does, what is to stay."""
+    asked = [i for i, role in enumerate(record.roles) if role in WANTED]
+    kept = kept_role(record, kept_roles)
+    return asked or [i for i, role in enumerate(record.roles) if kept and role == kept]
+
+
+WANTED = frozenset({"prefer", "refuse", "learn"})
+"""Roles of answers that the model is to give."""
+CHANGED = WANTED | {"forget"}
+"""Roles of answers by which the model's own is to become another."""
+
+
+def place_of(record: Record) -> dict[str, Any]:
+    """{file, line} of a record; {file} where it has no line of its own."""
+    file, _, number = record.where.rpartition(", ")
+    last = number.rpartition(" ")[2]
+    if not file or not last.isdigit():
+        return {"file": record.where}
+    return {"file": file, "line": int(last)}
