@@ -280,7 +280,7 @@ class Run:
             left_out=repairs.left_out,
             longer=f"raise {'max_epochs' if trainer.max_steps == -1 else 'max_steps'}",
             not_trained=getattr(datamodule, "not_trained_on", list)(),
-            of_task=getattr(task, "closing_sentences", list)(),
+            of_task=task.closing_sentences(),
         )
         closing = self.loss.closing(self.evaluator.held_out(), conditions)
         self.task.closing = closing
