@@ -236,7 +236,7 @@ OTHERS = {
             )
             + "\n## Samples until an alarm\n\n`python benchmarks/monitoring.py --delay`: 200 "
             "streams of samples that are good, then of those that are not, 20,000 at most, a look "
-            "every 50. The share of streams with an alarm after the change, and after how many samples "
+            "every 50. The share with an alarm after the change, and after how many samples "
             "half of them have one, and 95 %; the power of one exact test of all 20,000.\n\n"
             + grouped(
                 "monitoring-delay.csv",
