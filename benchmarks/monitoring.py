@@ -1,13 +1,18 @@
-"""How often a monitor that is looked at again and again gives an alarm, with and without a cause.
+"""How often a monitor that is looked at again and again gives an alarm, false or due, and how late.
 
     pip install --no-deps mapie==1.6.0
     python benchmarks/monitoring.py > monitoring.csv
+    python benchmarks/monitoring.py --delay > monitoring-delay.csv
 
 A stream is 200 looks, each at 20 new samples that violate with a given probability; the requirement
 allows .05 (and .01, .2), the error of all looks is 5 %. Beside ``MeanAbove``, the monitor's test:
 a binomial test at 5 % in every look, over all samples so far; and MAPIE's RiskMonitoring with the
 threshold stated. It keeps half its level for a threshold that is estimated, so it is given 10 %.
 Printed: the share of streams with an alarm within so many looks.
+
+With --delay: samples that are good, then samples that are not, 20,000 at most, a look every 50.
+Printed: the share of streams with an alarm after the change, and after how many samples half of
+the streams have one, and 95 %; and of one exact binomial test at 5 % of the 20,000 alone.
 """
 
 from __future__ import annotations
@@ -101,14 +106,66 @@ def alarms(make: Callable[[], Any], draw: Callable[[int], Any], draws: int) -> l
     return [float((first <= looks).mean()) for looks in LOOKS]
 
 
+CHANGES = [  # allowed, good samples, of which so many fail, then
+    *((0.01, 0, 0.0, 0.015), (0.01, 0, 0.0, 0.02), (0.05, 0, 0.0, 0.06), (0.05, 0, 0.0, 0.07)),
+    *((0.1, 0, 0.0, 0.12), (0.05, 0, 0.0, 0.3)),
+    *((0.05, 500, 0.01, 0.3), (0.05, 10_000, 0.01, 0.3), (0.05, 10_000, 0.01, 1.0)),
+    *((0.05, 10_000, 0.03, 0.3), (0.1, 10_000, 0.02, 0.4), (0.1, 10_000, 0.05, 0.12)),
+]
+MOST, LOOK = 20_000, 50
+
+
+def delays(make: Callable[[], Any], change: tuple[float, int, float, float], draws: int) -> str:
+    """The share of streams with an alarm after the change; the samples until then."""
+    _, good, past, then = change
+    found = []
+    for stream in range(draws):
+        random, test = np.random.default_rng([1, stream]), make()
+        before, after = random.random(good) < past, random.random(MOST) < then
+        for start in range(0, good, LOOK):
+            test.add(before[start : start + LOOK].astype(float))
+        samples = math.inf
+        for start in range(0, MOST, LOOK):
+            test.add(after[start : start + LOOK].astype(float))
+            if test.p_value <= DELTA:
+                samples = start + LOOK
+                break
+        found.append(samples)
+    late = np.quantile(found, [0.5, 0.95], method="inverted_cdf")
+    shown = ["" if math.isinf(each) else f"{each:.0f}" for each in late]
+    return f"{np.isfinite(found).mean():.3f},{','.join(shown)}"
+
+
+def exact_share(change: tuple[float, int, float, float]) -> float:
+    """How often one binomial test at 5 % of the samples after the change alone would see it."""
+    at_most, _, _, then = change
+    fewest = binom.isf(DELTA, MOST, at_most) + 1
+    return float(binom.sf(fewest - 1, MOST, then))
+
+
+def print_delays(draws: int) -> None:
+    kinds = {"monitor": MeanAbove, "MAPIE": Mapie}
+    columns = [f"{kind} {what}" for kind in kinds for what in ("sees", "median", "95 %")]
+    print(f"required,good samples,violated,then,{','.join(columns)},exact test at the end")
+    for change in CHANGES:
+        found = [delays(partial(kind, change[0]), change, draws) for kind in kinds.values()]
+        first = ",".join(map(str, change))
+        print(f"{first},{','.join(found)},{exact_share(change):.3f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--draws", type=int, default=2000)
-    draws = parser.parse_args().draws
+    parser.add_argument("--draws", type=int, help="default: 2000, or with --delay 200")
+    parser.add_argument("--delay", action="store_true")
+    options = parser.parse_args()
+    draws = options.draws or (200 if options.delay else 2000)
     random = np.random.default_rng(0)
     check_mapie(random)
+    if options.delay:
+        print_delays(draws)
+        return
     print("required,violated,looks,monitor,MAPIE,a test in every look")
     for at_most, rate in (
         *((0.01, 0.01), (0.05, 0.05), (0.2, 0.2)),

@@ -30,7 +30,7 @@ from lightning.pytorch.cli import (
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from .command_line import cli_errors
+from .command_line import cli_errors, own_code
 from .command_line.cli_errors import ShortErrorParser, innermost, short_errors
 from .command_line.configs import OPTIONS, overview, with_config_parts
 from .errors import TrainingError
@@ -66,10 +66,12 @@ _load_yaml = get_loader("yaml")
 def load_yaml(text: str) -> Any:
     """Loads YAML, and imports the tasks and callbacks that it names by their short names."""
     value = _load_yaml(text)
+    own_code.allow_named(value)
     import_classes(re.findall(r"[\w.]+", str(value)))
     return value
 
 
+own_code.allow_as_the_parent_did()
 set_loader("yaml", load_yaml, (yaml.YAMLError,))  # Also of options' values: --model RerankerModule.
 logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(  # Its advertisements.
     lambda record: "💡 Tip" not in record.getMessage()
@@ -266,7 +268,7 @@ def main(args: Sequence[str] | None = None) -> None:
     trusted = first not in OF_STRANGERS or any(w.partition("=")[0] in OPTIONS for w in args)
     decided = getattr(sys.flags, "safe_path", False) or {"", os.getcwd()}.intersection(sys.path)
     if from_shell and trusted and not decided:  # With -P it is.
-        sys.path.append(os.getcwd())  # Its classes can be named, behind all others.
+        own_code.allow_current_folder(args)
     program = f"pl-pointwise {first}" if first in known else "pl-pointwise"
     with short_errors(program, cli_errors.MISTAKES if first in COMMANDS else ()):
         if first in COMMANDS:

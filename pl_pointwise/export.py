@@ -19,6 +19,7 @@ import yaml
 from .cli import config_of, config_option, exports, require_class, short_path
 from .command_line.cli_errors import CommandParser
 from .command_line.configs import PACKAGE, config_parts, foreign_names, text_of
+from .command_line.own_code import allow_named
 from .errors import TrainingError, printable
 from .files import check_export_folder, replaced_folder
 from .module import PointwiseModule
@@ -59,6 +60,7 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
     named = str(hyperparameters(checkpoint).get("_class_path") or "")
     for part in reversed([part for name in configs for part in config_parts(name)]):
         model = yaml.safe_load(text_of(part)).get("model")
+        allow_named(model)
         path = model.get("class_path") if isinstance(model, Mapping) else model
         if path:
             kind: Any = resolve_name(path if "." in str(path) else f"{PACKAGE}.tasks.{path}")

@@ -234,6 +234,18 @@ OTHERS = {
                 ("required", "violated", "looks"),
                 ("monitor", "MAPIE", "a test in every look"),
             )
+            + "\n## Samples until an alarm\n\n`python benchmarks/monitoring.py --delay`: 200 "
+            "streams of samples that are good, then of those that are not, 20,000 at most, a look "
+            "every 50. The share with an alarm after the change, and after how many samples "
+            "half of them have one, and 95 %; the power of one exact test of all 20,000.\n\n"
+            + grouped(
+                "monitoring-delay.csv",
+                ("required", "good samples", "violated", "then"),
+                (
+                    *("monitor sees", "monitor median", "monitor 95 %"),
+                    *("MAPIE sees", "MAPIE median", "MAPIE 95 %", "exact test at the end"),
+                ),
+            )
         ),
     ),
 }

@@ -9,15 +9,14 @@ Of every requirement of the folder, which ``compare --require`` exported, all ne
     not watched  it is about a predecessor: pl-pointwise check
 
 at 1 − confidence for all requirements and all calls together that ``certificate/monitor.json``, or
-``--state``, has on record: a call goes on where the last one ended. Ends with status 1 where one is
-broken. Of the folder's configuration only classes of this package are built; --config names one
-that you trust.
+``--state``, has on record: a call goes on where the last one ended, and what is broken stays so.
+Beside it stands what the records of this call show alone, and what they could have shown. Ends with
+status 1 where one is broken. Of the folder's configuration only classes of this package are built;
+--config names one that you trust.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,17 +27,19 @@ from lightning.pytorch.utilities import rank_zero_only
 from pandas import DataFrame
 
 from pl_pointwise.command_line.cli_errors import CommandParser
-from pl_pointwise.files import write_whole
 
 from .exported import CERTIFICATE, measure_new_records, read_certificate
-from .p_values import MeanAbove
-from .requirement import Requirement, RequirementError
+from .monitor_state import Calls, State, digest_of
+from .p_values import MeanAbove, p_value_against
+from .requirement import Requirement, RequirementError, distinct
 from .samples import lines_about, losses_by_unit, records_not_known, require_known
 
 BROKEN, BELIEVABLE, NOT_WATCHED = "broken", "believable", "not watched"
 STATE = "monitor.json"
 WAIT = 60
 """Seconds for another process that judges by the same state."""
+POWER = 0.8
+"""Of what the records could have shown: four of five cases."""
 
 
 @dataclass(frozen=True)
@@ -48,31 +49,64 @@ class Check:
     Attributes:
         n: independent samples among the records of this call, without the ``again`` known already.
         share: their mean loss, None without any.
+        alone: p-value against the requirement of this call's records alone, in one look.
+        seen: from which mean loss on this call's records would have ended in "broken", with what
+            was on record before them, in four of five cases; None: from none.
         so_far, looks: independent samples of all calls on record, and calls that had any.
-        broken: p-value of "the mean loss is at most what is required", over all calls.
+        broken: p-value against the requirement of all calls, however often it is looked at.
+        delta: from which p-value down it is broken.
     """
 
     requirement: str  #: its text
     verdict: str  #: "broken", "believable" or "not watched"
     n: int = 0
     share: float | None = None
+    alone: float = 1.0
+    seen: float | None = None
     so_far: int = 0
     looks: int = 0
     broken: float = 1.0
+    delta: float = 0.05
     again: int = 0
 
     def statement(self) -> str:
         """Returns the check in one line."""
         if self.verdict == NOT_WATCHED:
             return f"{self.requirement}: not watched: needs the predecessor, pl-pointwise check"
-        said = "nothing speaks against it yet" if self.verdict == BELIEVABLE else self.verdict
+        said = self.verdict
+        if said == BELIEVABLE:
+            said = "nothing speaks against it yet"
+            if self.alone <= self.delta:
+                said = "not broken by all records so far, though these alone speak against it"
+        sentences = [said, self._of_this_call()]
+        if self.so_far:
+            sentences.append(self._against_it())
+        if self.share is not None and self.verdict == BELIEVABLE:
+            sentences.append(self._could_have_shown())
+        return f"{self.requirement}: {'. '.join(sentences)}."
+
+    def _of_this_call(self) -> str:
+        """What its records show, beside what is required; nothing of those before them."""
         new = f"{self.n:,} new samples" if self.n else "no new records"
         new += f", {self.again:,} left out as known already" if self.again else ""
-        new += "" if self.share is None else f": mean loss {self.share:.3g}"
+        if self.share is None:
+            return new
+        required = Requirement.parse(self.requirement)
+        return f"{new}: {required.in_words(self.share)}, where {required.allowed()}"
+
+    def _against_it(self) -> str:
+        calls = "1 call" if self.looks == 1 else f"{self.looks:,} calls"
+        alone = "" if self.share is None else f"p = {self.alone:.2g} by these alone, "
         return (
-            f"{self.requirement}: {said}. {new}. {self.so_far:,} samples in {self.looks} calls: "
-            f"mean loss as required, p = {self.broken:.2g}"
+            f"Against it {alone}p = {self.broken:.2g} by all {self.so_far:,} samples in {calls}, "
+            f"broken at {self.delta:.2g} or less"
         )
+
+    def _could_have_shown(self) -> str:
+        if self.seen is None:
+            return f"{self.n:,} new samples are too few to break it, whatever they show"
+        least = Requirement.parse(self.requirement).from_on(self.seen)
+        return f"These {self.n:,} new ones would have broken it in four of five cases {least}"
 
 
 def main(args: Sequence[str]) -> None:
@@ -114,7 +148,7 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
             certificate, or that cannot be written: then it says the checks too.
     """
     certificate, before = read_certificate(folder)
-    requirements = [Requirement.parse(each["text"]) for each in certificate["requirements"]]
+    requirements = distinct(each["text"] for each in certificate["requirements"])
     require_known(before, requirements)  # A certificate of an earlier version may name more.
     # Those against a predecessor need its values of the new records.
     watched = [each for each in requirements if not each.beside]
@@ -124,16 +158,17 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
             f"{folder} --against OLD."
         )
     path = Path(state or Path(folder) / CERTIFICATE / STATE)
-    digest = _digest({**certificate, "date": None})  # Written again on another day: the same.
+    digest = digest_of({**certificate, "date": None})  # Written again on another day: the same.
+    kept = State(path, digest, named=state is not None)
+    zero_one = [each.text for each in watched if each.beyond is not None]
     delta, checks = (1 - certificate["confidence"]) / len(watched), list[Check]()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT):
-            calls = _calls(path, digest)
+            calls = kept.read(zero_one)
             checks = [_judge(each, before, samples, calls, delta) for each in requirements]
             if not getattr(rank_zero_only, "rank", 0):  # The others have the same values.
-                found = {"certificate": digest, "digest": _digest(calls), "calls": calls}
-                write_whole(path, json.dumps(found))
+                kept.write(calls)
     except OSError as error:  # Also of a lock that another monitor holds.
         said = "\n".join(each.statement() for each in checks)
         raise RequirementError(
@@ -143,61 +178,38 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     return checks
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _calls(path: Path, certificate: str) -> dict[str, Any]:
-    """Returns what a state holds of each requirement, by its text."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        calls: dict[str, Any] = found["calls"]
-        whole = found["digest"] == _digest(calls)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise RequirementError(
-            f"{path} is damaged, or of an earlier version. Copy it again from where it is whole, "
-            "or move it away: then the calls so far, and their share of the error, are forgotten."
-        )
-    if found["certificate"] != certificate:
-        raise RequirementError(
-            f"{path} holds the calls of another certificate. Move it away, or name another --state."
-        )
-    return calls
-
-
 def _judge(
     requirement: Requirement,
     before: DataFrame,
     new: DataFrame,
-    calls: dict[str, Any],
+    calls: Calls,
     delta: float,
 ) -> Check:
     """Adds the new records' losses to the requirement's calls."""
+    text, at_most = requirement.text, requirement.at_most
     if requirement.beside:
-        return Check(requirement.text, NOT_WATCHED)
-    past = calls.get(requirement.text, {"units": [], "mean": {}, "looks": 0})
+        return Check(text, NOT_WATCHED)
+    past = calls.get(text, {"units": [], "losses": [], "looks": 0})
     lines = lines_about(new, requirement)
     lines, again = records_not_known(lines, {*before["unit"], *past["units"]})
     losses = losses_by_unit(lines, requirement)
-    mean = MeanAbove(requirement.at_most, **past["mean"])
+    mean = MeanAbove(at_most)
+    mean.add(past["losses"])
+    found: dict[str, Any] = {"n": len(losses), "again": again, "delta": delta}
     if len(losses):
+        zero_one = requirement.beyond is not None  # Not by a look at the losses.
+        found |= {
+            "share": float(losses.mean()),
+            "alone": p_value_against(losses, at_most, 1 - delta, zero_one),
+            "seen": mean.rate_seen(len(losses), delta, POWER),
+        }
         mean.add(losses)
-        calls[requirement.text] = past = {
-            "units": [*past["units"], *lines["unit"].unique()],
-            "mean": {"log_wealth": mean.log_wealth},
+        calls[text] = past = {
+            # In the order of the losses: by unit.
+            "units": [*past["units"], *sorted(lines["unit"].unique())],
+            "losses": [*past["losses"], *losses.tolist()],
             "looks": past["looks"] + 1,
         }
-    return Check(
-        requirement.text,
-        BROKEN if mean.p_value <= delta else BELIEVABLE,
-        n=len(losses),
-        share=float(losses.mean()) if len(losses) else None,
-        so_far=len(past["units"]),
-        looks=past["looks"],
-        broken=mean.p_value,
-        again=again,
-    )
+    verdict = BROKEN if mean.p_value <= delta else BELIEVABLE
+    of_all = {"so_far": len(past["units"]), "looks": past["looks"], "broken": mean.p_value}
+    return Check(text, verdict, **found, **of_all)

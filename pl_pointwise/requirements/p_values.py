@@ -7,20 +7,21 @@ any distribution and any number of samples.
 Violations that count as 0 or 1 take the exact binomial one. For losses in between it comes from the
 largest wealth of a gambler who bets that the mean is below; Waudby-Smith and Ramdas, 2010.09686.
 
-The gambler of :class:`MeanAbove` may be looked at after every new sample, for ever: if the
-hypothesis is true his bets are fair, and from 1 he is above 1/δ at any time with a probability of
-at most δ (Ville's inequality).
+The opposite, "the mean is at most ``at_most``", is what speaks for a certificate that was given:
+:func:`p_value_against` in one look, :class:`MeanAbove` in as many as one likes.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
+from scipy.stats import beta, binom
 
 from pl_pointwise.certificates import violation_bound
 
@@ -87,6 +88,23 @@ def betting(losses: Losses, at_most: float, confidence: float = 0.95) -> float:
     return float(math.exp(-max(0.0, wealth.max())))
 
 
+def p_value_against(
+    losses: Losses, at_most: float, confidence: float = 0.95, zero_one: bool | None = None
+) -> float:
+    """Returns the p-value of the opposite, "the mean loss is at most ``at_most``", for one look.
+
+    Arguments as of :func:`p_value`; ``at_most`` above 0.
+
+    >>> round(p_value_against(np.ones(2), 0.1), 3)
+    0.01
+    """
+    if not len(losses):
+        return 1.0
+    if are_zero_one(losses) if zero_one is None else zero_one:
+        return float(binom.sf(int(np.count_nonzero(losses)) - 1, len(losses), at_most))
+    return betting(1 - losses, 1 - at_most, confidence)
+
+
 def upper_bound(losses: Losses, confidence: float, zero_one: bool | None = None) -> float:
     """Returns the smallest rate that the losses refuse; of none, 1.
 
@@ -135,37 +153,121 @@ def samples_needed(
     return None if share >= at_most or lapses[-1] == n[-1] else int(lapses[-1]) + 1
 
 
-BETS = np.linspace(0.05, 0.95, 19)
-"""Shares of what may be bet; the gambler spreads his money over them and lets it lie."""
+BETS, BOLDEST, FINEST = 24, 0.95, 0.01
+"""How many bets; the largest; how much above ``at_most``, as a part of it, the smallest sees."""
+AT_ONCE = 4096
+"""Losses that are read together."""
 
 
 @dataclass
 class MeanAbove:
-    """Whether the mean of losses in [0, 1] is above ``at_most`` (Waudby-Smith and Ramdas,
-    2010.09686).
+    """Whether the mean of losses in [0, 1] is above ``at_most``, looked at as often as one likes.
+
+    A gambler wins where it is. With bet b his money is multiplied by f_b(L) = 1 + b (L − α) / α on
+    every loss L. He spreads it evenly over bets spaced by ratio, so that he is nowhere blind, and
+    each bet's over all moments from which on to bet: w_n = T_{n−1} − T_n of it joins in with the
+    n-th loss, and T_n = 1 / (1 + log₂(1 + n)) still waits, from T_0 = 1 down to 0. So a good past
+    costs him only what had joined in by then. With S_0 = 0 his wealth after n losses is
+
+        S_n(b) = (S_{n−1}(b) + w_n) f_b(L_n),    E_n = mean over b of S_n(b), plus T_n
+
+    Whoever looks at it, and whenever, is right. Where given the past the mean of L_n is at most α,
+    that of f_b(L_n) is at most 1, and f_b ≥ 0, as 0 < b ≤ 1. So the mean of E_n is at most that of
+    S_{n−1}(b) + w_n over b, plus T_n, which is E_{n−1}. E is a nonnegative supermartingale from
+    E_0 = 1, and by Ville's inequality it ever reaches 1/δ with a probability of at most δ. The
+    bets: Waudby-Smith and Ramdas, 2010.09686; starting points by weights: Shin, Ramdas and Rinaldo,
+    2203.03532. The losses' order must not depend on them.
 
     Attributes:
         at_most: α in [0, 1).
-        log_wealth: what lies on each bet; 1/19 at the start.
+        n: losses so far.
+        log_started: log S_n(b) by bet.
+        log_most: log of the largest E so far, 0 at the start.
     """
 
     at_most: float
-    log_wealth: list[float] = field(default_factory=lambda: [0.0] * len(BETS))
+    n: int = 0
+    log_started: Losses = field(default_factory=lambda: np.full(BETS, -np.inf))
+    log_most: float = 0.0
 
-    def add(self, losses: Iterable[float]) -> None:
-        """Bets on these losses, in an order that does not depend on them.
+    def __post_init__(self) -> None:
+        if not 0 <= self.at_most < 1:
+            raise ValueError(f"at_most={self.at_most}: give a rate from 0 to below 1.")
 
-        A share b of the money wins b(L − α)/α, so that at worst, of a loss of 0, 1 − b is left.
-        """
-        gains = np.array(list(losses), dtype=np.float64)
-        if not ((gains >= 0) & (gains <= 1)).all():  # NaN is refused too.
-            raise ValueError("losses must lie within [0, 1].")
-        # α = 0 is broken by any loss above 0; the least number stands for it.
-        gains = (gains - self.at_most) / max(self.at_most, 1e-9)
-        found = np.array(self.log_wealth) + np.log1p(BETS[:, None] * gains[None]).sum(1)
-        self.log_wealth = found.tolist()
+    @property
+    def bets(self) -> Losses:
+        """(BETS,), rising. Bet b is the best one where losses of 0 and 1 are 1 at α + b (1 − α)."""
+        smallest = FINEST * min(1.0, self.at_most / (1 - self.at_most))
+        return np.geomspace(max(smallest, 1e-6), BOLDEST, BETS)
+
+    @property
+    def log_wealth(self) -> Losses:
+        """(BETS,), the log of S_n(b) + T_n, what a bet has become from 1."""
+        return np.logaddexp(self.log_started, _log_waiting(self.n))
 
     @property
     def p_value(self) -> float:
-        """At any time at most δ with a probability of at most δ, where the mean is at most α."""
-        return float(min(1.0, len(BETS) * np.exp(-np.logaddexp.reduce(self.log_wealth))))
+        """Ever at most δ with a probability of at most δ, where the mean is at most α. It only
+        falls: that the mean was above is not undone by what comes after.
+        """
+        return float(min(1.0, math.exp(-self.log_most)))
+
+    def add(self, losses: Iterable[float]) -> None:
+        """Bets on these losses, in an order that does not depend on them."""
+        found = np.array(list(losses), dtype=np.float64)
+        if not ((found >= 0) & (found <= 1)).all():  # NaN is refused too.
+            raise ValueError("losses must lie within [0, 1].")
+        for start in range(0, len(found), AT_ONCE):
+            self._bet(found[start : start + AT_ONCE])
+
+    def _bet(self, losses: Losses) -> None:
+        # α = 0 is broken by any loss above 0; the least number stands for it.
+        gains = (losses - self.at_most) / max(self.at_most, 1e-9)
+        grown = np.log1p(self.bets[:, None] * gains).cumsum(1)  # (BETS, losses)
+        numbers = self.n + np.arange(1, 1 + len(losses))
+        # S_n = F_n (S_0 + Σ_k w_k / F_{k−1}), where F_n is the product of f up to the n-th.
+        before = np.column_stack([np.zeros(BETS), grown[:, :-1]])
+        joining = np.column_stack([self.log_started, _log_joining(numbers) - before])
+        started = np.logaddexp.accumulate(joining, axis=1)[:, 1:] + grown
+        wealth = np.logaddexp(_log_mean(started), _log_waiting(numbers))
+        self.n, self.log_started = self.n + len(losses), started[:, -1]
+        self.log_most = max(self.log_most, float(wealth.max()))
+
+    def violations_that_break(self, n: int, delta: float) -> int | None:
+        """How many of n more losses of 0 and 1 have to be 1 so that p is surely δ or less after
+        them, whatever their order: those that join in with the first alone are enough. None: not
+        even n.
+        """
+        started = np.logaddexp(self.log_started, _log_joining(np.array(self.n + 1)))
+        won, lost = np.log1p(self.bets * (1 / max(self.at_most, 1e-9) - 1)), np.log1p(-self.bets)
+        waiting = _log_waiting(self.n + n)
+
+        def breaks(violated: int) -> bool:
+            after = started + violated * won + (n - violated) * lost
+            return bool(np.logaddexp(_log_mean(after), waiting) >= -math.log(delta))
+
+        found = bisect_left(range(n + 1), True, key=breaks)
+        return found if found <= n else None
+
+    def rate_seen(self, n: int, delta: float, power: float = 0.8) -> float | None:
+        """From which rate on n more losses of 0 and 1 end in p ≤ δ, with a probability of at least
+        ``power``: P(Binomial(n, rate) ≥ k) = power, of k violations that break. None: not even 1.
+        """
+        violated = self.violations_that_break(n, delta)
+        return None if violated is None else float(beta.ppf(power, violated, n - violated + 1))
+
+
+def _log_waiting(n: Any) -> Any:
+    """log T_n."""
+    return -np.log1p(np.log2(1 + n))
+
+
+def _log_joining(n: NDArray[np.int64]) -> Losses:
+    """log w_n = log (T_{n−1} − T_n), n ≥ 1, without the difference of near numbers."""
+    step = np.log1p(1 / n) / math.log(2)  # log₂(1 + n) − log₂ n
+    return np.asarray(np.log(step) + _log_waiting(n) + _log_waiting(n - 1))
+
+
+def _log_mean(logs: Losses) -> Any:
+    """log of the mean over the first axis of what logs are of."""
+    return np.logaddexp.reduce(logs, axis=0) - math.log(len(logs))

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -107,6 +108,26 @@ class Requirement:
             raise RequirementError(f"{text!r}: {share:g} is no share between 0 and 1.")
         return read
 
+    def from_on(self, loss: float) -> str:
+        """Returns "from this mean loss on" in the requirement's own terms."""
+        if self.beyond is not None:
+            return f"from a rate of {100 * loss:.3g} % on"
+        value, way = (1 - loss, "down") if self.complement else (loss, "up")
+        return f"from a mean of {value:.3g} {way}, of values that are 0 or 1"
+
+    def in_words(self, loss: float) -> str:
+        """Returns what a mean loss says of samples."""
+        if self.beyond is not None:
+            return f"{100 * loss:.3g} % fail"
+        return f"mean {1 - loss if self.complement else loss:.3g}"
+
+    def allowed(self) -> str:
+        """Returns the bound in the same terms."""
+        if self.beyond is not None:
+            return f"{100 * self.at_most:.3g} % may"
+        sign = "at least" if self.complement else "at most"
+        return f"it has to be {sign} {1 - self.at_most if self.complement else self.at_most:.3g}"
+
     @property
     def kind(self) -> Literal["constraint", "metric"]:
         """What the quantity is."""
@@ -144,3 +165,15 @@ class Requirement:
             between = f"between {np.nanmin(values):g} and {np.nanmax(values):g}"
             raise RequirementError(f"{self.text!r}: its values lie {between}, and not in [0, 1].")
         return losses
+
+
+def distinct(texts: Iterable[str]) -> list[Requirement]:
+    """Reads requirements; what is the same as an earlier one, spelt in another way too, is left
+    out, as it would be tested twice.
+    """
+    found = list[Requirement]()
+    for text in texts:
+        read = Requirement.parse(text)
+        if all(replace(read, text=each.text) != each for each in found):
+            found.append(read)
+    return found
