@@ -38,6 +38,7 @@ from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics, notes_of, objects_of_all_ranks
+from pl_pointwise.tasks.common.adapters import saved_adapter
 from pl_pointwise.tasks.common.models import check_weights
 
 from .before import Watched, as_reference, kept_role, place_of, wanted_columns
@@ -50,7 +51,7 @@ from .likelihood.scoring import (
     of_adapter,
     reference_problem,
 )
-from .model.adapters import Lora, merged_model
+from .model.adapters import Lora, lora_of, merged_model
 from .model.generation import Generation, generate_answers, text_of_response
 from .model.loading import Policy, load_encoder, load_language_model
 from .roles import Requirement, divergence, drop, lead, mean_over
@@ -186,6 +187,11 @@ class LanguageModelModule(PointwiseModule):
     def _load_policy(self, policy: Policy) -> None:
         self.policy, own = policy, policy.generation
         lora = self.default_lora if policy.lora == "default" else policy.lora
+        start = saved_adapter(policy.model_name, policy.revision)
+        if policy.continue_adapter and start is not None:
+            lora = lora_of(start.config)
+        # Its base is another model than that of the adapters which are trained.
+        self.merged_start = start is not None and not policy.continue_adapter
         self.lora = lora if isinstance(lora, Lora) else None
         self.generation = own if isinstance(own, Generation) else self.default_generation
         # The data module takes these over.
@@ -581,16 +587,18 @@ class LanguageModelModule(PointwiseModule):
     def export(self, path: str | Path) -> Path:
         """Save model, tokenizer and model card as a folder.
 
-        The adapter, which `peft.AutoPeftModelForCausalLM` loads; or with ``merge_on_export``, and
-        without adapters, the whole model, which `AutoModelForCausalLM` loads, and a run takes as
-        `model_name`.
+        The adapter, which `peft.AutoPeftModelForCausalLM` loads; or with ``merge_on_export``,
+        without adapters, and where the run began by merging one, the whole model, which
+        `AutoModelForCausalLM` loads. A run takes both as `model_name`.
         """
         model, package, kind = self.model, "transformers", "AutoModelForCausalLM"
         with replaced_folder(Path(path)) as folder:
-            if isinstance(model, PeftModel) and not self.policy.merge_on_export:
+            apart = not (self.policy.merge_on_export or self.merged_start)
+            if isinstance(model, PeftModel) and apart:
                 package, kind = "peft", "AutoPeftModelForCausalLM"
-                model.active_peft_config.revision = self.revision  # of the base
-                model.save_pretrained(folder)
+                if not self.policy.continue_adapter:  # Else it has that of its base.
+                    model.active_peft_config.revision = self.revision
+                model.save_pretrained(folder, selected_adapters=[model.active_adapter])
             else:
                 whole = merged_model(model) if isinstance(model, PeftModel) else model
                 whole.save_pretrained(folder)

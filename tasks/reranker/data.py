@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError
@@ -27,17 +27,29 @@ from pl_pointwise.tasks.common.data import (
     side_of_held_out,
     split_by_group,
 )
-from pl_pointwise.tasks.common.models import limits_of_model, pretrained
-from pl_pointwise.tasks.common.records import digest, hub_split, largest, refused, report_skipped
+from pl_pointwise.tasks.common.models import limits_of_model
+from pl_pointwise.tasks.common.records import (
+    digest,
+    hub_split,
+    largest,
+    records_of,
+    refused,
+    report_skipped,
+    rows_of,
+)
 
+from .collection import Collection
+from .loading import load_tokenizer
 from .records import (
     Record,
     RerankerDataset,
+    check_together,
     parse_candidates,
     parse_labelled,
-    split_template,
+    rows_of_one_answer,
     token_lengths,
 )
+from .template import Template
 
 DOCSTRINGS = Path(__file__).parent / "docstrings" / "docstrings.jsonl"
 
@@ -67,16 +79,22 @@ class RerankerDataModule(RecordsDataModule):
     not like them.
 
     Args:
-        model_name, max_length, template: the module's; give them to use the data without one.
+        model_name, max_length, template, instruction: the module's; give them to use the data
+            without one.
         source: "embedded" are docstrings that ship with this package, held out by module; "hub" is
             ``hub_path``, its splits "train" and "validation"; of the training queries of "files" a
             part is held out, of each query_type the same, by query text.
         hub_path: the dataset on the hub, or a folder of the same layout.
         hub_config: its configuration.
-        train_file: JSON lines, or Parquet by its ending ".parquet".
+        train_file: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by its ending; with
+            ``corpus_file`` judgements of relevance, BEIR's or TREC's.
         val_file: as train_file.
         test_file: as train_file.
         predict_file: queries to predict for; of use with any source.
+        corpus_file: the passages of a collection, by id (collection.py).
+        queries_file: its queries, by id.
+        run_file: candidates of each query, as a first stage found them; negatives are those without
+            a judgement above 0.
         invalid: what to do with a record that cannot be used: "error" or "skip". None is "skip" for
             the hub, where queries with no or several marked passages are normal, and "error"
             otherwise. Records for prediction are never skipped.
@@ -99,6 +117,7 @@ class RerankerDataModule(RecordsDataModule):
         *,
         max_length: int | None = None,
         template: str | None = None,
+        instruction: str | None = None,
         source: Literal["embedded", "hub", "files"] = "embedded",
         hub_path: str = "microsoft/ms_marco",
         hub_config: str | None = "v2.1",
@@ -106,6 +125,9 @@ class RerankerDataModule(RecordsDataModule):
         val_file: str | None = None,
         test_file: str | None = None,
         predict_file: str | None = None,
+        corpus_file: str | None = None,
+        queries_file: str | None = None,
+        run_file: str | None = None,
         invalid: Literal["error", "skip"] | None = None,
         negatives: int = 9,
         min_negatives: int | None = None,
@@ -126,8 +148,16 @@ class RerankerDataModule(RecordsDataModule):
                 f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
             )
         if template is not None:
-            split_template(template)
+            Template.parse(template)
+        self.collection = None
+        if corpus_file is not None and queries_file is not None:
+            self.collection = Collection(corpus_file, queries_file, run_file)
+        elif corpus_file or queries_file or run_file:
+            raise DataError(
+                f"corpus_file={corpus_file}, queries_file={queries_file}: a collection needs both."
+            )
         self._given = {"model_name": model_name, "max_length": max_length, "template": template}
+        self._given["instruction"] = instruction
         self.hub_path, self.hub_config = hub_path, hub_config
         self.negatives = negatives
         self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": self.seed}
@@ -173,13 +203,13 @@ class RerankerDataModule(RecordsDataModule):
         """The input format, the module's."""
         agreed = {name: self.shared_option(name, own) for name, own in self._given.items()}
         agreed["max_length"] = 512 if agreed["max_length"] is None else agreed["max_length"]
-        name, longest, template = agreed.values()
+        name, longest, template, instruction = agreed.values()
         if name is None:
             raise DataError(
                 "model_name: the data need a tokenizer. Name one, or use them with RerankerModule."
             )
         if agreed != known:
-            tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, name)
+            tokenizer = load_tokenizer(name)
             if not tokenizer.is_fast or tokenizer.pad_token_id is None:
                 raise DataError(
                     f"{name}: take an encoder with a fast tokenizer that has a pad token."
@@ -190,7 +220,12 @@ class RerankerDataModule(RecordsDataModule):
                     f"max_length={longest}: {name} takes from {least} to "
                     f"{tokenizer.model_max_length:,} tokens."
                 )
-            self._tokenizer, self._format = tokenizer, {"max_length": longest, "template": template}
+            self._tokenizer = tokenizer
+            self._format = {
+                "max_length": longest,
+                "template": template,
+                "instruction": instruction,
+            }
         return agreed
 
     def encoded(self, name: str, records: Sequence[Record]) -> RerankerDataset:
@@ -211,9 +246,23 @@ class RerankerDataModule(RecordsDataModule):
             self._records |= self._from_hub("train" if name == "train" else "validation")
         return super().task_records(name)
 
+    def read(self, name: str) -> list[Record]:
+        """The records of a data set's files; of a row with several answers one for each."""
+        found, parse = list[Record](), self.reader(name)
+        for path in self.files.get(name, ()):
+            if name == "predict":
+                rows = rows_of(path)
+            else:
+                given = rows_of(path) if self.collection is None else self.collection.rows(path)
+                rows = ((where, one) for where, raw in given for one in rows_of_one_answer(raw))
+            found += records_of(rows, path, parse, self.skips(name))
+        return found
+
     def read_splits(self) -> dict[str, list[Record]]:
         """The records of files, or of the embedded corpus, that each split keeps."""
         found = super().read_splits() if self.source == "files" else self._embedded()
+        for split, records in found.items():
+            found[split] = check_together(records, self.skip_invalid)
         for split, records in found.items():
             variances = (_variance(self._tokenizer, record) for record in records)
             found[split] = self._kept(split, records, variances)
@@ -286,7 +335,7 @@ class RerankerDataModule(RecordsDataModule):
         for name in ("train",) if split == "train" else ("val", "test"):
             own = [i for i, side in zip(usable, sides, strict=True) if side == name]
             kept = self._kept(name, own, (variances[i] for i in own))
-            found[name] = [parse(rows[i], i) for i in kept]
+            found[name] = check_together([parse(rows[i], i) for i in kept], self.skip_invalid)
         return found
 
 

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pl_pointwise.tasks.common.models import pretrained
-
-from .records import split_template
+from .template import Template
 
 USAGE = """
 from sentence_transformers import CrossEncoder
@@ -39,9 +37,10 @@ PROBES = (
 )
 
 
-def exported_tokenizer(name: str, max_length: int, template: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``name`` that makes the module's inputs: of pairs, or by ``template``."""
-    tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, name)
+def exported_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, template: Template | None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer, so that it makes the module's inputs: of pairs, or by ``template``."""
     # CrossEncoder would render pairs with whatever chat template it finds.
     tokenizer.chat_template = None
     if template is not None:
@@ -64,7 +63,7 @@ def save_with_one_label(model: PreTrainedModel, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
-def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: Template) -> None:
     """Gives it the Jinja template that renders a (query, document) conversation as `template` does.
 
     Chat templates are tokenised without special tokens, so those of a single text are written out.
@@ -75,11 +74,10 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: str) -> None
     encoding = tokenizer("a", return_special_tokens_mask=True)
     special, tokens = encoding["special_tokens_mask"], encoding.tokens()
     start = special.index(0)
-    before, between = split_template(template)
-    before = "".join(tokens[:start]) + before
-    after = "".join(tokens[start + special.count(0) :])
+    before = "".join(tokens[:start]) + template.before
+    after = template.after + "".join(tokens[start + special.count(0) :])
     # JSON's escapes are among those that Jinja reads.
-    parts = before, between, after
+    parts = before, template.between, after
     first, second, third = (json.dumps(part, ensure_ascii=False) for part in parts)
     said = (f'(messages | selectattr("role", "eq", "{role}") | first).content' for role in ROLES)
     # A content may be a list of parts: CrossEncoder decides from how the template looks.
@@ -89,9 +87,9 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: str) -> None
         pair = zip(ROLES, (query, passage), strict=True)
         messages = [{"role": role, "content": text} for role, text in pair]
         rendered: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
-        expected = tokenizer(template.format(query=query, passage=passage)).input_ids
+        expected = tokenizer(template.render(query, passage).text).input_ids
         if rendered["input_ids"] != expected:
             raise ValueError(
-                f"The template {template!r} cannot be exported: this tokenizer reads a text "
+                f"The template {template} cannot be exported: this tokenizer reads a text "
                 "differently after a special token that is written out. Train on pairs to export."
             )

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torchmetrics import MeanMetric
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification
 
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
 from pl_pointwise.errors import one_of
@@ -30,14 +30,13 @@ from pl_pointwise.files import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
 from pl_pointwise.task import Batch, Metrics
-from pl_pointwise.tasks.common.models import check_weights, most_tokens, pretrained
+from pl_pointwise.tasks.common.models import check_weights, most_tokens
 
-from .export import CONFIG, USAGE, exported_tokenizer, save_with_one_label
+from .export import USAGE, exported_tokenizer, save_with_one_label
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
+from .loading import Attention, load_cross_encoder, load_tokenizer
 from .metrics import NAMES, ranking_metrics
-from .records import split_template
-
-Attention = Literal["eager", "sdpa", "flash_attention_2"]
+from .template import Template
 
 FORWARD_COST = {"cpu": 64}
 """What one more forward pass costs, in tokens: padding up to that much is cheaper than a pass.
@@ -55,10 +54,12 @@ class RerankerModule(PointwiseModule):
 
     Any model that `AutoModelForSequenceClassification` loads from safetensors will do: a one-label
     head scores with its logit, a two-label head with logit 1 − logit 0, and an encoder without a
-    head gets a new one-label head. To evaluate it before training, run `test` without `fit`.
+    head gets a new one-label head; and any causal model that answers in a word (``head``). To
+    evaluate it before training, run `test` without `fit`.
 
     Args:
-        model_name: a name on the hub, a folder, or ``package:NAME/FOLDER``.
+        model_name: a name on the hub, a folder, or ``package:NAME/FOLDER``; of a PEFT adapter its
+            base with the adapter merged into it.
         formulation: how the margin is enforced; None for plain training on the objective.
         tolerance: ε, the margin s_p − s_n each negative has to keep.
         evaluation_tolerance: ε that violations in validation and test are measured against; None
@@ -73,7 +74,11 @@ class RerankerModule(PointwiseModule):
         max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
             text is cut first; at most what the model has positions for. The data module takes it,
             model_name and template from here.
-        template: one text instead of a pair, such as "Query: {query}\\nSentence: {passage}".
+        template: one text instead of a pair, such as "Query: {query}\\nSentence: {passage}"; long
+            passages are cut, and what stands behind them stays.
+        head: of a causal model that answers in a word, the words whose logits are the score, as
+            [yes, no] of Qwen3-Reranker, ["1", "0"] of mxbai-rerank v2, [Yes] of bge-v2-gemma.
+        instruction: what stands for {instruction} in the template where a record has none.
         training: how it is trained; by default as in the paper.
     """
 
@@ -93,6 +98,8 @@ class RerankerModule(PointwiseModule):
         attention: Attention | None = None,
         max_length: int = 512,
         template: str | None = None,
+        head: list[str] | None = None,
+        instruction: str | None = None,
         training: Training = PAPER_TRAINING,
     ) -> None:
         if evaluation_tolerance is None:
@@ -106,11 +113,12 @@ class RerankerModule(PointwiseModule):
         one_of("objective", objective, ("length", "monobert"))
         one_of("objective_candidates", objective_candidates, ("all", "negatives"))
         if template is not None:
-            split_template(template)
+            Template.parse(template)
         self.trained_on, self.top_k = objective, top_k
         self.objective_candidates: CandidateSet = objective_candidates
         self.model_name, self.max_length, self.template = model_name, max_length, template
-        self.model = load_cross_encoder(model_name, dropout, attention)
+        self.instruction = instruction
+        self.model = load_cross_encoder(model_name, dropout, attention, head)
         if max_length > (most := most_tokens(self.model)):
             rank_zero_info(f"{model_name} has positions for {most} tokens: max_length is {most}.")
             self.max_length = int(most)
@@ -197,7 +205,10 @@ class RerankerModule(PointwiseModule):
 
     def export(self, path: str | Path) -> Path:
         """Save a folder that `sentence_transformers.CrossEncoder` loads, see `export.py`."""
-        tokenizer = exported_tokenizer(self.model_name, self.max_length, self.template)
+        template = None if self.template is None else Template.parse(self.template)
+        if template is not None:
+            template = template.filled(self.instruction)
+        tokenizer = exported_tokenizer(load_tokenizer(self.model_name), self.max_length, template)
         card = {"library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
         with replaced_folder(Path(path)) as folder:
             save_with_one_label(self.model, folder)
@@ -236,40 +247,3 @@ def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
     signs[:, 0] = 1.0
     losses = torch.where(candidates, -logsigmoid(signs * scores), 0.0)
     return losses.sum(dim=1) / candidates.sum(dim=1).clamp(min=1)
-
-
-def load_cross_encoder(
-    model_name: str, dropout: float | None = None, attention: Attention | None = None
-) -> PreTrainedModel:
-    """The model with its own head of one or two labels, or with a new head of one label.
-
-    A new head depends on the seed of the run (`seed_everything`) alone, not on how many random
-    numbers were drawn before, so that methods compared at one seed start from the same weights.
-    """
-    config = pretrained(AutoConfig, model_name)
-    if not any(n.endswith("ForSequenceClassification") for n in config.architectures or []):
-        config.num_labels = 1
-        rank_zero_info(f"{model_name} has no classification head: it gets a new one, untrained.")
-    elif config.num_labels not in (1, 2):
-        raise ValueError(
-            f"{model_name} has a head of {config.num_labels} labels. A re-ranker needs one label, "
-            "or two with score = logit 1 − logit 0: take such a model, or the encoder without head."
-        )
-    config.problem_type, config.sentence_transformers = None, CONFIG
-    if dropout is not None:
-        names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
-        if not names:
-            raise ValueError(f"dropout={dropout}: {model_name} has none to set; leave it out.")
-        for name in names:
-            setattr(config, name, dropout)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(torch.initial_seed())
-        model: PreTrainedModel = pretrained(
-            AutoModelForSequenceClassification,
-            model_name,
-            config=config,
-            attn_implementation=attention,
-            dtype=torch.float32,
-            use_safetensors=True,
-        )
-    return model.train()  # loaded in evaluation mode, and Lightning keeps the mode it finds

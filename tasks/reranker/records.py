@@ -16,10 +16,12 @@ from transformers import PreTrainedTokenizerBase
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.models import check_known
 from pl_pointwise.tasks.common.records import (
+    Row,
     bad_field,
     digest,
     field,
     folded,
+    from_json,
     json_object,
     kind,
     refused,
@@ -28,20 +30,35 @@ from pl_pointwise.tasks.common.records import (
     text_field,
 )
 
-FORMS = ("passages", "docs", "pos", "positive")
+from .template import Template, kept_tokens
+
+_LISTED = ("passages", "docs", "documents", "candidates")
+"""All passages in one list, and which of them is right in another."""
+_POSITIVE = ("pos", "positive", "positives", "positive_passages", "positive_ctxs")
+"""The right ones in a field of their own, the others in fields of :data:`_NEGATIVE`."""
+FORMS = (*_LISTED, *_POSITIVE)
 """The fields by which the form of a row is known."""
-_NEGATIVE = re.compile(r"neg|negatives?|negative_\d+")
+_NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?(_\d+)?|(hard_)?negative_(passages|ctxs)")
+_QUERIES = ("query", "anchor", "question")
+_TEXTS = ("text", "contents", "content", "passage")
+"""Where a passage that is an object has its text; a "title" stands in front of it."""
+_SCORES = ("pos_scores", "neg_scores"), ("scores", "score", "teacher_scores")
+"""What a teacher says of the passages, by kind or in the order in which they are read."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A query and its candidate passages, the positive first; ``category`` is the "query_type"."""
+    """A query and its candidate passages, the positive first; ``category`` is the "query_type".
+
+    instruction: what a template has for it; "" takes the module's.
+    """
 
     query: str
     passages: tuple[str, ...]
     query_id: Any
     where: str
     category: str = ""
+    instruction: str = ""
 
     @property
     def unit(self) -> str:
@@ -58,15 +75,16 @@ def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: in
     rest of the file. A row with fewer than ``least`` is refused.
     """
     record = parse_candidates(row, where)
-    named, labels, marks = _passages(row, where)
-    if not isinstance(labels, list) or any(label not in (0, 1) for label in labels):
+    named, given, marks = _passages(row, where)
+    labels = [_label(each) for each in given] if isinstance(given, list) else None
+    if labels is None or None in labels:
         remedy = "Mark the answer with 1 and others with 0"
         raise bad_field(where, marks, "is not a list of 0 and 1", remedy)
     if len(labels) != len(named):
         problem = f"has {len(labels)} entries for {len(named)} passages"
         raise bad_field(where, marks, problem, "Give one entry for each passage")
-    if sum(labels) != 1:
-        problem = f"marks {sum(labels) or 'no'} passages"
+    if (marked := labels.count(1)) != 1:
+        problem = f"marks {marked or 'no'} passages"
         raise bad_field(where, marks, problem, "Mark one; of several answers give a row each")
     texts, right = record.passages, labels.index(1)
     wrong = [place for place in range(len(texts)) if place != right]
@@ -74,9 +92,12 @@ def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: in
         if folded(texts[place]) == folded(texts[right]):
             problem = f"is {named[right][0]} again, but for case and spaces"
             raise bad_field(where, named[place][0], problem, "Take one out")
+    _check_teacher(row, where, labels)
     if len(wrong) < least:
         problem = f"has {len(wrong)} passages besides the marked one, and {least} are needed"
-        raise bad_field(where, marks, problem, "Add some, or lower min_negatives")
+        read = isinstance(row, Row) and sorted(row.unread())
+        unread = f" (not read: {', '.join(map(shown, read))})" if read else ""
+        raise bad_field(where, marks, problem + unread, "Add some, or lower min_negatives")
     if len(wrong) > negatives:
         key = digest(seed, record.query, *texts)
         wrong = sorted(random.Random(key).sample(wrong, negatives))
@@ -86,11 +107,115 @@ def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: in
 def parse_candidates(row: Any, where: str) -> Record:
     """A record for prediction: any number of passages in their order, labels ignored."""
     row = json_object(row, where)
-    name = "anchor" if "query" not in row and "anchor" in row else "query"
+    name = next((each for each in _QUERIES if each in row), "query")
     query = text_field(field(row, name, where), name, where)
     category = str(row.get("query_type") or "").strip()
-    texts = tuple(text_field(text, name, where) for name, text in _passages(row, where)[0])
-    return Record(query, texts, row.get("query_id"), where, category)
+    instruction = row.get("instruction") or ""
+    if instruction:
+        instruction = text_field(instruction, "instruction", where)
+    texts = tuple(_text(text, name, where) for name, text in _passages(row, where)[0])
+    return Record(query, texts, row.get("query_id"), where, category, instruction)
+
+
+def rows_of_one_answer(raw: Any) -> list[Any]:
+    """Of a row with several right passages in a field of their own, a row for each of them.
+
+    Any other row, a line of JSON among them, as it is.
+    """
+    try:
+        row = from_json(raw) if isinstance(raw, bytes) else raw
+    except (ValueError, RecursionError):
+        return [raw]  # Whoever reads it says what is wrong.
+    if not isinstance(row, dict):
+        return [raw]
+    form = next((name for name in FORMS if row.get(name) not in (None, "", [])), None)
+    if form not in _POSITIVE:
+        return [raw]
+    right, scores = _listed(row[form]), row.get("pos_scores")
+    if not isinstance(right, list) or len(right) < 2:
+        return [raw]
+    scored = isinstance(scores, list) and len(scores) == len(right)
+    return [
+        {**row, form: [each], **({"pos_scores": [scores[place]]} if scored else {})}
+        for place, each in enumerate(right)
+    ]
+
+
+def check_together(records: Sequence[Record], skip_invalid: bool | None) -> list[Record]:
+    """The records without those that contradict an earlier one of the same query.
+
+    Raises:
+        DataError: one does, and it is not to be skipped: it marks a passage that the other has as a
+            negative, or the other way round, and both constraints cannot hold.
+    """
+    right, wrong = dict[tuple[str, str], str](), dict[tuple[str, str], str]()
+    kept, problems = list[Record](), list[str]()
+    for record in records:
+        keys = [(record.unit, str(folded(text))) for text in record.passages]
+        clashes = [(keys[0], wrong), *((key, right) for key in keys[1:])]
+        found = next((others[key] for key, others in clashes if key in others), None)
+        if found is not None:
+            problem = DataError(
+                f"{record.where}: of the same query {found} says the opposite: the right passage "
+                "of one is a negative of the other. Take it out of one."
+            )
+            problems.append(refused(problem, skip_invalid))
+            continue
+        right.setdefault(keys[0], record.where)
+        for key in keys[1:]:
+            wrong.setdefault(key, record.where)
+        kept.append(record)
+    if problems:
+        report_skipped("rows of one query", problems, len(kept))
+    return kept
+
+
+def _label(value: Any) -> int | None:
+    """0 or 1, also as a text of a CSV file, or true and false; else None."""
+    known = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+    return known.get(str(value).lower())
+
+
+def _check_teacher(row: Any, where: str, labels: Sequence[int | None]) -> None:
+    """Refuses a row whose scores of a teacher put a negative above the right passage."""
+    apart, together = _SCORES
+    if row.get(apart[0]) is not None and row.get(apart[1]) is not None:
+        scores = [row[apart[0]], row[apart[1]]]
+        known = all(isinstance(each, list) for each in scores)
+        name, best, others = apart[1], *(scores if known else ([], []))
+    else:
+        name = next((each for each in together if isinstance(row.get(each), list)), together[0])
+        given = row.get(name)
+        if not isinstance(given, list) or len(given) != len(labels):
+            return
+        best = [score for score, label in zip(given, labels, strict=True) if label]
+        others = [score for score, label in zip(given, labels, strict=True) if not label]
+    if not all(isinstance(score, (int, float)) for score in [*best, *others]):
+        return
+    if best and others and max(others) > max(best):
+        problem = f"has {max(others):g} for a negative, above {max(best):g} of the right passage"
+        raise bad_field(where, name, problem, "Take the record or its scores out")
+
+
+def _listed(value: Any) -> Any:
+    """A value, or the list that it is as a text of a CSV file."""
+    if isinstance(value, str) and value.strip()[:1] == "[":
+        try:
+            found = from_json(value)
+        except ValueError:
+            return value
+        return found if isinstance(found, list) else value
+    return value
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    """A passage's text, of an object behind its title."""
+    if isinstance(value, dict):
+        key = next((each for each in _TEXTS if each in value), _TEXTS[0])
+        text = text_field(field(value, key, where, f"{name}."), f"{name}.{key}", where)
+        title = str(value.get("title") or "").strip()
+        return f"{title} {text}" if title else text
+    return text_field(value, name, where)
 
 
 def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], Any, str]:
@@ -103,46 +228,39 @@ def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], A
         names = ", ".join(map(shown, row))
         raise DataError(
             f'{where}: field "passages" is missing or empty (found: {names}). Add it, or "docs" '
-            'with "labels", "pos" with "neg", or "positive" with "negative".'
+            'with "labels", "pos" with "neg", or "positive" with "negative"; of pairs with a '
+            "label or a score put all of a query into one row."
         )
-    if form in ("passages", "docs"):
-        inside = isinstance(row[form], dict)
-        holder, prefix = (row[form], f"{form}.") if inside else (row, "")
-        name, marks = ("passage_text", "is_selected") if inside else (form, "labels")
-        texts = field(holder, name, where, prefix)
-        if not isinstance(texts, list) or not texts:
-            problem = "is empty" if texts == [] else f"is {kind(texts)}"
-            raise bad_field(where, prefix + name, problem, "Give a list of texts")
-        named = [(f"{prefix}{name}[{i}]", text) for i, text in enumerate(texts)]
-        return named, holder.get(marks), prefix + marks
+    if form in _LISTED:
+        return _listed_passages(row, form, where)
     named, labels = [], []
     for name in row:
         if (name == form or _NEGATIVE.fullmatch(name)) and row[name] not in (None, "", []):
-            several = enumerate(row[name]) if isinstance(row[name], list) else ()
-            texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, row[name])]
-            named += texts
-            if form == "pos" and str(row[name])[:1] == "[" and isinstance(row[name], str):
+            given = _listed(row[name])
+            if isinstance(given, str) and given.strip()[:1] == "[" and form == "pos":
                 raise bad_field(where, name, "is a text", "Give a list of texts")
+            several = enumerate(given) if isinstance(given, list) else ()
+            texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, given)]
+            named += texts
             labels += [int(name == form)] * len(texts)
     return named, labels, form
 
 
+def _listed_passages(
+    row: dict[str, Any], form: str, where: str
+) -> tuple[list[tuple[str, Any]], Any, str]:
+    inside = isinstance(row[form], dict)
+    holder, prefix = (row[form], f"{form}.") if inside else (row, "")
+    name, marks = ("passage_text", "is_selected") if inside else (form, "labels")
+    texts = _listed(field(holder, name, where, prefix))
+    if not isinstance(texts, list) or not texts:
+        problem = "is empty" if texts == [] else f"is {kind(texts)}"
+        raise bad_field(where, prefix + name, problem, "Give a list of texts")
+    named = [(f"{prefix}{name}[{i}]", text) for i, text in enumerate(texts)]
+    return named, _listed(holder.get(marks)), prefix + marks
+
+
 # Tokens ------------------------------------------------------------------------------------------
-
-
-def split_template(template: str) -> tuple[str, str]:
-    """What stands before the query and between query and passage.
-
-    Long inputs are cut at their end, so {passage} ends a template.
-    """
-    before, _, rest = template.partition("{query}")
-    between = rest.removesuffix("{passage}")
-    if between == rest or set("{}").intersection(before + between):
-        raise DataError(
-            f"template {template!r}: needs {{query}} once, then {{passage}} once and at its end, "
-            "and no other brace."
-        )
-    return before, between
 
 
 def token_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
@@ -151,15 +269,32 @@ def token_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> l
     return [len(ids) for ids in tokenizer(list(texts), **options)["input_ids"]] if texts else []
 
 
+@dataclass(frozen=True)
+class _Input:
+    """The tokens of a pair, their types, and whether it was cut."""
+
+    ids: Any  # (T,)
+    types: Any  # (T,)
+    cut: bool
+
+    @classmethod
+    def of(cls, pair: Any, kept: Sequence[int], cut: bool) -> _Input:
+        """Those tokens of an encoding that are kept."""
+        places = np.asarray(kept, np.int64)
+        ids, types = np.asarray(pair.ids, np.int32), np.asarray(pair.type_ids, np.int8)
+        return cls(ids[places], types[places], cut)
+
+
 class RerankerDataset:
     """Records tokenised once.
 
     Row i is {"input_ids": C arrays (T,), "passage_lengths": (C,)}, with "token_type_ids" if the
     tokenizer makes them, and with the record's "query_id" for prediction. Of pairs beyond
-    ``max_length``, special tokens included, the longer text is cut first; what a ``template`` makes
-    of a pair is cut at its end.
+    ``max_length``, special tokens included, the longer text is cut first; of what a ``template``
+    makes of a pair the passage is cut at its end.
 
     Args:
+        instruction: what the template has for a record without one of its own.
         rows: of the model's embeddings, one a token.
         skip_invalid: leave out a record of which a passage has no token in the input, else a
             DataError; see ``refused``.
@@ -172,27 +307,27 @@ class RerankerDataset:
         *,
         max_length: int,
         template: str | None = None,
+        instruction: str | None = None,
         rows: float = math.inf,
         name: str = "data",
         skip_invalid: bool | None = None,
     ) -> None:
         self.records: list[Record] = []
         self._rows: list[dict[str, Any]] = []
+        self._tokenizer, self._max_length = tokenizer, max_length
+        form = None if template is None else Template.parse(template)
         skipped, cut = list[str](), 0
         for record in records:
-            query, passages = record.query, record.passages
-            inputs: tuple[list[str], ...] = ([query] * len(passages), list(passages))
-            if template is not None:
-                inputs = ([template.format(query=query, passage=text) for text in passages],)
-            # What CrossEncoder.predict feeds, unpadded.
-            limit: dict[str, Any] = {"truncation": "longest_first", "max_length": max_length}
-            found = tokenizer(*inputs, **limit, return_attention_mask=False)
-            pairs, lengths = found.encodings or [], token_lengths(tokenizer, passages)
-            start = 0 if template is None else len(template.format(query=query, passage=""))
+            passages = record.passages
+            if form is None:
+                pairs = self._pairs(record)
+            else:
+                pairs = self._texts(record, form.filled(record.instruction or instruction))
+            lengths = token_lengths(tokenizer, passages)
             lost = [
                 text
                 for text, pair, length in zip(passages, pairs, lengths, strict=True)
-                if length == 0 or all(end <= start for _, end in pair.offsets)
+                if length == 0 or pair is None
             ]
             if lost:
                 problem = DataError(
@@ -201,14 +336,15 @@ class RerankerDataset:
                 )
                 skipped.append(refused(problem, skip_invalid))
                 continue
-            check_known(max(max(pair.ids) for pair in pairs), rows, record.where)
-            cut += sum(bool(pair.overflowing) for pair in pairs)
+            found = [pair for pair in pairs if pair is not None]
+            check_known(max(int(pair.ids.max()) for pair in found), rows, record.where)
+            cut += sum(pair.cut for pair in found)
             row: dict[str, Any] = {
-                "input_ids": [np.asarray(pair.ids, np.int32) for pair in pairs],
+                "input_ids": [pair.ids for pair in found],
                 "passage_lengths": np.asarray(lengths, np.float32),
             }
-            if "token_type_ids" in found:
-                row["token_type_ids"] = [np.asarray(pair.type_ids, np.int8) for pair in pairs]
+            if "token_type_ids" in tokenizer.model_input_names:
+                row["token_type_ids"] = [pair.types for pair in found]
             if name == "predict":
                 row["query_id"] = record.query_id
             self.records.append(record)
@@ -220,6 +356,31 @@ class RerankerDataset:
         self.categories = kinds if any(kinds) else None
         if cut:
             rank_zero_info(f"{name}: {cut:,} pairs of more than {max_length} tokens were cut.")
+
+    def _pairs(self, record: Record) -> list[_Input | None]:
+        """Pairs as CrossEncoder.predict feeds them, unpadded; None where no passage is left."""
+        limit: dict[str, Any] = {"truncation": "longest_first", "max_length": self._max_length}
+        queries = [record.query] * len(record.passages)
+        passages = list(record.passages)
+        found = self._tokenizer(queries, passages, **limit, return_attention_mask=False)
+        return [
+            None
+            if all(end <= 0 for _, end in pair.offsets)
+            else _Input.of(pair, range(len(pair.ids)), bool(pair.overflowing))
+            for pair in found.encodings or []
+        ]
+
+    def _texts(self, record: Record, template: Template) -> list[_Input | None]:
+        """What a template makes of the pairs; None where no passage is left."""
+        rendered = [template.render(record.query, text) for text in record.passages]
+        texts = [each.text for each in rendered]
+        found = self._tokenizer(texts, return_attention_mask=False, verbose=False)
+        inputs = list[_Input | None]()
+        for each, pair in zip(rendered, found.encodings or [], strict=True):
+            kept = kept_tokens(pair.offsets, each, self._max_length)
+            cut = kept is not None and len(kept) < len(pair.ids)
+            inputs.append(None if kept is None else _Input.of(pair, kept, cut))
+        return inputs
 
     def __len__(self) -> int:
         return len(self._rows)

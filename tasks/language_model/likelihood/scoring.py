@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 ScoringMethod = Literal["shared_prompt", "chunked", "plain"]
 ADAPTED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
 """What PEFT puts in the place of a layer."""
+REFERENCE = "reference"
+"""The name of an adapter that is the reference policy, where one is trained on; else there is none,
+and the reference is the model with its adapters off."""
 
 
 @dataclass(frozen=True)
@@ -316,7 +319,7 @@ def inference(model: nn.Module, reference: bool = False) -> Iterator[None]:
         raise TrainingError(problem)
     in_training = [part for part in model.modules() if part.training]
     trainable = [(weight, weight.requires_grad) for weight in model.parameters()]
-    off = model.disable_adapter() if reference and isinstance(model, PeftModel) else nullcontext()
+    off = _reference_adapters(model) if reference else nullcontext()
     try:
         for part in in_training:
             part.training = False
@@ -327,6 +330,22 @@ def inference(model: nn.Module, reference: bool = False) -> Iterator[None]:
             part.training = True
         for weight, requires_grad in trainable:  # PEFT turns every adapter's gradient on again
             weight.requires_grad_(requires_grad)
+
+
+@contextmanager
+def _reference_adapters(model: nn.Module) -> Iterator[None]:
+    """The adapters of the reference policy in the place of those that are trained."""
+    assert isinstance(model, PeftModel)
+    if REFERENCE not in model.peft_config:
+        with model.disable_adapter():
+            yield
+        return
+    trained = model.active_adapter
+    model.set_adapter(REFERENCE)
+    try:
+        yield
+    finally:
+        model.set_adapter(trained)
 
 
 def reference_problem(model: nn.Module) -> str | None:
@@ -347,8 +366,8 @@ def reference_problem(model: nn.Module) -> str | None:
 
 
 def of_adapter(model: nn.Module, name: str) -> bool:
-    """Whether a parameter is an adapter's, by the names that PEFT gives them."""
-    if not isinstance(model, PeftModel):
+    """Whether a parameter is a trained adapter's, by the names that PEFT gives them."""
+    if not isinstance(model, PeftModel) or REFERENCE in name.split("."):
         return False
     prefix = getattr(model.base_model, "prefix", "lora_")
     return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))

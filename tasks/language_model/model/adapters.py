@@ -1,23 +1,22 @@
-"""LoRA adapters: PEFT's options, where they go, merging."""
+"""LoRA adapters: PEFT's options, where they go, and those that are trained on."""
 
 from __future__ import annotations
 
 import re
-import warnings
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from pl_pointwise.errors import UnsupportedError, one_of
+from pl_pointwise.tasks.common.adapters import SavedAdapter
+from pl_pointwise.tasks.common.adapters import merged_model as merged_model
 
+from ..likelihood.scoring import REFERENCE
 from ..likelihood.vocabulary import decoder_of
 
 UNMERGEABLE = frozenset({"layer_replication", "lora_bias"})
@@ -146,32 +145,41 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
     ]
 
 
-# Merging ------------------------------------------------------------------------------------------
+# A trained adapter that is trained on -------------------------------------------------------------
 
 
-def merged_model(model: PeftModel) -> PreTrainedModel:
-    """The base on the CPU with adapters merged into it; ``model`` stays as it is.
+def continued(base: PreTrainedModel, adapter: SavedAdapter) -> PeftModel:
+    """The base with the adapter, trainable, and beside it the adapter as it was: the reference.
 
-    What no adapter changes shares its memory with ``model`` where that is on the CPU too.
+    Raises:
+        ValueError: PEFT does not hold two of this kind of adapter on one model.
     """
-    memo: dict[int, Any] = {id(each): each.cpu() for each in model.buffers()}
-    for weight in model.parameters():
-        memo[id(weight)] = nn.Parameter(weight.detach().cpu(), requires_grad=False)
-    copy = deepcopy(model, memo)
-    for part in copy.modules():
-        if isinstance(part, BaseTunerLayer):  # Merged in place, and tied weights one by one.
-            layer = part.get_base_layer()
-            for name, weight in list(layer.named_parameters(recurse=False)):
-                setattr(layer, name, nn.Parameter(weight.detach().clone(), requires_grad=False))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")
-        merged = copy.base_model.merge_and_unload(adapter_names=[model.active_adapter])
-    assert isinstance(merged, PreTrainedModel)
-    if getattr(model.get_base_model().config, "tie_word_embeddings", False):
-        embeddings, head = merged.get_input_embeddings(), merged.get_output_embeddings()
-        # Else some readers take one of the two for both.
-        tied = torch.equal(embeddings.weight, head.weight)
-        if tied:
-            head.weight = embeddings.weight
-        merged.config.tie_word_embeddings = tied
-    return merged
+    kind, options = adapter.config.peft_type.value, adapter.config
+    if not isinstance(options, LoraConfig):
+        raise ValueError(
+            f"continue_adapter: {adapter.name} is of type {kind}, and a LoRA is trained on. Leave "
+            "continue_adapter out: then it is merged into its base."
+        )
+    # Of these a second one would change the model, or be tied to the first.
+    alone = [
+        name
+        for name in ("layer_replication", "ensure_weight_tying")
+        if getattr(options, name, None)
+    ]
+    if alone:
+        raise ValueError(
+            f"continue_adapter: {adapter.name} has {', '.join(alone)}, so PEFT cannot hold it as "
+            "it was beside it. Leave continue_adapter out: then it is merged into its base."
+        )
+    model = adapter.put_on(base, trainable=True)
+    model.load_adapter(str(adapter.folder), REFERENCE, is_trainable=False)
+    return model
+
+
+def lora_of(config: PeftConfig) -> Lora:
+    """The options of a saved adapter, as far as :class:`Lora` has them."""
+    names = [each.name for each in fields(Lora) if each.name != "peft"]
+    options = {name: getattr(config, name, None) for name in names}
+    targets = options["target_modules"]
+    options["target_modules"] = targets if isinstance(targets, str) else sorted(targets or [])
+    return Lora(**options)

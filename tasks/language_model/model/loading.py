@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +21,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import find_adapter_config_file
 
-from pl_pointwise.tasks.common.models import loading, model_source, pretrained, require_causal
+from pl_pointwise.tasks.common.adapters import repository_file, saved_adapter, whole_model
+from pl_pointwise.tasks.common.models import model_source, pretrained, require_causal
 
 from ..likelihood.scoring import ScoringMethod
 from ..text.conversations import ConversationEncoder
-from .adapters import UNMERGEABLE, Lora, add_lora, merged_model
+from .adapters import UNMERGEABLE, Lora, add_lora, continued
 from .generation import Generation
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -38,7 +39,8 @@ class Policy:
     """A causal language model that is trained; as it was before, it is the reference policy.
 
     Args:
-        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``.
+        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``. Of a PEFT
+            adapter its base with the adapter merged into it, which is then the reference.
         revision: of the model on the hub.
         chat_template: instead of the tokenizer's own, a template or the path of a .jinja file.
         template_arguments: the chat template's arguments besides the conversation, such as
@@ -58,7 +60,11 @@ class Policy:
         generation: how prompts are answered; "default" takes the task's, and given in part it is as
             with ``lora``.
         merge_on_export: export the whole model, with its adapters merged into it, as in any case
-            where no adapters are trained.
+            where no adapters are trained, or where an adapter was merged into its base at the
+            start.
+        continue_adapter: train the adapter that ``model_name`` is on, a LoRA, instead of merging
+            it and training a fresh one; ``lora`` is then not read. The reference is the adapter as
+            it was, and the export an adapter of the same base.
     """
 
     model_name: str
@@ -74,6 +80,7 @@ class Policy:
     reference_cache: Literal["memory"] | None = None
     generation: Generation | Literal["default"] = "default"
     merge_on_export: bool = False
+    continue_adapter: bool = False
 
     def __post_init__(self) -> None:
         # Mappings are from a checkpoint's hyperparameters.
@@ -88,6 +95,11 @@ class Policy:
                 "policy.quantize_4bit: weights of 4 bits cannot be trained themselves, nor "
                 "adapters be merged into them. Set lora, and merge_on_export to false."
             )
+        if self.continue_adapter and self.lora is None:
+            raise ValueError(
+                "policy.continue_adapter: it trains the adapter, and lora: none all weights. Take "
+                "one of the two."
+            )
 
 
 def load_language_model(
@@ -95,58 +107,75 @@ def load_language_model(
 ) -> PreTrainedModel | PeftModel:
     """The model of a policy or name, with fresh adapters if given; then only they are trainable.
 
-    Adapters are in float32 even on a base in half precision; with ``merge_on_export``, those that
-    cannot be merged are refused, and so is a model that is itself an adapter.
+    Of an adapter its base, the adapter merged into it or, with ``continue_adapter``, trained on.
+    Fresh adapters are in float32 even on a base in half precision; with ``merge_on_export``, those
+    that cannot be merged are refused.
     """
     own = Policy(policy) if isinstance(policy, str) else policy
-    name, revision, dtype = own.model_name, own.revision, own.dtype
+    adapter = saved_adapter(own.model_name, own.revision)
+    if own.continue_adapter and adapter is None:
+        raise ValueError(
+            f"continue_adapter: {own.model_name} is a whole model, not an adapter. Leave it out; "
+            "then a fresh adapter is trained."
+        )
+    if adapter is not None and own.continue_adapter:
+        model = adapter.load_base(partial(_merged_base, own))
+    else:
+        model = _merged_base(own, own.model_name, own.revision)
+    if own.quantize_4bit:
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    if own.gradient_checkpointing:
+        checkpoint_gradients(model)
+    if adapter is not None and own.continue_adapter:
+        check_mergeable(own, adapter.config)
+        return continued(model, adapter)
+    if lora is not None:
+        check_mergeable(own, lora.peft)
+        return add_lora(model, lora)
+    return model
+
+
+def _merged_base(own: Policy, name: str, revision: str | None) -> PreTrainedModel:
+    """The whole model of a name by the policy's options, an adapter merged into its base."""
+    adapter = saved_adapter(name, revision)
+    if adapter is not None and own.quantize_4bit:
+        raise ValueError(
+            f"{name} is an adapter, and is not merged into weights of 4 bits. Train it on with "
+            "policy.continue_adapter, or set quantize_4bit to false."
+        )
+    if adapter is not None:
+        return adapter.merged_into(adapter.load_base(partial(_merged_base, own)))
     four_bits = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    with loading(name):
-        if find_adapter_config_file(model_source(name), revision=revision):
-            raise ValueError(
-                f"{name} is an adapter. Give the whole model: its export with merge_on_export, or "
-                f"AutoPeftModelForCausalLM.from_pretrained({name!r}).merge_and_unload(), saved."
-            )
-    model: PreTrainedModel = pretrained(
+    model: PreTrainedModel = whole_model(
         AutoModelForCausalLM,
         name,
-        revision=revision,
-        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+        revision,
+        dtype=own.dtype if own.dtype == "auto" else getattr(torch, own.dtype),
         attn_implementation=own.attention,
         quantization_config=four_bits if own.quantize_4bit else None,
-        use_safetensors=True,
     )
     require_causal(model, name)
-    if own.quantize_4bit:
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    if own.gradient_checkpointing:
-        checkpoint_gradients(model)
-    if lora is not None:
-        if own.merge_on_export and (added := sorted(n for n in UNMERGEABLE if lora.peft.get(n))):
-            raise ValueError(
-                f"merge_on_export: adapters with lora.peft {', '.join(added)} cannot be merged. "
-                "Leave such options out, or export the adapter alone."
-            )
-        return add_lora(model, lora)
     return model
+
+
+def check_mergeable(own: Policy, options: Mapping[str, Any] | PeftConfig) -> None:
+    """Refuses adapters that ``merge_on_export`` could not merge."""
+    given = options if isinstance(options, Mapping) else vars(options)
+    if own.merge_on_export and (added := sorted(n for n in UNMERGEABLE if given.get(n))):
+        raise ValueError(
+            f"merge_on_export: adapters with lora.peft {', '.join(added)} cannot be merged. "
+            "Leave such options out, or export the adapter alone."
+        )
 
 
 def load_exported(folder: str) -> PreTrainedModel:
     """The model of an export, an adapter merged into its base; from safetensors only."""
-    if find_adapter_config_file(folder) is None:
-        model = load_language_model(folder)
-    else:
-        with loading(folder):
-            config = PeftConfig.from_pretrained(folder)
-            if not (Path(folder) / "adapter_model.safetensors").is_file():
-                raise OSError(f"{folder} has no adapter_model.safetensors; others may run code.")
-            base = Policy(str(config.base_model_name_or_path), revision=config.revision)
-            model = merged_model(PeftModel.from_pretrained(load_language_model(base), folder))
+    model = load_language_model(folder)
     assert isinstance(model, PreTrainedModel)
     return model
 
@@ -176,6 +205,11 @@ def load_encoder(
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model."""
+    """The tokenizer of a model; of an adapter that has none its base's."""
+    adapter = saved_adapter(name, revision)
+    if adapter is not None and not (adapter.folder / "tokenizer_config.json").is_file():
+        has_one = repository_file(model_source(name), "tokenizer_config.json", revision)
+        if has_one is None:
+            return load_tokenizer(adapter.base, adapter.base_revision)
     tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, name, revision=revision)
     return tokenizer

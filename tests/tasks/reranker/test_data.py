@@ -30,8 +30,8 @@ from pl_pointwise.tasks.reranker.records import (
     RerankerDataset,
     parse_candidates,
     parse_labelled,
-    split_template,
 )
+from pl_pointwise.tasks.reranker.template import Template
 from tests.tasks.conftest import write_rows
 from tests.tasks.reranker.conftest import ms_marco_row, ms_marco_rows
 
@@ -164,7 +164,7 @@ def test_template_gives_the_tokens_of_the_formatted_text_cut_at_its_end(
 def test_template_that_could_lose_more_than_passage_is_refused(template: str) -> None:
     with pytest.raises(DataError, match=r"needs \{query\} once"):
         RerankerDataModule("unused", template=template)
-    assert split_template("Q: {query}\nS: {passage}") == ("Q: ", "\nS: ")
+    assert Template.parse("Q: {query}\nS: {passage}.") == Template("Q: ", "\nS: ", ".")
 
 
 # Selecting and holding out
@@ -402,9 +402,9 @@ def test_each_form_is_read(fields: dict[str, Any]) -> None:
 
 
 def test_fields_that_are_not_read_are_named() -> None:
-    row = {"query": "q", "pos": ["p"], "neg": ["a"], "pos_scores": [0.9], "neg_scores": [0.1]}
+    row = {"query": "q", "pos": ["p"], "neg": ["a"], "pos_ids": [7], "source": "web"}
     parse = partial(parse_labelled, negatives=1, least=1)
-    with pytest.warns(UserWarning, match="fields neg_scores, pos_scores of 1 of 1 records are not"):
+    with pytest.warns(UserWarning, match="fields pos_ids, source of 1 of 1 records are not"):
         assert records_of([("f", row)], "f", parse)[0].passages == ("p", "a")
 
 

@@ -9,7 +9,6 @@ import peft
 import pytest
 import torch
 from packaging.version import Version
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma3Config
 
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer, inference
@@ -18,7 +17,6 @@ from pl_pointwise.tasks.language_model.model.adapters import (
     add_lora,
     merged_model,
 )
-from pl_pointwise.tasks.language_model.model.loading import load_exported, load_language_model
 from tests.tasks.conftest import build_model, move_adapters, random_batch
 
 EXPERTS: dict[str, Any] = {
@@ -186,16 +184,3 @@ def test_adapters_that_are_tied_until_they_move_are_refused() -> None:
     lora = Lora(target_modules=["embed_tokens"], peft={"ensure_weight_tying": True})
     with pytest.raises(ValueError, match=r"ensure_weight_tying: adapters .* in modules_to_save"):
         add_lora(build_model("llama", tie_word_embeddings=True), lora)
-
-
-def test_an_adapter_as_the_model_is_refused(language_model_folder, tmp_path) -> None:
-    adapted = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(language_model_folder),
-        LoraConfig(task_type="CAUSAL_LM"),
-    )
-    adapted.save_pretrained(tmp_path / "first")
-    with pytest.raises(ValueError, match=r"first is an adapter.*merge_and_unload"):
-        load_language_model(str(tmp_path / "first"))
-    (tmp_path / "first/adapter_model.safetensors").rename(tmp_path / "first/adapter_model.bin")
-    with pytest.raises(OSError, match=r"no adapter_model\.safetensors.*may run code"):
-        load_exported(str(tmp_path / "first"))
