@@ -188,7 +188,7 @@ def closing_of(
                 held_most=of_held.most if of_held else None,
                 multipliers=count,
                 multiplier=value,
-                price=_price(name, history) if row.of else None,
+                price=_price(name, history) if row.of and groups is None else None,
             )
         )
     known = history.objective[~history.objective.isnan()]
@@ -203,7 +203,7 @@ def closing_of(
         objective=objective,
         rows=rows,
         held_step=held_out.step if held_out else None,
-        not_trained=[*conditions.not_trained, *_never_seen(history)],
+        not_trained=[*conditions.not_trained, *_never_seen(history, conditions.left_out)],
     )
     warnings = list(_warnings(closing, history, formulations, multipliers, conditions))
     said = [*warnings, *_remarks(closing, history, conditions)]
@@ -228,20 +228,25 @@ def _row(name: str, constraint: Constraint, worst: Tensor) -> RequirementRow:
 
 
 def _price(name: str, history: History) -> float | None:
-    """The mean over samples and columns, of an interval the sum of its sides."""
+    """The mean over samples and columns, of an interval the sum of its sides.
+
+    Not of groups: a shared λ pushes samples that pull in opposite directions, whose forces cancel.
+    """
     if name not in history.prices:
         return None
     found = history.prices.mean(name)
     return float(found.abs().mean()) * history.constraints[name].sides
 
 
-def _never_seen(history: History) -> Iterator[str]:
-    """Samples of the training set that were in no step."""
+def _never_seen(history: History, left_out: int) -> Iterator[str]:
+    """Samples of the training set that were in no step, or left out of every one."""
     missing = int((~history.seen).sum())
     if not missing or not history.steps or history.partial:
         return
     said = f"{missing:,} of {history.samples:,} training samples were in no step"
-    if history.rows >= 2 * history.samples:
+    if left_out:
+        yield f"{said}: values that were not finite kept some of them out."
+    elif history.rows >= 2 * history.samples:
         yield (
             f"{said}, which had {history.rows:,} rows in all. The index is the position of each "
             "sample in the training set, and samples their number: is one of them another?"
@@ -261,10 +266,14 @@ def _warnings(
     conditions: Conditions,
 ) -> Iterator[str]:
     if conditions.skipped or conditions.left_out:
+        found = []
+        if conditions.left_out:
+            found.append(f"left samples out {_counted(conditions.left_out, 'time')}")
+        if conditions.skipped:
+            found.append(f"skipped {_counted(conditions.skipped, 'step')} whole")
         yield (
-            f"{_counted(conditions.skipped, 'step')} moved nothing and "
-            f"{_counted(conditions.left_out, 'sample')} had no part, as values were not finite: "
-            "look at these records, or lower the learning rate."
+            f"Values that were not finite {' and '.join(found)}: look at these records, or lower "
+            "the learning rate."
         )
     cause = _likelier_cause(closing, history, conditions)
     if cause:

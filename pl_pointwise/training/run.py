@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
@@ -278,7 +279,7 @@ class Run:
             growth=norm / history.norm if history.norm else None,
             skipped=repairs.skipped_steps,
             left_out=repairs.left_out,
-            longer=f"raise {'max_epochs' if trainer.max_steps == -1 else 'max_steps'}",
+            longer=how_to_train_longer(trainer),
             not_trained=getattr(datamodule, "not_trained_on", list)(),
             of_task=task.closing_sentences(),
         )
@@ -452,6 +453,15 @@ class Run:
                 "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
         check_frozen(self.task, restored.get("frozen"), restored["frozen_at_start"])
+
+
+def how_to_train_longer(trainer: Trainer) -> str:
+    epochs = trainer.max_epochs
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return "raise max_steps"
+    if epochs not in (None, -1) and trainer.current_epoch < epochs:
+        return f"it was stopped after {trainer.current_epoch} of {epochs} epochs"
+    return "raise max_epochs"
 
 
 def trained_weights(task: Task) -> list[Tensor]:

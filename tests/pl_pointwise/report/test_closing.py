@@ -163,7 +163,12 @@ AT_MOST = Constraint(at_most=1.0)
             {},
             ["likely too high: the violations of fit"],
         ),
-        ([[0.5, 2.0] * 2] * 20, Pointwise(), {"skipped": 3, "left_out": 1}, ["3 steps moved noth"]),
+        (
+            [[0.5, 2.0] * 2] * 20,
+            Pointwise(),
+            {"skipped": 3, "left_out": 1},
+            ["left samples out 1 time and skipped 3 steps whole"],
+        ),
         ([[0.5, 0.9] * 2] * 20, Pointwise(), {"of_task": ["Answers changed."]}, ["", "Answers ch"]),
     ],
     ids=lambda value: str(value)[:30],
