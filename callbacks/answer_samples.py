@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
@@ -24,16 +25,21 @@ TOGETHER = 8  # Prompts that are answered in one batch.
 class AnswerSamples(Callback):
     """Lets a module with ``answers_to(prompts)``, such as a language task's, answer a few prompts.
 
-    Before the first step and after epochs. ``answer-samples/answers.jsonl`` below the run's folder
-    has a line an answer; each fit, a resumed one too, has a folder of its own. Every rank answers,
-    rank 0 writes, and the run's random numbers stay.
+    Before the first step, on the way, and always after the last one: also of a run that a limit, a
+    callback or SIGTERM stops. No step is answered twice. ``answer-samples/answers.jsonl`` below the
+    run's folder has a line an answer; each fit, a resumed one too, has a folder of its own. Every
+    rank answers, rank 0 writes, and the run's random numbers stay.
 
     Args:
         prompts: texts, lists of messages {role, content}, or {"messages", "tools"}.
         per_category: so many of each category of ``data``, the first ones.
         data: a data set of the data module's, "train" or "val". Without a "val",
             ``per_category`` takes "train".
-        every_n_epochs: answer at the end of so many epochs; None does not.
+        every_n_epochs: answer at the end of so many epochs too; None does not.
+        every_n_steps: answer after so many steps too, for epochs that are long.
+
+    Raises:
+        ValueError: no prompts, or a number below 1.
     """
 
     def __init__(
@@ -42,21 +48,43 @@ class AnswerSamples(Callback):
         per_category: int = 0,
         data: str = "val",
         every_n_epochs: int | None = 1,
+        every_n_steps: int | None = None,
     ) -> None:
         if not prompts and per_category < 1:
             raise ValueError("AnswerSamples: which prompts? Give prompts or per_category.")
+        for name, count in {"epochs": every_n_epochs, "steps": every_n_steps}.items():
+            if count is not None and count < 1:
+                raise ValueError(f"every_n_{name}={count}: give a number from 1, or null.")
         self.prompts = [_conversation(prompt) for prompt in prompts or []]
-        self.per_category, self.data, self.every_n_epochs = per_category, data, every_n_epochs
+        self.per_category, self.data = per_category, data
+        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
         self._path = free_path(run_root(trainer), "answer-samples") / FILE  # Asks all ranks.
         rank_zero_info(f"Answers are written to {self._path}")
+        self._epoch = trainer.current_epoch
+        self._answered: int | None = None  # The last step whose model answered.
         if trainer.global_step == 0:
             self._answer(trainer, pl_module)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._epoch = trainer.current_epoch
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
+            self._answer(trainer, pl_module)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+        if self.every_n_epochs and (self._epoch + 1) % self.every_n_epochs == 0:
+            self._answer(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._answer(trainer, pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """After SIGTERM, which ends a run between two steps, and is saved before."""
+        if isinstance(exception, SIGTERMException) and trainer.training:
             self._answer(trainer, pl_module)
 
     def _of_data(self, datamodule: Any) -> list[dict[str, Any]]:
@@ -79,13 +107,16 @@ class AnswerSamples(Callback):
         return chosen
 
     def _answer(self, trainer: Trainer, module: Any) -> None:
+        if trainer.global_step == self._answered:  # Of the end of an epoch, or a step left out.
+            return
+        self._answered = trainer.global_step
         context, rows = trainer.precision_plugin.forward_context(), []
         with evaluation_mode(module), isolate_rng(), torch.no_grad(), context:
             for start in range(0, len(self._asked), TOGETHER):
                 asked = self._asked[start : start + TOGETHER]
                 for each, found in zip(asked, module.answers_to(asked), strict=True):
                     about = {key: each[key] for key in ("index", "category") if key in each}
-                    row = {"step": trainer.global_step, "epoch": trainer.current_epoch}
+                    row = {"step": trainer.global_step, "epoch": self._epoch}
                     rows.append({**row, "prompt": shown(each["messages"]), **about, **found})
         if trainer.is_global_zero:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,14 +35,24 @@ class DualMonitor(Callback):
 
     Quantiles and ``active`` run over the entries of λ that have taken a step so far in the run. A
     window of ``primal_steps`` still open at the end of an epoch counts in the next.
+
+    Args:
+        every_n_steps: report after so many steps, and after the last one, instead of once an epoch.
+
+    Raises:
+        ValueError: a number below 1.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every_n_steps: int | None = None) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"every_n_steps={every_n_steps}: give a number from 1, or null.")
+        self.every_n_steps = every_n_steps
         self._sums: dict[str, dict[str, Tensor]] = {}
         self._visited: dict[str, Tensor] = {}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self._sums = {}
+        if self.every_n_steps is None or trainer.global_step == 0:
+            self._sums = {}
         if trainer.global_step == 0:
             self._visited = {}  # Those of an earlier fit.
 
@@ -59,8 +69,30 @@ class DualMonitor(Callback):
                 visited.fill_(True)
             else:
                 visited[step.index] |= step.mask
+        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
+            self._log_steps(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.every_n_steps is None:
+            log_of_all_ranks(pl_module, self._statistics(pl_module))
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.every_n_steps is not None:
+            self._log_steps(trainer, pl_module)
+
+    def _log_steps(self, trainer: Trainer, pl_module: Any) -> None:
+        """Past log_every_n_steps, by which Lightning would leave out what is logged in a step."""
+        if not self._sums:
+            return  # Since the last report no dual step was taken.
+        found = self._statistics(pl_module)  # Alike on all ranks.
+        self._sums = {}
+        trainer.callback_metrics.update({n: torch.tensor(value) for n, value in found.items()})
+        for logger in trainer.loggers:
+            logger.log_metrics(found, step=trainer.global_step)
+
+    def _statistics(self, pl_module: Any) -> dict[str, float]:
+        """Of the dual steps that the sums are of, by key."""
+        shown = dict[str, float]()
         for name, sums in self._sums.items():
             multipliers = pl_module.multipliers[name][self._visited[name]]
             values = quantiles(multipliers, [*QUANTILES.values()]).tolist()
@@ -75,8 +107,8 @@ class DualMonitor(Callback):
                 }
             found |= {f"multiplier_{key}": v for key, v in zip(QUANTILES, values, strict=True)}
             found["active"] = (multipliers != 0).double().mean()
-            shown = {f"dual/{name}/{key}": float(value) for key, value in found.items()}
-            log_of_all_ranks(pl_module, shown)
+            shown |= {f"dual/{name}/{key}": float(value) for key, value in found.items()}
+        return shown
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": self._sums, "visited": self._visited}

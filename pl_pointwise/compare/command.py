@@ -91,6 +91,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument(
         "--confidence", type=fraction, default=0.95, help="of the certificate, the choice included"
     )
+    which = "what stands above every table and plot, such as 'A trial of five steps'"
+    parser.add_argument("--note", default="", help=which)
     parser.add_argument("--only", type=int, metavar="N", help="the N-th run, and no tables")
     known, overrides = parser.parse_known_args(list(args))
     seeds = [*dict.fromkeys(known.seeds)]  # Each once: a run that is counted twice shows no spread.
@@ -103,7 +105,7 @@ def main(args: Sequence[str]) -> None:
         if "error" in result:
             raise SystemExit(f"{run.title} failed: {result['error']}")
         return
-    if failed := compare(comparison, check_methods(comparison)):
+    if failed := compare(comparison, check_methods(comparison), known.note):
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
@@ -144,23 +146,24 @@ def _check_data(cli: PointwiseCLI) -> None:
         )
 
 
-def compare(comparison: Comparison, start: DataFrame | None) -> list[str]:
+def compare(comparison: Comparison, start: DataFrame | None, note: str = "") -> list[str]:
     """Runs what is left, then writes tables and plots; returns what failed.
 
     start: of :func:`check_methods`.
+    note: stands above the tables and in the plots.
     """
     gc.collect()  # The starting model.
     output = comparison.output
     with alone_in(output):
         outcomes = _run(comparison.runs)
         if on_first_rank():
-            found = tables(outcomes)
+            found = tables(outcomes, note)
             write_csv(outcomes, output / "comparison.csv")
             text = "\n".join(table.markdown() for table in found)
             (output / "comparison.md").write_text(text, encoding="utf-8")
             print(f"\n{found[0].markdown()}", flush=True)
             if done := [outcome for outcome in outcomes if "error" not in outcome[1]]:
-                draw_plots(done, output)
+                draw_plots(done, output, note)
             drawn = [name for name in PLOTS if (output / name).is_file()]
             print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
         if start is not None:

@@ -6,6 +6,7 @@ import csv
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,15 @@ def write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
         writer.writerows(lines)
 
 
-def tables(outcomes: Sequence[Outcome]) -> list[Table]:
-    """Returns every table there is something to say in; the first one has what decides."""
+def tables(outcomes: Sequence[Outcome], note: str = "") -> list[Table]:
+    """Returns every table there is something to say in; the first one has what decides.
+
+    note: what a reader has to know first of this comparison.
+    """
     runs, names = DataFrame(run_lines(outcomes)), metric_names(outcomes)
     first = results_table(runs, names, shared_objective(outcomes))
+    if note:
+        first = replace(first, note=f"**{one_line(note)}**\n\n{first.note}")
     if not names:
         return [first]
     note = f"{_seeds(runs).capitalize()}. `objective` is what the method itself was trained by."
@@ -169,8 +175,17 @@ def pareto_axes(metrics: Sequence[str], objective: str, violation: str = "") -> 
     return [objective, of_samples if of_samples in metrics else rates[0]]
 
 
-def draw(done: Sequence[Outcome], output: Path) -> None:
-    """Draws every plot there is something for, of runs that did not fail; removes earlier ones."""
+def draw(done: Sequence[Outcome], output: Path, note: str = "") -> None:
+    """Draws every plot there is something for, of runs that did not fail; removes earlier ones.
+
+    note: stands above every plot, as whoever is shown one has not read the table.
+    """
+
+    def save(figure: Figure, name: str) -> None:
+        if note:
+            figure.suptitle(note, color=RED, weight="bold", wrap=True)
+        figure.savefig(output / name, dpi=150)
+
     for name in PLOTS:
         (output / name).unlink(missing_ok=True)
     runs, names = DataFrame(run_lines(done)), metric_names(done)
@@ -181,10 +196,10 @@ def draw(done: Sequence[Outcome], output: Path) -> None:
             known[run.method] = np.append(known.get(run.method, values[:0]), values)
     styles = styles_of(run.method for run, _ in done)
     if violations:
-        violation_cdfs(violations, styles).savefig(output / "cdf.png", dpi=150)
+        save(violation_cdfs(violations, styles), "cdf.png")
     axes = pareto_axes(names, shared_objective(done), done[0][1].get("shared_violation", ""))
     if axes and runs[axes].notna().all(axis=1).any():
-        pareto(runs, axes, styles).savefig(output / "pareto.png", dpi=150)
+        save(pareto(runs, axes, styles), "pareto.png")
 
 
 def pareto(runs: DataFrame, axes: Sequence[str], styles: Styles) -> Figure:

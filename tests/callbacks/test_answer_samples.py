@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_pointwise import Pointwise
-from pl_pointwise.callbacks import AnswerSamples
-from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, weights_of
+from pl_pointwise.callbacks import AnswerSamples, SaveOnTermination
+from tests.callbacks.answering import Answering
+from tests.pl_pointwise.toy import At, ToyData, ToyRows, weights_of
 from tests.tasks.conftest import language_model_folder, quiet_trainer
 from tests.tasks.conversation.conftest import TOOL, conversation_rows, write_rows
 from tests.tasks.conversation.test_module import ADAPTERS, data_of, made
@@ -85,7 +91,8 @@ def test_it_writes_beside_the_logger(language_model_folder, file, tmp_path) -> N
     run(language_model_folder, file, tmp_path, [samples], logger=logger)
     (path,) = Path(logger.log_dir).rglob("answers.jsonl")
     assert path.parent.name == "answer-samples"
-    assert [row["step"] for row in written(tmp_path)] == [0, 4]
+    assert [row["step"] for row in written(tmp_path)] == [0, 4, 6]
+    assert [row["epoch"] for row in written(tmp_path)] == [0, 1, 2]
 
 
 def test_without_held_out_records_those_trained_on_are_asked(
@@ -95,10 +102,72 @@ def test_without_held_out_records_those_trained_on_are_asked(
     assert {row["index"] for row in written(tmp_path) if row["step"] == 0} == {0, 1, 2, 3}
 
 
-class Answering(Toy):
-    def answers_to(self, prompts: list[Any]) -> list[dict[str, Any]]:
-        self.modes = self.training, torch.is_grad_enabled()
-        return [{"answer": "", "refused": False, "cut": False} for _ in prompts]
+def answered(root: Path, samples: AnswerSamples, *more: Any, **options: Any) -> list[int]:
+    """The steps at which a run of 4 steps an epoch, of a module that only says so, answered."""
+    runner = quiet_trainer(root, callbacks=[samples, *more], **{"max_epochs": 3, **options})
+    with suppress(SIGTERMException):
+        runner.fit(Answering(Pointwise()), ToyData(ToyRows(8), batch_size=2))
+    return [row["step"] for row in written(root)]
+
+
+def stop(trainer: Any) -> None:
+    trainer.should_stop = True
+
+
+def terminate(trainer: Any) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+NONE: dict[str, Any] = {"every_n_epochs": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "of_trainer", "steps"),
+    [
+        (NONE, [], {}, [0, 12]),
+        ({}, [], {}, [0, 4, 8, 12]),
+        ({"every_n_epochs": 2}, [], {}, [0, 8, 12]),
+        ({"every_n_epochs": 10}, [], {"max_steps": 6}, [0, 6]),
+        ({}, [], {"max_steps": 6}, [0, 4, 6]),
+        (NONE, [At(7, stop)], {"min_epochs": 0}, [0, 7]),
+        (NONE, [At(7, terminate)], {}, [0, 7]),
+        (
+            NONE,
+            [At(7, terminate), SaveOnTermination()],
+            {"enable_checkpointing": True, "max_epochs": 4},
+            [0, 7],
+        ),
+        ({"every_n_steps": 3, **NONE}, [], {}, [0, 3, 6, 9, 12]),
+        ({"every_n_steps": 5, "every_n_epochs": 2}, [], {}, [0, 5, 8, 10, 12]),
+    ],
+    ids=[
+        *("neither", "epochs", "not its turn", "max_steps", "max_steps on the way"),
+        *("stopped by a callback", "SIGTERM", "SIGTERM and saved", "steps", "both"),
+    ],
+)
+def test_the_last_step_is_always_answered_and_none_twice(
+    options: Any, more: Any, of_trainer: Any, steps: list[int], tmp_path: Path
+) -> None:
+    """`make demo` showed answers from before training only: ten epochs did not divide its eight."""
+    samples = AnswerSamples(["Hi"], **options)
+    for each in more:  # A parameter is made once, and counts on.
+        each.count = 0
+    assert answered(tmp_path, samples, *more, **of_trainer) == steps
+
+
+def test_a_limit_of_time_is_followed_by_answers(tmp_path: Path) -> None:
+    timer = Timer({"days": 1})
+
+    def expire(_: Any) -> None:
+        timer._duration = 0.0
+
+    assert answered(tmp_path, AnswerSamples(["Hi"], **NONE), At(3, expire), timer) == [0, 3]
+
+
+def test_a_second_fit_answers_from_its_start(tmp_path: Path) -> None:
+    samples = AnswerSamples(["Hi"], **NONE)
+    assert answered(tmp_path / "one", samples) == [0, 12]
+    assert answered(tmp_path / "two", samples) == [0, 12]
 
 
 def test_a_task_of_ones_own_answers_in_evaluation_mode(tmp_path: Path) -> None:
@@ -113,6 +182,8 @@ def test_a_task_of_ones_own_answers_in_evaluation_mode(tmp_path: Path) -> None:
 def test_bad_options_are_refused(language_model_folder, file, tmp_path) -> None:
     with pytest.raises(ValueError, match="which prompts"):
         AnswerSamples()
+    with pytest.raises(ValueError, match="every_n_steps=0"):
+        AnswerSamples(["Hi"], every_n_steps=0)
     samples = AnswerSamples(per_category=1, data="mcq")
     with pytest.raises(ValueError, match=r"data='mcq': choose one of train"):
         run(language_model_folder, file, tmp_path, [samples])

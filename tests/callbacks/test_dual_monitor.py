@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 
 from pl_pointwise import Average, Penalty, Pointwise, Relaxed
 from pl_pointwise.callbacks import DualMonitor
@@ -108,6 +111,32 @@ def test_only_constraints_with_multipliers_are_reported() -> None:
     reported = Reported()
     fit(Toy(None), ROWS, callbacks=[DualMonitor(), reported])
     assert reported.epochs == [{}, {}, {}]
+
+
+@pytest.mark.parametrize("formulation", [Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), Average()])
+def test_figures_by_steps_are_those_of_the_steps_since_the_last(
+    formulation: Any, tmp_path: Path
+) -> None:
+    """18 steps by 4, over the ends of epochs of 6; the last two are told at the end."""
+    witness, logger = Witness(BOUNDS), CSVLogger(tmp_path)
+    module = Toy(formulation, partial=True)
+    watch = [DualMonitor(every_n_steps=4), witness]
+    fit(module, ROWS, callbacks=watch, logger=logger, log_every_n_steps=50)
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        lines = [line for line in csv.DictReader(file) if line["dual/fit/step"]]
+    assert [int(line["step"]) for line in lines] == [4, 8, 12, 16, 18]
+    for line, (start, end) in zip(lines, pairwise([0, 4, 8, 12, 16, 18]), strict=True):
+        wanted = {}
+        for name in BOUNDS:
+            of_window = witness.visits[start:end]
+            wanted |= expected(of_window, witness.visits[:end], name, formulation)
+        found = {key: float(value) for key, value in line.items() if key in wanted}
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-4)
+
+
+def test_steps_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="every_n_steps=0"):
+        DualMonitor(every_n_steps=0)
 
 
 @pytest.mark.parametrize("batches", [6, 8])

@@ -58,6 +58,16 @@ def test_files_are_those_of_one_process(
         assert row["text"] == other["text"]
 
 
+def test_answers_are_written_once_a_step(
+    folder: Path, ranks: list[dict[str, Any]], single: dict[str, Any]
+) -> None:
+    """Epochs of three steps: before the first, after the second epoch, and after the last step."""
+    for place in ("all", "single"):
+        (path,) = (folder / place).rglob("answers.jsonl")
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [row["step"] for row in rows] == [0, 6, 9]
+
+
 @pytest.mark.usefixtures("ranks")
 def test_predictions_are_one_file_without_repeats(folder: Path) -> None:
     check(folder / "found.jsonl")

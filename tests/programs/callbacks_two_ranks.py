@@ -14,11 +14,17 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from pl_pointwise import Relaxed
-from pl_pointwise.callbacks import DualMonitor, FeasibleCheckpoint, HardestSamples
+from pl_pointwise.callbacks import (
+    AnswerSamples,
+    DualMonitor,
+    FeasibleCheckpoint,
+    HardestSamples,
+)
+from tests.callbacks.answering import Answering
 from tests.callbacks.test_predictions import predict
 from tests.callbacks.witness import Reported
 from tests.pl_pointwise import toy
-from tests.pl_pointwise.toy import Toy, ToyData, ToyRows
+from tests.pl_pointwise.toy import ToyData, ToyRows
 from tests.programs.launch import on_ranks
 
 
@@ -27,13 +33,16 @@ def run(folder: Path, ranks: int) -> dict[str, Any]:
     figures = Reported()
     trainer = toy.trainer(
         max_epochs=3,
-        callbacks=[DualMonitor(), HardestSamples(), best, figures],
+        callbacks=[
+            *(DualMonitor(), HardestSamples(), best, figures),
+            AnswerSamples(["Hi"], every_n_epochs=2),
+        ],
         enable_checkpointing=True,
         logger=CSVLogger(folder, version=0),
         default_root_dir=folder,
         **on_ranks(ranks),
     )
-    module = Toy(Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), partial=True)
+    module = Answering(Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), partial=True)
     rows = ToyRows(13, seed=2, partial=True), ToyRows(9, seed=4, partial=True)
     trainer.fit(module, ToyData(*rows, batch_size=6 // ranks))
     return {

@@ -283,3 +283,14 @@ def test_offline_wandb_has_a_run_each(tmp_path: Path, monkeypatch: pytest.Monkey
     init = f"{{save_dir: {tmp_path / 'w'}, offline: true, project: p}}"
     main(logged(tmp_path, f"{{class_path: WandbLogger, init_args: {init}}}"))
     assert len([*(tmp_path / "w").rglob("run-*.wandb")]) == 2
+
+
+def test_the_note_reaches_what_is_printed_written_and_drawn(
+    files, tmp_path, capsys, monkeypatch
+) -> None:
+    notes = []
+    monkeypatch.setattr(compare, "draw_plots", lambda done, output, note: notes.append(note))
+    main(["compare", *files, "--output", str(tmp_path / "out"), "--note", "A trial."])
+    assert notes == ["A trial."]
+    assert "**A trial.**" in capsys.readouterr().out
+    assert "**A trial.**" in (tmp_path / "out/comparison.md").read_text()

@@ -136,6 +136,20 @@ def test_plots_of_an_earlier_comparison_go(tmp_path, monkeypatch) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"cdf.png"}
 
 
+def test_a_note_stands_above_every_table_and_plot(tmp_path, monkeypatch) -> None:
+    """Seen: pictures of five steps, passed on without what said so."""
+    done = [outcome("a", 0, {"test/objective": 1.0, "test/fit/violated": 0.5})]
+    monkeypatch.setattr(Run, "violations", lambda run: {"test/fit": np.array([0.5])})
+    drawn: dict[str, Figure] = {}
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: drawn.update({path.name: self}))
+    results.draw(done, tmp_path, "Five steps.")
+    assert set(drawn) == {*results.PLOTS}
+    assert {figure.get_suptitle() for figure in drawn.values()} == {"Five steps."}
+    assert "**Five steps.**" in results.tables(done, "Five steps.")[0].markdown()
+    results.draw(done, tmp_path)
+    assert {figure.get_suptitle() for figure in drawn.values()} == {""}
+
+
 def test_the_default_plot_is_of_the_objective_that_all_methods_share() -> None:
     """Seen: one method's cross-entropy beside another's Lagrangian on one axis."""
     metrics = {"test/objective": 1.0, "test/kl": 2.0, "test/fit/violated": 0.0}
