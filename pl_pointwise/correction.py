@@ -92,3 +92,84 @@ def projector(directions: Tensor) -> Tensor:
     basis, lengths, _ = torch.linalg.svd(directions.detach().double(), full_matrices=False)
     basis = basis[:, lengths > 1e-6 * lengths.max()]
     return (basis @ basis.T).to(directions)
+
+
+def newton_corrected(
+    y: Tensor,
+    violations: Callable[[Tensor], Tensor],
+    slopes: Callable[[Tensor], Tensor] | None = None,
+    *,
+    steps: int = 20,
+    tolerance: float = 1e-8,
+    within: Tensor | None = None,
+) -> Tensor:
+    """Answers y (B, V), moved to the nearest point that meets the linearised constraints, again.
+
+    A step solves min ‖u‖ subject to v + ∇v·u ≤ 0 by its dual, with a ridge (Levenberg–Marquardt).
+    For linear v one step is the projection; for smooth convex v the violation falls quadratically,
+    so that a few steps reach 1e-8 in float64. The answer with the least worst violation is given.
+
+    Args:
+        y: (B, V).
+        violations: y ↦ v (B, K); v ≤ 0 is satisfied.
+        slopes: y ↦ ∂v/∂y (B, K, V); None: by autograd, of v that is computed row by row.
+        steps: at most.
+        tolerance: in units of v.
+        within: directions that y may move in, as those of :class:`Corrected`: (V, D), orthonormal.
+    """
+    y = y.detach()
+    best, least = y, torch.full_like(y[:, 0], torch.inf)
+    for step in range(steps + 1):
+        v = violations(y).detach()
+        worst = v.amax(1)
+        best = torch.where((worst < least)[:, None], y, best)
+        least = torch.minimum(worst, least)
+        due = (least > tolerance).nonzero()[:, 0]
+        if step == steps or not len(due):
+            break
+        jacobian = _slopes_of(violations, y) if slopes is None else slopes(y)
+        rows, moved = jacobian[due], y.clone()
+        rows = rows if within is None else rows @ within
+        # A little inside, so that rounding does not keep it out.
+        shift = least_move(rows, v[due] + tolerance / 2)
+        moved[due] = y[due] + (shift if within is None else shift @ within.T)
+        y = moved
+    return best
+
+
+def _slopes_of(violations: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+    """∂v/∂y, (B, K, V), by autograd."""
+    with torch.inference_mode(False), torch.enable_grad():
+        y = y.detach().clone().requires_grad_()
+        v = violations(y)
+        parts = [torch.autograd.grad(each.sum(), y, retain_graph=True)[0] for each in v.unbind(1)]
+    return torch.stack(parts, 1)
+
+
+def least_move(slopes: Tensor, v: Tensor, rounds: int = 50) -> Tensor:
+    """argmin ‖u‖ subject to v + Ju ≤ 0, (B, D): by the active set of its dual.
+
+    slopes: J (B, K, D). v: (B, K). A set that comes back is left for one of single changes.
+    """
+    gram = slopes @ slopes.transpose(1, 2)
+    ridge = 1e-12 * gram.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-30)
+    active = v > 0
+    forces = torch.zeros_like(v)
+    for attempt in range(rounds):
+        both = active[:, :, None] & active[:, None, :]
+        own = torch.where(active, ridge[:, None], 1.0)
+        kept = torch.where(both, gram, 0) + torch.diag_embed(own)
+        forces = torch.linalg.solve(kept, torch.where(active, v, 0))
+        # Where the force is below 0 a constraint is let go, where it is violated it is taken.
+        missed = v - (gram @ forces[:, :, None])[:, :, 0]
+        scale = 1e-12 * v.abs().amax(1, keepdim=True)
+        drop = active & (forces < 0)
+        take = ~active & (missed > scale)
+        wrong = drop | take
+        if not wrong.any():
+            break
+        if attempt >= 10:  # One change a round cannot cycle for ever.
+            last = wrong.shape[1] - 1 - wrong.flip(1).int().argmax(1)
+            wrong = wrong & nn.functional.one_hot(last, wrong.shape[1]).bool()
+        active = active ^ wrong
+    return -(forces.clamp(min=0)[:, None, :] @ slopes)[:, 0]
