@@ -158,7 +158,7 @@ class Followed(Callback):
                 key: Prices(pl_module.multipliers.samples) for key in ("mean λ", "mean force")
             }
             for each in self.means.values():
-                each._end = math.inf  # One block: the run's length is known.
+                each._end = 1 << 62  # One block: the run's length is known.
         self.means["mean force"].add(measured, engine.in_force, {}, engine.dual_first)
         for name, multiplier in measured.multipliers.items():
             mask = measured.masks[name]

@@ -4,7 +4,7 @@ By the mean violation over the epochs of training, without the first. A line of 
 
     {"constraint": "relevance", "rank": 1, "index": 17, "column": 2,
      "value": {"number": 3, "of": 9, "bound": null}, "mean_violation": 1.1, "multiplier": 3.2,
-     "violation": 0.9, "relaxation": 0.4, "epoch": 2,
+     "price": 2.8, "violation": 0.9, "relaxation": 0.4, "epoch": 2,
      "text": {"query": "...", "negative 3": "..."}}
 
 ``column``, from 0, is that of the sample's hardest value in the table of λ; ``value`` says which it
@@ -108,9 +108,12 @@ class HardestSamples(Callback):
             relaxation = getattr(module._run.in_force(name), "relaxation", None)
             unknown = torch.full_like(last, math.nan)
             relaxed = unknown if relaxation is None else relaxation(last, multipliers)
+            price = module.prices.get(name)
+            known = price is not None and price.shape == last.shape
             numbers = {
                 "mean_violation": self._found["mean"][name],
                 "multiplier": multipliers,
+                "price": price if known and price is not None else unknown,
                 "violation": constraint.reported(last),
                 "relaxation": relaxed,
             }

@@ -57,6 +57,7 @@ def test_a_wrong_label_comes_first_and_hostile_text_stays_text(tmp_path: Path) -
     first, second = rows_of(tmp_path)
     assert (first["index"], first["rank"], first["constraint"]) == (3, 1, "fit")
     assert first["multiplier"] > second["multiplier"] > 0
+    assert first["price"] > second["price"] > 0
     assert first["text"] == {"text <b>": HOSTILE}
 
 
