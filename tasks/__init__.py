@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .language_model.model.adapters import Lora as Lora
     from .language_model.model.generation import Generation as Generation
     from .language_model.model.loading import Policy as Policy
+    from .preference import PreferenceDataModule as PreferenceDataModule
+    from .preference import PreferenceModule as PreferenceModule
     from .reranker import RerankerDataModule as RerankerDataModule
     from .reranker import RerankerModule as RerankerModule
     from .safety import SafetyDataModule as SafetyDataModule
@@ -23,6 +25,8 @@ _MODULES = {
     "Generation": "language_model.model.generation",
     "Lora": "language_model.model.adapters",
     "Policy": "language_model.model.loading",
+    "PreferenceDataModule": "preference",
+    "PreferenceModule": "preference",
     "RerankerDataModule": "reranker",
     "RerankerModule": "reranker",
     "SafetyDataModule": "safety",

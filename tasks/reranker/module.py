@@ -36,13 +36,8 @@ from .export import USAGE, exported_tokenizer, save_with_one_label
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .loading import Attention, load_cross_encoder, load_tokenizer
 from .metrics import NAMES, ranking_metrics
+from .scoring import ScoringMethod, choose_scoring_method, scores_of
 from .template import Template
-
-FORWARD_COST = {"cpu": 64}
-"""What one more forward pass costs, in tokens: padding up to that much is cheaper than a pass.
-
-Forward and backward on one CPU core: 55 tokens in float32, 145 to 170 under bf16 autocast.
-"""
 
 PAPER_TRAINING = Training(
     Optimization(learning_rate=2e-5, weight_decay=0.0, schedule="linear", warmup_ratio=0.1)
@@ -118,6 +113,7 @@ class RerankerModule(PointwiseModule):
         self.objective_candidates: CandidateSet = objective_candidates
         self.model_name, self.max_length, self.template = model_name, max_length, template
         self.instruction = instruction
+        self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
         self.model = load_cross_encoder(model_name, dropout, attention, head)
         if max_length > (most := most_tokens(self.model)):
             rank_zero_info(f"{model_name} has positions for {most} tokens: max_length is {most}.")
@@ -132,18 +128,12 @@ class RerankerModule(PointwiseModule):
         present = lengths.nonzero()[:, 0]
         if len(present) == 0:
             return torch.zeros(shape, device=device)
-        found, scores = [], []
-        for group in like_length_groups(lengths[present], FORWARD_COST.get(device.type, 512)):
-            rows = present[group]
-            longest = int(lengths[rows].max())
-            mask = torch.arange(longest) < lengths[rows, None]
-            positions = rows.to(device, non_blocking=True)
-            arguments = {key: value[positions, :longest] for key, value in inputs.items()}
-            arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
-            scores.append(score(self.model(**arguments).logits))
-            found.append(positions)
-        values = torch.cat(scores)
-        return values.new_zeros(len(lengths)).index_copy(0, torch.cat(found), values).view(shape)
+        if self.scoring_method == "auto":
+            self.scoring_method = choose_scoring_method(self.model, inputs, lengths, present)
+        method = self.scoring_method if device.type == "cpu" else "grouped"
+        scores = scores_of(method, self.model, inputs, lengths, present)
+        places = present.to(device, non_blocking=True)
+        return scores.new_zeros(len(lengths)).index_copy(0, places, scores).view(shape)
 
     def objective(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Λ of each query, or the mean over its pairs of the binary cross-entropy, (B,)."""
@@ -216,28 +206,6 @@ class RerankerModule(PointwiseModule):
             check_weights(AutoModelForSequenceClassification, folder)
             write_card(self, folder, **card, base_model=self.model_name, usage=USAGE)
         return Path(path)
-
-
-def score(logits: Tensor) -> Tensor:
-    """(n, 1) or (n, 2) logits → (n,) scores: the logit, or logit 1 − logit 0; float32 or wider."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
-
-
-def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:
-    """Cut pairs, lengths (n,) on the CPU, into groups padded to their longest, short pairs first.
-
-    A group takes the next longer pair as long as the padding in it costs less than another pass.
-    """
-    order = lengths.argsort(stable=True)
-    in_order = lengths[order].tolist()
-    groups, start, padding = list[Tensor](), 0, 0
-    for end in range(1, len(in_order)):
-        padding += (in_order[end] - in_order[end - 1]) * (end - start)
-        if padding > forward_cost:
-            groups.append(order[start:end])
-            start, padding = end, 0
-    return [*groups, order[start:]]
 
 
 def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:

@@ -128,17 +128,17 @@ def rows_of_one_answer(raw: Any) -> list[Any]:
         return [raw]  # Whoever reads it says what is wrong.
     if not isinstance(row, dict):
         return [raw]
-    form = next((name for name in FORMS if row.get(name) not in (None, "", [])), None)
+    form = next((name for name in FORMS if row.get(name) not in (None, "", [])), "")
     if form not in _POSITIVE:
         return [raw]
     right, scores = _listed(row[form]), row.get("pos_scores")
     if not isinstance(right, list) or len(right) < 2:
         return [raw]
-    scored = isinstance(scores, list) and len(scores) == len(right)
-    return [
-        {**row, form: [each], **({"pos_scores": [scores[place]]} if scored else {})}
-        for place, each in enumerate(right)
-    ]
+    rows = [{**row, form: [each]} for each in right]
+    if isinstance(scores, list) and len(scores) == len(right):
+        for one, score in zip(rows, scores, strict=True):
+            one["pos_scores"] = [score]
+    return rows
 
 
 def check_together(records: Sequence[Record], skip_invalid: bool | None) -> list[Record]:

@@ -51,7 +51,8 @@ class When2CallDataModule(ResponseDataModule):
         source: "hub" or "files".
         hub_path: the data set on the hub, or a folder of the same layout.
         schema: of the preference records, "when2call" or "pairs": {input, chosen, rejected} and
-            optionally system, all texts; then without multiple choice on the hub.
+            optionally system, all texts; then without multiple choice on the hub. For pairs of your
+            own the task ``preference`` is the better place.
         train_file: preference records: JSON lines, JSON, CSV, TSV, Parquet or Arrow, by its ending.
         val_file: those held out; without one a part of the training prompts.
         test_file: those that certify; without one preparation.test_fraction, else "val".

@@ -58,6 +58,12 @@ def test_a_fall_by_more_than_a_fifth_is_named_and_nothing_else() -> None:
             "round 3, plain: {'cpu_seconds': 3.0}\nround 3, ours-cached: {'cpu_seconds': 6.0}\n",
             {"safety step, ours-cached": 2.0},  # medians of the rounds
         ),
+        (
+            check.reranker,
+            "round 1, st-lambda: {'cpu_seconds': 5.0}\nround 1, ours-pointwise: "
+            "{'cpu_seconds': 2.0}\nround 1, st-predict: {'cpu_seconds': 3.0}\n",
+            {"re-ranking, training beside sentence-transformers": 2.5},
+        ),
     ],
 )
 def test_a_scripts_output_is_read(read: object, output: str, speeds: dict[str, float]) -> None:

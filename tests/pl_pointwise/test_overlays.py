@@ -51,7 +51,8 @@ def test_formulation_of_a_packaged_configuration_states_every_argument() -> None
 
 
 @pytest.mark.parametrize(
-    "task", ["conversation", "digits", "family", "reranker", "safety", "when2call"]
+    "task",
+    ["conversation", "digits", "family", "preference", "reranker", "safety", "when2call"],
 )
 def test_a_tasks_numbers_are_those_of_the_shared_formulation(task: str) -> None:
     """Each is a number of an argument that the shared file states."""

@@ -268,7 +268,9 @@ def stated(value: object) -> set[str]:
     return {str(key) for key in value}.union(*map(stated, value.values()))
 
 
-@pytest.mark.parametrize("task", ["safety", "when2call", "conversation", "keep", "forget"])
+@pytest.mark.parametrize(
+    "task", ["safety", "when2call", "preference", "conversation", "keep", "forget"]
+)
 def test_no_method_states_a_tolerance(task: str) -> None:
     """One would replace those of TASK/paper, or a user's own, given before it."""
     shown = [name.partition("/")[2] for name in packaged_configs() if name.startswith(f"{task}/")]

@@ -179,7 +179,7 @@ def continued(base: PreTrainedModel, adapter: SavedAdapter) -> PeftModel:
 def lora_of(config: PeftConfig) -> Lora:
     """The options of a saved adapter, as far as :class:`Lora` has them."""
     names = [each.name for each in fields(Lora) if each.name != "peft"]
-    options = {name: getattr(config, name, None) for name in names}
+    options: dict[str, Any] = {name: getattr(config, name, None) for name in names}
     targets = options["target_modules"]
     options["target_modules"] = targets if isinstance(targets, str) else sorted(targets or [])
     return Lora(**options)

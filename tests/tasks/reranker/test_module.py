@@ -28,8 +28,9 @@ from pl_pointwise.data import PADDING
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
-from pl_pointwise.tasks.reranker.module import RerankerModule, like_length_groups
-from tests.tasks.conftest import before_and_after, quiet_trainer
+from pl_pointwise.tasks.reranker.module import RerankerModule
+from pl_pointwise.tasks.reranker.scoring import like_length_groups
+from tests.tasks.conftest import before_and_after, build_model, quiet_trainer
 from tests.tasks.reranker.conftest import OWN, SIZES, ms_marco_rows, save_tiny_cross_encoder
 
 
@@ -87,6 +88,7 @@ def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
         return [torch.zeros(1) if gradient is None else gradient for gradient in found]
 
     scores, expected = module(batch), padded_scores(module, batch)
+    assert module.scoring_method == "packed"
     assert scores.std() > 0.1  # guards the comparison: the pairs do differ
     torch.testing.assert_close(scores, expected, atol=1e-9, rtol=0)
     pairs = list(zip(gradients(scores), gradients(expected), strict=True))
@@ -106,6 +108,44 @@ def test_groups_hold_every_pair_once_and_pad_less_than_a_pass_costs(
         assert int((lengths[group].max() - lengths[group]).sum()) <= cost
     for shorter, longer in pairwise(groups):  # The first of the next would have been too much.
         assert int((lengths[longer].min() - lengths[shorter]).sum()) > cost
+
+
+def test_an_encoder_that_cannot_be_packed_is_padded_in_groups(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It attends by other means; the log says so, and the model is as it was loaded."""
+    config = CONFIG_MAPPING["deberta-v2"](vocab_size=120, num_labels=1, **SIZES)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    module = RerankerModule(str(tmp_path), dropout=0.0).eval()
+    batch = batch_of(RAGGED, token_types=False)
+    with torch.no_grad():
+        scores = module(batch)
+    assert module.scoring_method == "grouped"
+    assert "not packed" in caplog.text
+    torch.testing.assert_close(scores, padded_scores(module, batch), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "mistral"])
+def test_a_decoder_is_packed_too(kind: str, tmp_path: Path) -> None:
+    """Causal, with windows far shorter than the pairs, and fewer heads of keys."""
+    own = {"sliding_window": 6, "head_dim": 16}
+    if kind == "gemma3_text":
+        own["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+    model = build_model(kind, vocab_size=120, **own)
+    model.save_pretrained(tmp_path)
+    module = RerankerModule(str(tmp_path), dropout=None).train().double()
+    batch = batch_of(RAGGED, token_types=False)
+    weights = torch.linspace(-1, 2, 15).view(3, 5)
+    found = []
+    for scores in (module(batch), padded_scores(module, batch)):
+        gradients = torch.autograd.grad(
+            (weights * scores).sum(), list(module.model.parameters()), allow_unused=True
+        )
+        found.append([scores, *(each for each in gradients if each is not None)])
+    assert module.scoring_method == "packed"
+    assert found[0][0].std() > 0.01
+    for value, expected in zip(*found, strict=True):
+        torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-5)  # Norms in float32.
 
 
 def test_a_batch_without_any_pair_gives_zeros(model: str) -> None:
