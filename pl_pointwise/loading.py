@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .errors import DataError, printable
-from .files import changed_files
+from .files import changed_files, digest_now
+from .printing import say
 
 CERTIFICATE = Path("certificate") / "certificate.json"
+CONFIG = "certificate/config.yaml"
 DAMAGED = "is damaged. Copy the folder again from where it is whole, or export again."
 
 
@@ -59,7 +62,7 @@ def load(
 
         folder = Path(snapshot_download(text, revision=revision))
     if not quiet:
-        print(required_of(folder))
+        say(required_of(folder))
     config = _mapping_in(folder / "config.json")
     is_text = "model_type" in config or (folder / "adapter_config.json").is_file()
     if module_class is not None or not is_text:
@@ -104,8 +107,10 @@ def required_of(folder: Path) -> str:
     return "\n  ".join(map(printable, lines))
 
 
-def certificate_in(folder: Path) -> dict[str, Any]:
-    """Returns an exported folder's certificate.
+def certificate_in(
+    folder: Path, others: bool = True, besides: Collection[Path] = ()
+) -> dict[str, Any]:
+    """Returns an exported folder's certificate; others, besides: as of ``files.changed_files``.
 
     Raises:
         DataError: there is none, it cannot be read, or a file is not as it was certified.
@@ -122,7 +127,10 @@ def certificate_in(folder: Path) -> dict[str, Any]:
         whole = False
     if not whole:
         raise DataError(f"{path} {DAMAGED}")
-    if changed := changed_files(folder, files):
+    if files and CONFIG not in files:  # Of an earlier version, which listed it not.
+        config = folder / CONFIG
+        files = {**files, CONFIG: digest_now(config)} if config.is_file() else files
+    if changed := changed_files(folder, files, others, besides):
         raise DataError(f"{folder}: {changed}. Take the folder as it was written.")
     return found
 

@@ -23,7 +23,7 @@ from pl_pointwise.data import SPLITS, TRAIN, VAL
 from pl_pointwise.errors import DataError
 from pl_pointwise.export import class_of
 from pl_pointwise.printing import escaped
-from pl_pointwise.requirements import RequirementError
+from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
 from pl_pointwise.requirements.exported import (
     CHECKPOINT,
@@ -32,11 +32,13 @@ from pl_pointwise.requirements.exported import (
     samples_by,
     write_certificate,
 )
+from pl_pointwise.requirements.p_values import are_zero_one
 from pl_pointwise.requirements.samples import (
     Source,
     beside,
     contents_of,
     lines_about,
+    losses_by_unit,
     require_known,
     units_in,
 )
@@ -64,7 +66,7 @@ def check_requirements(comparison: Comparison) -> DataFrame:
     require_known(samples, required)
     for each in required:
         n = lines_about(samples.assign(before=samples["value"]), each)["unit"].nunique()
-        needed = each.fewest_samples(comparison.confidence)
+        needed = each.fewest_samples(comparison.confidence, _zero_one(samples, each))
         if n < needed:
             of = f" of category {each.category}" if each.category else ""
             raise RequirementError(
@@ -75,6 +77,7 @@ def check_requirements(comparison: Comparison) -> DataFrame:
             )
     contents, first = contents_of(start.model), comparison.runs[0]
     check_unused(_use(comparison, contents), units_in(samples), comparison.output)
+    _refuse_model_of_other_data(comparison.output / "model", contents)
     ran_on = (first.result() or {}).get("data", contents)
     if changed := [name for name in contents if contents[name] != ran_on.get(name, contents[name])]:
         raise RequirementError(
@@ -82,6 +85,16 @@ def check_requirements(comparison: Comparison) -> DataFrame:
             "are the same. Put it back, or take another --output."
         )
     return measured
+
+
+def _zero_one(samples: DataFrame, requirement: Requirement) -> bool | None:
+    """Whether a metric's losses look like 0 and 1 on the selection split, which chooses the test;
+    None where the requirement says it.
+    """
+    if requirement.kind == "constraint" or requirement.beside:
+        return None
+    lines = lines_about(samples, requirement, VAL.key)
+    return bool(len(lines)) and are_zero_one(losses_by_unit(lines, requirement))
 
 
 def require_separate_splits(samples: DataFrame) -> None:
@@ -136,12 +149,14 @@ def answer_requirements(
     remember_use(use, units, output, output)  # Before anything of the split is shown.
     chosen = found.selection.position
     if chosen is not None and not there:
-        _export(outcomes[chosen][0], found, output, id_of(use, units))
-    text = f"# Answer\n\n{escaped(found.statement())}\n"
+        run, result = outcomes[chosen]
+        _export(run, found, output, id_of(use, units), result)
+    table = found.table().markdown()
+    text = f"# Answer\n\n{escaped(found.statement())}\n\n{table}"
     (output / "answer.md").write_text(text, encoding="utf-8")
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
     more = "" if chosen is None else ", and the certified model is in model/"
-    print(f"\n{found.statement()}\n\nWritten to {output}: answer.md{more}")
+    print(f"\n{found.statement()}\n\n{table}\nWritten to {output}: answer.md{more}")
 
 
 def _use(comparison: Comparison, contents: Mapping[str, str]) -> dict[str, Any]:
@@ -151,7 +166,7 @@ def _use(comparison: Comparison, contents: Mapping[str, str]) -> dict[str, Any]:
     """
     paired = any(each.beside for each in comparison.required)
     return {
-        "requirements": sorted(comparison.requirements),
+        "requirements": sorted(each.text for each in comparison.required),
         "confidence": comparison.confidence,
         "against": comparison.runs[0].title if paired else None,
         "runs": sorted(run.digest for run in comparison.runs),
@@ -167,14 +182,29 @@ def _is_there(model: Path, use: str | None = None) -> bool:
     if not model.exists():
         return False
     with suppress(DataError):
-        if use in (None, read_certificate(model)[0].get("use")):
+        # What a user put beside it is no other model of this answer.
+        if use in (None, read_certificate(model, others=False)[0].get("use")):
             return True
     of = "no comparison has written what is there" if use is None else "it is not of this answer"
-    raise RequirementError(f"{model}: {of}. Move it, or take another --output.")
+    raise _another_model(model, of)
 
 
-def _export(run: Run, found: Answer, output: Path, use: str) -> None:
+def _refuse_model_of_other_data(model: Path, contents: Mapping[str, str]) -> None:
+    """Before training, where the model that is there was certified on other data."""
+    was = None
+    with suppress(DataError):
+        was = read_certificate(model, others=False)[0].get("data")
+    if isinstance(was, dict) and was != contents:
+        raise _another_model(model, "it is not of this answer")
+
+
+def _another_model(model: Path, why: str) -> RequirementError:
+    return RequirementError(f"{model}: {why}. Move it, or take another --output.")
+
+
+def _export(run: Run, found: Answer, output: Path, use: str, result: Mapping[str, Any]) -> None:
     """Exports the model of a run as ``model/``, whole or not at all, from its certified file."""
+    about = {"use": use, "data": result["data"], "bounds": result.get("bounds", {})}
     try:
         checkpoint = str(run.folder / CHECKPOINT)
         kind = class_of(checkpoint, [str(run.folder / "config.yaml")])
@@ -188,7 +218,7 @@ def _export(run: Run, found: Answer, output: Path, use: str) -> None:
                 module.export(folder)
             else:
                 print(f"{kind.__name__} has no export(): model/ holds its checkpoint.")
-            write_certificate(folder, {**found.as_dict(), "use": use}, run.folder)
+            write_certificate(folder, {**found.as_dict(), **about}, run.folder)
             folder.replace(output / "model")
     except Exception as error:
         raise RequirementError(

@@ -35,7 +35,8 @@ from pandas import DataFrame
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import OURS, CommandParser, fraction, sentence
 from pl_pointwise.command_line.configs import overview
-from pl_pointwise.data import TRAIN, VAL, dataset_of
+from pl_pointwise.data import TRAIN, VAL, PointwiseDataModule, dataset_of
+from pl_pointwise.errors import printable
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.printing import quieten
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
@@ -65,6 +66,12 @@ from .runs import (
 )
 
 log = logging.getLogger(__name__)
+
+SPENT = (
+    "Without --require the tables show the test data, which can then certify no model any more. To "
+    "certify one, stop here (Ctrl-C) and give --require."
+)
+"""Before anything is shown: what a comparison costs that looks at the certification split."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -115,14 +122,18 @@ def check_methods(comparison: Comparison) -> DataFrame | None:
     runs = comparison.runs
     results = {run.title: run.result() or {} for run in runs}
     bounds = {title: found["bounds"] for title, found in results.items() if "bounds" in found}
+    shows_splits = False
     for run in {run.method: run for run in runs if not run.finished}.values():
         gc.collect()  # The next model is loaded.
         with errors_of(run.method):
             cli = PointwiseCLI(run.arguments, run=False)
             _check_data(cli)
             bounds[run.title] = bounds_of(cli.model)
+            shows_splits |= isinstance(cli.datamodule, PointwiseDataModule)
             del cli
     if not comparison.requirements:
+        if shows_splits and on_first_rank():
+            print(SPENT, flush=True)
         return None
     require_same_bounds(bounds)
     return check_requirements(comparison)
@@ -173,7 +184,7 @@ def _run(runs: Sequence[Run]) -> list[Outcome]:
     for number, run in enumerate(runs, start=1):
         finished = run.finished
         note = " (finished before)" if finished else ""
-        print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
+        print(f"[{number}/{len(runs)}] {printable(run.title)}{note}", flush=True)
         failed = {} if finished else execute(run)
         outcomes.append((run, run.result() or failed))
     return outcomes

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 from lightning_utilities.core.apply_func import apply_to_collection
 
@@ -34,6 +34,7 @@ from pl_pointwise.command_line.configs import (
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now
 from pl_pointwise.requirements import Requirement
+from pl_pointwise.requirements.requirement import distinct
 
 RESULT, VIOLATIONS = "result.json", "violations.npz"
 """Written before the result: all violations."""
@@ -110,8 +111,8 @@ class Comparison:
 
     @cached_property
     def required(self) -> list[Requirement]:
-        """The requirements; what is wrong with one is a RequirementError."""
-        return [Requirement.parse(text) for text in self.requirements]
+        """The requirements, each once; what is wrong with one is a RequirementError."""
+        return distinct(self.requirements)
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -214,9 +215,22 @@ def on_first_rank() -> bool:
     return not getattr(rank_zero_only, "rank", 0)
 
 
-def alone_in(folder: Path) -> AbstractContextManager[Any]:
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
     """One process at a time in a folder, made if need be; its other ranks come with the first."""
     if not on_first_rank():
-        return nullcontext()
+        yield
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    return FileLock(folder / ".in-use.lock", timeout=0)
+    lock = FileLock(folder / ".in-use.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise DataError(
+            f"{folder}: another comparison runs there. Wait until it ends, or take another "
+            "--output."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -25,7 +25,7 @@ from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
 from .exported import CERTIFICATE, CHECKPOINT, START, measure_new_records, read_certificate
-from .requirement import Requirement, RequirementError
+from .requirement import Requirement, RequirementError, distinct
 from .samples import beside, quantities_in, records_not_known, require_known, require_same_bounds
 from .uses import remember_use, uses_of
 
@@ -71,7 +71,7 @@ def check_models(
         *(each["text"] for each in certificate["requirements"]),
         *(f"lost({name}) <= 0.05" for name in quantities_in(new, "constraint")),
     ]
-    requirements = [Requirement.parse(text) for text in texts]
+    requirements = distinct(texts)
     found = check(beside(new, before, requirements), requirements, confidence)
     weights = [digest_now(Path(each) / CERTIFICATE / CHECKPOINT) for each in (folder, old)]
     use = {"requirements": sorted(texts), "confidence": confidence, "weights": weights}

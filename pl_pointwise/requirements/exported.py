@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from pandas import DataFrame
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.configs import foreign_names, read_foreign
 from pl_pointwise.errors import printable
-from pl_pointwise.files import digest_now
+from pl_pointwise.files import digest_now, files_of_an_export, share_modes
 from pl_pointwise.loading import certificate_in
 
 from .requirement import RequirementError
@@ -45,21 +45,24 @@ def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -
     inside.mkdir(parents=True)
     for name in (SAMPLES, CHECKPOINT):
         shutil.copy(run / name, inside / name)
-    files = {
-        path.relative_to(folder).as_posix(): digest_now(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix != ".md"
-    }
     config = config_for_new_records(yaml.safe_load((run / "config.yaml").read_text()))
     config = json.loads(json.dumps(config))  # As YAML would write what stands twice as an alias.
     (inside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    share_modes(folder)
+    files = {name: digest_now(folder / name) for name in sorted(files_of_an_export(folder))}
     whole = {**certificate, "date": date.today().isoformat(), "files": files}
     (inside / "certificate.json").write_text(json.dumps(whole, indent=1))
 
 
-def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
-    """Returns the certificate, and the table of samples.py that it was made by."""
-    path, certificate = Path(folder) / CERTIFICATE / SAMPLES, certificate_in(Path(folder))
+def read_certificate(
+    folder: str | Path, others: bool = True, besides: Collection[Path] = ()
+) -> tuple[dict[str, Any], DataFrame]:
+    """Returns the certificate, and the table of samples.py that it was made by.
+
+    others, besides: whether a file that it does not list is refused, and which is not.
+    """
+    path = Path(folder) / CERTIFICATE / SAMPLES
+    certificate = certificate_in(Path(folder), others, besides)
     try:
         return certificate, pd.read_parquet(path, columns=list(COLUMNS))
     except (OSError, ValueError) as error:  # pyarrow's are of both.

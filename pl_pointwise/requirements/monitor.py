@@ -132,7 +132,7 @@ def monitor(
 
     options, configs: the data's, as on the command line. state: of :func:`check`.
     """
-    read_certificate(folder)  # Before the forward pass.
+    read_certificate(folder, besides=_named(state))  # Before the forward pass.
     samples, _ = measure_new_records(folder, options, configs)
     return check(folder, samples, state)
 
@@ -147,7 +147,7 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
         RequirementError: nothing that can be watched; a state that is damaged, of another
             certificate, or that cannot be written: then it says the checks too.
     """
-    certificate, before = read_certificate(folder)
+    certificate, before = read_certificate(folder, besides=_named(state))
     requirements = distinct(each["text"] for each in certificate["requirements"])
     require_known(before, requirements)  # A certificate of an earlier version may name more.
     # Those against a predecessor need its values of the new records.
@@ -176,6 +176,10 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
             f"name another --state, and give them again.\n{said}"
         ) from None
     return checks
+
+
+def _named(state: Path | None) -> list[Path]:
+    return [] if state is None else [state]
 
 
 def _judge(

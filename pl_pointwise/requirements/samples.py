@@ -29,6 +29,7 @@ from pandas import DataFrame
 from torch import Tensor
 
 from pl_pointwise.data import TEST, TRAIN, VAL, categories_of, fingerprint, units_of, without_index
+from pl_pointwise.errors import printable
 from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows
 
 from .p_values import Losses
@@ -169,7 +170,7 @@ def require_known(samples: DataFrame, requirements: Iterable[Requirement]) -> No
                 there = "Of data besides the splits: give them as the test data."
             raise RequirementError(f"{each.text!r}: there is no {kind} {name!r}. {there}")
         if category and category not in categories:
-            which = f"It has {', '.join(categories) or 'none'}."
+            which = f"It has {printable(', '.join(categories)) or 'none'}."
             raise RequirementError(f"{each.text!r}: there is no category {category!r}. {which}")
 
 

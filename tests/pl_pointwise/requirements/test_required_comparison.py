@@ -22,6 +22,7 @@ import pl_pointwise
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command
 from pl_pointwise.errors import TrainingError
+from pl_pointwise.files import digest_now
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
@@ -409,6 +410,10 @@ def test_models_judged_by_different_bounds_are_not_compared(certified, tmp_path)
     shutil.copytree(certified / "model", stricter)
     config = stricter / "certificate/config.yaml"
     config.write_text(config.read_text().replace("judged_by: 0.5", "judged_by: 0.4"))
+    path = stricter / "certificate/certificate.json"
+    files = json.loads(path.read_text())["files"]
+    files |= {"certificate/config.yaml": digest_now(config)}
+    change_certificate(stricter, files=files)
     with pytest.raises(RequirementError, match="evaluated by different bounds"):
         check_models(certified / "model", stricter, LIKE)
 
