@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from pandas import DataFrame, concat, read_parquet
+from pandas import DataFrame, concat
 
 from pl_pointwise.cli import PointwiseCLI, exports
 from pl_pointwise.data import SPLITS, TRAIN, VAL
@@ -37,12 +37,20 @@ from pl_pointwise.requirements.samples import (
     Source,
     beside,
     contents_of,
+    known_among,
     lines_about,
     losses_by_unit,
+    marks_of,
+    read_samples,
     require_known,
     units_in,
 )
-from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
+from pl_pointwise.requirements.uses import (
+    NOT_ON_OLD_RECORDS,
+    check_unused,
+    id_of,
+    remember_use,
+)
 from pl_pointwise.task import notes_of
 
 from .results import shared_objective
@@ -77,13 +85,13 @@ def check_requirements(comparison: Comparison) -> DataFrame:
             )
     contents, first = contents_of(start.model), comparison.runs[0]
     check_unused(_use(comparison, contents), units_in(samples), comparison.output)
-    _refuse_model_of_other_data(comparison.output / "model", contents)
     ran_on = (first.result() or {}).get("data", contents)
     if changed := [name for name in contents if contents[name] != ran_on.get(name, contents[name])]:
         raise RequirementError(
             f"{' and '.join(changed)}: not what {first.title} was made with, though the options "
             "are the same. Put it back, or take another --output."
         )
+    _refuse_model_of_other_data(comparison.output / "model", contents)
     return measured
 
 
@@ -101,7 +109,8 @@ def require_separate_splits(samples: DataFrame) -> None:
     """Refuses units that stand in two splits of a table; those of the training data among them."""
     for one, other in combinations(SPLITS.values(), 2):
         units = units_in(samples, other.key)
-        if both := units & units_in(samples, one.key):
+        marks = marks_of(samples[samples["dataset"] == one.key])
+        if both := known_among(units, marks):
             raise RequirementError(
                 f"The {one.role} and the {other.role} split share {len(both):,} of {len(units):,} "
                 "units (prompts, queries or records). Take what stands in both out of one "
@@ -128,7 +137,7 @@ def answer_requirements(
         objective = result["metrics"].get(shared_objective([(run, result)]))
         if objective is None:
             raise RequirementError(f"{run.title}: there is no objective on the selection split.")
-        samples = read_parquet(run.folder / SAMPLES)
+        samples = read_samples(run.folder / SAMPLES)
         require_separate_splits(samples)
         samples = samples[samples["dataset"] != TRAIN.key]
         if {*samples["unit"]} != {*start["unit"]}:
@@ -139,7 +148,9 @@ def answer_requirements(
             )
         measured.append(MeasuredModel(run.title, beside(samples, start, required), objective))
     weights = sorted(result["wrote"][CHECKPOINT] for _, result in outcomes)
+    made_of = {name: _of_all(name, outcomes) for name in NOT_ON_OLD_RECORDS}
     use = {**_use(comparison, outcomes[0][1]["data"]), "weights": weights}
+    use |= {name: found for name, found in made_of.items() if found}
     units = units_in(start)
     check_unused(use, units, output)
     there = _is_there(output / "model", id_of(use, units))
@@ -157,6 +168,15 @@ def answer_requirements(
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
     more = "" if chosen is None else ", and the certified model is in model/"
     print(f"\n{found.statement()}\n\n{table}\nWritten to {output}: answer.md{more}")
+
+
+def _of_all(name: str, outcomes: Sequence[Outcome]) -> list[str]:
+    """Digests of the runs' own code, or base models, each once; earlier versions have none."""
+    found = set[str]()
+    for _, result in outcomes:
+        given = result.get(name)
+        found.update(given.values() if isinstance(given, Mapping) else [given] if given else [])
+    return sorted(found)
 
 
 def _use(comparison: Comparison, contents: Mapping[str, str]) -> dict[str, Any]:
@@ -204,7 +224,7 @@ def _another_model(model: Path, why: str) -> RequirementError:
 
 def _export(run: Run, found: Answer, output: Path, use: str, result: Mapping[str, Any]) -> None:
     """Exports the model of a run as ``model/``, whole or not at all, from its certified file."""
-    about = {"use": use, "data": result["data"], "bounds": result.get("bounds", {})}
+    about = {"use": use, **{name: result.get(name) for name in ("data", "bounds", "base", "code")}}
     try:
         checkpoint = str(run.folder / CHECKPOINT)
         kind = class_of(checkpoint, [str(run.folder / "config.yaml")])

@@ -32,7 +32,15 @@ from .exported import CERTIFICATE, measure_new_records, read_certificate
 from .monitor_state import Calls, State, digest_of
 from .p_values import MeanAbove, p_value_against
 from .requirement import Requirement, RequirementError, distinct
-from .samples import lines_about, losses_by_unit, records_not_known, require_known
+from .samples import (
+    CONTENT,
+    lines_about,
+    losses_by_unit,
+    marks_of,
+    records_not_known,
+    require_known,
+    with_content,
+)
 
 BROKEN, BELIEVABLE, NOT_WATCHED = "broken", "believable", "not watched"
 STATE = "monitor.json"
@@ -193,9 +201,10 @@ def _judge(
     text, at_most = requirement.text, requirement.at_most
     if requirement.beside:
         return Check(text, NOT_WATCHED)
-    past = calls.get(text, {"units": [], "losses": [], "looks": 0})
+    past = calls.get(text, {"units": [], "losses": [], "contents": [], "looks": 0})
     lines = lines_about(new, requirement)
-    lines, again = records_not_known(lines, {*before["unit"], *past["units"]})
+    known = {*marks_of(before), *past["units"], *past["contents"]}
+    lines, again = records_not_known(lines, known)
     losses = losses_by_unit(lines, requirement)
     mean = MeanAbove(at_most)
     mean.add(past["losses"])
@@ -212,6 +221,7 @@ def _judge(
             # In the order of the losses: by unit.
             "units": [*past["units"], *sorted(lines["unit"].unique())],
             "losses": [*past["losses"], *losses.tolist()],
+            "contents": sorted({*past["contents"], *with_content(lines)[CONTENT]}),
             "looks": past["looks"] + 1,
         }
     verdict = BROKEN if mean.p_value <= delta else BELIEVABLE

@@ -452,7 +452,9 @@ class LanguageModelModule(PointwiseModule):
         with replaced_folder(Path(path)) as folder:
             if isinstance(model, PeftModel) and not self.policy.merge_on_export:
                 package, kind = "peft", "AutoPeftModelForCausalLM"
-                model.active_peft_config.revision = self.revision  # of the base
+                # Of the base: the branch may move on, the commit does not.
+                commit = getattr(self.model.config, "_commit_hash", None)
+                model.active_peft_config.revision = commit or self.revision
                 model.save_pretrained(folder)
             else:
                 whole = merged_model(model) if isinstance(model, PeftModel) else model

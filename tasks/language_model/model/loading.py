@@ -6,6 +6,7 @@ and without running code that comes with it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
+from pl_pointwise.errors import DataError, printable
 from pl_pointwise.tasks.common.models import loading, model_source, pretrained
 
 from ..likelihood.scoring import ScoringMethod
@@ -145,9 +147,25 @@ def load_exported(folder: str) -> PreTrainedModel:
             if not (Path(folder) / "adapter_model.safetensors").is_file():
                 raise OSError(f"{folder} has no adapter_model.safetensors; others may run code.")
             base = Policy(str(config.base_model_name_or_path), revision=config.revision)
-            model = merged_model(PeftModel.from_pretrained(load_language_model(base), folder))
+            model = merged_model(whole_adapter(load_language_model(base), folder))
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def whole_adapter(base: PreTrainedModel | PeftModel, folder: str) -> PeftModel:
+    """The base with the adapter of a folder; where PEFT warns that tensors are missing, an error,
+    as the base alone would stand in for them.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*missing adapter keys.*")
+        try:
+            found: PeftModel = PeftModel.from_pretrained(base, folder)
+        except UserWarning as error:
+            raise DataError(
+                f"{folder}: adapter_model.safetensors lacks tensors of the adapter "
+                f"({printable(error, 200)}). Copy the folder again from where it is whole."
+            ) from None
+    return found
 
 
 def checkpoint_gradients(model: PreTrainedModel) -> None:

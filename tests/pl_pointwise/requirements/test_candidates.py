@@ -59,7 +59,7 @@ def test_of_equal_p_values_the_smallest_violations_stand_first() -> None:
 
 
 def test_what_was_not_tested_is_not_said_to_have_failed() -> None:
-    """ "None of the 5 models is certified" was said of one, and "nearest" of another than it was."""
+    """Of one of five it was said that none of the five is certified, and another came nearest."""
     found = answer(
         model("first", 3.0, 0, 8),
         model("second", 2.0, 1, 4),
