@@ -38,6 +38,7 @@ from .evaluation import BEFORE
 from .extras import import_classes
 from .files import free_path, run_root, write_whole
 from .module import PointwiseModule
+from .printing import print_in_any_encoding
 from .report.of_run import write_fit_page
 from .report.progress import RunProgressBar
 from .training.checkpoints import differences, hyperparameters
@@ -259,6 +260,7 @@ class PointwiseCLI(LightningCLI):
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the console script ``pl-pointwise``; ``args`` stands for the command line."""
     from_shell = args is None
+    print_in_any_encoding()
     args = list(sys.argv[1:] if args is None else args)
     if "--debug" in args:
         args.remove("--debug")

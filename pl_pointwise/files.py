@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from .errors import TrainingError
 
-PART = ".export.part"
+PART, WRITTEN = ".export.part", ".pl-pointwise-export"
 MODEL_FILES = "model*.safetensors* adapter_model.safetensors chat_template.jinja"
 MODEL_FILES += " config.json adapter_config.json generation_config.json"
 """What would make another model of an export if it stayed from an earlier one."""
@@ -76,21 +76,72 @@ def _digest(path: str, written: int, size: int) -> str:
     return digest.hexdigest()
 
 
-def changed_files(folder: Path, digests: Mapping[str, str]) -> str:
+def changed_files(
+    folder: Path,
+    digests: Mapping[str, str | None],
+    others: bool = True,
+    besides: Collection[Path] = (),
+) -> str:
     """Which files of a folder are not those of the digests, as a sentence; "" if all are.
 
-    A model's file that is not among them makes another model too, as an adapter does.
+    Another file than those may make another model too, as an adapter or a map of special tokens
+    does: any is named but texts for people, hidden ones, and what the certificate lists by itself.
+
+    others: whether those too; besides: what may be there.
+
+    Raises:
+        PermissionError: a file that this user may not read, which is no other one.
     """
     changed = [
-        name
+        f"{name} differs"
         for name, digest in digests.items()
-        if {"..", "/"} & {*Path(name).parts} or digest_now(folder / name) != digest
+        if {"..", "/"} & {*Path(name).parts} or _digest_if_allowed(folder / name) != digest
     ]
-    changed += sorted(_model_files(folder).difference(digests))
+    if others:
+        there = files_of_an_export(folder) if digests else _model_files(folder)
+        added = sorted(there.difference(digests, NOT_LISTED))
+        allowed = [path.absolute() for path in besides]
+        added = [name for name in added if (folder / name).absolute() not in allowed]
+        changed += [f"{name} differs: it was not there" for name in added]
     if not changed:
         return ""
-    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-    return f"the files are not those that were certified: {changed[0]} differs{more}"
+    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"the files are not those that were certified: {changed[0]}{more}"
+
+
+NOT_LISTED = {"certificate/certificate.json", "certificate/monitor.json"}
+"""What the certificate does not list: itself, and what came after it."""
+
+
+def files_of_an_export(folder: Path) -> set[str]:
+    """The files in and below a folder, but texts for people and hidden ones, by relative name."""
+    found = set[str]()
+    for path in folder.rglob("*"):
+        inside = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in inside.parts)
+        if not hidden and path.suffix != ".md" and not path.is_dir():
+            found.add(inside.as_posix())
+    return found
+
+
+def _digest_if_allowed(path: Path) -> str | None:
+    digest = digest_now(path)
+    if digest is None:
+        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+            if S_ISREG(path.stat().st_mode):  # Or no leave to look into the folder.
+                path.open("rb").close()
+    return digest
+
+
+def share_modes(folder: Path) -> None:
+    """Gives every file the mode of a new one: safetensors lets its owner alone read weights."""
+    probe = folder / ".mode"
+    probe.touch()
+    usual = probe.stat().st_mode & 0o777
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o777 | usual)
 
 
 def check_export_folder(folder: Path, written: Collection[str] | None = None) -> None:
@@ -106,11 +157,21 @@ def check_export_folder(folder: Path, written: Collection[str] | None = None) ->
     if card.is_file() and "\n- pl-pointwise\n" in card.read_text("utf-8", errors="replace"):
         return
     inside = {each.name for each in folder.iterdir()} - {PART} if folder.is_dir() else set()
+    inside -= _earlier_export(folder)
     if folder.is_file() or (inside if written is None else inside.intersection(written)):
         raise TrainingError(
             f"{folder} has files that are not of an earlier export. Name another folder, or move "
             "them."
         )
+
+
+def _earlier_export(folder: Path) -> set[str]:
+    """The names that an earlier export without a card wrote into a folder."""
+    try:
+        found = (folder / WRITTEN).read_text("utf-8").splitlines()
+    except (OSError, ValueError):
+        return set()
+    return {WRITTEN, *found}
 
 
 def _model_files(folder: Path) -> set[str]:
@@ -129,6 +190,7 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     try:
         new = part / folder.name
         yield new
+        share_modes(new)
         names = {each.name for each in new.iterdir()}
         check_export_folder(folder, names)
         for old in _model_files(folder) - names:
@@ -137,6 +199,8 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
             if (folder / name).is_dir():
                 shutil.rmtree(folder / name)
             (new / name).replace(folder / name)
+        if "README.md" not in names:  # By which the next export would know the folder.
+            write_whole(folder / WRITTEN, "\n".join(sorted(names)))
     finally:
         shutil.rmtree(part, ignore_errors=True)
         with suppress(OSError):  # Of an export that failed; else it is not empty.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date
 from pathlib import PurePath
@@ -22,27 +24,65 @@ def fingerprint_of_content(rows: Any) -> str:
     """A digest of the length and the rows; see :func:`pl_pointwise.data.fingerprint`."""
     count = len(rows)
     read = count if count <= 1024 else 64
-    digests, stable, _ = _read(rows, [probe * count // read for probe in range(read)])
+    digests, stable, _ = _read(rows.__getitem__, [probe * count // read for probe in range(read)])
     if not stable:
         return f"{RANDOM_ROWS}: {count}"
     return hashlib.sha256(b"".join([str(count).encode(), *digests])).hexdigest()
 
 
-def digests_of_rows(rows: Any) -> list[bytes] | None:
+def digests_of_rows(rows: Any, names: Sequence[str] | None = None) -> list[bytes] | None:
     """A digest of each row's content. None: rows differ when read again, or hold an object of a
     class whose content is not known here.
+
+    names: what each row is called; then a row's content is what it has besides: its name, and what
+        stands in a column of ids, is left out (:data:`ID_COLUMNS`), and texts are compared after
+        Unicode normalisation, so that composed and decomposed letters are one.
     """
-    digests, stable, whole = _read(rows, range(len(rows)))
+
+    def shown(probe: int) -> Any:
+        return rows[probe] if names is None else _without_id(rows[probe], names[probe])
+
+    digests, stable, whole = _read(shown, range(len(rows)))
     return digests if stable and whole else None
 
 
-def _read(rows: Any, probes: Sequence[int]) -> tuple[list[bytes], bool, bool]:
+ID_COLUMNS = re.compile(r"_?(row|record|unit|sample|example|user|doc)?_?(id|uuid|guid|unit|index)")
+"""Columns that say which row it is, and nothing of what it holds."""
+
+
+def _without_id(row: Any, name: str) -> Any:
+    if not isinstance(row, Mapping):
+        return normalised(row)
+    content = {}
+    for key, value in row.items():
+        says_which = ID_COLUMNS.fullmatch(str(key).lower()) or (name and str(value) == name)
+        if not says_which:
+            content[key] = normalised(value)
+    return content or normalised(row)  # What has nothing but an id is told by it.
+
+
+def normalised(value: Any) -> Any:
+    """A value with its texts in Unicode's composed form (NFC).
+
+    >>> normalised(["e\u0301", 1]) == ["\u00e9", 1]
+    True
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else unicodedata.normalize("NFC", value)
+    if isinstance(value, Mapping):
+        return {normalised(key): normalised(entry) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(normalised(entry) for entry in value)
+    return value
+
+
+def _read(row_at: Callable[[int], Any], probes: Sequence[int]) -> tuple[list[bytes], bool, bool]:
     """Digests of these rows; whether they are the same when read again; and of all content."""
     with isolate_rng(include_cuda=False):
-        found = [_digest_of(rows[probe]) for probe in probes]
+        found = [_digest_of(row_at(probe)) for probe in probes]
         # As often as this, because a random change may leave a row unchanged.
         places = [n % len(probes) for n in range(16)] if probes else []
-        stable = all(_digest_of(rows[probes[place]]) == found[place] for place in places)
+        stable = all(_digest_of(row_at(probes[place])) == found[place] for place in places)
     return [digest for digest, _ in found], stable, all(whole for _, whole in found)
 
 

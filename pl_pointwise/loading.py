@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .errors import DataError, printable
-from .files import changed_files
+from .files import changed_files, digest_now
+from .identity import another_base, digest_of_model, is_a_base
+from .printing import say
 
 CERTIFICATE = Path("certificate") / "certificate.json"
+CONFIG = "certificate/config.yaml"
 DAMAGED = "is damaged. Copy the folder again from where it is whole, or export again."
 
 
@@ -59,9 +64,10 @@ def load(
 
         folder = Path(snapshot_download(text, revision=revision))
     if not quiet:
-        print(required_of(folder))
+        say(required_of(folder))
     config = _mapping_in(folder / "config.json")
     is_text = "model_type" in config or (folder / "adapter_config.json").is_file()
+    _require_base(folder)
     if module_class is not None or not is_text:
         return _module_in(folder / "certificate" / "model.ckpt", module_class).eval()
     if "sentence_transformers" in config:
@@ -74,6 +80,22 @@ def load(
     from .tasks.language_model.model.loading import load_exported, load_tokenizer
 
     return load_exported(str(folder)), load_tokenizer(str(folder))
+
+
+def _require_base(folder: Path) -> None:
+    """Refuses an adapter whose base is not the one that the certificate is of."""
+    adapter = _mapping_in(folder / "adapter_config.json")
+    certified = None
+    with suppress(DataError):  # What is wrong with the certificate is said already.
+        certified = _mapping_in(folder / CERTIFICATE).get("base")
+    if not adapter or not isinstance(certified, dict) or not certified:
+        return
+    name, revision = str(adapter.get("base_model_name_or_path")), adapter.get("revision")
+    now = digest_of_model(name, revision if isinstance(revision, str) else None)
+    if now is None and not name.startswith(("/", ".")) and not Path(name).exists():
+        return  # Of the hub, and not here yet: its revision stands in adapter_config.json.
+    if now is None or not any(is_a_base(str(was), [now]) for was in certified.values()):
+        raise DataError(another_base(folder, printable(name, 80)))
 
 
 def _module_in(checkpoint: Path, kind: type[Any] | None) -> Any:
@@ -104,8 +126,10 @@ def required_of(folder: Path) -> str:
     return "\n  ".join(map(printable, lines))
 
 
-def certificate_in(folder: Path) -> dict[str, Any]:
-    """Returns an exported folder's certificate.
+def certificate_in(
+    folder: Path, others: bool = True, besides: Collection[Path] = ()
+) -> dict[str, Any]:
+    """Returns an exported folder's certificate; others, besides: as of ``files.changed_files``.
 
     Raises:
         DataError: there is none, it cannot be read, or a file is not as it was certified.
@@ -122,7 +146,10 @@ def certificate_in(folder: Path) -> dict[str, Any]:
         whole = False
     if not whole:
         raise DataError(f"{path} {DAMAGED}")
-    if changed := changed_files(folder, files):
+    if files and CONFIG not in files:  # Of an earlier version, which listed it not.
+        config = folder / CONFIG
+        files = {**files, CONFIG: digest_now(config)} if config.is_file() else files
+    if changed := changed_files(folder, files, others, besides):
         raise DataError(f"{folder}: {changed}. Take the folder as it was written.")
     return found
 

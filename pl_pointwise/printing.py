@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
+import sys
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from .errors import printable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,12 +32,38 @@ class Table:
 
 
 def one_line(text: str) -> str:
-    return escaped(" ".join(text.split()).replace("|", "/")[:200])
+    return escaped(printable(text).replace("|", "/")[:200])
+
+
+def csv_cell(value: Any) -> Any:
+    """Returns a value for a CSV file: a text is on one line, printable, and no formula of a
+    spreadsheet, as one that begins with "=" would be.
+
+    >>> csv_cell("=1+1"), csv_cell(-0.5), csv_cell("-0.5")
+    ("'=1+1", -0.5, "'-0.5")
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable(value, 10_000)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def escaped(text: str) -> str:
     """Returns Markdown in which names of methods, categories and files make no HTML and no link."""
     return re.sub(r"<(?=[A-Za-z/!?])|(?<=\])\(", r"\\\g<0>", text)
+
+
+def say(text: str) -> None:
+    """Prints on any terminal and into any pipe: what its encoding has not is a question mark."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), flush=True)
+
+
+def print_in_any_encoding() -> None:
+    """Keeps the streams of this process from ending it by a λ that their encoding has not."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def quieten() -> None:

@@ -20,6 +20,7 @@ from .errors import TrainingError
 from .formulations import Formulation
 from .lagrangian.terms import OBJECTIVE, build_terms, masks_from
 from .loss import PointwiseLoss
+from .printing import say
 from .report.closing import Conditions, HeldOut
 
 FILE = "pointwise.pt"
@@ -218,7 +219,7 @@ class PointwiseTrainerMixin:
         conditions = Conditions(rate=trainer.args.learning_rate, longer="raise num_train_epochs")
         closing = self.constrained.closing(held_out, conditions)
         if trainer.is_world_process_zero():
-            print(f"\n{closing}\n")
+            say(f"\n{closing}\n")
 
     def _set_signature_columns_if_needed(self) -> None:
         """Keeps ``index`` among the columns that reach the collator."""

@@ -118,11 +118,29 @@ def sentence(error: BaseException) -> str:
     return option + printable(reason)
 
 
+ON_INTERRUPT = {
+    "pl-pointwise compare": "The same command goes on with the runs that are not finished.",
+    "pl-pointwise monitor": "These records are not on record: give them again.",
+}
+"""What to do after Ctrl-C."""
+
+
 @contextmanager
 def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Ends the process with a sentence where the block raises ``refused`` or a user's mistake."""
+    """Ends the process with a sentence where the block raises ``refused`` or a user's mistake, or
+    where the user ends it.
+    """
     try:
         yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        # Lightning ends the process itself in a fit, after it has put everything away.
+        interrupted = isinstance(error, KeyboardInterrupt) or (
+            error.code == 1 and isinstance(error.__context__, KeyboardInterrupt)
+        )
+        if debugging() or not interrupted:
+            raise
+        sys.stderr.write(f"\n{program}: interrupted. {ON_INTERRUPT.get(program, '')}\n")
+        raise SystemExit(130) from None
     except Exception as error:
         if debugging() or not isinstance(error, (*OURS, *refused)):
             raise
@@ -132,7 +150,8 @@ def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Ite
 
 def end(program: str, text: str) -> NoReturn:
     """Ends the process: one line on standard error, status 2."""
-    sys.stderr.write(f"{program}: error: {text}\n")
+    shown = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+    sys.stderr.write(f"{program}: error: {shown}\n")
     raise SystemExit(2)
 
 

@@ -16,14 +16,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from pandas import DataFrame, concat, read_parquet
+from pandas import DataFrame, concat
 
 from pl_pointwise.cli import PointwiseCLI, exports
 from pl_pointwise.data import SPLITS, TRAIN, VAL
 from pl_pointwise.errors import DataError
 from pl_pointwise.export import class_of
 from pl_pointwise.printing import escaped
-from pl_pointwise.requirements import RequirementError
+from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
 from pl_pointwise.requirements.exported import (
     CHECKPOINT,
@@ -32,15 +32,25 @@ from pl_pointwise.requirements.exported import (
     samples_by,
     write_certificate,
 )
+from pl_pointwise.requirements.p_values import are_zero_one
 from pl_pointwise.requirements.samples import (
     Source,
     beside,
     contents_of,
+    known_among,
     lines_about,
+    losses_by_unit,
+    marks_of,
+    read_samples,
     require_known,
     units_in,
 )
-from pl_pointwise.requirements.uses import check_unused, id_of, remember_use
+from pl_pointwise.requirements.uses import (
+    NOT_ON_OLD_RECORDS,
+    check_unused,
+    id_of,
+    remember_use,
+)
 from pl_pointwise.task import notes_of
 
 from .results import shared_objective
@@ -64,7 +74,7 @@ def check_requirements(comparison: Comparison) -> DataFrame:
     require_known(samples, required)
     for each in required:
         n = lines_about(samples.assign(before=samples["value"]), each)["unit"].nunique()
-        needed = each.fewest_samples(comparison.confidence)
+        needed = each.fewest_samples(comparison.confidence, _zero_one(samples, each))
         if n < needed:
             of = f" of category {each.category}" if each.category else ""
             raise RequirementError(
@@ -81,14 +91,26 @@ def check_requirements(comparison: Comparison) -> DataFrame:
             f"{' and '.join(changed)}: not what {first.title} was made with, though the options "
             "are the same. Put it back, or take another --output."
         )
+    _refuse_model_of_other_data(comparison.output / "model", contents)
     return measured
+
+
+def _zero_one(samples: DataFrame, requirement: Requirement) -> bool | None:
+    """Whether a metric's losses look like 0 and 1 on the selection split, which chooses the test;
+    None where the requirement says it.
+    """
+    if requirement.kind == "constraint" or requirement.beside:
+        return None
+    lines = lines_about(samples, requirement, VAL.key)
+    return bool(len(lines)) and are_zero_one(losses_by_unit(lines, requirement))
 
 
 def require_separate_splits(samples: DataFrame) -> None:
     """Refuses units that stand in two splits of a table; those of the training data among them."""
     for one, other in combinations(SPLITS.values(), 2):
         units = units_in(samples, other.key)
-        if both := units & units_in(samples, one.key):
+        marks = marks_of(samples[samples["dataset"] == one.key])
+        if both := known_among(units, marks):
             raise RequirementError(
                 f"The {one.role} and the {other.role} split share {len(both):,} of {len(units):,} "
                 "units (prompts, queries or records). Take what stands in both out of one "
@@ -115,7 +137,7 @@ def answer_requirements(
         objective = result["metrics"].get(shared_objective([(run, result)]))
         if objective is None:
             raise RequirementError(f"{run.title}: there is no objective on the selection split.")
-        samples = read_parquet(run.folder / SAMPLES)
+        samples = read_samples(run.folder / SAMPLES)
         require_separate_splits(samples)
         samples = samples[samples["dataset"] != TRAIN.key]
         if {*samples["unit"]} != {*start["unit"]}:
@@ -126,7 +148,9 @@ def answer_requirements(
             )
         measured.append(MeasuredModel(run.title, beside(samples, start, required), objective))
     weights = sorted(result["wrote"][CHECKPOINT] for _, result in outcomes)
+    made_of = {name: _of_all(name, outcomes) for name in NOT_ON_OLD_RECORDS}
     use = {**_use(comparison, outcomes[0][1]["data"]), "weights": weights}
+    use |= {name: found for name, found in made_of.items() if found}
     units = units_in(start)
     check_unused(use, units, output)
     there = _is_there(output / "model", id_of(use, units))
@@ -136,12 +160,23 @@ def answer_requirements(
     remember_use(use, units, output, output)  # Before anything of the split is shown.
     chosen = found.selection.position
     if chosen is not None and not there:
-        _export(outcomes[chosen][0], found, output, id_of(use, units))
-    text = f"# Answer\n\n{escaped(found.statement())}\n"
+        run, result = outcomes[chosen]
+        _export(run, found, output, id_of(use, units), result)
+    table = found.table().markdown()
+    text = f"# Answer\n\n{escaped(found.statement())}\n\n{table}"
     (output / "answer.md").write_text(text, encoding="utf-8")
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
     more = "" if chosen is None else ", and the certified model is in model/"
-    print(f"\n{found.statement()}\n\nWritten to {output}: answer.md{more}")
+    print(f"\n{found.statement()}\n\n{table}\nWritten to {output}: answer.md{more}")
+
+
+def _of_all(name: str, outcomes: Sequence[Outcome]) -> list[str]:
+    """Digests of the runs' own code, or base models, each once; earlier versions have none."""
+    found = set[str]()
+    for _, result in outcomes:
+        given = result.get(name)
+        found.update(given.values() if isinstance(given, Mapping) else [given] if given else [])
+    return sorted(found)
 
 
 def _use(comparison: Comparison, contents: Mapping[str, str]) -> dict[str, Any]:
@@ -151,7 +186,7 @@ def _use(comparison: Comparison, contents: Mapping[str, str]) -> dict[str, Any]:
     """
     paired = any(each.beside for each in comparison.required)
     return {
-        "requirements": sorted(comparison.requirements),
+        "requirements": sorted(each.text for each in comparison.required),
         "confidence": comparison.confidence,
         "against": comparison.runs[0].title if paired else None,
         "runs": sorted(run.digest for run in comparison.runs),
@@ -167,14 +202,29 @@ def _is_there(model: Path, use: str | None = None) -> bool:
     if not model.exists():
         return False
     with suppress(DataError):
-        if use in (None, read_certificate(model)[0].get("use")):
+        # What a user put beside it is no other model of this answer.
+        if use in (None, read_certificate(model, others=False)[0].get("use")):
             return True
     of = "no comparison has written what is there" if use is None else "it is not of this answer"
-    raise RequirementError(f"{model}: {of}. Move it, or take another --output.")
+    raise _another_model(model, of)
 
 
-def _export(run: Run, found: Answer, output: Path, use: str) -> None:
+def _refuse_model_of_other_data(model: Path, contents: Mapping[str, str]) -> None:
+    """Before training, where the model that is there was certified on other data."""
+    was = None
+    with suppress(DataError):
+        was = read_certificate(model, others=False)[0].get("data")
+    if isinstance(was, dict) and was != contents:
+        raise _another_model(model, "it is not of this answer")
+
+
+def _another_model(model: Path, why: str) -> RequirementError:
+    return RequirementError(f"{model}: {why}. Move it, or take another --output.")
+
+
+def _export(run: Run, found: Answer, output: Path, use: str, result: Mapping[str, Any]) -> None:
     """Exports the model of a run as ``model/``, whole or not at all, from its certified file."""
+    about = {"use": use, **{name: result.get(name) for name in ("data", "bounds", "base", "code")}}
     try:
         checkpoint = str(run.folder / CHECKPOINT)
         kind = class_of(checkpoint, [str(run.folder / "config.yaml")])
@@ -188,7 +238,7 @@ def _export(run: Run, found: Answer, output: Path, use: str) -> None:
                 module.export(folder)
             else:
                 print(f"{kind.__name__} has no export(): model/ holds its checkpoint.")
-            write_certificate(folder, {**found.as_dict(), "use": use}, run.folder)
+            write_certificate(folder, {**found.as_dict(), **about}, run.folder)
             folder.replace(output / "model")
     except Exception as error:
         raise RequirementError(

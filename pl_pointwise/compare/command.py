@@ -35,9 +35,11 @@ from pandas import DataFrame
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.cli_errors import OURS, CommandParser, fraction, sentence
 from pl_pointwise.command_line.configs import overview
-from pl_pointwise.data import TRAIN, VAL, dataset_of
+from pl_pointwise.data import TEST, TRAIN, VAL, PointwiseDataModule, dataset_of
+from pl_pointwise.errors import printable
 from pl_pointwise.evaluation import BEFORE
 from pl_pointwise.files import digest_now, write_whole
+from pl_pointwise.identity import bases_of, digest_of_code, files_read, own_code
 from pl_pointwise.printing import quieten
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
 from pl_pointwise.requirements.samples import (
@@ -46,6 +48,7 @@ from pl_pointwise.requirements.samples import (
     contents_of,
     require_same_bounds,
     samples_of,
+    units_in,
 )
 from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import notes_of
@@ -61,11 +64,16 @@ from .runs import (
     Run,
     alone_in,
     errors_of,
-    files_read,
     on_first_rank,
 )
 
 log = logging.getLogger(__name__)
+
+SPENT = (
+    "Without --require the tables show the test data, which can then certify no model any more. To "
+    "certify one, stop here (Ctrl-C) and give --require."
+)
+"""Before anything is shown: what a comparison costs that looks at the certification split."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -118,14 +126,18 @@ def check_methods(comparison: Comparison) -> DataFrame | None:
     runs = comparison.runs
     results = {run.title: run.result() or {} for run in runs}
     bounds = {title: found["bounds"] for title, found in results.items() if "bounds" in found}
+    shows_splits = False
     for run in {run.method: run for run in runs if not run.finished}.values():
         gc.collect()  # The next model is loaded.
         with errors_of(run.method):
             cli = PointwiseCLI(run.arguments, run=False)
             _check_data(cli)
             bounds[run.title] = bounds_of(cli.model)
+            shows_splits |= isinstance(cli.datamodule, PointwiseDataModule)
             del cli
     if not comparison.requirements:
+        if shows_splits and on_first_rank():
+            print(SPENT, flush=True)
         return None
     require_same_bounds(bounds)
     return check_requirements(comparison)
@@ -177,7 +189,7 @@ def _run(runs: Sequence[Run]) -> list[Outcome]:
     for number, run in enumerate(runs, start=1):
         finished = run.finished
         note = " (finished before)" if finished else ""
-        print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
+        print(f"[{number}/{len(runs)}] {printable(run.title)}{note}", flush=True)
         failed = {} if finished else execute(run)
         outcomes.append((run, run.result() or failed))
     return outcomes
@@ -210,7 +222,9 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     (run.folder / RESULT).unlink(missing_ok=True)  # The error of an earlier attempt.
     cli = PointwiseCLI(run.arguments, run=False)
     (run.folder / "config.yaml").write_text(yaml.safe_dump(cli.config_dump, sort_keys=False))
-    result["read"] = files_read(cli.config_dump)
+    bases, code = bases_of(cli.config_dump.get("model")), own_code(_written_by_users(cli))
+    result["read"] = {**files_read(cli.config_dump), **bases, **code}
+    result |= {"base": bases, "code": digest_of_code(code)}
     # With the module's own, as TensorBoard shows the first set alone.
     of_module = {n: v for n, v in cli.model.hparams_initial.items() if not n.startswith("_")}
     for logger in cli.trainer.loggers if on_first_rank() else ():
@@ -228,6 +242,12 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
             write_whole(run.folder / RESULT, json.dumps(result, indent=1))
     finally:
         cli.trainer.strategy.barrier()  # The other ranks look at the files too.
+
+
+def _written_by_users(cli: PointwiseCLI) -> list[Any]:
+    """What may be of classes of one's own."""
+    formulations = getattr(cli.model, "formulations", {}).values()
+    return [cli.model, cli.datamodule, *formulations, *cli.trainer.callbacks]
 
 
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
@@ -266,7 +286,8 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             samples = pd.concat([samples, Source(TRAIN.key, trained).training_lines()])
             samples.to_parquet(run.folder / SAMPLES, index=False)
         else:
-            remember_use(SHOWN, samples[samples["dataset"] != VAL.key]["unit"], run.folder)
+            shown_data = samples[samples["dataset"] != VAL.key].assign(dataset=TEST.key)
+            remember_use(SHOWN, units_in(shown_data), run.folder)
     return {
         "metrics": {name: value for name, value in logged.items() if shown(name)},
         "data": contents_of(module) if run.certified else {},

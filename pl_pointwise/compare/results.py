@@ -17,7 +17,7 @@ from pandas import DataFrame, Series
 
 from pl_pointwise.data import SPLITS, title_of
 from pl_pointwise.lagrangian.terms import OBJECTIVE
-from pl_pointwise.printing import Table, one_line
+from pl_pointwise.printing import Table, csv_cell, one_line
 
 from .runs import Outcome
 
@@ -44,7 +44,7 @@ def write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [*names, "error"], restval="")
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows({name: csv_cell(value) for name, value in line.items()} for line in lines)
 
 
 def tables(outcomes: Sequence[Outcome], note: str = "") -> list[Table]:

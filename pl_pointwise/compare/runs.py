@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 import yaml
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
-from lightning_utilities.core.apply_func import apply_to_collection
 
 from pl_pointwise.command_line.cli_errors import debugging, sentence
 from pl_pointwise.command_line.configs import (
@@ -33,7 +32,9 @@ from pl_pointwise.command_line.configs import (
 )
 from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now
+from pl_pointwise.identity import is_as_it_was
 from pl_pointwise.requirements import Requirement
+from pl_pointwise.requirements.requirement import distinct
 
 RESULT, VIOLATIONS = "result.json", "violations.npz"
 """Written before the result: all violations."""
@@ -60,7 +61,7 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """Returns what the last run of this very configuration ended in: metrics, or ``error``.
 
-        None also where a file that it read or wrote is another one now.
+        None also where a file that it read or wrote, its base model or its code is another now.
         """
         try:
             found: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
@@ -68,9 +69,9 @@ class Run:
             return None
         if not isinstance(found, dict):  # Damaged.
             return None
-        wrote = {self.folder / name: was for name, was in found.get("wrote", {}).items()}
-        files = [*wrote.items(), *found.get("read", {}).items()]
-        same = all(digest_now(path) == was for path, was in files)
+        wrote, read = found.get("wrote", {}), found.get("read", {})
+        same = all(digest_now(self.folder / name) == was for name, was in wrote.items())
+        same = same and all(is_as_it_was(name, was) for name, was in read.items())
         return found if same and found.get("digest") == self.digest else None
 
     @property
@@ -110,8 +111,8 @@ class Comparison:
 
     @cached_property
     def required(self) -> list[Requirement]:
-        """The requirements; what is wrong with one is a RequirementError."""
-        return [Requirement.parse(text) for text in self.requirements]
+        """The requirements, each once; what is wrong with one is a RequirementError."""
+        return distinct(self.requirements)
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -145,14 +146,6 @@ class Comparison:
                     arguments += ["--trainer.default_root_dir", str(folder)]
                     runs.append(Run(name, seed, folder, arguments, digest, certified))
         return runs
-
-
-def files_read(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the SHA-256 of the files that a run's data and model name, by path as it is given."""
-    found: dict[str, str | None] = {}
-    parts = [config.get("data"), config.get("model")]
-    apply_to_collection(parts, str, lambda text: found.setdefault(text, digest_now(text)))
-    return {path: digest for path, digest in found.items() if digest is not None}
 
 
 def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
@@ -214,9 +207,22 @@ def on_first_rank() -> bool:
     return not getattr(rank_zero_only, "rank", 0)
 
 
-def alone_in(folder: Path) -> AbstractContextManager[Any]:
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
     """One process at a time in a folder, made if need be; its other ranks come with the first."""
     if not on_first_rank():
-        return nullcontext()
+        yield
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    return FileLock(folder / ".in-use.lock", timeout=0)
+    lock = FileLock(folder / ".in-use.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise DataError(
+            f"{folder}: another comparison runs there. Wait until it ends, or take another "
+            "--output."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -25,8 +25,16 @@ from pl_pointwise.files import digest_now
 
 from .answer import Finding, repetitions
 from .exported import CERTIFICATE, CHECKPOINT, START, measure_new_records, read_certificate
-from .requirement import Requirement, RequirementError
-from .samples import beside, quantities_in, records_not_known, require_known, require_same_bounds
+from .requirement import Requirement, RequirementError, distinct
+from .samples import (
+    beside,
+    marks_of,
+    quantities_in,
+    records_not_known,
+    require_known,
+    require_same_bounds,
+    units_in,
+)
 from .uses import remember_use, uses_of
 
 
@@ -58,7 +66,7 @@ def check_models(
     certificate, _ = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
     old = folder if against == START else against
-    known = {unit for each in (folder, old) for unit in read_certificate(each)[1]["unit"]}
+    known = {mark for each in (folder, old) for mark in marks_of(read_certificate(each)[1])}
     new, left_out = records_not_known(new, known)
     if new.empty:
         raise RequirementError(
@@ -71,12 +79,13 @@ def check_models(
         *(each["text"] for each in certificate["requirements"]),
         *(f"lost({name}) <= 0.05" for name in quantities_in(new, "constraint")),
     ]
-    requirements = [Requirement.parse(text) for text in texts]
+    requirements = distinct(texts)
     found = check(beside(new, before, requirements), requirements, confidence)
     weights = [digest_now(Path(each) / CERTIFICATE / CHECKPOINT) for each in (folder, old)]
     use = {"requirements": sorted(texts), "confidence": confidence, "weights": weights}
-    used = sum(each["use"] != use for each in uses_of(new["unit"]).values())
-    remember_use(use, new["unit"], Path(folder))
+    units = units_in(new)
+    used = sum(each["use"] != use for each in uses_of(units).values())
+    remember_use(use, units, Path(folder))
     note = (
         f"{left_out:,} records that trained, selected or certified one of the models are left out; "
         f"{used:,} other checks or comparisons on record have used some of the rest."

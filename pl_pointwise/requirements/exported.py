@@ -13,24 +13,34 @@ And its model on new records, for ``monitor`` and ``check``.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.configs import foreign_names, read_foreign
 from pl_pointwise.errors import printable
-from pl_pointwise.files import digest_now
+from pl_pointwise.files import digest_now, files_of_an_export, share_modes
+from pl_pointwise.identity import (
+    another_base,
+    bases_of,
+    digest_of_code,
+    is_a_base,
+    own_code,
+)
 from pl_pointwise.loading import certificate_in
+from pl_pointwise.training.checkpoints import differences, hyperparameters
 
 from .requirement import RequirementError
-from .samples import COLUMNS, bounds_of, samples_of
+from .samples import bounds_of, read_samples, samples_of
+
+log = logging.getLogger(__name__)
 
 CERTIFICATE, CHECKPOINT, SAMPLES = "certificate", "model.ckpt", "samples.parquet"
 """The folder in an exported one, the trained module in it, and what it measured."""
@@ -45,24 +55,27 @@ def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -
     inside.mkdir(parents=True)
     for name in (SAMPLES, CHECKPOINT):
         shutil.copy(run / name, inside / name)
-    files = {
-        path.relative_to(folder).as_posix(): digest_now(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix != ".md"
-    }
     config = config_for_new_records(yaml.safe_load((run / "config.yaml").read_text()))
     config = json.loads(json.dumps(config))  # As YAML would write what stands twice as an alias.
     (inside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    share_modes(folder)
+    files = {name: digest_now(folder / name) for name in sorted(files_of_an_export(folder))}
     whole = {**certificate, "date": date.today().isoformat(), "files": files}
     (inside / "certificate.json").write_text(json.dumps(whole, indent=1))
 
 
-def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
-    """Returns the certificate, and the table of samples.py that it was made by."""
-    path, certificate = Path(folder) / CERTIFICATE / SAMPLES, certificate_in(Path(folder))
+def read_certificate(
+    folder: str | Path, others: bool = True, besides: Collection[Path] = ()
+) -> tuple[dict[str, Any], DataFrame]:
+    """Returns the certificate, and the table of samples.py that it was made by.
+
+    others, besides: whether a file that it does not list is refused, and which is not.
+    """
+    path = Path(folder) / CERTIFICATE / SAMPLES
+    certificate = certificate_in(Path(folder), others, besides)
     try:
-        return certificate, pd.read_parquet(path, columns=list(COLUMNS))
-    except (OSError, ValueError) as error:  # pyarrow's are of both.
+        return certificate, read_samples(path)
+    except (OSError, ValueError, KeyError) as error:  # pyarrow's are of both.
         raise RequirementError(f"{path}: {printable(error)}. Export the model again.") from None
 
 
@@ -88,7 +101,46 @@ def measure_new_records(
     if not configs:
         configs = [yaml.safe_dump(own_classes_only(inside / "config.yaml"))]
     cli = PointwiseCLI.of_data(configs, options)
+    require_certified_parts(Path(folder), cli)
     return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
+
+
+def require_certified_parts(folder: Path, cli: PointwiseCLI) -> None:
+    """Refuses what is not the model that was certified, though its weights are: another base under
+    it, other bounds or arguments than those on record. Says where code of one's own is another.
+    """
+    certificate, bounds = certificate_in(folder, others=False), bounds_of(cli.model)
+    if (was := certificate.get("bounds")) and was != bounds:
+        raise RequirementError(
+            f"{folder} was certified by the bounds {was}, and the configuration gives {bounds}. "
+            f"Give its own: --config {folder / CERTIFICATE / 'config.yaml'}"
+        )
+    stored = hyperparameters(str(folder / CERTIFICATE / CHECKPOINT))
+    stored.pop("_class_path", None)
+    given = cli.config.model.as_dict()["init_args"]
+    # Where the base lies may differ; what it is has a digest.
+    changed = {
+        name: values
+        for name, values in differences(stored, given).items()
+        if name.rpartition(".")[2] not in ("model_name", "revision")
+    }
+    for name, (old, new) in changed.items():
+        raise RequirementError(
+            f"{folder} was certified with --model.{name} {printable(old, 80)}, and the "
+            f"configuration gives {printable(new, 80)}. Give its own: --config "
+            f"{folder / CERTIFICATE / 'config.yaml'}"
+        )
+    now = bases_of(cli.config_dump.get("model"))
+    for name, digest in (certificate.get("base") or {}).items():
+        if not is_a_base(digest, now.values()):
+            raise RequirementError(another_base(folder, name))
+    code = digest_of_code(own_code([cli.model, cli.datamodule]))
+    if certificate.get("code") not in (None, code):
+        log.warning(
+            "%s was certified with other source files of your own task: what is said of it is of "
+            "the code that is here now.",
+            folder,
+        )
 
 
 def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = False) -> DataFrame:

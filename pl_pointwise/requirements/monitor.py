@@ -32,7 +32,15 @@ from .exported import CERTIFICATE, measure_new_records, read_certificate
 from .monitor_state import Calls, State, digest_of
 from .p_values import MeanAbove, p_value_against
 from .requirement import Requirement, RequirementError, distinct
-from .samples import lines_about, losses_by_unit, records_not_known, require_known
+from .samples import (
+    CONTENT,
+    lines_about,
+    losses_by_unit,
+    marks_of,
+    records_not_known,
+    require_known,
+    with_content,
+)
 
 BROKEN, BELIEVABLE, NOT_WATCHED = "broken", "believable", "not watched"
 STATE = "monitor.json"
@@ -132,7 +140,7 @@ def monitor(
 
     options, configs: the data's, as on the command line. state: of :func:`check`.
     """
-    read_certificate(folder)  # Before the forward pass.
+    read_certificate(folder, besides=_named(state))  # Before the forward pass.
     samples, _ = measure_new_records(folder, options, configs)
     return check(folder, samples, state)
 
@@ -147,7 +155,7 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
         RequirementError: nothing that can be watched; a state that is damaged, of another
             certificate, or that cannot be written: then it says the checks too.
     """
-    certificate, before = read_certificate(folder)
+    certificate, before = read_certificate(folder, besides=_named(state))
     requirements = distinct(each["text"] for each in certificate["requirements"])
     require_known(before, requirements)  # A certificate of an earlier version may name more.
     # Those against a predecessor need its values of the new records.
@@ -178,6 +186,10 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     return checks
 
 
+def _named(state: Path | None) -> list[Path]:
+    return [] if state is None else [state]
+
+
 def _judge(
     requirement: Requirement,
     before: DataFrame,
@@ -189,9 +201,10 @@ def _judge(
     text, at_most = requirement.text, requirement.at_most
     if requirement.beside:
         return Check(text, NOT_WATCHED)
-    past = calls.get(text, {"units": [], "losses": [], "looks": 0})
+    past = calls.get(text, {"units": [], "losses": [], "contents": [], "looks": 0})
     lines = lines_about(new, requirement)
-    lines, again = records_not_known(lines, {*before["unit"], *past["units"]})
+    known = {*marks_of(before), *past["units"], *past["contents"]}
+    lines, again = records_not_known(lines, known)
     losses = losses_by_unit(lines, requirement)
     mean = MeanAbove(at_most)
     mean.add(past["losses"])
@@ -208,6 +221,7 @@ def _judge(
             # In the order of the losses: by unit.
             "units": [*past["units"], *sorted(lines["unit"].unique())],
             "losses": [*past["losses"], *losses.tolist()],
+            "contents": sorted({*past["contents"], *with_content(lines)[CONTENT]}),
             "looks": past["looks"] + 1,
         }
     verdict = BROKEN if mean.p_value <= delta else BELIEVABLE

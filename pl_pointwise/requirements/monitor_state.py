@@ -23,7 +23,9 @@ from .uses import users_folder
 log = logging.getLogger(__name__)
 
 Calls = dict[str, dict[str, Any]]
-"""By a requirement's text: ``units``, as many ``losses``, and ``looks``, the calls with any."""
+"""By a requirement's text: ``units``, as many ``losses``, the ``contents`` of the units' rows, and
+``looks``, the calls with any."""
+PARTS = {"units", "losses", "contents", "looks"}
 
 
 def digest_of(value: Any) -> str:
@@ -135,13 +137,16 @@ def _is_possible(calls: Any, zero_one: Collection[str]) -> bool:
 
 
 def _are_of_records(found: Any, zero_one: bool) -> bool:
-    if not isinstance(found, dict) or set(found) != {"units", "losses", "looks"}:
+    if not isinstance(found, dict) or set(found) != PARTS:
         return False
     units, losses, looks = found["units"], found["losses"], found["looks"]
+    contents = found["contents"]
     lists = isinstance(units, list) and isinstance(losses, list) and len(units) == len(losses)
     if not lists or type(looks) is not int or not 1 <= looks <= len(units):
         return False
     if not all(isinstance(unit, str) for unit in units) or len({*units}) < len(units):
+        return False
+    if not isinstance(contents, list) or not all(isinstance(each, str) for each in contents):
         return False
     if not all(type(loss) in (int, float) for loss in losses):
         return False

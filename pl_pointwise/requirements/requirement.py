@@ -133,16 +133,21 @@ class Requirement:
         """What the quantity is."""
         return "metric" if self.beyond is None else "constraint"
 
-    def fewest_samples(self, confidence: float) -> int:
-        """The fewest that certify a model which never fails; of a difference, an equal model."""
-        if self.beside == "difference" and self.at_most > 0.5:
-            equal = np.full(1_000_000, 0.5)
+    def fewest_samples(self, confidence: float, zero_one: bool | None = None) -> int:
+        """The fewest that certify a model which never fails; of a difference, an equal model.
 
-            def suffices(n: int) -> bool:
-                return betting(equal[:n], self.at_most, confidence) <= 1 - confidence
+        zero_one: whether its losses are 0 or 1, so that the binomial test is made. None: only
+            those of a constraint are.
+        """
+        if self.beyond is not None if zero_one is None else zero_one:
+            return fewest_samples(self.at_most, confidence)
+        equal = self.beside == "difference" and self.at_most > 0.5
+        losses = np.full(1_000_000, 0.5 if equal else 0.0)
 
-            return 1 + bisect_left(range(1, len(equal)), True, key=suffices)
-        return fewest_samples(self.at_most, confidence)
+        def suffices(n: int) -> bool:
+            return betting(losses[:n], self.at_most, confidence) <= 1 - confidence
+
+        return 1 + bisect_left(range(1, len(losses)), True, key=suffices)
 
     def losses(self, values: np.ndarray, before: np.ndarray | None = None) -> Losses:
         """(n,) in [0, 1] from worst violations or a metric's values, (n,); NaN counts 1."""

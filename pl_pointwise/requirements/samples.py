@@ -9,6 +9,7 @@ A line per sample and quantity, with the columns
     value      its worst violation, or the metric's value
     unit       samples of one unit (a prompt, a query) depend on each other
     category   "" where there is none
+    content    of the unit's row, without its id: rows under other names are the same rows
 
 A run's file and a certificate's hold a line for each unit of the training data too, "train", with
 nothing measured.
@@ -17,9 +18,10 @@ nothing measured.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +31,8 @@ from pandas import DataFrame
 from torch import Tensor
 
 from pl_pointwise.data import TEST, TRAIN, VAL, categories_of, fingerprint, units_of, without_index
-from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows
+from pl_pointwise.errors import printable
+from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows, normalised
 
 from .p_values import Losses
 from .requirement import Requirement, RequirementError
@@ -38,6 +41,11 @@ if TYPE_CHECKING:
     from pl_pointwise.module import PointwiseModule
 
 COLUMNS = ("dataset", "kind", "quantity", "index", "value", "unit", "category")
+CONTENT = "content"
+"""The column that files of earlier versions have not."""
+
+Units = Mapping[str, Collection[str]]
+"""Units, and the content of the rows of each: one of both is known if the unit is."""
 
 
 class Source:
@@ -60,6 +68,31 @@ class Source:
         named = units or [""] * len(digests)
         return [unit or row.hex() for unit, row in zip(named, digests, strict=True)]
 
+    @cached_property
+    def _contents(self) -> list[str] | None:
+        """Of each row a digest of what it holds besides its id; None: not known."""
+        rows = None if self.rows is None else without_index(self.rows)
+        if rows is None or getattr(rows, "units_are_content", False):
+            return None
+        digests = digests_of_rows(rows, units_of(self.rows) or [""] * len(rows))
+        if digests is None:
+            return None
+        units, of_content = self.units_at(range(len(rows))), dict[bytes, set[str]]()
+        for content, unit in zip(digests, units, strict=True):
+            of_content.setdefault(content, set()).add(unit)
+        # What several units hold, an answer of a word or a category, is none of them.
+        return [
+            content.hex() if len(of_content[content]) == 1 else unit
+            for content, unit in zip(digests, units, strict=True)
+        ]
+
+    def contents_at(self, positions: Sequence[int]) -> list[str]:
+        """The content of each sample's row; where it is not known, its unit."""
+        contents = self._contents
+        if contents is None:
+            return self.units_at(positions)
+        return [contents[position] for position in positions]
+
     @property
     def content(self) -> str:
         """A digest of the data set, whatever the order: its ``fingerprint``, else of all rows; and
@@ -80,7 +113,7 @@ class Source:
         """The unit of each sample: rows of the same content are one."""
         units = self._named_units
         if units is not None:
-            return [units[position] for position in positions]
+            return [normalised(units[position]) for position in positions]
         # Of one data set by its name alone.
         of = self.name if self.rows is None else f"{self.name}, {fingerprint(self.rows)}"
         return [f"{of} {position}" for position in positions]
@@ -98,6 +131,7 @@ class Source:
                 "value": values.double().numpy(),
                 "unit": [hash_of(unit) for unit in self.units_at(positions)],
                 "category": ["" if categories is None else categories[p] for p in positions],
+                CONTENT: [hash_of(content) for content in self.contents_at(positions)],
             }
         )
 
@@ -105,7 +139,7 @@ class Source:
         """Returns a line for each unit of the training data."""
         index = torch.arange(0 if self.rows is None else len(self.rows))
         found = self.lines("", "", index, torch.full(index.shape, torch.nan))
-        return found.drop_duplicates("unit").assign(index=-1, category="")
+        return found.drop_duplicates(["unit", CONTENT]).assign(index=-1, category="")
 
 
 def contents_of(module: PointwiseModule) -> dict[str, str]:
@@ -127,12 +161,33 @@ def samples_of(module: PointwiseModule, training: bool = False) -> DataFrame:
                 parts.append(source.lines("constraint", name, found.index, found.worst()))
             for name, metric in module.evaluated_metrics.get(dataset, {}).items():
                 parts.append(source.lines("metric", name, metric.index, metric.value))
-    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=COLUMNS)
+    whole = pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=COLUMNS)
+    return with_content(whole)
+
+
+def with_content(samples: DataFrame) -> DataFrame:
+    """The table with contents, which are the units' names where an earlier version wrote it."""
+    return samples if CONTENT in samples else samples.assign(**{CONTENT: samples["unit"]})
+
+
+def read_samples(path: Path) -> DataFrame:
+    """Returns the table of a file, of an earlier version too."""
+    return with_content(pd.read_parquet(path))[[*COLUMNS, CONTENT]]
+
+
+def marks_of(samples: DataFrame) -> set[str]:
+    """What units are known by: their names, and the contents of their rows."""
+    return {*samples["unit"], *with_content(samples)[CONTENT]}
 
 
 def records_not_known(samples: DataFrame, known: Iterable[str]) -> tuple[DataFrame, int]:
-    """The lines of units that are not known, and how many units were: a verdict is of new ones."""
-    again = samples["unit"].isin(set(known))
+    """The lines of units that are not known, and how many units were: a verdict is of new ones.
+
+    known: names and contents; a unit is known by its own name or by what one of its rows holds.
+    """
+    marks, whole = set(known), with_content(samples)
+    seen = whole["unit"].isin(marks) | whole[CONTENT].isin(marks)
+    again = whole["unit"].isin(set(whole[seen]["unit"]))
     return samples[~again], samples[again]["unit"].nunique()
 
 
@@ -141,8 +196,22 @@ def hash_of(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def units_in(samples: DataFrame, dataset: str = TEST.key) -> set[str]:
-    return set(samples[samples["dataset"] == dataset]["unit"])
+def units_in(samples: DataFrame, dataset: str = TEST.key) -> dict[str, set[str]]:
+    """The units of a data set, and the contents of the rows of each."""
+    chosen = with_content(samples[samples["dataset"] == dataset])
+    found: dict[str, set[str]] = {}
+    for unit, content in zip(chosen["unit"], chosen[CONTENT], strict=True):
+        found.setdefault(unit, set()).add(content)
+    return found
+
+
+def known_among(units: Units, marks: Collection[str]) -> list[str]:
+    """The units that are known by these names and contents."""
+    return [
+        unit
+        for unit, contents in units.items()
+        if unit in marks or any(content in marks for content in contents)
+    ]
 
 
 def quantities_in(samples: DataFrame, kind: str) -> list[str]:
@@ -169,7 +238,7 @@ def require_known(samples: DataFrame, requirements: Iterable[Requirement]) -> No
                 there = "Of data besides the splits: give them as the test data."
             raise RequirementError(f"{each.text!r}: there is no {kind} {name!r}. {there}")
         if category and category not in categories:
-            which = f"It has {', '.join(categories) or 'none'}."
+            which = f"It has {printable(', '.join(categories)) or 'none'}."
             raise RequirementError(f"{each.text!r}: there is no category {category!r}. {which}")
 
 

@@ -10,7 +10,7 @@ because it fails if it fails one; so several requirements cost no confidence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .p_values import Losses, are_zero_one, p_value
 
@@ -23,6 +23,7 @@ class Candidate:
     objective: float  #: smaller is better
     selection: Sequence[Losses]  #: by requirement, on the selection split
     certification: Sequence[Losses]  #: on the certification split
+    sizes: Sequence[float] = ()  #: by requirement, of its violations on the selection split
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Tested:
     p: float  #: on the certification split, the largest over the requirements
     place: int | None  #: in the sequence, from 0; None for one that another beats
     certified: bool  #: whether its place was reached, with a p-value that is small enough
+    reached: bool = False  #: whether the test came to its place
+    selection_p: float = 1.0  #: the largest p-value on the selection split
+    p_by_requirement: Sequence[float] = ()  #: on the certification split
+    beaten_by: int | None = None  #: the position of one that is no worse in p and objective
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,11 @@ class Selection:
     zero_one: list[bool]
 
     @property
+    def reached(self) -> list[int]:
+        """The positions that the test came to: up to the first that is not certified."""
+        return [position for position in self.order if self.tested[position].reached]
+
+    @property
     def position(self) -> int | None:
         """The chosen one, the last of the sequence that is certified; None: there is none."""
         certified = [position for position in self.order if self.tested[position].certified]
@@ -63,33 +73,85 @@ def select(
     by_requirement = zip(*(each.selection for each in candidates), strict=True)
     kinds = [all(map(are_zero_one, losses)) for losses in by_requirement]
 
-    def largest(losses: Sequence[Losses]) -> float:
+    def p_values(losses: Sequence[Losses]) -> list[float]:
         found = zip(losses, rates, kinds, strict=True)
-        return max(p_value(each, rate, confidence, kind) for each, rate, kind in found)
+        return [p_value(each, rate, confidence, kind) for each, rate, kind in found]
 
-    before = [largest(each.selection) for each in candidates]
-    after = [largest(each.certification) for each in candidates]
-    order = pareto_order(before, [each.objective for each in candidates])
-    in_order = [after[position] for position in order]
+    before = [max(p_values(each.selection)) for each in candidates]
+    after = [p_values(each.certification) for each in candidates]
+    objectives = [each.objective for each in candidates]
+    order = pareto_order(before, objectives, margins_of([each.sizes for each in candidates]))
     # A fixed sequence: rejected are those before the first that is above δ.
-    passed = [max(in_order[: place + 1]) <= 1 - confidence for place in range(len(in_order))]
+    passed = 0
+    while passed < len(order) and max(after[order[passed]]) <= 1 - confidence:
+        passed += 1
     tested = []
     for position, candidate in enumerate(candidates):
         place = order.index(position) if position in order else None
-        certified = place is not None and passed[place]
-        tested.append(Tested(candidate, after[position], place, certified))
+        found = Tested(
+            candidate,
+            max(after[position]),
+            place,
+            certified=place is not None and place < passed,
+            reached=place is not None and place <= passed,
+            selection_p=before[position],
+            p_by_requirement=after[position],
+        )
+        if place is None:
+            beaten = (before[position], objectives[position])
+            found = replace(found, beaten_by=_first_no_worse(beaten, order, before, objectives))
+        tested.append(found)
     return Selection(tested, order, kinds)
 
 
-def pareto_order(p_values: Sequence[float], objectives: Sequence[float]) -> list[int]:
+def _first_no_worse(
+    beaten: tuple[float, float],
+    order: Sequence[int],
+    p_values: Sequence[float],
+    objectives: Sequence[float],
+) -> int:
+    """The position of the first of the sequence that is no worse in p-value and objective."""
+    p, objective = beaten
+    return next(each for each in order if p_values[each] <= p and objectives[each] <= objective)
+
+
+def margins_of(sizes: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """Returns how far candidates are from violating, smaller is better, whatever the units: the
+    largest of their ranks by the requirements' sizes, then the ranks' sum.
+
+    sizes: by candidate and requirement.
+
+    >>> margins_of([[0.1, 9.0], [0.2, 3.0], [0.3, 4.0]])
+    [(2, 2), (1, 1), (2, 3)]
+    """
+    columns = list(zip(*sizes, strict=True))
+    ranks = [[sum(other < each for other in column) for each in column] for column in columns]
+    by_candidate = list(zip(*ranks, strict=True)) or [(0,)] * len(sizes)
+    return [(max(each), sum(each)) for each in by_candidate]
+
+
+def pareto_order(
+    p_values: Sequence[float],
+    objectives: Sequence[float],
+    margins: Sequence[tuple[float, float]] | None = None,
+) -> list[int]:
     """Returns the candidates that none beats in both, by rising p-value and falling objective.
+
+    Few samples give many candidates one p-value. Of those the one with the smallest margin stands
+    first, and not the one with the best objective, which would drop all others.
 
     >>> pareto_order([0.01, 0.02, 0.3, 0.4], [5., 6., 2., 1.])
     [0, 2, 3]
+    >>> pareto_order([0.03, 0.03, 0.03], [1., 2., 3.], [(2, 2), (0, 0), (1, 1)])
+    [1, 0]
     """
-    order = sorted(range(len(p_values)), key=lambda each: (p_values[each], objectives[each]))
+    ties = [(0.0, 0.0)] * len(p_values) if margins is None else margins
+
+    def key(each: int) -> tuple[float, tuple[float, float], float]:
+        return p_values[each], ties[each], objectives[each]
+
     kept: list[int] = []
-    for position in order:
+    for position in sorted(range(len(p_values)), key=key):
         if not kept or objectives[position] < objectives[kept[-1]]:
             kept.append(position)
     return kept

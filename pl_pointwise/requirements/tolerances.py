@@ -22,7 +22,7 @@ from pl_pointwise.command_line.configs import overview
 from pl_pointwise.constraint import Constraint
 from pl_pointwise.data import TRAIN, VAL, PointwiseDataModule, title_of
 from pl_pointwise.errors import DataError
-from pl_pointwise.printing import Table, quieten
+from pl_pointwise.printing import Table, csv_cell, quieten
 
 from .samples import samples_of
 
@@ -55,7 +55,7 @@ def main(args: Sequence[str]) -> None:
     print(f"\n{text}")
     known.output.mkdir(parents=True, exist_ok=True)
     (known.output / "tolerances.md").write_text(text, encoding="utf-8")
-    shares.to_csv(known.output / "tolerances.csv", index=False)
+    shares.map(csv_cell).to_csv(known.output / "tolerances.csv", index=False)
     print(f"Written to {known.output}: tolerances.md, tolerances.csv")
 
 

@@ -18,8 +18,12 @@ from typing import Any
 from pl_pointwise.files import write_whole
 
 from .requirement import RequirementError
+from .samples import Units, known_among
 
 log = logging.getLogger(__name__)
+
+NOT_ON_OLD_RECORDS = ("code", "base")
+"""What earlier versions did not record: then it is not compared."""
 
 SHOWN: dict[str, Any] = {"requirements": []}
 """The use by a comparison without a requirement."""
@@ -31,13 +35,15 @@ def users_folder() -> Path:
 
 
 def remember_use(
-    use: Mapping[str, Any], units: Iterable[str], by: Path, output: Path | None = None
+    use: Mapping[str, Any], units: Units, by: Path, output: Path | None = None
 ) -> None:
     """Records, on rank 0, that ``by`` used units; in ``output`` and the user's folder."""
-    known, name = sorted(set(units)), id_of(use, units)
+    known, name = sorted(units), id_of(use, units)
     if not known:
         return
-    text = json.dumps({"use": use, "by": str(by.absolute()), "units": known})
+    contents = sorted({content for each in units.values() for content in each})
+    record = {"use": use, "by": str(by.absolute()), "units": known, "contents": contents}
+    text = json.dumps(record)
     if output is not None:
         write_whole(output / "certification" / f"{name}.json", text)
     try:
@@ -51,15 +57,16 @@ def id_of(use: Mapping[str, Any], units: Iterable[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def uses_of(units: Iterable[str], output: Path | None = None) -> dict[Path, dict[str, Any]]:
+def uses_of(units: Units, output: Path | None = None) -> dict[Path, dict[str, Any]]:
     """The uses on record of any of the units, by their files; ``output``: of a comparison."""
-    now, found = set(units), {}
+    found = dict[Path, dict[str, Any]]()
     folders = [users_folder()] if output is None else [output / "certification", users_folder()]
     for path in [path for folder in folders for path in sorted(folder.glob("*.json"))]:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             record["by"], ", ".join(record["use"]["requirements"])
-            if now.intersection(record["units"]):
+            record["marks"] = {*record["units"], *record.get("contents", [])}
+            if known_among(units, record["marks"]):
                 found[path] = record
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RequirementError(
@@ -69,26 +76,30 @@ def uses_of(units: Iterable[str], output: Path | None = None) -> dict[Path, dict
     return found
 
 
-def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> None:
+def check_unused(use: Mapping[str, Any], units: Units, output: Path) -> None:
     """Refuses units that another choice has used; the same choice gives the same answer.
 
     use: before training without the digests of weights, which are then not compared.
     """
-    now, others = set(units), dict[Path, list[str]]()
-    records = uses_of(now, output)
+    others = dict[Path, list[str]]()
+    records = uses_of(units, output)
     for path, record in records.items():
-        others[path] = [name for name, value in use.items() if record["use"].get(name) != value]
-        if not others[path] and {*record["units"]} == now:
+        was = record["use"]
+        compared = [name for name in use if name in was or name not in NOT_ON_OLD_RECORDS]
+        others[path] = [name for name in compared if was.get(name) != use[name]]
+        if not others[path] and {*record["units"]} == {*units}:
             return
     for path, record in records.items():
         what, how = ", ".join(record["use"]["requirements"]), "shown before"
         if what:
             models = len(record["use"].get("runs", [""]))
             how = f"used for another choice before: requirements {what} among {models} models"
-            if all(name == "weights" or name.endswith(" data") for name in others[path]):
+            shown = ("weights", *NOT_ON_OLD_RECORDS)
+            if all(name in shown or name.endswith(" data") for name in others[path]):
                 how += f", with other {' and '.join(others[path])},"
         raise RequirementError(
-            f"{len(now.intersection(record['units'])):,} of {len(now):,} certification units were "
+            f"{len(known_among(units, record['marks'])):,} of {len(units):,} certification units "
+            "were "
             f"{how} in {record['by']}, so they would certify nothing. Certify on new ones (another "
             "test file, and train again). If nothing here was chosen by what they showed, delete "
             f"{path}."

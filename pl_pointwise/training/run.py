@@ -25,6 +25,7 @@ from ..fingerprints import RANDOM_ROWS
 from ..formulations import Formulation
 from ..lagrangian.gradient_units import norm_of
 from ..loss import PointwiseLoss
+from ..printing import say
 from ..report.closing import Conditions
 from ..task import Task, objects_of_all_ranks, warn
 from .checkpoints import (
@@ -288,7 +289,7 @@ class Run:
         if not trainer.is_global_zero:
             return
         if logging.getLogger("lightning.pytorch").isEnabledFor(logging.INFO):
-            print(f"\n{closing}\n")
+            say(f"\n{closing}\n")
             return
         for sentence in closing.warnings:
             warn(task, sentence)

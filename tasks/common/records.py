@@ -19,6 +19,7 @@ import pyarrow.parquet
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.fingerprints import normalised
 
 R = TypeVar("R")
 
@@ -290,13 +291,14 @@ def digest(*parts: Any) -> str:
 
 
 def folded(value: Any) -> Any:
-    """A JSON value without what makes no other unit of it: case and spaces of its texts.
+    """A JSON value without what makes no other unit of it: case, spaces, and whether letters are
+    composed (NFC) in its texts.
 
     >>> folded({"role": "user", "content": " What is  it? "})
     {'role': 'user', 'content': 'what is it?'}
     """
     if isinstance(value, str):
-        return " ".join(value.casefold().split())
+        return " ".join(normalised(normalised(value).casefold()).split())
     if isinstance(value, dict):
         return {key: folded(entry) for key, entry in value.items()}
     return [folded(entry) for entry in value] if isinstance(value, (list, tuple)) else value

@@ -263,6 +263,8 @@ class EncodedResponses:
         """The texts of a row, for reports."""
         return self.records[position]
 
+    units_are_content = True  # Not names that somebody gave.
+
     @cached_property
     def units(self) -> list[str]:
         """The prompt of each sample: samples of one prompt depend on each other."""

@@ -597,7 +597,9 @@ class LanguageModelModule(PointwiseModule):
             if isinstance(model, PeftModel) and apart:
                 package, kind = "peft", "AutoPeftModelForCausalLM"
                 if not self.policy.continue_adapter:  # Else it has that of its base.
-                    model.active_peft_config.revision = self.revision
+                    # Of the base: the branch may move on, the commit does not.
+                    commit = getattr(self.model.config, "_commit_hash", None)
+                    model.active_peft_config.revision = commit or self.revision
                 model.save_pretrained(folder, selected_adapters=[model.active_adapter])
             else:
                 whole = merged_model(model) if isinstance(model, PeftModel) else model

@@ -300,6 +300,8 @@ class RerankerDataset:
             DataError; see ``refused``.
     """
 
+    units_are_content = True  # Not names that somebody gave.
+
     def __init__(
         self,
         records: Sequence[Record],

@@ -212,10 +212,10 @@ def test_a_second_comparison_in_a_folder_is_refused_and_changes_nothing(tmp_path
     before = result.read_text()
     with alone_in(tmp_path / "out"), pytest.raises(SystemExit):
         main(["compare", *common, "--model.tolerance", "0.4"])
-    assert "out/.in-use.lock' could not be acquired" in capsys.readouterr().err
+    assert "out: another comparison runs there" in capsys.readouterr().err
     with alone_in(result.parent), pytest.raises(SystemExit):
         main(["compare", *common, "--model.tolerance", "0.4", "--only", "1"])
-    assert "seed-0/.in-use.lock' could not be acquired" in capsys.readouterr().err
+    assert "seed-0: another comparison runs there" in capsys.readouterr().err
     assert result.read_text() == before
 
 

@@ -129,7 +129,7 @@ def state_of(certificate: Path, calls: Any) -> str:
 
 
 def call(units: Any = ("a", "b"), losses: Any = (0, 1), looks: Any = 1) -> dict[str, Any]:
-    return {FAILS: {"units": units, "losses": losses, "looks": looks}}
+    return {FAILS: {"units": units, "losses": losses, "contents": [], "looks": looks}}
 
 
 IMPOSSIBLE = {

@@ -22,11 +22,13 @@ import pl_pointwise
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command
 from pl_pointwise.errors import TrainingError
+from pl_pointwise.files import digest_now
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
 from pl_pointwise.requirements.monitor import check, monitor
 from pl_pointwise.requirements.p_values import betting
+from pl_pointwise.requirements.samples import require_same_bounds
 from tests.pl_pointwise.compare.test_command import write_files
 from tests.pl_pointwise.requirements.plane_task import PlaneData, PlaneModule
 from tests.programs.launch import run_on_ranks
@@ -300,7 +302,7 @@ def test_monitor_believes_like_records_and_not_drifted_ones(certified, tmp_path,
 def test_calls_one_after_another_are_one_stream(certified, tmp_path) -> None:
     before = pd.read_parquet(certified / "model/certificate/samples.parquet")
     one, many = tmp_path / "one.json", tmp_path / "many.json"
-    new = before.assign(unit="new " + before["unit"])
+    new = before.assign(unit="new " + before["unit"], content="new " + before["content"])
     new = new[new["dataset"] == "test"].sort_values("unit")
     [whole] = check(certified / "model", new, one)
     for start in range(0, len(new), 50):
@@ -335,7 +337,7 @@ def records(folder: Path, name: str, category: str = "") -> pd.DataFrame:
     before = pd.read_parquet(folder / "certificate/samples.parquet")
     new = before[(before["dataset"] == "test") & (before["quantity"] == "near")]
     new = new.groupby("unit").filter(lambda each: category not in {*each["category"]})
-    return new.assign(unit=name + new["unit"])
+    return new.assign(unit=name + new["unit"], content=name + new["content"])
 
 
 def test_a_requirement_without_new_records_leaves_the_others_watched(watched, tmp_path) -> None:
@@ -405,11 +407,21 @@ def test_check_says_whether_a_model_may_replace_another(certified, capsys) -> No
 
 def test_models_judged_by_different_bounds_are_not_compared(certified, tmp_path) -> None:
     """A value above one bound may be below the other: nothing would be lost."""
+    with pytest.raises(RequirementError, match="evaluated by different bounds"):
+        require_same_bounds({"one": {"near": "0.5"}, "other": {"near": "0.4"}})
     stricter = tmp_path / "stricter"
     shutil.copytree(certified / "model", stricter)
     config = stricter / "certificate/config.yaml"
     config.write_text(config.read_text().replace("judged_by: 0.5", "judged_by: 0.4"))
-    with pytest.raises(RequirementError, match="evaluated by different bounds"):
+    path = stricter / "certificate/certificate.json"
+    files = json.loads(path.read_text())["files"]
+    files |= {"certificate/config.yaml": digest_now(config)}
+    change_certificate(stricter, files=files)
+    said = r"stricter was certified by the bounds .*0\.5.*, and the configuration gives .*0\.4"
+    with pytest.raises(RequirementError, match=said):
+        check_models(certified / "model", stricter, LIKE)
+    change_certificate(stricter, bounds={})  # As of an earlier version: the checkpoint has them.
+    with pytest.raises(RequirementError, match=r"certified with --model\.judged_by 0\.5"):
         check_models(certified / "model", stricter, LIKE)
 
 
