@@ -58,8 +58,8 @@ def warn_of_shared_rows(task: Task, train: Any, held_out: Mapping[str, Any]) -> 
             some = f"{least}{len(shared):,} of {len(contents):,} rows"
             warn(
                 task,
-                f"{some} of the data set {name} that were read are rows of the training set too, so results on it flatter. Take them out of "
-                "one of the two.",
+                f"{some} of the data set {name} that were read are rows of the training set "
+                "too, so results on it flatter. Take them out of one of the two.",
             )
 
 
