@@ -104,11 +104,15 @@ class Certificate:
         )
         if self.quantile == math.inf:
             quantile = f"No finite bound holds for the violation of {share} of new inputs."
-        return (
-            f"{self.violated} of {self.n} held-out samples violate the constraint "
-            f"({100 * self.share:.3g} %). "
+        probability = (
             f"With {sure} confidence, a new input violates it with a probability of at most "
             f"{100 * self.bound:.3g} % (Clopper–Pearson, one-sided). "
+        )
+        if f"{100 * self.bound:.3g}" == "100":
+            probability = "No bound below 100 % holds for the probability that a new input does. "
+        return (
+            f"{self.violated} of {self.n} held-out samples violate the constraint "
+            f"({100 * self.share:.3g} %). {probability}"
             f"{quantile} The CVaR{100 * self.level:g} of these violations is {self.cvar:.3g}. "
             "Each statement holds at its confidence by itself, not all of them together. "
             f"Assumptions: {ASSUMPTIONS}"

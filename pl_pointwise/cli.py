@@ -111,7 +111,10 @@ class PointwiseCLI(LightningCLI):
             if any(re.search(r"^-h$|help$", word) for word in args[1:]):
                 import_classes()  # The help of a subcommand lists them.
         # The command line is handed on with the names of configurations resolved.
-        for message in ("LightningCLI's args", ".*isinstance.treespec, LeafSpec", "No seed found"):
+        messages = ["LightningCLI's args", ".*isinstance.treespec, LeafSpec", "No seed found"]
+        # Of a logger that nobody asked for: what is logged goes into a CSV file.
+        messages.append("Starting from v1.9.0, `tensorboardX` has been removed")
+        for message in messages:
             warnings.filterwarnings("ignore", message=message)
         super().__init__(
             PointwiseModule,
@@ -170,6 +173,8 @@ class PointwiseCLI(LightningCLI):
             return
         config = self.config[self.subcommand]
         path = config.get("ckpt_path")
+        if self.subcommand != "fit":  # It saves no checkpoint, so another folder changes nothing.
+            warnings.filterwarnings("ignore", message="The dirpath has changed from")
         if path in ("", "best") or (path == "last" and self.subcommand != "fit"):
             raise TrainingError(
                 f"--ckpt_path {path!r} names no file. Give the path of a checkpoint, or leave the "

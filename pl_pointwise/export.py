@@ -9,6 +9,7 @@ the ``config.yaml`` that ``fit`` wrote.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
@@ -52,7 +53,19 @@ def main(args: Sequence[str]) -> None:
     check_export_folder(folder)
     with replaced_folder(folder) as whole:
         module.export(whole)
-    print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
+    print(f"Exported to {short_path(folder)}: {what_is_in(folder)}, and README.md, its card.")
+
+
+def what_is_in(folder: Path) -> str:
+    """What an export holds, in words: an adapter is told as one, with the base that it needs."""
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        return "the model"
+    base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    return (
+        f"an adapter, which needs its base model {printable(base)} wherever it is loaded "
+        "(--model.policy.merge_on_export true in fit exports one whole model)"
+    )
 
 
 def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:

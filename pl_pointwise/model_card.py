@@ -16,7 +16,7 @@ import torch
 
 from .certificates import certify
 from .extras import needs
-from .task import notes_of
+from .task import history_of, notes_of
 
 if TYPE_CHECKING:
     from .evaluation import SampleViolations
@@ -33,12 +33,14 @@ def write_card(
     pipeline_tag: str,
     base_model: str | None,
     usage: str,
+    note: str = "",
 ) -> Path:
     """Writes ``README.md`` into the folder of an export.
 
     library_name, pipeline_tag: the hub's names for what loads the folder and what it does.
     base_model: what was fine-tuned, as the task names it; None where nothing was.
     usage: Python that loads the folder.
+    note: what a reader must know first, such as that the folder holds a part of a model.
     """
     with needs("language", "A model card"):
         from huggingface_hub import ModelCard, ModelCardData
@@ -56,6 +58,8 @@ def write_card(
         name=name,
         version=version("pl-pointwise"),
         usage=usage.strip(),
+        note=note,
+        applied=_applied(module),
         module=module,
         checkpoint=notes_of(module).checkpoint,
         seed=os.environ.get("PL_GLOBAL_SEED", ""),
@@ -74,6 +78,16 @@ def public_name(model: str | None) -> str | None:
     """Returns a model's name on the hub; None for a folder, or what comes with a package."""
     looks_public = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model or "")
     return model if model and looks_public and not Path(model).exists() else None
+
+
+def _applied(module: PointwiseModule) -> list[str]:
+    """The constraints that some training sample had; all where that is not known."""
+    history = history_of(module)
+    history.read()
+    names = list(module.constraints)
+    if not history.steps or history.partial or not history.samples:
+        return names
+    return [name for name in names if not bool(history.last[name].isnan().all())]
 
 
 def _statement(found: SampleViolations) -> str:

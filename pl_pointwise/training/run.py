@@ -49,6 +49,7 @@ from .checks import (
     warn_of_checkpoints,
     why_no_step,
 )
+from .shared_rows import warn_of_data, warn_of_shared_rows
 from .stepper import Stepper
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class Run:
         if optimization.schedule != "constant" or optimization.warmup_ratio:
             self.total_steps = task.number_of_steps()
         dataset = training_set(task)
+        warn_of_data(task, dataset)
         self._start_multipliers(dataset)
         self.evaluator.forget()
         self.stepper.start_fit()
@@ -308,6 +310,11 @@ class Run:
 
     def on_validation_epoch_start(self) -> None:
         self.evaluator.start()
+        if self.task.trainer.testing and self.task.trainer.is_global_zero:
+            found = dict(self.evaluator.datasets)
+            train = found.pop("train", None)
+            known = {name: found[name] for name in ("val", "test") if name in found}
+            warn_of_shared_rows(self.task, train, known)
 
     def on_validation_batch_end(self, *_: Any) -> None:
         if not self.evaluator.added:

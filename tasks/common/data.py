@@ -51,6 +51,8 @@ class RecordsDataModule(PointwiseDataModule):
     sources: ClassVar[tuple[str, ...]] = ("hub", "files")
     beside: ClassVar[tuple[str, ...]] = ("predict",)
     """Data sets whose files are of use with any source."""
+    tells_of_shared_rows: ClassVar[bool] = True
+    """Prompts that stand in two splits are named where records are read: see warn_of_shared()."""
     trained: ClassVar[tuple[str, ...]] = ("train",)
     """What is read to train on, by the names of files."""
     fraction_option: ClassVar[str] = "data.{}_fraction"

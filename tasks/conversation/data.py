@@ -15,7 +15,7 @@ from torch import Tensor
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.data import Parse
-from pl_pointwise.tasks.common.records import report_skipped
+from pl_pointwise.tasks.common.records import json_object, report_skipped
 from pl_pointwise.tasks.language_model.data import EncodedResponses, ResponseDataModule
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
 from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
@@ -23,7 +23,7 @@ from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.roles import collate_rows
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.text.reasoning import REFUSAL_TEXT, validate_refusals
-from pl_pointwise.tasks.language_model.text.records import Record, Response, with_refusals
+from pl_pointwise.tasks.language_model.text.records import ANSWERS, Record, Response, with_refusals
 
 from .records import ROLES, check_together, read_record
 
@@ -52,7 +52,7 @@ class ConversationDataModule(ResponseDataModule):
         keep_file: the same, of role keep.
         forget_file: the same, of role forget.
         own_answers: put the model's own greedy answers, from before training, in the place of those
-            of role keep.
+            of role keep; then lines of keep_file may be prompts alone.
         forget_like: a model of the same kind that never learned the answers to forget, and says how
             likely one without ``around`` is to be.
         val_file: those held out. Without one, a part of the training prompts is, none of them with
@@ -118,6 +118,8 @@ class ConversationDataModule(ResponseDataModule):
 
     def reader(self, name: str) -> Parse:
         """With the role of a file that has one."""
+        if name == "keep" and self.own_answers:
+            return read_prompt_to_keep
         role = name if name in TRAINED[1:] else self.role
         return partial(read_record, role=role, responses=name != "predict")
 
@@ -196,6 +198,15 @@ class ConversationDataModule(ResponseDataModule):
 
     def _not_trained_in_encoding(self) -> int:
         return self._own_left_out
+
+
+def read_prompt_to_keep(row: Any, where: str) -> Record:
+    """A record of an answer to keep, or of a prompt alone, which the model is to answer itself."""
+    row = json_object(row, where)
+    if not {"responses", "messages", *ANSWERS}.isdisjoint(row):
+        return read_record(row, where, role="keep")
+    record: Record = read_record(row, where, responses=False)
+    return replace(record, responses=(Response("keep", ""),))
 
 
 def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> list[Record]:

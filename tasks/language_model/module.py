@@ -83,6 +83,14 @@ def in_order(answer: Mapping[str, Any]) -> dict[str, Any]:
     return first | {name: value for name, value in answer.items() if name not in first}
 
 
+ADAPTER_NOTE = (
+    "**This folder holds an adapter, and not the whole model**: it loads its base model too, from "
+    "the name in `adapter_config.json`, which has to be there. One whole model is "
+    "`model.merge_and_unload()`, saved, of the `model` below; or train with "
+    "`--model.policy.merge_on_export true`."
+)
+
+
 @dataclass(frozen=True)
 class Rate:
     """A metric: the mean over the answers of an entry of theirs.
@@ -612,6 +620,7 @@ class LanguageModelModule(PointwiseModule):
                 library_name=package,
                 pipeline_tag="text-generation",
                 base_model=self.model_name,
+                note=ADAPTER_NOTE if package == "peft" else "",
                 usage=USAGE.format(package=package, kind=kind),
             )
         return Path(path)

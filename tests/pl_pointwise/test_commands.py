@@ -160,3 +160,12 @@ def test_a_fit_without_a_checkpoint_says_so(capsys) -> None:
     status, text = run(words("fit", "Exported", "LineData", *none), capsys)
     assert status == 0
     assert "without a checkpoint" in text
+
+
+def test_lightnings_advice_that_does_not_fit_is_not_shown(folder, capsys, recwarn) -> None:
+    """Of a folder for checkpoints, in every `test`."""
+    assert run(words("fit", "Exported", "TrainingAlone"), capsys)[0] == 0
+    (path,) = folder.rglob("*.ckpt")
+    test = words("test", "Exported", "TrainingAlone", "--ckpt_path", str(path))
+    assert run([*test, "--trainer.default_root_dir", str(folder / "other")], capsys)[0] == 0
+    assert not [each for each in recwarn if "dirpath has changed" in str(each.message)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from pl_pointwise import Constraint, Pointwise
+from pl_pointwise import Constraint, Pointwise, PointwiseModule
 from pl_pointwise.certificates import certify
 from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.model_card import public_name, write_card
@@ -85,7 +85,7 @@ def test_a_sanity_check_is_no_evaluation(tmp_path) -> None:
     module = fitted(tmp_path, check_val_every_n_epoch=5)
     assert module.violations == {}
     assert module.evaluated == {}
-    assert "evaluated nothing" in card(module, tmp_path).text
+    assert "measures nothing itself" in card(module, tmp_path).text
 
 
 def test_violations_that_are_nan_have_no_certificate(tmp_path) -> None:
@@ -141,3 +141,37 @@ def test_only_a_name_on_the_hub_is_public(model, name, tmp_path, monkeypatch) ->
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     assert public_name(model) == name
+
+
+class TwoTerms(LineModule):
+    """With a constraint that applies to no sample."""
+
+    def __init__(self, constraints: Any) -> None:
+        PointwiseModule.__init__(self, formulation=Pointwise(), constraints=constraints)
+        self.weight, self.fail = torch.nn.Parameter(torch.zeros(2)), False
+
+    def constraint_values(self, outputs: Any, batch: Any) -> Any:
+        return {**super().constraint_values(outputs, batch), "idle": outputs}
+
+    def membership(self, batch: Any) -> Any:
+        return {"idle": torch.zeros(len(batch["index"]), dtype=torch.bool)}
+
+
+def test_a_requirement_that_applied_to_nothing_is_none_of_the_model(tmp_path) -> None:
+    """Three of four lines of the table of `keep` were about no sample at all."""
+    constraints = {"fit": Constraint(at_most=0.1), "idle": Constraint(at_most=1.0)}
+    module = TwoTerms(constraints)
+    trainer(default_root_dir=tmp_path, max_epochs=2).fit(module, LineData(batch_size=2))
+    text = card(module, tmp_path).text
+    assert "| fit |" in text
+    assert "| idle |" not in text
+    assert "without a training sample that they apply to: idle." in text
+    before = card(TwoTerms(constraints), tmp_path).text  # Of no fit it is not known.
+    assert "| idle |" in before
+
+
+def test_all_violated_is_no_bound_of_a_hundred_percent() -> None:
+    statement = certify(torch.ones(3)).statement()
+    assert "100 %)" in statement
+    assert "at most 100 %" not in statement
+    assert "No bound below 100 % holds" in statement

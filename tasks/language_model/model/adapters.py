@@ -19,6 +19,9 @@ from pl_pointwise.tasks.common.adapters import merged_model as merged_model
 from ..likelihood.scoring import REFERENCE
 from ..likelihood.vocabulary import decoder_of
 
+# PEFT asks a model by the name of before transformers 5.
+warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+
 UNMERGEABLE = frozenset({"layer_replication", "lora_bias"})
 """Options of PEFT that add weights which the base has not."""
 _LINEAR = (nn.Linear, Conv1D)

@@ -54,7 +54,8 @@ def test_own_answers_that_do_not_end_are_told(language_model_folder, tmp_path) -
     options = {"keep_tolerance": 0.1, "prefer_tolerance": None, "generation": generation}
     options |= {"avoid_tolerance": None, "refuse_tolerance": None, "moved": False}
     module = made(language_model_folder, objective_roles=["keep"], **options)
-    data = data_of(written(tmp_path, rows_of(12, "keep")), own_answers=True)
+    prompts = [{"prompt": row["prompt"]} for row in rows_of(12)]  # No answers: the model's own.
+    data = data_of(None, keep_file=written(tmp_path, prompts), own_answers=True)
     run = quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0)
     with pytest.warns(UserWarning, match="own_answers: left out"):
         run.fit(module, data)
