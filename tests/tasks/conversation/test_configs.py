@@ -59,17 +59,20 @@ def test_packaged_comparison_runs(
         assert float(row["train/avoid/max"]) >= float(row["train/avoid/cvar95"])
 
 
-def test_the_greedy_answer_is_kept_by_one_more_option(short, tmp_path, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("name", ["keep/own", "keep/greedy"])
+def test_the_models_own_answer_is_kept_by_one_more_option(
+    name, short, tmp_path, monkeypatch, capsys
+) -> None:
     """A model of random weights never ends an answer: refused; so the answers are given here."""
     with pytest.raises(SystemExit):
-        train("keep", "keep/greedy", short, tmp_path)
+        train("keep", name, short, tmp_path)
     assert "raise policy.generation.max_new_tokens" in capsys.readouterr().err
 
     def yes(module: Any, prompts: list[Any], *, reference: bool = False) -> list[dict[str, Any]]:
         return [{"answer": "Yes.", "refused": False, "cut": False} for _ in prompts]
 
     monkeypatch.setattr(ConversationModule, "answers_to", yes)
-    train("keep", "keep/greedy", short, tmp_path)
+    train("keep", name, short, tmp_path)
 
 
 @pytest.mark.parametrize("task", ["keep", "forget"])
