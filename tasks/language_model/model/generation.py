@@ -62,7 +62,7 @@ def text_of_response(encoder: ConversationEncoder, batch: Batch, row: int, colum
     ids = batch["response_ids"][row, column, :length].tolist()
     while ids and ids[-1] in encoder.end_ids:
         ids.pop()
-    return final_answer(decoded(ids, encoder))
+    return final_answer(decoded(ids, encoder), encoder.thoughts)
 
 
 def generate_answers(
@@ -82,9 +82,12 @@ def generate_answers(
     found = generate_ids(model, prompts, settings, ends=sorted(ends), reference=reference)
     reports = []
     for prompt, ids in zip(prompts, found, strict=True):
-        begun, cut = in_thought(decoded(prompt[-_TAIL:], encoder)), ids[-1] not in ends
-        answer = final_answer(begun + decoded(ids if cut else ids[:-1], encoder))
-        reports.append({"answer": answer, "refused": is_refusal(answer), "cut": cut})
+        cut = ids[-1] not in ends
+        begun = in_thought(decoded(prompt[-_TAIL:], encoder), encoder.thoughts)
+        text = begun + decoded(ids if cut else ids[:-1], encoder)
+        answer = final_answer(text, encoder.thoughts)
+        refused = is_refusal(answer, encoder.thoughts)
+        reports.append({"answer": answer, "refused": refused, "cut": cut})
     return reports
 
 

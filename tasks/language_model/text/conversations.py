@@ -23,10 +23,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import product
 from os.path import commonprefix
 from typing import Any
 
@@ -37,8 +39,10 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import shown
 
 from .messages import Message, Parts, parts_of
-from .reasoning import THOUGHTS, empty_thought, split_thought
+from .reasoning import THOUGHTS, Marks, empty_thought, split_thought
 from .records import Record
+from .template_source import arguments_of, marks_in, opened_by
+from .tool_results import in_order_of_calls, with_made_ids
 
 DATE = datetime(2024, 7, 26)
 """The date that a template gets as today's, or a run could not be repeated tomorrow."""
@@ -46,6 +50,19 @@ _TODAY = r"strftime_now\(\s*(['\"])(.*?)\1\s*\)"
 
 _PROBE, _VALUE, _SECOND = Parts("probe of an answer"), "probe of an argument", "second_probe"
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
+_THOUGHT = "probe of a thought"
+_ID_FORMS = ("call{place:05d}", "functions.{name}:{place}")
+"""Of calls without one. Mistral's takes nine letters and digits alone; Kimi-K2's id is the name."""
+
+_MARK = r"(?:<[^<>\s]+>|\[[^\[\]\s]+\]|◁[^◁▷\s]+▷)"
+_LAST_MARK, _FIRST_MARK = re.compile(_MARK + r"[^<>\[\]◁▷]{0,20}$"), re.compile(_MARK)
+_CHANNEL_MARK = "<|channel|>"
+_READY = re.compile(
+    r"(\[/INST\]|<\|[^|<>\s]+\|>\s*(assistant)?|###? ?(Response|Assistant|Output):"
+    r"|\n\s*(Assistant|ASSISTANT|AI|GPT):)\s*$"
+)
+"""What the prompts of other models' formats end in."""
+
 _ASK = Record([{"role": "user", "content": "Hello"}], [], (), "probe")
 
 
@@ -58,6 +75,12 @@ class ConversationEncoder:
 
     Attributes:
         closing: what ends an assistant's turn, the end token included.
+        thoughts: what begins and what ends a thought: as the template writes one, then as its
+            source says, then as other models do.
+
+    Raises:
+        DataError: no end token, no template, an argument that is not in the template, or a
+            template that does not continue its own generation prompt.
     """
 
     def __init__(
@@ -76,34 +99,85 @@ class ConversationEncoder:
         assert isinstance(end, str)
         added = tokenizer.added_tokens_decoder.values()
         self._tokens = _any_of([end, *(token.content for token in added)])
-        self._thinks = any(mark in tokenizer.get_chat_template() for _, mark in THOUGHTS)
+        source = _whole_source(tokenizer)
+        self._arguments = arguments_of(source)
+        self._check_arguments()
+        self.thoughts: Marks = [*dict.fromkeys([*marks_in(source), *THOUGHTS])]
+        self._in_history = any(end in source for _, end in self.thoughts)
+        self._splits, self._as_text = False, None
         self._calls_a_turn, self._arguments_as_text = math.inf, False
+        self._why_no_calls, self._id_form = "", _ID_FORMS[0]
+        self._marks: re.Pattern[str] | None = None
         try:
             self.texts(_ASK)
         except DataError as error:
             raise DataError(
                 f"The chat template of {name} does not continue its own generation prompt with an "
-                f"answer. Take another in chat_template. ({error})"
+                f"answer.{self._hint} Take another in chat_template. ({error})"
             ) from error
+        self._probe_thoughts(marks_in(source))
         # The token behind a text closes its turn, or those behind it up to the end token.
         special = _any_of([end, *(token.content for token in added if token.special)])
         tail = self._render(_ASK, _PROBE).rpartition(_PROBE.text)[2]
-        near = re.match(rf"\s*((?:{special})*?{re.escape(end)}|{special})", tail)
+        near = re.match(rf"\s*((?:{special})\S*?{re.escape(end)}|{re.escape(end)}|{special})", tail)
         self.closing = near[0] if near else end
         self._behind_text = self._behind_call = tail if near else None, self.closing
         self._ends = [end, re.findall(special, self.closing)[-1]]
         self._probe_calls(special)
+        self._marks = _marks_of_turns(self._render(_ASK), end, added, self.thoughts)
+
+    def _check_arguments(self) -> None:
+        """Refuses arguments that the template does not have, and truth values in quotes."""
+        given, known = self.template_arguments, self._arguments
+        self._hint = ""
+        if known:
+            self._hint = f" The template's own arguments are: {', '.join(sorted(known))}."
+        for name, value in given.items():
+            if known is not None and name not in known:
+                raise DataError(
+                    f"template_arguments: the chat template has no {name}.{self._hint or ' It has none.'}"
+                )
+            if isinstance(value, str) and value.lower() in ("true", "false"):
+                raise DataError(
+                    f"template_arguments: {name} is the text {value!r}, which every template takes "
+                    f"for true. Write {name}: {value.lower()} without quotes."
+                )
+
+    def _probe_thoughts(self, in_source: Marks) -> None:
+        """Finds whether the template writes thoughts, and between which marks."""
+        base = self._render(_ASK)
+        opened = opened_by(base)
+        self.thoughts = [*dict.fromkeys([*opened, *self.thoughts])]
+        written = ""
+        with suppress(DataError):
+            written = self._render(_ASK, replace(_PROBE, reasoning=_THOUGHT))
+        if _THOUGHT in written:
+            own = _marks_around(written, base)
+            self.thoughts = [*dict.fromkeys([*own, *self.thoughts])]
+            # Not of gpt-oss, whose own answers have no such marks.
+            self._splits = bool(own) or self._in_history
+            return
+        self._splits = bool(empty_thought(base, self.thoughts)[1])
+        for begin, end in () if self._splits else in_source:
+            text = f"{begin}\n{_THOUGHT}\n{end}\n\n{_PROBE.text}"
+            with suppress(DataError):
+                # Within Command A's response marks it would be no thought.
+                if self._render(_ASK, Parts(text)).startswith(base + text):
+                    self._as_text = begin, end
+                    return
 
     def _probe_calls(self, special: str) -> None:
         """Finds how the template writes tool calls, if it does: arguments as an object, or text."""
-        written = ""
-        for self._arguments_as_text in (False, True):
-            with suppress(DataError):
+        written, why = "", "it leaves them out"
+        for self._id_form, self._arguments_as_text in product(_ID_FORMS, (False, True)):
+            try:
                 written = self._render(_ASK, Parts(calls=[_CALL]))
-            if _VALUE in written:
+            except DataError as error:
+                why = str(error)
+            if _VALUE in written and _CALL["name"] in written:
                 break
         else:
-            self._calls_a_turn = 0
+            self._calls_a_turn, self._why_no_calls = 0, why
             return
         tail = written.rpartition(_VALUE)[2]
         self._behind_call = None, self.closing
@@ -123,24 +197,86 @@ class ConversationEncoder:
 
     def texts(self, record: Record) -> tuple[str, list[str]]:
         """The prompt, and the text of each answer behind it with what ends the turn."""
+        record = replace(record, messages=in_order_of_calls(record.messages, record.where))
+        self._check_marks(record)
+        bare = with_made_ids(record.messages)
+        if bare == record.messages:
+            return self._texts(record)
+        try:
+            return self._texts(record)
+        except DataError:  # Mistral's template refuses most ids, and to Kimi-K2's the id is a name.
+            return self._texts(replace(record, messages=bare))
+
+    def _texts(self, record: Record) -> tuple[str, list[str]]:
         render = partial(self._render, record)
         every, base = [*map(parts_of, record.answers)], render()
+        thinks = False
         for place, parts in enumerate(every):
-            if self._thinks and not parts.reasoning:  # Then one may stand in the text.
-                thought, text = split_thought(parts.text)
-                every[place] = Parts(text, parts.calls, thought)
-        if any(parts.reasoning for parts in every):
+            if parts.reasoning and self._as_text:
+                every[place] = _as_one_text(parts, *self._as_text)
+                thinks = True
+            elif parts.reasoning:
+                thinks = True
+            elif self._splits or self._in_history:  # A thought may stand in the text.
+                thought, text = split_thought(parts.text, self.thoughts)
+                thinks = thinks or bool(thought)
+                if self._splits:
+                    every[place] = Parts(text, parts.calls, thought)
+        if thinks:
             prompt, head = base, base
         else:
             head = render(_PROBE).rpartition(_PROBE.text)[0]
             if self._calls_a_turn and (record.tools or any(parts.calls for parts in every)):
                 head = self._before_calls(head, render(Parts(calls=[_CALL])), base)
-            prompt, head = _prompt(base, head, record)
+            prompt, head = self._prompt(base, head, record)
+        closed = empty_thought(prompt, self.thoughts)[0] and not self._opens(prompt)
         responses = []
         for parts in every:
-            text = _behind(prompt, head, render(parts), parts.reasoning, record.where)
-            responses.append(self._response(parts, text, record.where))
+            if closed and split_thought(parts.text, self.thoughts)[0]:
+                raise self._differs(record.where)
+            text = self._behind(prompt, (head, base), render(parts), parts, record.where)
+            responses.append(self._response(parts, text, record.where, thinks))
+        if thinks and self._opens(prompt):
+            self._check_closed(every, responses, record.where)
         return prompt, responses
+
+    def _opens(self, prompt: str) -> bool:
+        """Whether a prompt ends in a thought that has yet to be closed."""
+        return bool(empty_thought(prompt, self.thoughts)[1])
+
+    def _check_closed(self, every: Sequence[Parts], texts: Sequence[str], where: str) -> None:
+        """Behind a prompt that begins a thought every response has to end one."""
+        for parts, text in zip(every, texts, strict=True):
+            if not any(end in text for _, end in self.thoughts):
+                raise DataError(
+                    f"{where}: the prompt ends within a thought, and the answer "
+                    f"{shown(parts.text)} would be part of it. Give it a thought too, or a record "
+                    f"of its own.{self._hint}"
+                )
+
+    def _check_marks(self, record: Record) -> None:
+        """Refuses a text in which the model's own marks of turns stand: it is rendered already."""
+        for turn in record.messages:
+            self._check_text(turn["content"], record.where, f"a turn of role {turn['role']}")
+        turn = record.messages[-1]
+        if turn["role"] == "user" and (found := _READY.search(turn["content"])):
+            raise DataError(
+                f"{record.where}: the prompt ends in {shown(found[0].strip())}, as one in the form "
+                "of a chat template does. Give the plain text, or messages."
+            )
+        for parts in map(parts_of, record.answers):
+            for text in (parts.text, parts.reasoning):
+                self._check_text(text, record.where, "the answer")
+
+    def _check_text(self, text: str, where: str, what: str) -> None:
+        if self._marks is None or not (found := self._marks.search(text)):
+            return
+        if found[0] in self._ends and what == "the answer":
+            return  # It has a message of its own.
+        raise DataError(
+            f"{where}: {what} holds {found[0]}, a mark of the model's tokenizer or chat template. "
+            "Give the plain text, or messages."
+        )
 
     def _before_calls(self, head: str, called: str, base: str) -> str:
         """What a text's ``head`` shares with a call, tokens kept whole."""
@@ -148,23 +284,40 @@ class ConversationEncoder:
         inside = (found.span() for found in re.finditer(self._tokens, head))
         place = next((start for start, end in inside if start < place < end), place)
         # DeepSeek's calls do not go on from a tool's result.
-        stem = base.removesuffix(empty_thought(base)[0])
+        stem = base.removesuffix(empty_thought(base, self.thoughts)[0])
         return head[:place] if place >= len(commonprefix([head, stem])) else head  # noqa: RUF071
 
-    def _response(self, parts: Parts, text: str, where: str) -> str:
+    def _response(self, parts: Parts, text: str, where: str, thinks: bool) -> str:
         """What the template writes behind a prompt, from there to what ends the turn."""
         tail, closing = self._behind_call if parts.calls else self._behind_text
         text = text.rstrip() if tail is None else text.removesuffix(tail)
-        _must_hold(parts.reasoning, text, where, "the thought of an answer")
+        _must_hold(parts.reasoning, text, where, "the thought of an answer", self._hint)
         _must_hold(parts.text, text, where, "the text of an answer")
         for word in (each for call in parts.calls for each in (call["name"], *call["arguments"])):
             _must_hold(word, text, where, "a tool call of an answer")
+        self._check_thoughts(parts, text, where, thinks)
         ends = self._ends[: 1 if parts.calls else 2]  # GigaChat puts its other one before a call.
         if end := next((end for end in ends if end in text), None):
             raise DataError(
                 f"{where}: the answer holds {end}, at which the model's answers end. Take it out."
             )
         return text + closing
+
+    def _check_thoughts(self, parts: Parts, text: str, where: str, thinks: bool) -> None:
+        """Refuses a mark of a thought that the template put into an answer, or read in its text.
+
+        thinks: whether an answer of the record has a thought; then each may have an empty one.
+        """
+        if parts.calls:  # Command A writes an empty thought in front of them.
+            return
+        said = parts.text + parts.reasoning
+        for mark in {mark for pair in self.thoughts for mark in pair}:
+            if text.count(mark) > said.count(mark) + thinks:
+                raise DataError(
+                    f"{where}: the chat template takes {mark} in the text of the answer for a mark "
+                    "of a thought, or adds one. Take it out of the text, or take another template "
+                    f"in chat_template.{self._hint}"
+                )
 
     def characters(self, response: str) -> int:
         """Characters of a response, without what ends the turn."""
@@ -193,9 +346,9 @@ class ConversationEncoder:
                     if self._arguments_as_text:
                         text = json.dumps(function["arguments"], ensure_ascii=False)
                         function = {**function, "arguments": text}
-                    # Nine letters and digits: other ids are refused by Mistral's.
-                    new = {"type": "function", "id": f"call{known:05d}", "function": function}
-                    waiting.append((call.get("id"), new))
+                    made = self._id_form.format(place=known, name=function["name"])
+                    new = {"type": "function", "id": call.get("id", made), "function": function}
+                    waiting.append((call.get("id", call.get("named")), new))
                     known += 1
                 turn["tool_calls"] = [call for _, call in waiting]
             turns.append(turn)
@@ -214,6 +367,11 @@ class ConversationEncoder:
             messages = [*messages, reply | {k: v for k, v in given.items() if v}]
         turns = self._turns(messages)
         most = max(len(turn.get("tool_calls") or ()) for turn in turns)
+        if most and not self._calls_a_turn:
+            raise DataError(
+                f"{where}: the chat template has no form for tool calls ({self._why_no_calls}). Take "
+                "another in chat_template, or take the record out."
+            )
         if most > self._calls_a_turn:
             raise DataError(
                 f"{where}: the chat template takes at most {self._calls_a_turn} tool calls a turn "
@@ -247,12 +405,67 @@ class ConversationEncoder:
             _must_hold(tool["function"]["name"], text, where, "a tool")
         for turn in turns:
             said = turn["content"]
-            if turn["role"] == "assistant" and self._thinks:  # Templates drop earlier thoughts.
-                said = split_thought(said)[1]
+            if turn["role"] == "assistant" and self._in_history:  # Templates drop earlier thoughts.
+                said = split_thought(said, self.thoughts)[1]
             _must_hold(said, text, where, f"a turn of role {turn['role']}")
             for call in turn.get("tool_calls") or ():
                 _must_hold(call["function"]["name"], text, where, "a tool call of an earlier turn")
         return text
+
+    def _prompt(self, base: str, head: str, record: Record) -> tuple[str, str]:
+        """(prompt, what stands in its place in front of an answer).
+
+        base: the conversation up to where the assistant begins.
+        head: what the template writes in front of a text, the scaffold included.
+        """
+        thought, closing = empty_thought(base, self.thoughts)
+        stem, given, last = base.removesuffix(thought), head, record.messages[-1]["content"].strip()
+        if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
+            (front, mine, _), (_, theirs, rest) = base.rpartition(last), head.rpartition(last)
+            given = front + mine + rest if mine and theirs else ""
+        if given.startswith(base):  # A blank at its end stays in the response: tokenizers join it
+            prompt = base + given[len(base) :].rstrip(" \t")  # to the word behind it.
+            place = len(head) - len(given) + len(prompt)
+            # Nemotron-Nano-v2 writes an answer right behind the thought that the prompt begins.
+            return prompt + empty_thought(prompt, self.thoughts)[1], head[:place]
+        if given == stem:  # Gemma 4's closed thought, DeepSeek's open one
+            return base + closing, head
+        if closing and given.startswith(stem):  # The template's own empty thought: Nemotron 3.
+            return given, head
+        raise self._differs(record.where)
+
+    def _behind(
+        self, prompt: str, heads: tuple[str, str], whole: str, parts: Parts, where: str
+    ) -> str:
+        """What the whole has behind the prompt or a head, a thought that it leaves out put back."""
+        head, base = heads
+        thought, closing = empty_thought(prompt, self.thoughts)
+        begun = empty_thought(base, self.thoughts)[1]
+        fronts = (prompt, base, head) if begun else (prompt, head)
+        for front in fronts:
+            if whole.startswith(front):
+                rest = whole[len(front) :]
+                if parts.reasoning:
+                    written = parts.reasoning.strip() in rest
+                else:
+                    written = any(end in rest for _, end in self.thoughts)
+                put_back = bool(closing) and not written
+                return parts.reasoning + closing + rest.lstrip("\n") if put_back else rest
+        stem, begin = prompt.removesuffix(thought), thought.rstrip()
+        if not (closing and whole.startswith(stem)):
+            raise self._differs(where)
+        rest = whole[len(stem) :].removeprefix(begin)  # An answer of this record thinks.
+        written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
+        return rest.lstrip("\n") if written else parts.reasoning + closing + rest
+
+    def _differs(self, where: str) -> DataError:
+        given = [f"{name}={json.dumps(value)}" for name, value in self.template_arguments.items()]
+        return DataError(
+            f"{where}: with the answer, the chat template renders the conversation before it "
+            "differently. Take another in chat_template, or take out the record; for a thought, or "
+            f"its marks in a text, there is no room with {', '.join(given) or 'its defaults'}."
+            f"{self._hint}"
+        )
 
     def encode(
         self, prompts: Sequence[str], responses: Sequence[Sequence[str]]
@@ -280,55 +493,48 @@ class ConversationEncoder:
         return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
 
 
+def _whole_source(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The template, of several (one for tools) all."""
+    given: Any = tokenizer.chat_template
+    return "\n".join(given.values()) if isinstance(given, dict) else str(given)
+
+
+def _as_one_text(parts: Parts, begin: str, end: str) -> Parts:
+    """An answer with its thought in the text, as a template without a place for one has it."""
+    return Parts(f"{begin}\n{parts.reasoning}\n{end}\n\n{parts.text}", parts.calls)
+
+
+def _marks_around(written: str, base: str) -> list[tuple[str, str]]:
+    """What a template wrote before and behind the probe of a thought."""
+    before, _, rest = written.partition(_THOUGHT)
+    after = rest.partition(_PROBE.text)[0].strip()
+    found = _LAST_MARK.search(before.rstrip())
+    begin = found[0] if found else ""
+    if _CHANNEL_MARK in before or not after:  # gpt-oss, whose channels reasoning.py knows
+        return []
+    if begin in base and not re.search("think|thought|reason", begin, re.IGNORECASE):
+        begin = before[len(commonprefix([before, base])) :].strip()  # noqa: RUF071  (of texts)
+    first = _FIRST_MARK.match(after)
+    ends = [after] if not first or first[0] == after else [after, first[0]]
+    return [(begin, end) for end in ends] if begin else []
+
+
+def _marks_of_turns(
+    base: str, end: str, added: Iterable[Any], thoughts: Marks
+) -> re.Pattern[str] | None:
+    """Matches tokens that no text may hold: special ones, and those with which turns are marked."""
+    thinking = {mark for pair in thoughts for mark in pair}
+    names = {token.content for token in added if token.special or token.content in base}
+    names = {each for each in {end, *names} - thinking if each.strip()}
+    return re.compile(_any_of(sorted(names))) if names else None
+
+
 def _any_of(tokens: Sequence[str]) -> str:
     """A pattern of these tokens, of two that begin alike the longer one."""
     return "|".join(map(re.escape, sorted(set(tokens), key=len, reverse=True)))
 
 
-def _prompt(base: str, head: str, record: Record) -> tuple[str, str]:
-    """(prompt, what stands in its place in front of an answer).
-
-    base: the conversation up to where the assistant begins.
-    head: what the template writes in front of a text, the scaffold included.
-    """
-    thought, closing = empty_thought(base)
-    stem, given, last = base.removesuffix(thought), head, record.messages[-1]["content"].strip()
-    if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
-        (front, mine, _), (_, theirs, rest) = base.rpartition(last), head.rpartition(last)
-        given = front + mine + rest if mine and theirs else ""
-    if given.startswith(base):  # A blank at its end stays in the response: tokenizers join it
-        prompt = base + given[len(base) :].rstrip(" \t")  # to the word behind it.
-        return prompt, head[: len(head) - len(given) + len(prompt)]
-    if given == stem:  # Gemma 4's closed thought, DeepSeek's open one
-        return base + closing, head
-    if closing and given.startswith(stem):  # The template's own empty thought: Nemotron 3.
-        return given, head
-    raise _differs(record.where)
-
-
-def _behind(prompt: str, head: str, whole: str, reasoning: str, where: str) -> str:
-    """What the whole has behind the prompt or ``head``, a thought that it leaves out put back."""
-    for front in (prompt, head):
-        if whole.startswith(front):
-            return whole[len(front) :]
-    thought, closing = empty_thought(prompt)
-    stem, begin = prompt.removesuffix(thought), thought.rstrip()
-    if not (closing and whole.startswith(stem)):
-        raise _differs(where)
-    rest = whole[len(stem) :].removeprefix(begin)  # An answer of this record thinks.
-    written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
-    return rest.lstrip("\n") if written else reasoning + closing + rest
-
-
-def _differs(where: str) -> DataError:
-    return DataError(
-        f"{where}: with the answer, the chat template renders the conversation before it "
-        "differently. Take another in chat_template, or take out the record; for a thought, or "
-        "its marks in a text, there is no room with enable_thinking=false."
-    )
-
-
-def _must_hold(text: str, rendered: str, where: str, what: str) -> None:
+def _must_hold(text: str, rendered: str, where: str, what: str, hint: str = "") -> None:
     """Refuses a record of which a text is not in what the template made, as it is or as JSON."""
     if text.strip() in rendered:
         return
@@ -338,5 +544,5 @@ def _must_hold(text: str, rendered: str, where: str, what: str) -> None:
         raise DataError(
             f"{where}: the chat template leaves out {what}, or changes it: {shown(text)}. Change "
             "the record to what the model's format has, or take it out, or take another template "
-            "in chat_template."
+            f"in chat_template.{hint}"
         )

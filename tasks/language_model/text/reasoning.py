@@ -19,9 +19,11 @@ THOUGHTS = (
     ("◁think▷", "◁/think▷"),  # Kimi
     ("<|channel>thought", "<channel|>"),  # Gemma 4
 )
-"""What begins and what ends a thought."""
+"""What begins and what ends a thought, of whatever model; a template's own are asked of it."""
 
-_MESSAGE, _NEXT = "<|message|>", "<|start|>assistant"  # gpt-oss
+Marks = Sequence[tuple[str, str]]
+
+_MESSAGE, _CHANNEL, _NEXT = "<|message|>", "<|channel|>", "<|start|>assistant"  # gpt-oss
 _ENDS = re.compile(r"<\|(?:end|return|call)\|>\s*$")
 
 REFUSAL_TEXT = "I'm sorry, but I cannot help with that."
@@ -32,30 +34,31 @@ REFUSAL_TEXT = "I'm sorry, but I cannot help with that."
 REFUSAL_OPENINGS = ("i'm sorry", "i cannot", "i do not support", "i am programmed to be neutral")
 
 
-def final_answer(text: str) -> str:
+def final_answer(text: str, marks: Marks = THOUGHTS) -> str:
     """A generated text without its thoughts: what stands behind the last that ends.
 
     "" of a thought that never ends, and of gpt-oss without a "final" channel; a tool call there is
     an answer, and keeps its header, which names the tool.
     """
-    if _MESSAGE in text:  # <|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>…
+    if _MESSAGE in text and (_CHANNEL in text or " to=" in text):
+        # <|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>…
         last = text.rpartition(_NEXT)[2]
         header, _, body = last.partition(_MESSAGE)
         if " to=" in header:
             return last
         return _ENDS.sub("", body) if "final" in header else ""
-    place = max((text.rfind(end) + len(end) for _, end in THOUGHTS if end in text), default=0)
+    place = max((text.rfind(end) + len(end) for _, end in marks if end in text), default=0)
     rest = text[place:].lstrip("\n") if place else text
-    return "" if rest.lstrip().startswith(tuple(begin for begin, _ in THOUGHTS)) else rest
+    return "" if rest.lstrip().startswith(tuple(begin for begin, _ in marks)) else rest
 
 
-def split_thought(text: str) -> tuple[str, str]:
+def split_thought(text: str, marks: Marks = THOUGHTS) -> tuple[str, str]:
     """(thought, answer) of a text that begins with a thought; ("", text) of any other.
 
     What begins a thought may be missing, as where the prompt had begun it, if what ends it begins a
     line: "First I add.\\n</think>\\n\\nFour.".
     """
-    for begin, end in THOUGHTS:
+    for begin, end in marks:
         thought, found, rest = text.partition(end)
         thought = thought.lstrip()
         unopened = thought.endswith("\n") and begin not in thought
@@ -64,9 +67,9 @@ def split_thought(text: str) -> tuple[str, str]:
     return "", text
 
 
-def empty_thought(text: str) -> tuple[str, str]:
+def empty_thought(text: str, marks: Marks = THOUGHTS) -> tuple[str, str]:
     """(the empty thought that a text ends in, what has yet to close it); else ("", "")."""
-    for begin, end in THOUGHTS:
+    for begin, end in marks:
         _, found, rest = text.rpartition(begin)
         if found and not rest.replace(end, "", 1).strip():
             tag = f"{'' if rest else chr(10)}\n{end}\n\n" if "|" not in end else end
@@ -74,17 +77,19 @@ def empty_thought(text: str) -> tuple[str, str]:
     return "", ""
 
 
-def in_thought(text: str) -> str:
+def in_thought(text: str, marks: Marks = THOUGHTS) -> str:
     """What begins the thought that a text stops in; "" if it stops in none."""
-    for begin, end in THOUGHTS:
-        if text.rfind(begin) > text.rfind(end):
+    for begin, _ in marks:
+        ended = max(text.rfind(end) for other, end in marks if other == begin)
+        if text.rfind(begin) > ended:
             return begin
     return ""
 
 
-def is_refusal(text: str) -> bool:
+def is_refusal(text: str, marks: Marks = THOUGHTS) -> bool:
     """Whether an answer begins like a refusal, behind thoughts; case and apostrophes aside."""
-    return final_answer(text).lstrip().lower().replace("’", "'").startswith(REFUSAL_OPENINGS)
+    said = final_answer(text, marks).lstrip().lower().replace("’", "'")
+    return said.startswith(REFUSAL_OPENINGS)
 
 
 def validate_refusals(refusals: Sequence[str]) -> list[str]:

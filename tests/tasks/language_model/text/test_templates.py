@@ -276,7 +276,7 @@ def test_what_a_template_leaves_out_is_refused(names, answer, tools, said) -> No
 def test_calls_for_which_a_template_has_no_form_are_refused(name) -> None:
     """Also where the text beside them has all of their words."""
     for answer, messages in (([CALL], ASKED), (BOTH, ASKED), (REFUSAL, HISTORY)):
-        with pytest.raises(DataError, match=r"here: .* at most 0 tool calls.* chat_template"):
+        with pytest.raises(DataError, match=r"here: .* has no form for tool calls.* chat_template"):
             rendered(name, answer, messages)
 
 
