@@ -18,7 +18,7 @@ from torch import Tensor
 from .constraint import Constraint
 from .errors import DataError, TrainingError, one_of
 from .formulations import Formulation
-from .lagrangian.checks import Checks
+from .lagrangian.checks import Checks, Door
 from .lagrangian.gradient_units import GradientUnits, leaves_of, norm_of
 from .lagrangian.prices import Prices, Step
 from .lagrangian.terms import (
@@ -140,6 +140,7 @@ class PointwiseLoss:
         self.samples = samples or 0
         given = None if groups is None else group_numbers(groups, self.samples)
         owners = self.samples if given is None else int(given.max()) + 1
+        self.door = Door()
         self._multipliers, self._thresholds = Multipliers(owners), dict[str, Tensor]()
         self.configure(formulations, primal_steps, order, given)
         self.units = GradientUnits()  # Λ and r of the formulations that find their own α.
@@ -175,7 +176,7 @@ class PointwiseLoss:
     ) -> None:
         """How λ moves from now on, and whose it is."""
         self._formulations, self.groups = formulations, groups
-        self.checks = Checks(self.constraints, formulations)
+        self.checks = Checks(self.constraints, formulations, self.door)
         if any(formulation.adaptive for formulation in formulations.values()):
             keep_buffers_of_compiled_graphs()  # Measuring Λ differentiates a graph once more.
         self.primal_steps, self.dual_first = primal_steps, order == "dual_first"
@@ -307,10 +308,8 @@ class PointwiseLoss:
         if due:  # A state of now is that of before this step, which a resume takes again.
             self._before = {**units.state_dict(), "next": next_step}
         if due or not self.steps:
-            values = [terms.objective, *terms.followed.values()]
-            self._movement.watch(
-                trained(self._source) or leaves_of(torch.cat([v.flatten() for v in values]))
-            )
+            parts = [terms.objective.sum(), *(v.sum() for v in terms.followed.values())]
+            self._movement.watch(trained(self._source) or leaves_of(torch.stack(parts)))
         self.measure_units(due, counts, lambda name: self._gradient_of(name, terms, counts))
         device = terms.objective.device
         rows = over_ranks((index >= 0).sum().to(device), "sum") if not self._rows else 0
@@ -658,12 +657,13 @@ class PointwiseLoss:
                 scope = "sample" if table.dim() == 2 else "constraint"
                 raise TrainingError(
                     f'Constraint "{name}": its multipliers are one per {scope}, and those of '
-                    f"{formulation} are not. Start them again from 0: {_remedy(name)}."
+                    f"{formulation} are not. Start them again from 0: "
+                    f"{self.door.remedy.format(name=name)}."
                 )
             if not formulation.signed and (table < 0).any():
                 raise TrainingError(
                     f'Constraint "{name}" has multipliers below 0, which only an equality has. '
-                    f"Set others, or start them from 0: {_remedy(name)}."
+                    f"Set others, or start them from 0: {self.door.remedy.format(name=name)}."
                 )
         # What was reset takes no step from values of before, nor from a threshold of before.
         self._window = [
@@ -786,13 +786,6 @@ class PointwiseLoss:
         self.fingerprint = state["fingerprint"]
         samples = self.samples if self.groups is not None else multipliers.samples
         self.history = History.from_state(self.constraints, samples, state.get("history"))
-
-
-def _remedy(name: str) -> str:
-    return (
-        f"call module.multipliers.reset({name!r}) before fit; of a checkpoint, after "
-        "load_from_checkpoint, and fit without ckpt_path"
-    )
 
 
 def _norm_by_backward(mean: Tensor, weights: list[Tensor]) -> float:

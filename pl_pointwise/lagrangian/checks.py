@@ -25,7 +25,10 @@ class Door:
     objective: str = "what computes it"
     values: str = "what computes them"
     instead: str = "What is only measured is no constraint."
-    multipliers: str = "constrained.multipliers"
+    remedy: str = (
+        "call constrained.multipliers.reset({name!r}); of a state, del "
+        'state["multipliers"][{name!r}] before it is loaded'
+    )
 
 
 class Checks:
@@ -33,13 +36,17 @@ class Checks:
 
     Args:
         constraints, formulations: by name.
+        door: how errors call what is to be changed.
     """
 
     def __init__(
-        self, constraints: Mapping[str, Constraint], formulations: Mapping[str, Formulation]
+        self,
+        constraints: Mapping[str, Constraint],
+        formulations: Mapping[str, Formulation],
+        door: Door,
     ) -> None:
         self.constraints, self.formulations = dict(constraints), formulations
-        self.door = Door()
+        self.door = door
         self.expects_all = True  # Whether a run comes past all samples.
         trained = {name for name, each in formulations.items() if each.needs_gradient}
         self.unproven = {OBJECTIVE, *trained}  # Terms of which no sample has been seen yet.

@@ -16,7 +16,6 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from ..data import PointwiseSampler
 from ..errors import DataError, TrainingError, explain_gradient_errors
-from ..lagrangian.checks import Door
 from ..lagrangian.gradient_units import norm_of
 from ..lagrangian.terms import (
     OBJECTIVE,
@@ -126,15 +125,8 @@ class Stepper:
         """Notes what stays the same in all steps of a fit."""
         trainer = self.task.trainer
         self.watch.start_fit()
-        checks = self.loss.checks
-        checks.door = Door(
-            objective="objective() and forward()",
-            values="constraint_values() and forward()",
-            instead="What is only to be measured belongs in evaluation_metrics().",
-            multipliers="module.multipliers",
-        )
         whole = trainer.limit_train_batches in (None, 1.0) and not trainer.overfit_batches
-        checks.expects_all = bool(whole)
+        self.loss.checks.expects_all = bool(whole)
         monitors = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
         self.monitored = any(str(name).startswith("running/") for name in monitors)
 
