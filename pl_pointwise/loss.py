@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from numbers import Integral
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from .constraint import Constraint
 from .errors import DataError, TrainingError, one_of
 from .formulations import Formulation
+from .lagrangian.checks import Checks, Door
 from .lagrangian.gradient_units import GradientUnits, leaves_of, norm_of
 from .lagrangian.prices import Prices, Step
 from .lagrangian.terms import (
@@ -35,10 +37,23 @@ from .lagrangian.terms import (
     over_ranks,
     pack,
     require_finite,
+    require_names,
     shape_of,
     strict_values_from,
     unpack,
     widest,
+)
+from .lagrangian.trained import (
+    COMPILED,
+    Movement,
+    Weights,
+    is_sharded,
+    keep_buffers_of_compiled_graphs,
+    refuse_static_graph,
+    require_all_sharded,
+    require_equal_over_ranks,
+    source_of,
+    trained,
 )
 from .multipliers import Multipliers, PerBatch, PerGroup, Slope, scope_of
 from .plain import declared_constraints, formulations_from
@@ -49,6 +64,11 @@ log = logging.getLogger(__name__)
 
 VERSION = 1
 """The version of what :meth:`PointwiseLoss.state_dict` returns."""
+
+CLOSURES = (
+    "A loss that an optimizer computes again in a closure (LBFGS, SAM) takes keep=False, and after "
+    "its step comes one loss that counts."
+)
 
 
 class PointwiseLoss:
@@ -78,7 +98,8 @@ class PointwiseLoss:
         samples: N, of the training set; None for a stream, of which nothing keeps a λ.
         groups: (N,), the number of each sample's group, from 0: samples of a group share a
             multiplier, which follows the mean of their violations in a step.
-        parameters: the weights that are trained; needed with several ranks only.
+        parameters: the model, or its parameters; needed with several ranks only. Which of them are
+            trained is asked for at each measurement.
         primal_steps: steps of the weights per dual step.
         order: "simultaneous": a loss uses λ before its batch's dual step; "dual_first": after it.
 
@@ -105,7 +126,7 @@ class PointwiseLoss:
         *,
         samples: int | None,
         groups: Sequence[int] | Tensor | None = None,
-        parameters: Iterable[Tensor] | None = None,
+        parameters: Weights | None = None,
         primal_steps: int = 1,
         order: str = "simultaneous",
     ) -> None:
@@ -119,6 +140,7 @@ class PointwiseLoss:
         self.samples = samples or 0
         given = None if groups is None else group_numbers(groups, self.samples)
         owners = self.samples if given is None else int(given.max()) + 1
+        self.door = Door()
         self._multipliers, self._thresholds = Multipliers(owners), dict[str, Tensor]()
         self.configure(formulations, primal_steps, order, given)
         self.units = GradientUnits()  # Λ and r of the formulations that find their own α.
@@ -132,7 +154,14 @@ class PointwiseLoss:
         self.layout: Layout = {}  # Of the rows that share() returned last.
         self.warn: Callable[[str], None] = log.warning
         self._rows = 0  # Samples of the largest step so far.
-        self._parameters = None if parameters is None else list(parameters)
+        self._source = source_of(parameters)  # Of the trained weights.
+        self._open = False  # Whether a step has begun, with a first loss.
+        self._before: dict[str, Any] | None = None  # The units before what it measured.
+        self._differentiated: list[list[bool]] = []  # Of each of its losses.
+        self._indices: list[Tensor] = []  # Of its losses.
+        self._movement = Movement()
+        self._said = set[str]()  # Warnings that come once.
+        self._weights_saved: float | None = None  # Norm of the weights that a state belongs to.
         self._flat: set[str] = set()  # Constraints that were found without a gradient.
         self._tables: list[Tensor] = []  # Of the losses since the last step.
         # The updated samples of the steps since the last dual step.
@@ -147,6 +176,9 @@ class PointwiseLoss:
     ) -> None:
         """How λ moves from now on, and whose it is."""
         self._formulations, self.groups = formulations, groups
+        self.checks = Checks(self.constraints, formulations, self.door)
+        if any(formulation.adaptive for formulation in formulations.values()):
+            keep_buffers_of_compiled_graphs()  # Measuring Λ differentiates a graph once more.
         self.primal_steps, self.dual_first = primal_steps, order == "dual_first"
         self._hold(self.multipliers, self.thresholds)
         if self.dual_first and any(isinstance(s, PerGroup) for s in self.scopes.values()):
@@ -193,6 +225,8 @@ class PointwiseLoss:
         *,
         masks: Mapping[str, Tensor] | None = None,
         strict: Mapping[str, Tensor] | None = None,
+        counts: Mapping[str, int] | None = None,
+        keep: bool = True,
     ) -> Tensor:
         """The loss of a batch, a scalar to differentiate.
 
@@ -204,6 +238,11 @@ class PointwiseLoss:
                 (B, K); a term left out applies to all.
             strict: values that the multipliers follow where they are others: see
                 :meth:`~pl_pointwise.PointwiseModule.strict_values`.
+            counts: of micro-batches whose masks differ, how many samples each term applies to in
+                all of the step's on this rank, by "objective" and constraint: the loss is then a
+                part of one batch's; add the parts, and do not divide them.
+            keep: False for a loss of which λ takes no step: all that a closure computes (LBFGS,
+                SAM), before the one that counts.
 
         Raises:
             DataError: a tensor of another shape, an index that is no position.
@@ -221,6 +260,7 @@ class PointwiseLoss:
                 f"numbers, got {getattr(index, 'dtype', 'no tensor')}, {shape_of(index)}."
             )
         index = index.long().cpu()
+        self._require_positions(index)
         device, masks = getattr(objective, "device", index.device), {} if masks is None else masks
         masks, whole = masks_from(masks, index, [OBJECTIVE, *self.constraints], device)
         judge = None
@@ -229,19 +269,60 @@ class PointwiseLoss:
         given = masks, objective, values, judge, whole
         terms = build_terms(self.constraints, self.formulations, *given)
         require_finite(terms, index)
-        counts = self.counts([masks], whole)
-        if not self._tables:
-            if not self.steps:
-                self.fit_tables()  # To what was set before.
-                self.history.norm = norm_of(self._parameters or [])
-            due = self.units.due(self.formulations, self.steps)
-            self.measure_units(due, counts, lambda name: self._gradient_of(name, terms, counts))
-            rows = over_ranks((index >= 0).sum().to(device), "sum") if not self._rows else 0
-            self.put_in_force(self._epoch(int(rows)))
-        loss, table = self.share(terms, index, counts, None, strict is not None)
-        self._keep(table)
+        if self.checks.unproven:
+            self.checks.of_terms(terms, self.warn, together=number_of_ranks() > 1)
+        own = self.counts([masks], whole)
+        if not self._open:
+            self._begin(terms, own, index)
+        slopes, of_step = None, own
+        if counts is not None:
+            of_step = self._counts_of_step(counts, device)
+            slopes = self.slopes([terms], own) if self.on_batch else None
+        loss, table = self.share(terms, index, of_step, slopes, strict is not None)
         # The ranks' gradients are averaged, and the counts are those of all ranks.
-        return loss * number_of_ranks()
+        loss = loss * number_of_ranks()
+        if number_of_ranks() > 1 and not loss.requires_grad:
+            # DDP waits for every rank's gradients.
+            loss = loss + sum((w * 0).sum() for w in trained(self._source))
+        if keep:
+            self._keep(table, index, loss)
+        return loss
+
+    def _require_positions(self, index: Tensor) -> None:
+        largest = int(index.max()) if len(index) else PADDING
+        if self.samples and largest >= self.samples:
+            raise TrainingError(
+                f"Sample index {largest} is outside the training set of {self.samples} samples: "
+                "index is each sample's position in it, from 0."
+            )
+
+    def _begin(self, terms: Terms, counts: Mapping[str, Tensor], index: Tensor) -> None:
+        """With the first loss of a step: what is due in it."""
+        self._open, self._before = True, None
+        if not self.steps:
+            self.fit_tables()  # To what was set before.
+            self.history.norm = norm_of(trained(self._source))
+        self._compare_weights()
+        units, next_step = self.units, self.units.next_step
+        due = units.due(self.formulations, self.steps)
+        if due:  # A state of now is that of before this step, which a resume takes again.
+            self._before = {**units.state_dict(), "next": next_step}
+        if due or not self.steps:
+            parts = [terms.objective.sum(), *(v.sum() for v in terms.followed.values())]
+            self._movement.watch(trained(self._source) or leaves_of(torch.stack(parts)))
+        self.measure_units(due, counts, lambda name: self._gradient_of(name, terms, counts))
+        device = terms.objective.device
+        rows = over_ranks((index >= 0).sum().to(device), "sum") if not self._rows else 0
+        self.put_in_force(self._epoch(int(rows)))
+        if self.steps < Movement.STEPS:
+            self._movement.before()
+
+    def _counts_of_step(self, counts: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
+        """Those that a caller knows, over all ranks, 1 at least."""
+        names = [OBJECTIVE, *self.constraints]
+        require_names("counts", counts, names)
+        given = torch.tensor([float(counts[n]) for n in names], device=device)
+        return dict(zip(names, over_ranks(given, "sum").clamp(min=1).unbind(), strict=True))
 
     def report(self, held_out: Mapping[str, Tensor] | None = None) -> Closing:
         """How training stands: ``print(constrained.report())`` after the last step.
@@ -263,7 +344,7 @@ class PointwiseLoss:
                 for name, values in held_out.items()
             }
             found = HeldOut(self.constraints, worst)
-        norm = norm_of(self._parameters or [])
+        norm = norm_of(trained(self._source))
         growth = norm / self.history.norm if norm and self.history.norm else None
         return self.closing(found, Conditions(growth=growth))
 
@@ -274,15 +355,31 @@ class PointwiseLoss:
             self.history, self.in_force, self.multipliers, self.groups, held_out, conditions
         )
 
-    def _keep(self, rows: Tensor) -> None:
+    def _keep(self, rows: Tensor, index: Tensor, loss: Tensor) -> None:
         """Keeps the rows of a loss for :meth:`step`; refuses so many that it was forgotten."""
         self._tables.append(rows)
         given = sum(map(len, self._tables))
         if len(self._tables) > 1 and given > 2 * self.samples > 0:
             raise TrainingError(
                 f"{given:,} samples since the last step(), of a training set of {self.samples:,}: "
-                "call step() after each step of the optimizer."
+                f"call step() after each step of the optimizer. {CLOSURES}"
             )
+        self._refuse_closures(index)
+        differentiated = [False]
+        if loss.requires_grad:
+            loss.register_hook(lambda _: differentiated.__setitem__(0, True))
+        self._differentiated.append(differentiated)
+
+    def _refuse_closures(self, index: Tensor) -> None:
+        """Of the same samples again within a step, as an optimizer evaluates a closure again."""
+        alike = sum(torch.equal(index, before) for before in self._indices)
+        self._indices.append(index)
+        if alike and len(index) and self.samples:
+            if alike >= 7:
+                raise TrainingError(
+                    f"The same samples came {alike + 1} times since the last step(). {CLOSURES}"
+                )
+            self._warn_once(f"The same samples came twice since the last step(). {CLOSURES}")
 
     def step(self) -> dict[str, DualStep]:
         """λ ← (λ + η ∂ψ/∂λ)₊ of the samples of the last loss; after the optimizer's step.
@@ -292,16 +389,43 @@ class PointwiseLoss:
         """
         if not self._tables:
             raise TrainingError("PointwiseLoss.step() without a loss since the last step.")
-        rows, self._tables = torch.cat(self._tables), []
+        self._notice_no_step()
+        rows = torch.cat(self._tables)
+        self.skip()
         most = over_ranks(torch.tensor(len(rows), device=rows.device), "max")
         filling = rows.new_zeros(int(most) - len(rows), rows.shape[1])
         filling[:, 0] = PADDING  # The first column is the index.
         self.measured = unpack([rows, filling], self.layout, rows.new_zeros(()))
-        return self.take(self.measured, self._epoch(int((self.measured.index >= 0).sum())))
+        steps = self.take(self.measured, self._epoch(int((self.measured.index >= 0).sum())))
+        if self.steps in (1, 8):
+            require_equal_over_ranks(trained(self._source))
+        return steps
 
     def skip(self) -> None:
-        """Instead of :meth:`step` where the weights did not move, as on an overflow in float16."""
-        self._tables = []
+        """Instead of :meth:`step` where the weights did not move: an overflow in float16, a batch
+        that was dropped or failed, a loss that was only looked at."""
+        self._tables, self._indices, self._differentiated = [], [], []
+        self._open, self._before = False, None
+
+    def _notice_no_step(self) -> None:
+        """Warns of losses from which the weights took no step."""
+        if not all(done for (done,) in self._differentiated):
+            self._warn_once(
+                "A loss since the last step() was not differentiated, and its samples' λ moves all "
+                "the same. Call skip() after a batch that is dropped, fails or is only looked at."
+            )
+        if self.steps < Movement.STEPS and self._movement.stood_still():
+            self._warn_once(
+                "Three times no weight moved between a loss and step(): call skip() where the "
+                "optimizer took no step (an overflow: GradScaler, "
+                "accelerator.optimizer_step_was_skipped), and step() once for all micro-batches "
+                "(if accelerator.sync_gradients)."
+            )
+
+    def _warn_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self.warn(sentence)
 
     def _epoch(self, rows: int) -> float:
         """Steps an epoch, from the samples of this step over all ranks; the last ones are fewer."""
@@ -316,21 +440,46 @@ class PointwiseLoss:
         values = self.pushed(name, terms)
         found = values.detach().to(widest(values.device))
         number, total = over_ranks(torch.stack([(found > 0).sum(), found.sum()]), "sum").tolist()
-        weights = self._parameters or [*leaves_of(values)]
-        if not (number or name == OBJECTIVE) or not values.requires_grad or not weights:
+        if not (number or name == OBJECTIVE):
             return 0.0, number, total
-        if number_of_ranks() > 1 and self._parameters is None:
-            raise TrainingError(
-                "PointwiseLoss(parameters=model.parameters()) is needed with several ranks: their "
-                "gradients are added up, in that order."
-            )
-        mean = values.sum() * (1 / counts[name])
-        gradients = torch.autograd.grad(mean, weights, retain_graph=True, allow_unused=True)
+        weights = self._weights_of(values)
+        norm = self._norm_of_gradient(values.sum() * (1 / counts[name]), weights)
+        return norm, number, total
+
+    def _weights_of(self, values: Tensor) -> list[Tensor]:
+        """The trained weights whose gradients Λ compares; over ranks the same, in one order."""
+        given = trained(self._source)
+        if number_of_ranks() > 1:
+            if self._source is None:
+                raise TrainingError(
+                    "PointwiseLoss(parameters=model) is needed with several ranks: their gradients "
+                    "are added up, in one order."
+                )
+            refuse_static_graph(values)
+            return given
+        if require_all_sharded(given):
+            return given
+        own, leaves = {id(weight) for weight in given}, [*leaves_of(values)]
+        # Those of a copy, or of a model that was made anew, are in the graph alone.
+        return [weight for weight in [*leaves, values] if id(weight) in own] or leaves
+
+    def _norm_of_gradient(self, mean: Tensor, weights: list[Tensor]) -> float:
+        """‖∇ mean‖ over all ranks; a rank whose values have no graph has a gradient of 0."""
+        if require_all_sharded(weights):
+            return _norm_by_backward(mean * number_of_ranks(), weights)
+        gradients: Sequence[Tensor | None] = [None] * len(weights)
+        if mean.requires_grad and weights:
+            try:
+                gradients = torch.autograd.grad(mean, weights, retain_graph=True, allow_unused=True)
+            except RuntimeError as error:
+                if "donated" in str(error):
+                    raise TrainingError(COMPILED) from error
+                raise
         summed = [
             over_ranks(torch.zeros_like(w) if g is None else g, "sum")
             for g, w in zip(gradients, weights, strict=True)
         ]
-        return norm_of(summed), number, total
+        return norm_of(summed)
 
     # The parts of a step, which a module's Stepper takes one by one -----------------------------
 
@@ -460,6 +609,7 @@ class PointwiseLoss:
                 kept = [visits[name] for visits in window if name in visits]
                 if kept and (step := scope.step(kept)) is not None:
                     self.dual_steps[name] = step
+        self.checks.of_steps(self.steps, self.history, self.warn)
         return self.dual_steps
 
     # At the start of a fit ----------------------------------------------------------------------
@@ -507,12 +657,13 @@ class PointwiseLoss:
                 scope = "sample" if table.dim() == 2 else "constraint"
                 raise TrainingError(
                     f'Constraint "{name}": its multipliers are one per {scope}, and those of '
-                    f"{formulation} are not. Start them again from 0: {_remedy(name)}."
+                    f"{formulation} are not. Start them again from 0: "
+                    f"{self.door.remedy.format(name=name)}."
                 )
             if not formulation.signed and (table < 0).any():
                 raise TrainingError(
                     f'Constraint "{name}" has multipliers below 0, which only an equality has. '
-                    f"Set others, or start them from 0: {_remedy(name)}."
+                    f"Set others, or start them from 0: {self.door.remedy.format(name=name)}."
                 )
         # What was reset takes no step from values of before, nor from a threshold of before.
         self._window = [
@@ -527,12 +678,36 @@ class PointwiseLoss:
 
     def state_dict(self) -> dict[str, Any]:
         """λ and all that moves it, tensors and plain values; between two steps."""
+        weights = [w for w in trained(self._source) if not is_sharded(w)]
         return {
             "version": VERSION,
             "steps": self.steps,
             "rows": self._rows,
+            "groups": self._digest_of_groups(),
+            # To compare at a resume, as files of two steps may stand in one folder.
+            "weights": norm_of(weights) if weights else None,
             **self.dual_state(),
         }
+
+    def _digest_of_groups(self) -> str | None:
+        return None if self.groups is None else sha256(self.groups.numpy().tobytes()).hexdigest()
+
+    def _compare_weights(self) -> None:
+        """Warns, in the first step after a state was loaded, of weights of another step."""
+        saved, self._weights_saved = self._weights_saved, None
+        weights = [w for w in trained(self._source) if not is_sharded(w)] if saved else []
+        now = norm_of(weights)
+        if saved and weights and abs(now - saved) > 1e-5 * saved:
+            self.warn(
+                f"The weights are not those that these multipliers were saved with (norm {now:g}, "
+                f"then {saved:g}): a checkpoint may hold files of two steps. Write each into a new "
+                "folder, or as one file."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy asks the graph for its weights: those of the original are not its own."""
+        fresh = {"_source": None, "_movement": Movement(), "_differentiated": []}
+        return self.__dict__ | fresh
 
     def dual_state(self) -> dict[str, Any]:
         """What of it a checkpoint of Lightning's needs, which counts the steps itself."""
@@ -541,34 +716,62 @@ class PointwiseLoss:
             "samples": self.multipliers.samples,
             "multipliers": self.multipliers.state_dict(),
             "thresholds": dict(self.thresholds),
-            "gradient_units": self.units.state_dict(),
+            "gradient_units": self._before or self.units.state_dict(),
             "fingerprint": self.fingerprint,
             "window": self._window,
             "history": self.history.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from :meth:`state_dict`, to the bit.
+    def load_state_dict(self, state: Mapping[str, Any], steps: int | None = None) -> None:
+        """Goes on from :meth:`state_dict`, to the bit. What is refused changes nothing.
+
+        steps: of the weights, as the rest of the checkpoint counts them; None compares nothing.
 
         Raises:
-            TrainingError: of another number of samples, of another version, or damaged.
+            TrainingError: of another number of samples, other data or groups, of another version or
+                step, or damaged.
         """
-        owners = self.multipliers.samples
+        before = dict(self.__dict__)
         try:
-            if state["version"] != VERSION:
-                raise ValueError(f"version {state['version']}")
+            self._compare_state(state, steps)
+            self.units = GradientUnits()
             self.load_dual_state(state)
-            self.steps, self._rows, self._tables = int(state["steps"]), int(state["rows"]), []
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            self.fingerprint = before["fingerprint"] or state["fingerprint"]
+            self.steps, self._rows = int(state["steps"]), int(state["rows"])
+            self._weights_saved = state.get("weights")
+            self.skip()
+            self.fit_tables()
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            self.__dict__.update(before)
+            if isinstance(error, TrainingError):
+                raise
             raise TrainingError(
                 f"This is no state of a PointwiseLoss of version {VERSION}, or damaged: {error}."
             ) from error
-        if state["samples"] != owners:
+
+    def _compare_state(self, state: Mapping[str, Any], steps: int | None) -> None:
+        """Refuses a state that is not of this training set, before anything of it is loaded."""
+        if state["version"] != VERSION:
+            raise ValueError(f"version {state['version']}")
+        owners, theirs = self.multipliers.samples, int(state["samples"])
+        if theirs != owners:
             raise TrainingError(
-                f"These multipliers belong to {state['samples']:,} samples, this PointwiseLoss has "
+                f"These multipliers belong to {theirs:,} samples, this PointwiseLoss has "
                 f"{owners:,}: give it the training set of before."
             )
-        self.fit_tables()
+        fingerprints = {self.fingerprint, state["fingerprint"]} - {None}
+        groups = self._digest_of_groups()
+        if len(fingerprints) > 1 or state.get("groups", groups) != groups:
+            raise TrainingError(
+                "These multipliers belong to another training set, order or groups: each would go "
+                "on with another sample. Restore the data as they were, in their order, or start "
+                "without this state."
+            )
+        if steps is not None and steps != int(state["steps"]):
+            raise TrainingError(
+                f"These multipliers are of step {int(state['steps']):,}, the weights of step "
+                f"{steps:,}. Resume from a checkpoint that holds both."
+            )
 
     def load_dual_state(self, state: Mapping[str, Any]) -> None:
         multipliers = self.multipliers.for_samples(int(state["samples"]))
@@ -585,8 +788,13 @@ class PointwiseLoss:
         self.history = History.from_state(self.constraints, samples, state.get("history"))
 
 
-def _remedy(name: str) -> str:
-    return (
-        f"call module.multipliers.reset({name!r}) before fit; of a checkpoint, after "
-        "load_from_checkpoint, and fit without ckpt_path"
-    )
+def _norm_by_backward(mean: Tensor, weights: list[Tensor]) -> float:
+    """Of sharded weights, whose gradients are averaged over ranks where backward() leaves them."""
+    kept = [weight.grad for weight in weights]
+    for weight in weights:
+        weight.grad = None
+    mean.backward(retain_graph=True)
+    norm = norm_of(weight.grad for weight in weights if weight.grad is not None)
+    for weight, gradient in zip(weights, kept, strict=True):
+        weight.grad = gradient
+    return norm

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,25 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 
 from .constraint import Constraint
-from .data import IndexedDataset
+from .data import without_index
 from .errors import TrainingError
+from .fingerprints import fingerprint_of_content
 from .formulations import Formulation
-from .lagrangian.terms import OBJECTIVE, build_terms, masks_from
+from .lagrangian.terms import OBJECTIVE, build_terms, carries, masks_from
 from .loss import PointwiseLoss
 from .printing import say
 from .report.closing import Conditions, HeldOut
-
-FILE = "pointwise.pt"
-"""Of the multipliers, in the folder of a checkpoint."""
+from .trainer_checkpoints import FILE as FILE
+from .trainer_checkpoints import (
+    MARK,
+    last_whole_checkpoint,
+    load_multipliers,
+    new_mark,
+    write_multipliers,
+)
+from .trainer_settings import refuse_arguments, refuse_sharding, with_index
 
 
 class PointwiseTrainerMixin:
@@ -43,7 +50,7 @@ class PointwiseTrainerMixin:
             constraints={"kl": Constraint(at_most=0.1)}, formulation=Pointwise(),
         )
 
-    λ is in every checkpoint, and a resume goes on with it. The rows of ``train_dataset`` get
+    λ is in every checkpoint, and a resume goes on with it; ``True`` takes the last whole one. The rows of ``train_dataset`` get
     ``index``, their position, which collators and ``terms`` need not handle. Accumulated steps are
     one step of λ. In evaluation the loss is the mean objective. Logs say how the requirements
     stand, and training ends with the table of :meth:`~pl_pointwise.loss.PointwiseLoss.report`.
@@ -55,8 +62,9 @@ class PointwiseTrainerMixin:
         constrained: the PointwiseLoss; ``constrained.multipliers`` is λ.
 
     Raises:
-        TrainingError: a checkpoint without λ, or of another number of samples; DeepSpeed and FSDP,
-            whose sharded weights have no gradient of one term.
+        TrainingError: a checkpoint without λ, of another training set, or of files of two savings;
+            settings under which a sample has no row of its own, or a term no gradient: packing,
+            online RL, several data sets, DeepSpeed, FSDP1, DDP's static graph.
     """
 
     constrained: PointwiseLoss
@@ -71,31 +79,33 @@ class PointwiseTrainerMixin:
     ) -> None:
         if type(self).terms is PointwiseTrainerMixin.terms:
             self.terms(None, {})
+        refuse_arguments(type(self), args, options)
         super().__init__(*args, **options)
         trainer: Any = self
-        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-            raise TrainingError("Sharded weights: train with PointwiseModule, which takes FSDP2.")
-        samples, rows = None, trainer.train_dataset
+        refuse_sharding(trainer)
+        samples, found = None, None
+        rows = trainer.train_dataset
         if hasattr(rows, "__len__") and not isinstance(rows, IterableDataset):
-            samples = len(rows)
-            if not hasattr(rows, "add_column"):
-                trainer.train_dataset = IndexedDataset(rows)
-            elif "index" in rows.column_names:
-                raise TrainingError(
-                    'train_dataset has a column "index", which is the position: rename it.'
-                )
-            else:
-                trainer.train_dataset = rows.add_column("index", list(range(samples)))
-        self.constrained = PointwiseLoss(
+            samples, found = len(rows), fingerprint_of_content(without_index(rows))
+            trainer.train_dataset = with_index(rows)
+        self._new_loss = partial(
+            PointwiseLoss,
             constraints,
             formulation,
             samples=samples,
             groups=groups,
-            parameters=[p for p in trainer.model.parameters() if p.requires_grad],
+            parameters=partial(_weights_of, trainer),
         )
+        self._fingerprint = found
+        self.constrained = self._new_loss()
+        self.constrained.fingerprint = found
         self._held_out: dict[str, list[Tensor]] = {}  # Of the last evaluation, by term.
+        self._counts: dict[str, int] | None = None  # Of all micro-batches of a step, by term.
         trainer.data_collator = _WithIndex(trainer.data_collator)
-        trainer.loss_is_scaled_for_ga = False  # A mean over the samples of a micro-batch.
+        # A mean over the samples of a micro-batch: the trainer divides it by their number. The
+        # first is read since transformers 5.19, the second before.
+        trainer.loss_is_scaled_for_ga = False
+        trainer.model_accepts_loss_kwargs = False
         trainer.add_callback(_Steps(trainer))
 
     def terms(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, ...]:
@@ -108,13 +118,23 @@ class PointwiseTrainerMixin:
             "objective (B,) and a dict of values by constraint."
         )
 
+    def masks(self, inputs: dict[str, Any]) -> Mapping[str, Tensor] | None:
+        """The masks of ``terms``, from a batch alone; None where it cannot tell them.
+
+        With it, accumulated micro-batches in which a term applies to more or fewer samples are one
+        batch of all; without it every micro-batch weighs the same.
+        """
+        return None
+
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
         """The loss of a batch, as the trainer asks for it."""
         inputs = dict(inputs)
         index = inputs.pop("index", None)
-        objective, values, *masks = self.terms(model, inputs)
+        outputs: dict[str, Any] = {}
+        with _first_output(model, outputs) if return_outputs else nullcontext():
+            objective, values, *masks = self.terms(model, inputs)
         if torch.is_grad_enabled() and model.training:
             if index is None and self.constrained.samples:
                 raise TrainingError(
@@ -123,29 +143,105 @@ class PointwiseTrainerMixin:
                 )
             if index is None:  # A stream, of which no sample comes twice.
                 index = torch.arange(len(objective))
-            loss = self.constrained(objective, values, index, masks=masks[0] if masks else None)
+            given = masks[0] if masks else None
+            loss = self.constrained(objective, values, index, masks=given, counts=self._counts)
+            if self._counts is not None:  # A part of one batch's, and the trainer divides.
+                loss = loss * self.current_gradient_accumulation_steps  # type: ignore[attr-defined]
         else:
-            loss = objective.mean()
+            carried = (masks[0] if masks else {}).get(OBJECTIVE)
+            applied = objective if carried is None else objective[carried.to(objective.device)]
+            loss = applied.mean() if len(applied) else objective.sum() * 0
             self._keep_held_out(objective, values, masks[0] if masks else {})
-        return (loss, {"objective": objective.detach()}) if return_outputs else loss
+        return (loss, outputs or {"objective": objective.detach()}) if return_outputs else loss
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], *args: Any, **options: Any
+    ) -> Any:
+        """As the trainer's: predictions are what the model returns, as its metrics expect."""
+        if isinstance(inputs, Mapping):
+            inputs = {name: value for name, value in inputs.items() if name != "index"}
+        parent: Any = super()
+        return parent.prediction_step(model, inputs, *args, **options)
+
+    def get_batch_samples(self, *args: Any, **options: Any) -> Any:
+        """The micro-batches of a step, of which :meth:`masks` tells how many a term applies to."""
+        parent: Any = super()
+        found = parent.get_batch_samples(*args, **options)
+        self._counts = self._counts_of(found[0])
+        return found
+
+    def _counts_of(self, batches: Sequence[Any]) -> dict[str, int] | None:
+        given = [self.masks(batch) for batch in batches]
+        if not batches or any(masks is None for masks in given):
+            return None
+        counts = dict.fromkeys([OBJECTIVE, *self.constrained.constraints], 0)
+        for batch, masks in zip(batches, given, strict=True):
+            for name in counts:
+                mask = (masks or {}).get(name)
+                counts[name] += len(batch["index"]) if mask is None else int(carries(mask).sum())
+        return counts
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         """Trains; λ goes on from the checkpoint that is resumed."""
         trainer: Any = self
-        folder = resume_from_checkpoint
-        if folder is True:
-            folder = get_last_checkpoint(trainer.args.output_dir)
-        if folder:
-            path = Path(folder, FILE)
-            if not path.is_file():
-                raise TrainingError(f"{path} is missing: this checkpoint has no multipliers.")
-            try:
-                state = torch.load(path, weights_only=True)
-            except Exception as error:  # What reading a damaged pickle raises has no base.
-                raise TrainingError(f"{path} is damaged; nothing of it was run.") from error
+        if trainer.model_init is not None:  # A model made anew, as of every trial of a search.
+            self.constrained = self._new_loss()
+            self.constrained.fingerprint = self._fingerprint
+        self.constrained.skip()  # What a run that was broken off has left.
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_whole_checkpoint(trainer.args.output_dir)
+        if resume_from_checkpoint:
+            state = load_multipliers(Path(resume_from_checkpoint))
             self.constrained.load_state_dict(state)
         parent: Any = super()
         return parent.train(resume_from_checkpoint, *args, **options)
+
+    # In a checkpoint -----------------------------------------------------------------------------
+
+    def _save_checkpoint(self, *args: Any, **options: Any) -> Any:
+        """λ is written with the rest, before older checkpoints go, and marked as of this saving."""
+        trainer: Any = self
+        folder = Path(trainer._get_output_dir(trial=_trial_of(args, options)))
+        folder = folder / f"checkpoint-{trainer.state.global_step}"
+        mark = new_mark()
+        if trainer.args.should_save:
+            # That of another run must not stand beside these weights.
+            (folder / FILE).unlink(missing_ok=True)
+        trainer.state.stateful_callbacks[MARK] = mark
+        self._saving = folder, mark
+        parent: Any = super()
+        return parent._save_checkpoint(*args, **options)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        parent: Any = super()
+        parent._save_optimizer_and_scheduler(output_dir)
+        self._save_multipliers(Path(output_dir))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the model; in a checkpoint of the model alone, λ too."""
+        parent: Any = super()
+        parent.save_model(output_dir, _internal_call=_internal_call)
+        trainer: Any = self
+        if _internal_call and output_dir and trainer.args.save_only_model:
+            self._save_multipliers(Path(output_dir))
+
+    def _save_multipliers(self, folder: Path) -> None:
+        trainer: Any = self
+        state = self.constrained.state_dict()
+        asked, mark = getattr(self, "_saving", (None, None))
+        if asked is not None and asked.resolve() == folder.resolve():
+            state |= {MARK: mark, "weights": None}  # The mark tells more.
+        if trainer.args.should_save:
+            write_multipliers(state, folder)
+
+    def _load_best_model(self) -> None:
+        """λ and all that moves it are those of the best step, too."""
+        trainer: Any = self
+        parent: Any = super()
+        parent._load_best_model()
+        folder = Path(trainer.state.best_model_checkpoint)
+        if (folder / FILE).is_file():
+            self.constrained.load_state_dict(load_multipliers(folder))
 
     # What is logged, and the end of training -----------------------------------------------------
 
@@ -262,8 +358,39 @@ class _WithIndex:
         return getattr(self.collate, name)
 
 
+@contextmanager
+def _first_output(model: Any, outputs: dict[str, Any]) -> Iterator[None]:
+    """Keeps what the model's first forward pass returns, by name, as its metrics expect it."""
+
+    def keep(_: Any, given: Any, found: Any) -> None:
+        if outputs:
+            return
+        if isinstance(found, Mapping):
+            outputs.update(found)
+        elif isinstance(found, Tensor):
+            outputs["logits"] = found
+        elif isinstance(found, (tuple, list)):
+            outputs.update({f"output_{position}": each for position, each in enumerate(found)})
+
+    handle = model.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _weights_of(trainer: Any) -> Any:
+    """Of the model of now, which ``model_init`` makes anew; sharded ones where it is."""
+    model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
+    return model.parameters()
+
+
+def _trial_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    return options.get("trial", args[1] if len(args) > 1 else None)
+
+
 class _Steps(TrainerCallback):
-    """The dual step after that of the weights, and λ in the checkpoints."""
+    """The dual step after that of the weights, and the closing table."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -276,10 +403,3 @@ class _Steps(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer._close()
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if args.should_save:
-            folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
-            part = folder / f"{FILE}.part"
-            torch.save(self.trainer.constrained.state_dict(), part)
-            os.replace(part, folder / FILE)

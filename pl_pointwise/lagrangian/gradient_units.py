@@ -118,6 +118,11 @@ class GradientUnits:
             found[name] = formulation.scaled(scale)
         return found
 
+    @property
+    def next_step(self) -> int:
+        """The step of the next measurement."""
+        return self._next
+
     def unit(self, name: str) -> float | None:
         """Λ of a constraint; None where its formulation is not adaptive, or needed none yet."""
         return self._states.get(name, _State()).unit

@@ -23,6 +23,7 @@ from ..errors import TrainingError
 from ..evaluation import Evaluator
 from ..fingerprints import RANDOM_ROWS
 from ..formulations import Formulation
+from ..lagrangian.checks import Door
 from ..lagrangian.gradient_units import norm_of
 from ..loss import PointwiseLoss
 from ..printing import say
@@ -62,6 +63,18 @@ warnings.filterwarnings("ignore", message=r"The number of training batches \(")
 warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
 
 
+OF_MODULE = Door(
+    objective="objective() and forward()",
+    values="constraint_values() and forward()",
+    instead="What is only to be measured belongs in evaluation_metrics().",
+    remedy=(
+        "call module.multipliers.reset({name!r}) before fit; of a checkpoint, after "
+        "load_from_checkpoint, and fit without ckpt_path"
+    ),
+)
+"""How errors call the parts of a module."""
+
+
 class Run:
     """What the base module does in Lightning's hooks, in methods of their names.
 
@@ -72,7 +85,7 @@ class Run:
         self, task: Task, loss: PointwiseLoss, stepper: Stepper, evaluator: Evaluator
     ) -> None:
         self.task, self.loss, self.stepper, self.evaluator = task, loss, stepper, evaluator
-        self.loss.warn = partial(warn, task)
+        self.loss.warn, self.loss.door = partial(warn, task), OF_MODULE
         self.total_steps: int | None = None  # None before training, and where the rate is constant.
         self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
         self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.

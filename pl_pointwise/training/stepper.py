@@ -125,6 +125,8 @@ class Stepper:
         """Notes what stays the same in all steps of a fit."""
         trainer = self.task.trainer
         self.watch.start_fit()
+        whole = trainer.limit_train_batches in (None, 1.0) and not trainer.overfit_batches
+        self.loss.checks.expects_all = bool(whole)
         monitors = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
         self.monitored = any(str(name).startswith("running/") for name in monitors)
 
@@ -146,8 +148,8 @@ class Stepper:
         tables = []
         for micro in self._each_with_its_backward_pass(micro_batches):
             terms = terms_of(task, micro, task(micro.batch), self.strict)
-            if self.watch.unproven:
-                self.watch.require_gradients(terms)
+            if loss.checks.unproven and torch.is_grad_enabled():
+                loss.checks.of_terms(terms, loss.warn)
             if shared:
                 if self.due and not self._measure_units(micro_batches, counts, terms):
                     del terms  # And with them the graph.
@@ -342,8 +344,6 @@ class Watch:
         self.start_fit()
 
     def start_fit(self) -> None:
-        trained = {name for name, f in self.task.formulations.items() if f.needs_gradient}
-        self.unproven = {OBJECTIVE, *trained}  # Terms of which no sample has been seen yet.
         # Of each sample whether this epoch has had it; empty in one that was resumed in its midst.
         self._visited = bytearray()
 
@@ -355,31 +355,6 @@ class Watch:
             once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
         watched = once and has_multipliers_per_sample(self.task)
         self._visited = bytearray(len(loader.dataset) if watched else 0)
-
-    def require_gradients(self, terms: Terms) -> None:
-        """Refuses values without a gradient, in the first batch that a term applies to."""
-        if not torch.is_grad_enabled():
-            return
-        values = {OBJECTIVE: terms.objective, **terms.followed}
-        for name in sorted(name for name in self.unproven if bool(terms.masks[name].any())):
-            self.unproven.discard(name)
-            is_objective = name == OBJECTIVE
-            if values[name].dim() == 2 and 2 < len(values[name]) == values[name].shape[1]:
-                warn(
-                    self.task,
-                    f'Constraint "{name}" has as many values a sample as the batch has samples: '
-                    "if that is not meant, (B, 1) was put against (B,) and broadcast.",
-                )
-            none = is_objective and bool(self.task.formulations) and not terms.objective.any()
-            if values[name].requires_grad or none:  # Constraints alone are trained.
-                continue
-            term = "The objective" if is_objective else f'Constraint "{name}"'
-            method = "objective()" if is_objective else "constraint_values()"
-            raise TrainingError(
-                f"{term}: its values have no gradient. In {method} and forward(), look for "
-                "torch.no_grad(), .detach(), an argmax, a comparison, or a frozen part. What is "
-                "only to be measured belongs in evaluation_metrics()."
-            )
 
     def add(self, measured: Measured) -> None:
         """Adds a step, before the weights move; refuses a sample that the epoch has had."""

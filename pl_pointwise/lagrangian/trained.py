@@ -1,0 +1,147 @@
+"""Which weights are trained, asked for anew each time: what is frozen or replaced is not held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import TrainingError
+from .terms import number_of_ranks, over_ranks, widest
+
+Weights = nn.Module | Iterable[Tensor] | Callable[[], Iterable[Tensor]]
+"""A model, its parameters, or what returns them."""
+
+
+def source_of(parameters: Weights | None) -> Any:
+    """What :func:`trained` asks; an iterator is read once, as it can be."""
+    if parameters is None or isinstance(parameters, nn.Module) or callable(parameters):
+        return parameters
+    return list(parameters)
+
+
+def trained(source: Any) -> list[Tensor]:
+    """The weights that require a gradient now."""
+    if source is None:
+        return []
+    if isinstance(source, nn.Module):
+        source = source.parameters()
+    elif callable(source):
+        source = source()
+    return [weight for weight in source if weight.requires_grad]
+
+
+def is_sharded(weight: Tensor) -> bool:
+    """Whether it is a DTensor, of which this rank has a part."""
+    return hasattr(weight, "full_tensor")
+
+
+def require_all_sharded(weights: list[Tensor]) -> bool:
+    """Whether they are sharded; refuses weights of which some are and others are not."""
+    sharded = [is_sharded(weight) for weight in weights]
+    if any(sharded) and not all(sharded):
+        raise TrainingError(
+            f"{sharded.count(False)} of {len(sharded)} trained weights are not sharded: nothing "
+            "adds up their gradients over the ranks. fully_shard what holds them, too."
+        )
+    return bool(sharded) and all(sharded)
+
+
+def require_equal_over_ranks(weights: list[Tensor]) -> None:
+    """Refuses weights that differ between the ranks; of sharded ones nothing can be said."""
+    whole = [weight.detach() for weight in weights if not is_sharded(weight)]
+    if number_of_ranks() == 1 or not whole:
+        return
+    wide = widest(whole[0].device)
+    norms = [torch.linalg.vector_norm(weight.to(wide)) for weight in whole]
+    sums = [weight.to(wide).sum() for weight in whole]
+    found = torch.stack([*norms, *sums])
+    highest, lowest = over_ranks(found, "max"), -over_ranks(-found, "max")
+    # Of a weight that is not finite another error speaks.
+    apart = (highest - lowest).nan_to_num(0.0, 0.0, 0.0)
+    if bool((apart > 1e-7 * (1 + highest.abs().nan_to_num(0.0, 0.0, 0.0))).any()):
+        raise TrainingError(
+            "The weights differ between the ranks, so their gradients were not averaged. Wrap the "
+            "model in DistributedDataParallel, without static_graph, start from the same weights, "
+            "and call that wrapped model, not the one in it."
+        )
+
+
+def refuse_static_graph(values: Tensor) -> None:
+    """Refuses DDP's static_graph, which adds up no gradient of a step whose Λ was measured."""
+    nodes: list[Any] = [values.grad_fn]
+    seen = set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        model = getattr(node, "ddp_weakref", None)
+        if model is not None and getattr(model(), "static_graph", False):
+            raise TrainingError(STATIC_GRAPH)
+        nodes += [following for following, _ in node.next_functions]
+
+
+STATIC_GRAPH = (
+    "DistributedDataParallel(static_graph=True) averages gradients once a step, and some steps "
+    "here take several backward passes through a graph: ranks would train different weights. "
+    "Leave static_graph out."
+)
+
+COMPILED = (
+    "A graph of torch.compile cannot be differentiated twice, as it has given its buffers away. "
+    "Make the PointwiseLoss before the compiled model first runs, or set "
+    "torch._functorch.config.donated_buffer = False."
+)
+
+
+def keep_buffers_of_compiled_graphs() -> None:
+    """Graphs that are compiled from now on can be differentiated more than once."""
+    import torch._functorch.config as options
+
+    if hasattr(options, "donated_buffer"):
+        options.donated_buffer = False
+
+
+class Movement:
+    """Notices losses of which no optimizer took a step, by small weights that stay.
+
+    A step of λ is due after each step of the weights, and after no other loss. Looks at the first
+    steps only, as it waits for a GPU.
+    """
+
+    PATIENCE = 3
+    STEPS = 100
+
+    def __init__(self) -> None:
+        self._watched: list[Tensor] = []
+        self._kept: list[Tensor] = []
+        self._unmoved = 0
+
+    def watch(self, weights: Iterable[Tensor]) -> None:
+        """Watches the two smallest; not weights so coarse that a small step leaves them."""
+        fine = [
+            weight
+            for weight in weights
+            if weight.dtype in (torch.float32, torch.float64)
+            and weight.numel()
+            and not is_sharded(weight)
+        ]
+        self._watched = sorted(fine, key=torch.Tensor.numel)[:2]
+
+    def before(self) -> None:
+        """At the first loss of a step."""
+        self._kept = [weight.detach().clone() for weight in self._watched]
+
+    def stood_still(self) -> bool:
+        """Whether for the third time no watched weight moved, though they have a gradient."""
+        pairs = [*zip(self._watched, self._kept, strict=False)]
+        self._kept = []
+        if any(weight.grad is None or not bool(weight.grad.any()) for weight, _ in pairs):
+            return False
+        if not pairs or not all(torch.equal(weight, before) for weight, before in pairs):
+            return False
+        self._unmoved += 1
+        return self._unmoved == self.PATIENCE
