@@ -135,7 +135,8 @@ class ConversationEncoder:
         for name, value in given.items():
             if known is not None and name not in known:
                 raise DataError(
-                    f"template_arguments: the chat template has no {name}.{self._hint or ' It has none.'}"
+                    f"template_arguments: the chat template has no {name}."
+                    f"{self._hint or ' It has none.'}"
                 )
             if isinstance(value, str) and value.lower() in ("true", "false"):
                 raise DataError(
@@ -369,8 +370,8 @@ class ConversationEncoder:
         most = max(len(turn.get("tool_calls") or ()) for turn in turns)
         if most and not self._calls_a_turn:
             raise DataError(
-                f"{where}: the chat template has no form for tool calls ({self._why_no_calls}). Take "
-                "another in chat_template, or take the record out."
+                f"{where}: the chat template has no form for tool calls ({self._why_no_calls}). "
+                "Take another in chat_template, or take the record out."
             )
         if most > self._calls_a_turn:
             raise DataError(
