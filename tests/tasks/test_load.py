@@ -108,7 +108,7 @@ def test_another_base_under_an_adapter_is_refused(
         save_file({key: 300 * each for key, each in tensors.items()}, base / name, {"format": "pt"})
     else:
         (base / name).write_text((base / name).read_text() + " ")
-    with pytest.raises(DataError, match="its base model .* is not here, or not the one"):
+    with pytest.raises(DataError, match=r"its base model .* is not here, or not the one"):
         pl_pointwise.load(folder)
 
 
