@@ -49,6 +49,20 @@ def test_a_file_that_is_added_is_another_base(tmp_path: Path) -> None:
     assert not is_as_it_was(str(one), was)
 
 
+def test_an_adapter_as_the_base_has_its_own_base_in_its_digest(tmp_path: Path) -> None:
+    below, adapter = base(tmp_path / "below"), tmp_path / "adapter"
+    adapter.mkdir()
+    config = {"base_model_name_or_path": str(below)}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    [was] = bases_of(configured(adapter)).values()
+    assert is_as_it_was(str(adapter), was)
+    (below / "model.safetensors").write_text("other")
+    assert not is_as_it_was(str(adapter), was)
+    config = {"base_model_name_or_path": str(adapter)}  # A circle ends.
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    assert bases_of(configured(adapter))
+
+
 def test_a_folder_without_a_model_is_no_base(tmp_path: Path) -> None:
     """As an output folder, which every run changes."""
     assert bases_of({"model": {"folder": str(tmp_path), "x": ["cpu", "auto", 3]}}) == {}
