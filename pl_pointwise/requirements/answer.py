@@ -302,13 +302,13 @@ def choose_model(
     """Which model meets all requirements, with its certificate."""
     candidates = []
     for model in models:
-        losses = [
+        selection, certification = (
             [losses_by_unit(lines_about(model.samples, each, key), each) for each in requirements]
             for key in (VAL.key, TEST.key)
-        ]
+        )
         objective = float(np.nan_to_num(model.objective, nan=np.inf))
         sizes = [size_of_violations(model.samples, each) for each in requirements]
-        candidates.append(Candidate(model.name, objective, *losses, sizes))
+        candidates.append(Candidate(model.name, objective, selection, certification, sizes))
     rates = [requirement.at_most for requirement in requirements]
     selection = select(candidates, rates, confidence)
     return Answer(models, requirements, confidence, selection)

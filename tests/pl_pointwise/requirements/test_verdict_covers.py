@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pl_pointwise.compare import command
 from pl_pointwise.errors import DataError
@@ -151,6 +152,27 @@ def test_a_configuration_of_other_bounds_is_refused(here: Path) -> None:
         monitor(model, NEW, [str(config)], here / "state.json")
 
 
+def test_arguments_that_the_checkpoint_was_not_trained_with_are_refused(here: Path) -> None:
+    """What a task counts may hang on any of them; a predecessor may be of another method."""
+    model, config = here / "out/model", here / "mine.yaml"
+    text = (model / "certificate/config.yaml").read_text()
+    penalty = "{class_path: pl_pointwise.Penalty, init_args: {weight: 7.0}}"
+    config.write_text(text.replace("formulation: null", f"formulation: {penalty}"))
+    assert penalty in config.read_text()
+    with pytest.raises(RequirementError, match=r"was certified with --model\.formulation"):
+        monitor(model, NEW, [str(config)], here / "state.json")
+    shutil.copytree(model, here / "older")
+    path = here / "older/certificate/model.ckpt"
+    state = torch.load(path, weights_only=True)
+    state["hyper_parameters"]["formulation"] = {"class_path": "pl_pointwise.Penalty"}
+    torch.save(state, path)
+    certificate = here / "older/certificate/certificate.json"
+    found = json.loads(certificate.read_text())
+    found["files"]["certificate/model.ckpt"] = digest_now(path)
+    certificate.write_text(json.dumps(found))
+    assert check_models(model, "older", NEW, configs=own(model))
+
+
 def test_another_base_is_refused(here: Path) -> None:
     model = here / "out/model"
     certificate = model / "certificate/certificate.json"
@@ -255,8 +277,6 @@ def named(names: list[str], texts: list[str], **more: Any) -> Named:
 
 
 def table(rows: Any, name: str = "test") -> Any:
-    import torch
-
     index = torch.arange(len(rows))
     return Source(name, rows).lines("constraint", "near", index, torch.zeros(len(rows)))
 
