@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -38,8 +39,11 @@ def digest_of_source(name: str, revision: str | None = None) -> str | None:
     return digest_of_model(name, revision)
 
 
-def digest_of_model(name: str, revision: str | None = None) -> str | None:
-    """As :func:`digest_of_source`, of a folder with a model or a model of the hub alone."""
+def digest_of_model(name: str, revision: str | None = None, depth: int = 0) -> str | None:
+    """As :func:`digest_of_source`, of a folder with a model or a model of the hub alone.
+
+    depth: how many adapters stand above it.
+    """
     try:
         folder = _folder_of(name)
     except (OSError, ValueError, RuntimeError):  # Too long, with a NUL, of no user.
@@ -50,7 +54,21 @@ def digest_of_model(name: str, revision: str | None = None) -> str | None:
         return None
     names = sorted(files_of_an_export(folder))
     parts = [f"{each} {digest_now(folder / each)}" for each in names]
+    parts += _below(folder, depth)
     return f"folder {hashlib.sha256(chr(10).join(parts).encode()).hexdigest()}"
+
+
+def _below(folder: Path, depth: int) -> list[str]:
+    """The digest of the base of an adapter, which is of the model as its own files are."""
+    try:
+        config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        name, revision = str(config["base_model_name_or_path"]), config.get("revision")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []
+    if depth > 3:  # A circle.
+        return []
+    of = revision if isinstance(revision, str) else None
+    return [f"base {digest_of_model(name, of, depth + 1)}"]
 
 
 def _folder_of(name: str) -> Path | None:

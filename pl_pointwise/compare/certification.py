@@ -47,6 +47,7 @@ from pl_pointwise.requirements.samples import (
 )
 from pl_pointwise.requirements.uses import (
     NOT_ON_OLD_RECORDS,
+    alone_with_the_record,
     check_unused,
     id_of,
     remember_use,
@@ -152,12 +153,13 @@ def answer_requirements(
     use = {**_use(comparison, outcomes[0][1]["data"]), "weights": weights}
     use |= {name: found for name, found in made_of.items() if found}
     units = units_in(start)
-    check_unused(use, units, output)
-    there = _is_there(output / "model", id_of(use, units))
-    found = choose_model(measured, required, comparison.confidence)
-    if not on_first_rank():
-        return
-    remember_use(use, units, output, output)  # Before anything of the split is shown.
+    with alone_with_the_record():
+        check_unused(use, units, output)
+        there = _is_there(output / "model", id_of(use, units))
+        found = choose_model(measured, required, comparison.confidence)
+        if not on_first_rank():
+            return
+        remember_use(use, units, output, output)  # Before anything of the split is shown.
     chosen = found.selection.position
     if chosen is not None and not there:
         run, result = outcomes[chosen]

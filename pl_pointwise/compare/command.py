@@ -220,6 +220,8 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     """Fits, tests, adds to the result and writes it."""
     run.folder.mkdir(parents=True, exist_ok=True)  # Another rank than the first may be here first.
     (run.folder / RESULT).unlink(missing_ok=True)  # The error of an earlier attempt.
+    for part in run.folder.rglob("*.ckpt.part"):  # Of one that was killed.
+        part.unlink(missing_ok=True)
     cli = PointwiseCLI(run.arguments, run=False)
     (run.folder / "config.yaml").write_text(yaml.safe_dump(cli.config_dump, sort_keys=False))
     bases, code = bases_of(cli.config_dump.get("model")), own_code(_written_by_users(cli))
@@ -247,7 +249,8 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
 def _written_by_users(cli: PointwiseCLI) -> list[Any]:
     """What may be of classes of one's own."""
     formulations = getattr(cli.model, "formulations", {}).values()
-    return [cli.model, cli.datamodule, *formulations, *cli.trainer.callbacks]
+    trainer: Any = cli.trainer
+    return [cli.model, cli.datamodule, *formulations, *trainer.callbacks]
 
 
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:

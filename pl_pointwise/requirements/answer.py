@@ -210,12 +210,12 @@ class Answer:
     def _ties(self) -> list[str]:
         """Says that the selection split is too small to tell candidates apart, where it is."""
         p_values = [each.selection_p for each in self.selection.tested]
-        most = max(p_values, key=p_values.count)
-        if p_values.count(most) < 2:
+        least = min(p_values)  # Of those behind it hardly anything depends on the order.
+        if p_values.count(least) < 2:
             return []
         return [
-            f"The selection split cannot tell {p_values.count(most)} models apart: each has p = "
-            f"{most:.2g} there. They stand in the order of the size of their violations on it; a "
+            f"The selection split cannot tell {p_values.count(least)} models apart: each has p = "
+            f"{least:.2g} there. They stand in the order of the size of their violations on it; a "
             "larger one tells more."
         ]
 
@@ -302,13 +302,13 @@ def choose_model(
     """Which model meets all requirements, with its certificate."""
     candidates = []
     for model in models:
-        losses = [
+        before, after = (
             [losses_by_unit(lines_about(model.samples, each, key), each) for each in requirements]
             for key in (VAL.key, TEST.key)
-        ]
+        )
         objective = float(np.nan_to_num(model.objective, nan=np.inf))
         sizes = [size_of_violations(model.samples, each) for each in requirements]
-        candidates.append(Candidate(model.name, objective, *losses, sizes))
+        candidates.append(Candidate(model.name, objective, before, after, sizes))
     rates = [requirement.at_most for requirement in requirements]
     selection = select(candidates, rates, confidence)
     return Answer(models, requirements, confidence, selection)

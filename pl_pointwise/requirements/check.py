@@ -73,7 +73,10 @@ def check_models(
             f"All {left_out:,} records trained, selected or certified one of the models, so they "
             "show nothing. Give new ones."
         )
-    before, theirs = measure_new_records(old, options, configs, trained=against != START)
+    start = against == START
+    before, theirs = measure_new_records(
+        old, options, configs, trained=not start, own_arguments=start or not configs
+    )
     require_same_bounds({str(folder): bounds, str(against): theirs})
     texts = require or [
         *(each["text"] for each in certificate["requirements"]),

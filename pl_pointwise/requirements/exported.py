@@ -80,7 +80,11 @@ def read_certificate(
 
 
 def measure_new_records(
-    folder: str | Path, options: Sequence[str], configs: Sequence[str] = (), trained: bool = True
+    folder: str | Path,
+    options: Sequence[str],
+    configs: Sequence[str] = (),
+    trained: bool = True,
+    own_arguments: bool = True,
 ) -> tuple[DataFrame, dict[str, str]]:
     """Returns the table of samples.py of new records, by a forward pass of the exported model, and
     the bounds that its violations are measured by.
@@ -91,6 +95,8 @@ def measure_new_records(
             ``["--data.init_args.test_file", "new.jsonl"]``.
         configs: names or paths, instead of the folder's configuration: their classes are imported.
         trained: False for the model that it was trained from.
+        own_arguments: whether the configuration has to be its own. Of two models that are measured
+            by one, the other may have been trained by another method.
     """
     inside = Path(folder) / CERTIFICATE
     if not any(option.startswith("--data") for option in options):
@@ -101,11 +107,11 @@ def measure_new_records(
     if not configs:
         configs = [yaml.safe_dump(own_classes_only(inside / "config.yaml"))]
     cli = PointwiseCLI.of_data(configs, options)
-    require_certified_parts(Path(folder), cli)
+    require_certified_parts(Path(folder), cli, own_arguments)
     return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
 
 
-def require_certified_parts(folder: Path, cli: PointwiseCLI) -> None:
+def require_certified_parts(folder: Path, cli: PointwiseCLI, own_arguments: bool) -> None:
     """Refuses what is not the model that was certified, though its weights are: another base under
     it, other bounds or arguments than those on record. Says where code of one's own is another.
     """
@@ -122,7 +128,7 @@ def require_certified_parts(folder: Path, cli: PointwiseCLI) -> None:
     changed = {
         name: values
         for name, values in differences(stored, given).items()
-        if name.rpartition(".")[2] not in ("model_name", "revision")
+        if own_arguments and name.rpartition(".")[2] not in ("model_name", "revision")
     }
     for name, (old, new) in changed.items():
         raise RequirementError(

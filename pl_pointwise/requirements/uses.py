@@ -11,9 +11,12 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from pl_pointwise.files import write_whole
 
@@ -32,6 +35,23 @@ SHOWN: dict[str, Any] = {"requirements": []}
 def users_folder() -> Path:
     usual = Path.home() / ".local/share/pl-pointwise/certification"
     return Path(os.environ.get("PL_POINTWISE_USES") or usual)
+
+
+@contextmanager
+def alone_with_the_record() -> Iterator[None]:
+    """One process of this user at a time, so that of two comparisons at once one is refused."""
+    folder = users_folder()
+    lock = FileLock(folder / ".lock", timeout=600)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError:  # No leave to write: then it is said that nothing is on record.
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def remember_use(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 
 import pl_pointwise
 from pl_pointwise import Pointwise
+from pl_pointwise.errors import DataError
 from pl_pointwise.files import digest_now
+from pl_pointwise.identity import bases_of
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.reranker.module import RerankerModule
@@ -71,3 +75,50 @@ def test_a_re_ranker_is_a_cross_encoder(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_folder_that_is_not_there_is_no_name_on_the_hub(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such folder"):
         pl_pointwise.load(tmp_path / "model")
+
+
+@pytest.fixture
+def adapter(language_model_folder: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A base of its own, and an adapter on it that is certified."""
+    base = tmp_path / "base"
+    shutil.copytree(language_model_folder, base)
+    policy = Policy(str(base), lora=Lora(r=2, target_modules="all-linear"))
+    module = SafetyModule(policy, Pointwise())
+    move_adapters(module)
+    folder = module.export(tmp_path / "model")
+    (folder / "certificate").mkdir()
+    files = {each.name: digest_now(each) for each in folder.iterdir() if each.is_file()}
+    bases = bases_of({"policy": {"model_name": str(base)}})
+    certificate = CERTIFICATE | {"files": files, "base": bases}
+    (folder / "certificate/certificate.json").write_text(json.dumps(certificate))
+    return base, folder
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer_config.json", "gone"])
+def test_another_base_under_an_adapter_is_refused(
+    name: str, adapter: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its weights × 300 in the same folder gave other logits, and no word."""
+    base, folder = adapter
+    pl_pointwise.load(folder)
+    if name == "gone":
+        shutil.rmtree(base)
+    elif name == "model.safetensors":
+        tensors = load_file(base / name)
+        save_file({key: 300 * each for key, each in tensors.items()}, base / name, {"format": "pt"})
+    else:
+        (base / name).write_text((base / name).read_text() + " ")
+    with pytest.raises(DataError, match=r"its base model .* is not here, or not the one"):
+        pl_pointwise.load(folder)
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.0])
+def test_an_adapter_that_lacks_tensors_is_refused(kept: float, adapter: tuple[Path, Path]) -> None:
+    """Without a certificate, which lists the file, the base alone was given."""
+    _, folder = adapter
+    shutil.rmtree(folder / "certificate")
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    save_file(dict(list(tensors.items())[: int(kept * len(tensors))]), path)
+    with pytest.raises(ValueError, match="missing adapter keys"):
+        pl_pointwise.load(folder)
