@@ -58,8 +58,8 @@ _MARK = r"(?:<[^<>\s]+>|\[[^\[\]\s]+\]|◁[^◁▷\s]+▷)"
 _LAST_MARK, _FIRST_MARK = re.compile(_MARK + r"[^<>\[\]◁▷]{0,20}$"), re.compile(_MARK)
 _CHANNEL_MARK = "<|channel|>"
 _READY = re.compile(
-    r"(\[/INST\]|<\|[^|<>\s]+\|>\s*(assistant)?|###? ?(Response|Assistant|Output):"
-    r"|\n\s*(Assistant|ASSISTANT|AI|GPT):)\s*$"
+    r"(\[/INST\]|<\|assistant\|>|###? ?(Response|Assistant|Output):|\n\s*(Assistant|ASSISTANT):"
+    r"|<[^<>\s]+>(assistant|model)(<[^<>\s]+>)?)\s*$"
 )
 """What the prompts of other models' formats end in."""
 
