@@ -38,6 +38,7 @@ class RecordsDataModule(PointwiseDataModule):
         shares: of the training records to hold out as "val" and "test", where there is no file.
         invalid: "error" or "skip" records that cannot be used; None skips those of the hub alone.
             Records to predict for are never skipped.
+        ignore: names of fields that are not read and may be left unread, at any depth.
         options: of `PointwiseDataModule`.
     """
 
@@ -64,9 +65,14 @@ class RecordsDataModule(PointwiseDataModule):
         files: Mapping[str, str | Sequence[str] | None],
         shares: Mapping[str, float],
         invalid: str | None,
+        *,
+        ignore: Sequence[str] = (),
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        if isinstance(ignore, str):
+            raise DataError(f"ignore={ignore!r}: give a list of names, [{ignore}].")
+        self.ignore = list(ignore)
         one_of("source", source, self.sources, DataError)
         one_of("invalid", invalid, ("error", "skip", None), DataError)
         self.files = {
@@ -111,14 +117,14 @@ class RecordsDataModule(PointwiseDataModule):
         found, parse = list[Any](), self.reader(name)
         for path in self.files.get(name, ()):
             rows, count = counted(rows_of(path))
-            of_file = records_of(rows, path, parse, self.skips(name))
+            of_file = records_of(rows, path, parse, self.skips(name), self.ignore)
             if name in self.trained:
                 self.note_left_out(path, count() - len(of_file), count(), f"records of {path}")
             found += of_file
         if not found and self.source == "hub" and (place := self.on_hub(name)):
             source, rows = f"{place[0]}, {place[2]}", enumerate(hub_split(*place), start=1)
             given = ((f"{source}, record {n}", without_padding(row)) for n, row in rows)
-            return records_of(given, source, parse, self.skip_invalid)
+            return records_of(given, source, parse, self.skip_invalid, self.ignore)
         return found
 
     # For these ------------------------------------------------------------------------------------

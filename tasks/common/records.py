@@ -188,10 +188,11 @@ def records_of(
     source: str,
     parse: Callable[[Any, str], R],
     skip_invalid: bool | None = None,
+    ignore: Sequence[str] = (),
 ) -> list[R]:
     """The records that ``parse`` makes of (where, raw row) pairs; DataError if it makes none.
 
-    Warns of the fields that it does not read.
+    Warns of the fields that it does not read, but for those to ``ignore``, which it does not see.
     """
     records, skipped, unread = [], [], Counter[str]()
     for where, raw in rows:
@@ -201,7 +202,7 @@ def records_of(
             except (ValueError, RecursionError) as error:
                 remedy = "Give one complete JSON object a line, in UTF-8"
                 raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
-            row = json_object(given, where)
+            row = json_object(without_fields(given, ignore), where)
             records.append(parse(row, where))
             unread.update({re.sub(r"\[\d+]", "[]", name)[:60] or "''" for name in row.unread()})
         except DataError as error:
@@ -211,6 +212,15 @@ def records_of(
         of = f"{max(unread.values()):,} of {len(records):,} records"
         rank_zero_warn(f"{source}: fields {', '.join(sorted(unread))} of {of} are not read.")
     return records
+
+
+def without_fields(row: Any, names: Sequence[str]) -> Any:
+    """The row without the fields of these names, its own and those of objects and lists in it."""
+    if not names:
+        return row
+    if isinstance(row, dict):
+        return {k: without_fields(v, names) for k, v in row.items() if k not in names}
+    return [without_fields(each, names) for each in row] if isinstance(row, list) else row
 
 
 def refused(error: DataError, skip_invalid: bool | None) -> str:

@@ -66,6 +66,7 @@ def parse_instruction(row: Any, where: str) -> Record:
 def parse_labelled(row: Any, where: str) -> Record:
     """An unsafe prompt; a safe response that refuses, by the keyword rule, is its own refusal."""
     responses, judged = [REFUSES], row.get("response") is not None
+    row.read |= {*ANSWERS}  # An answer that nobody judged is not taken.
     for name in () if judged else ("label", "safe", "is_safe"):
         if (said := row.get(name)) == "safe" or (name != "label" and truth(said)):
             problem = f"is {shown(said)}, and the file is of unsafe prompts"
@@ -116,6 +117,7 @@ def parse_prompt(row: Any, where: str) -> Record:
         label = "unsafe" if str(row.get("type")).startswith("contrast_") else "safe"
     if label not in ("safe", "unsafe"):
         raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
+    row.read |= {*ANSWERS, "focus", "note"}  # of AlpacaEval and XSTest; no answer is looked at
     of = "unsafe" if label == "unsafe" else "benign"
     return _record(conversation(row, where), where, of, REFUSES)
 

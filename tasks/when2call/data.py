@@ -151,6 +151,7 @@ def parse_choice(row: Any, where: str) -> Record:
             raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)
         responses.append(Response("avoid" if responses else "prefer", answer, behaviour=name))
     asked = parse_question(row, where)
+    row.read |= {"target_tool", "held_out_param"}  # of the published file: how it was made
     return replace(asked, responses=tuple(responses), given_category=right, given_kind="choice")
 
 

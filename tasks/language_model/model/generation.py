@@ -20,7 +20,7 @@ from pl_pointwise.tasks.common.records import digest
 
 from ..likelihood.scoring import base_of, inference
 from ..text.conversations import ConversationEncoder
-from ..text.reasoning import final_answer, in_thought, is_refusal
+from ..text.reasoning import in_thought, is_refusal
 
 _TAIL = 32  # tokens at a prompt's end in which a thought may begin that the answer goes on with
 
@@ -62,7 +62,7 @@ def text_of_response(encoder: ConversationEncoder, batch: Batch, row: int, colum
     ids = batch["response_ids"][row, column, :length].tolist()
     while ids and ids[-1] in encoder.end_ids:
         ids.pop()
-    return final_answer(decoded(ids, encoder), encoder.thoughts)
+    return encoder.answer_in(decoded(ids, encoder))
 
 
 def generate_answers(
@@ -85,7 +85,7 @@ def generate_answers(
         cut = ids[-1] not in ends
         begun = in_thought(decoded(prompt[-_TAIL:], encoder), encoder.thoughts)
         text = begun + decoded(ids if cut else ids[:-1], encoder)
-        answer = final_answer(text, encoder.thoughts)
+        answer = encoder.answer_in(text)
         refused = is_refusal(answer, encoder.thoughts)
         reports.append({"answer": answer, "refused": refused, "cut": cut})
     return reports

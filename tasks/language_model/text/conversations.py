@@ -39,7 +39,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import shown
 
 from .messages import Message, Parts, parts_of
-from .reasoning import THOUGHTS, Marks, empty_thought, split_thought
+from .reasoning import THOUGHTS, Marks, empty_thought, final_answer, split_thought
 from .records import Record
 from .template_source import arguments_of, marks_in, opened_by
 from .tool_results import in_order_of_calls, with_made_ids
@@ -58,8 +58,8 @@ _MARK = r"(?:<[^<>\s]+>|\[[^\[\]\s]+\]|◁[^◁▷\s]+▷)"
 _LAST_MARK, _FIRST_MARK = re.compile(_MARK + r"[^<>\[\]◁▷]{0,20}$"), re.compile(_MARK)
 _CHANNEL_MARK = "<|channel|>"
 _READY = re.compile(
-    r"(\[/INST\]|<\|[^|<>\s]+\|>\s*(assistant)?|###? ?(Response|Assistant|Output):"
-    r"|\n\s*(Assistant|ASSISTANT|AI|GPT):)\s*$"
+    r"(\[/INST\]|<\|assistant\|>|###? ?(Response|Assistant|Output):|\n\s*(Assistant|ASSISTANT):"
+    r"|<[^<>\s]+>(assistant|model)(<[^<>\s]+>)?)\s*$"
 )
 """What the prompts of other models' formats end in."""
 
@@ -104,7 +104,9 @@ class ConversationEncoder:
         self._check_arguments()
         self.thoughts: Marks = [*dict.fromkeys([*marks_in(source), *THOUGHTS])]
         self._in_history = any(end in source for _, end in self.thoughts)
-        self._splits, self._as_text = False, None
+        self._splits = False
+        self._as_text: tuple[str, str] | None = None
+        self._left_out: tuple[str, str] | None = None
         self._calls_a_turn, self._arguments_as_text = math.inf, False
         self._why_no_calls, self._id_form = "", _ID_FORMS[0]
         self._marks: re.Pattern[str] | None = None
@@ -115,14 +117,15 @@ class ConversationEncoder:
                 f"The chat template of {name} does not continue its own generation prompt with an "
                 f"answer.{self._hint} Take another in chat_template. ({error})"
             ) from error
-        self._probe_thoughts(marks_in(source))
         # The token behind a text closes its turn, or those behind it up to the end token.
         special = _any_of([end, *(token.content for token in added if token.special)])
         tail = self._render(_ASK, _PROBE).rpartition(_PROBE.text)[2]
-        near = re.match(rf"\s*((?:{special})\S*?{re.escape(end)}|{re.escape(end)}|{special})", tail)
+        last = re.escape(end)
+        near = re.match(rf"\s*({last}|(?:{special})\S*?{last}|{special})", tail)
         self.closing = near[0] if near else end
         self._behind_text = self._behind_call = tail if near else None, self.closing
         self._ends = [end, re.findall(special, self.closing)[-1]]
+        self._probe_thoughts(marks_in(source))
         self._probe_calls(special)
         self._marks = _marks_of_turns(self._render(_ASK), end, added, self.thoughts)
 
@@ -144,16 +147,27 @@ class ConversationEncoder:
                     f"for true. Write {name}: {value.lower()} without quotes."
                 )
 
+    def answer_in(self, text: str) -> str:
+        """A generated text without its thoughts and what the template writes around an answer."""
+        answer = final_answer(text, self.thoughts)
+        for head in self._answer_heads:
+            answer = _without_head(answer, head)
+        return answer.removesuffix(self.closing[: self.closing.rfind(self._ends[1])] or "\0")
+
     def _probe_thoughts(self, in_source: Marks) -> None:
         """Finds whether the template writes thoughts, and between which marks."""
         base = self._render(_ASK)
+        plain = self._render(_ASK, _PROBE).rpartition(_PROBE.text)[0]
+        self._answer_heads = [plain.removeprefix(base)] if plain.startswith(base) else []
         opened = opened_by(base)
         self.thoughts = [*dict.fromkeys([*opened, *self.thoughts])]
         written = ""
         with suppress(DataError):
             written = self._render(_ASK, replace(_PROBE, reasoning=_THOUGHT))
         if _THOUGHT in written:
-            own = _marks_around(written, base)
+            own = _marks_around(written, base, self.closing)
+            behind = written.partition(_THOUGHT)[2].partition(_PROBE.text)[0].strip()
+            self._answer_heads += [behind.removeprefix(end).lstrip() for _, end in own]
             self.thoughts = [*dict.fromkeys([*own, *self.thoughts])]
             # Not of gpt-oss, whose own answers have no such marks.
             self._splits = bool(own) or self._in_history
@@ -162,10 +176,26 @@ class ConversationEncoder:
         for begin, end in () if self._splits else in_source:
             text = f"{begin}\n{_THOUGHT}\n{end}\n\n{_PROBE.text}"
             with suppress(DataError):
+                whole = self._render(_ASK, Parts(text))
                 # Within Command A's response marks it would be no thought.
-                if self._render(_ASK, Parts(text)).startswith(base + text):
+                behind = self._without_empty(whole.removeprefix(base))
+                closed = base.rstrip().endswith(end)
+                if whole.startswith(base) and behind.startswith(text) and not closed:
                     self._as_text = begin, end
                     return
+        for begin, end in () if self._splits else in_source:
+            text = f"{begin}\n{_THOUGHT}\n{end}\n\n{_PROBE.text}"
+            with suppress(DataError):
+                if self._render(_ASK, Parts(text), whole=False).startswith(base + _PROBE.text):
+                    self._splits, self._left_out = True, (begin, end)
+                    return
+
+    def _without_empty(self, text: str) -> str:
+        """A text without the empty thought that it begins with: Kimi-K2-Thinking's."""
+        for begin, end in self.thoughts:
+            if found := re.match(rf"\s*{re.escape(begin)}\s*{re.escape(end)}\s*", text):
+                return text[found.end() :]
+        return text
 
     def _probe_calls(self, special: str) -> None:
         """Finds how the template writes tool calls, if it does: arguments as an object, or text."""
@@ -214,8 +244,9 @@ class ConversationEncoder:
         thinks = False
         for place, parts in enumerate(every):
             if parts.reasoning and self._as_text:
-                every[place] = _as_one_text(parts, *self._as_text)
-                thinks = True
+                thinks = True  # Kimi-K2-Thinking has a place for it in some turns.
+                if parts.reasoning.strip() not in render(parts)[len(base) :]:
+                    every[place] = _as_one_text(parts, *self._as_text)
             elif parts.reasoning:
                 thinks = True
             elif self._splits or self._in_history:  # A thought may stand in the text.
@@ -223,6 +254,8 @@ class ConversationEncoder:
                 thinks = thinks or bool(thought)
                 if self._splits:
                     every[place] = Parts(text, parts.calls, thought)
+                elif thought and self._as_text and not parts.text.startswith(self._as_text[0]):
+                    every[place] = _as_one_text(Parts(text, parts.calls, thought), *self._as_text)
         if thinks:
             prompt, head = base, base
         else:
@@ -230,12 +263,16 @@ class ConversationEncoder:
             if self._calls_a_turn and (record.tools or any(parts.calls for parts in every)):
                 head = self._before_calls(head, render(Parts(calls=[_CALL])), base)
             prompt, head = self._prompt(base, head, record)
-        closed = empty_thought(prompt, self.thoughts)[0] and not self._opens(prompt)
+        closed = prompt.rstrip().endswith(tuple(end for _, end in self.thoughts))
         responses = []
         for parts in every:
             if closed and split_thought(parts.text, self.thoughts)[0]:
                 raise self._differs(record.where)
             text = self._behind(prompt, (head, base), render(parts), parts, record.where)
+            if split_thought(parts.text, self.thoughts)[0]:
+                text = self._without_empty(text)
+            if parts.reasoning and self._left_out and parts.reasoning not in text:
+                text = _as_one_text(replace(parts, text=text), *self._left_out).text
             responses.append(self._response(parts, text, record.where, thinks))
         if thinks and self._opens(prompt):
             self._check_closed(every, responses, record.where)
@@ -282,7 +319,8 @@ class ConversationEncoder:
     def _before_calls(self, head: str, called: str, base: str) -> str:
         """What a text's ``head`` shares with a call, tokens kept whole."""
         place = len(commonprefix([head, called]))  # noqa: RUF071  (of texts, not of paths)
-        inside = (found.span() for found in re.finditer(self._tokens, head))
+        whole = f"{self._tokens}|{_any_of([mark for pair in self.thoughts for mark in pair])}"
+        inside = (found.span() for found in re.finditer(whole, head))
         place = next((start for start, end in inside if start < place < end), place)
         # DeepSeek's calls do not go on from a tool's result.
         stem = base.removesuffix(empty_thought(base, self.thoughts)[0])
@@ -313,7 +351,9 @@ class ConversationEncoder:
             return
         said = parts.text + parts.reasoning
         for mark in {mark for pair in self.thoughts for mark in pair}:
-            if text.count(mark) > said.count(mark) + thinks:
+            changed = mark in parts.text and parts.text.strip() not in text
+            own = thinks and not split_thought(parts.text, self.thoughts)[0]
+            if changed or text.count(mark) > said.count(mark) + own:
                 raise DataError(
                     f"{where}: the chat template takes {mark} in the text of the answer for a mark "
                     "of a thought, or adds one. Take it out of the text, or take another template "
@@ -355,8 +395,8 @@ class ConversationEncoder:
             turns.append(turn)
         return turns
 
-    def _render(self, record: Record, answer: Parts | None = None) -> str:
-        """The conversation with an answer, of which the text has to be in it.
+    def _render(self, record: Record, answer: Parts | None = None, whole: bool = True) -> str:
+        """The conversation with an answer, of which with ``whole`` the text has to be in it.
 
         Without one, up to where the assistant begins.
         """
@@ -400,7 +440,8 @@ class ConversationEncoder:
             ) from error
         assert isinstance(text, str)
         if answer is not None:
-            _must_hold(answer.text, text, where, "the text of an answer")
+            if whole:
+                _must_hold(answer.text, text, where, "the text of an answer")
             return text
         for tool in listed:
             _must_hold(tool["function"]["name"], text, where, "a tool")
@@ -494,6 +535,15 @@ class ConversationEncoder:
         return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
 
 
+def _without_head(answer: str, head: str) -> str:
+    """An answer without what the template writes in front of one, or the end of that."""
+    for place in range(len(head)):
+        rest = head[place:]
+        if re.search(_MARK, rest) and answer.startswith(rest):
+            return answer.removeprefix(rest)
+    return answer
+
+
 def _whole_source(tokenizer: PreTrainedTokenizerBase) -> str:
     """The template, of several (one for tools) all."""
     given: Any = tokenizer.chat_template
@@ -505,7 +555,7 @@ def _as_one_text(parts: Parts, begin: str, end: str) -> Parts:
     return Parts(f"{begin}\n{parts.reasoning}\n{end}\n\n{parts.text}", parts.calls)
 
 
-def _marks_around(written: str, base: str) -> list[tuple[str, str]]:
+def _marks_around(written: str, base: str, closing: str) -> list[tuple[str, str]]:
     """What a template wrote before and behind the probe of a thought."""
     before, _, rest = written.partition(_THOUGHT)
     after = rest.partition(_PROBE.text)[0].strip()
@@ -516,8 +566,9 @@ def _marks_around(written: str, base: str) -> list[tuple[str, str]]:
     if begin in base and not re.search("think|thought|reason", begin, re.IGNORECASE):
         begin = before[len(commonprefix([before, base])) :].strip()  # noqa: RUF071  (of texts)
     first = _FIRST_MARK.match(after)
-    ends = [after] if not first or first[0] == after else [after, first[0]]
-    return [(begin, end) for end in ends] if begin else []
+    # What begins an answer is no part of it, unless the same mark ends a turn as well.
+    end = first[0] if first and first[0] not in closing else after
+    return [(begin, end)] if begin else []
 
 
 def _marks_of_turns(

@@ -43,9 +43,11 @@ Answer = str | list[dict[str, Any]] | dict[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-SPEAKERS = {"human": "user", "observation": "tool", "function": "tool", "tool_response": "tool"}
+SPEAKERS = {"human": "user"}
 SPEAKERS |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), "assistant")
-"""Other names of roles, in turns {"from", "value"}; an assistant's calls are "function_call"."""
+SPEAKERS |= dict.fromkeys(("observation", "function", "tool_response", "tool_result"), "tool")
+SPEAKERS |= dict.fromkeys(("ipython", "environment"), "tool")
+"""Other names of roles, in any case; an assistant's calls are "function_call" or "tool_call"."""
 
 WEIGHTS = ("weight", "loss_weight", "loss", "train", "training")
 """What a record or turn has that is not to be trained on, 0 or false."""
@@ -55,7 +57,10 @@ MASKS = ("prefix", "mask", "masked", "loss_mask", "ignore", "ignored", "skip")
 
 _SYSTEM = ROLES[:2]
 _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "cot", "chain_of_thought")
+"""Fields of a turn, or beside an answer, that hold its thought; the first that is filled."""
+
+_CALL = ("name", "arguments")
 _CALLS_REMEDY = 'Give [{"name": …, "arguments": {…}}]'
 _KEY = r"""(['"])(role|content|from|value)\{}\s*:"""
 _LIST_OF_TURNS = r"\s*\[\s*\{\s*" + _KEY.format(1) + ".*" + _KEY.format(3)
@@ -133,20 +138,36 @@ def _named(turn: Any, where: str, name: str) -> Any:
     """A turn under our names."""
     if not isinstance(turn, Row):
         return turn
-    renamed: dict[str, Any] = dict(turn)
-    if {"from", "value"} <= turn.keys():
-        speaker, value = str(renamed.pop("from")).lower(), renamed.pop("value")
-        renamed |= {"role": SPEAKERS.get(speaker, speaker), "content": value}
-        if speaker in ("function_call", "tool_call"):
-            calls = from_text(value, where, f"{name}.value", _CALLS_REMEDY)
-            renamed |= {"role": "assistant", "content": None, "tool_calls": _as_list(calls)}
+    given = set(turn.keys())
+    who = next((key for key in ("role", "from") if key in given), None)
+    said = next((key for key in ("content", "value") if key in given), None)
+    speaker = dict.get(turn, who) if who else None
+    if who is None or not isinstance(speaker, str):
+        return turn
+    speaker = speaker.lower()
+    if who == "role" and said != "value" and speaker == dict.get(turn, "role") in ROLES:
+        return turn
+    if said is None and who == "from":
+        return turn
+    renamed: dict[str, Any] = {key: v for key, v in turn.items() if key not in (who, said)}
+    renamed["role"] = SPEAKERS.get(speaker, speaker)
+    if said:
+        renamed["content"] = dict.get(turn, said)
+    if speaker in ("function_call", "tool_call"):
+        calls = from_text(renamed.get("content"), where, f"{name}.{said}", _CALLS_REMEDY)
+        renamed |= {"role": "assistant", "content": None, "tool_calls": _as_list(calls)}
     return Row(renamed)
 
 
 def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
     if not isinstance(turn, dict):
         raise bad_field(where, name, f"is {kind(turn)}", "Give {role, content}")
+    turn = _without_thoughts(turn, where, name)
     role, calls = field(turn, "role", where, f"{name}."), turn.get("tool_calls")
+    if isinstance(calls, str):
+        calls = (
+            from_text(calls, where, f"{name}.tool_calls", _CALLS_REMEDY) if calls.strip() else None
+        )
     if role not in ROLES:
         remedy = f"Give one of {', '.join(ROLES)}"
         raise bad_field(where, f"{name}.role", f"is {shown(role)}", remedy)
@@ -157,7 +178,7 @@ def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
     if calls:
         found["tool_calls"] = _listed_calls(calls, where, f"{name}.tool_calls")
     if role == "assistant":
-        key = next((key for key in _THOUGHTS if str(turn.get(key) or "").strip()), None)
+        key = next((key for key in THOUGHTS if str(turn.get(key) or "").strip()), None)
         if key is not None:
             found["reasoning_content"] = text_field(turn[key], f"{name}.{key}", where)
     if role == "tool":
@@ -172,12 +193,7 @@ def _content(turn: dict[str, Any], where: str, name: str) -> str:
     role, calls = turn["role"], turn.get("tool_calls")
     content: Any = turn.get("content") if calls else field(turn, "content", where, f"{name}.")
     # A list of texts as OpenAI writes them, or under "value".
-    if isinstance(content, list) and all(
-        isinstance(part, dict)
-        and part.get("type") == "text"
-        and isinstance(part.get("text", part.get("value")), str)
-        for part in content
-    ):
+    if isinstance(content, list) and all(map(_is_text, content)):
         content = "".join(part.get("text", part.get("value")) for part in content)
     elif role == "tool" and isinstance(content, (dict, list)):
         return json.dumps(content, ensure_ascii=False)
@@ -187,6 +203,37 @@ def _content(turn: dict[str, Any], where: str, name: str) -> str:
     if (calls or role in ("tool", *_SYSTEM)) and not str(content or "").strip():
         return ""
     return text_field(content, f"{name}.content", where)
+
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of parts of a content, as OpenAI's two forms name them."""
+
+
+def _is_text(part: Any) -> bool:
+    if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS:
+        return False
+    return isinstance(part.get("text", part.get("value")), str)
+
+
+def _without_thoughts(turn: dict[str, Any], where: str, name: str) -> dict[str, Any]:
+    """A turn whose parts of type "thinking" are its thought, as Mistral and Anthropic write one."""
+    content = dict.get(turn, "content")
+    parts = content if isinstance(content, list) else []
+    thoughts = [p for p in parts if isinstance(p, dict) and p.get("type") == "thinking"]
+    if not thoughts:
+        return turn
+    said: list[str] = []
+    for part in thoughts:
+        inner = part.get("thinking")
+        inner = inner if isinstance(inner, list) else [{"type": "text", "text": inner}]
+        if not all(map(_is_text, inner)):
+            remedy = 'Give {"type": "thinking", "thinking": a text}'
+            raise bad_field(where, f"{name}.content", "holds a thought that is no text", remedy)
+        said += [each["text"] for each in inner]
+    changed = copy(turn)  # a Row's copy shares what was read
+    changed["content"] = [part for part in parts if part not in thoughts]
+    changed["reasoning_content"] = "\n".join(said)
+    return changed
 
 
 def _filled_list(value: Any, where: str, name: str, remedy: str) -> list[Any]:
@@ -310,6 +357,10 @@ def _text_or_calls(text: str, where: str, name: str, bare: bool) -> Answer:
 
 
 def _call(call: Any) -> dict[str, Any]:
+    if isinstance(call, dict):
+        call = {key: value for key, value in call.items() if value is not None or key in _CALL}
+        if "arguments" not in call and "parameters" in call:  # as Llama 3.1 writes them
+            call["arguments"] = call.pop("parameters")
     if not isinstance(call, dict) or set(call) - {"id", "type"} != {"name", "arguments"}:
         raise ValueError("a call is an object of name and arguments")
     name, arguments = call["name"], call["arguments"]

@@ -40,7 +40,7 @@ def final_answer(text: str, marks: Marks = THOUGHTS) -> str:
     "" of a thought that never ends, and of gpt-oss without a "final" channel; a tool call there is
     an answer, and keeps its header, which names the tool.
     """
-    if _MESSAGE in text and (_CHANNEL in text or " to=" in text):
+    if _MESSAGE in text and _CHANNEL in text:
         # <|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>…
         last = text.rpartition(_NEXT)[2]
         header, _, body = last.partition(_MESSAGE)

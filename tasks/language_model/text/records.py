@@ -6,6 +6,7 @@ for messages, and the role of a response to which its schema gives none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -22,8 +23,10 @@ from pl_pointwise.tasks.common.records import (
     text_field,
 )
 
+from .arrow_nulls import without_nulls
 from .messages import (
     MASKS,
+    THOUGHTS,
     WEIGHTS,
     Answer,
     as_turns,
@@ -33,6 +36,7 @@ from .messages import (
     parse_tools,
     turn_text,
 )
+from .unread import check_unread
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,8 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
             if last in _CHANGING and no and (given or last not in (*_OFF, *MASKS)):
                 problem = f"is {shown(value)}, is not read, and makes the record another"
                 raise bad_field(where, name, problem, _CHANGING[last])
-        return record
+        check_unread(row, record, where)
+        return without_nulls(record)
 
     return read
 
@@ -253,6 +258,7 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     given = [field(row, name, where) for name in ("chosen", "rejected")]
     if row.get("status") == "tie":
         raise bad_field(where, "status", "says that neither answer is better", "Take it out")
+    _check_scores(row, where)
     before, chosen = _behind(given[0], where, "chosen")
     others, rejected = _behind(given[1], where, "rejected")
     if is_turns(given[1]) and others != before:
@@ -263,6 +269,22 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     messages = conversation(row, where, before)
     answers = parse_answer(chosen, where, "chosen"), parse_answer(rejected, where, "rejected")
     return _pair(row, messages, answers, where)
+
+
+_SCORES = re.compile("score|rating|reward|quality|grade|rank", re.IGNORECASE)
+
+
+def _check_scores(row: dict[str, Any], where: str) -> None:
+    """Refuses a pair of which the row's own scores say that neither answer is the better one."""
+    for name, value in row.items():
+        other = re.sub("chosen", "rejected", name, flags=re.IGNORECASE)
+        if other == name or other not in row or not _SCORES.search(name):
+            continue
+        theirs = dict.get(row, other)
+        numbers = all(isinstance(each, (int, float)) for each in (value, theirs))
+        if numbers and value == theirs:
+            problem = f"equals {other} ({value}): neither answer is better"
+            raise bad_field(where, name, problem, "Take the record out")
 
 
 def _behind(value: Any, where: str, name: str) -> tuple[list[dict[str, Any]], Any]:
@@ -296,7 +318,25 @@ def answered(
     """(conversation, answer, the field that holds it), of the first of these fields."""
     name = _first(row, answers, answers[0])
     before, answer = _behind(field(row, name, where), where, name)
+    answer = with_thought(row, answer, where)
     return conversation(row, where, before, prompts), answer, name
+
+
+def with_thought(row: dict[str, Any], answer: Any, where: str) -> Any:
+    """The answer with the thought that stands beside it in a field of its own, if one does."""
+    name = next((each for each in THOUGHTS if str(row.get(each) or "").strip()), None)
+    if name is None:
+        return answer
+    thought = text_field(row[name], name, where)
+    turn = answer[-1] if is_turns(answer) else answer
+    if isinstance(turn, str):
+        return {"role": "assistant", "content": turn, "reasoning_content": thought}
+    if isinstance(turn, dict) and ("content" in turn or "tool_calls" in turn):
+        if any(str(turn.get(each) or "").strip() for each in THOUGHTS):
+            problem = "stands beside an answer that has a thought of its own"
+            raise bad_field(where, name, problem, "Take one of the two out")
+        return {**turn, "reasoning_content": thought}
+    return {"role": "assistant", "tool_calls": answer, "reasoning_content": thought}
 
 
 def response_of(role: str, value: Any, where: str, name: str) -> Response:

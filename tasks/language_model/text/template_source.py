@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jinja2 import Environment, TemplateSyntaxError, meta
+from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 
 # What transformers gives every template, or a conversation has.
 _GIVEN = {
@@ -37,8 +37,16 @@ def arguments_of(source: str) -> frozenset[str] | None:
         tree = environment.parse(_GENERATION.sub("", source))
     except TemplateSyntaxError:
         return None
-    names = meta.find_undeclared_variables(tree)
-    return frozenset(names - _GIVEN - set(environment.globals))
+    names = meta.find_undeclared_variables(tree) - _GIVEN - set(environment.globals)
+    stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
+    # A variable that is set in one branch and read in another is none, unless it asks whether.
+    asked = {name for name in names & stored if _asks_for(name, source)}
+    return frozenset(names - stored | asked)
+
+
+def _asks_for(name: str, source: str) -> bool:
+    """Whether the source asks if ``name`` is given, or has a default for it."""
+    return bool(re.search(rf"\b{name}\s+is\s+(not\s+)?defined|\b{name}\s*\|\s*default", source))
 
 
 def marks_in(source: str) -> list[tuple[str, str]]:

@@ -94,7 +94,7 @@ def test_cells_of_a_table_are_what_they_say(delimiter: str, tmp_path: Path) -> N
             ["prompt", "answer", "role", "tolerance", "around", "tools"],
             ["Say\n“a”", "a, b", "", "", "", ""],
             ["p", "b", "prefer", "-0.5", "", json.dumps([tool("f")])],
-            ["p", "c", "forget", "", "-2", "", "r"],
+            ["p", "c", "forget", "", "-2", ""],
         ],
         "lists": [["prompt", "responses"], ["p", json.dumps(responses)]],
     }

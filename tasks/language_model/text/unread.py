@@ -1,0 +1,143 @@
+"""Fields that nobody reads: whether they make another record, or say nothing that is missed.
+
+Names that are known to be harmless pass, and so do numbers; any other text, list or object that is
+not read is refused with its name, unless what it says stands in the record all the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pl_pointwise.tasks.common.records import Row, bad_field, folded, shown
+
+_HARMLESS = frozenset(
+    "id idx index uid uuid guid key hash sha256 md5 number no name title source src origin dataset"
+    " dataset_name subset split config task task_name type kind label category categories domain"
+    " topic topics subject subjects field area tags tag keywords skill skills difficulty level"
+    " grade quality annotator annotators annotator_id author authors user user_id worker model"
+    " models generator engine provider url urls link links lang language languages locale license"
+    " licence version date time timestamp created created_at updated_at year metadata meta info"
+    " extra extra_info other stats score scores rating ratings feedback likes comment comments note"
+    " notes focus behaviour behavior finish_reason stop_reason usage logprobs tokens token_count"
+    " num_tokens length lengths embedding embeddings cluster fingerprint filename file path repo"
+    " citation"
+    " references_id conversation_id prompt_id message_id parent_id request_id session_id".split()
+)
+_ENDINGS = re.compile(
+    r"(^|_)(id|ids|idx|index|uuid|hash|sha\d+|url|source|model|name|lang|language|license|version"
+    r"|date|time|at|type|category|tokens|count|len|length|score|scores|rating|ratings|label|labels"
+    r"|metadata|meta)$"
+)
+_BEGINNINGS = re.compile(r"^(id|num|n|orig|original|source|annotator|generation|__index)_")
+_MODES = re.compile(r"^(enable_thinking|thinking_mode|reasoning_effort|reasoning_mode)$|kwargs$")
+_PARTS = re.compile(
+    r"(^|_)(train|trained|training|trainable|loss|weight|learn|learnt|mask|masked|ignore|ignored"
+    r"|skip|skipped|exclude|excluded|detach|masking)(_|$)"
+)
+_NEGATED = re.compile(
+    r"(^|_)(mask|masked|masking|ignore|ignored|skip|skipped|exclude|excluded|detach|not|no|dont"
+    r"|without)(_|$)"
+)
+_TRUE = ("true", "1", "1.0", "yes")
+_FALSE = ("false", "0", "0.0", "no", "none")
+
+
+def is_harmless(name: str) -> bool:
+    """Whether a field of this name is known to say nothing of prompt and answer."""
+    plain = name.lower().strip("_").replace("-", "_")
+    return plain in _HARMLESS or bool(_ENDINGS.search(plain) or _BEGINNINGS.search(plain))
+
+
+def check_unread(row: Row, record: Any, where: str) -> None:
+    """Refuses what a row says beside what was read of it; the rest counts as read if harmless."""
+    said: list[str] | None = None
+    for name, value in row.unread().items():
+        last = name.rpartition(".")[2]
+        plain = last.lower().replace("-", "_")
+        ignore = f'or let it pass by data.ignore: ["{last}"]'
+        if _MODES.search(plain):
+            remedy = f"Set policy.template_arguments, {ignore}"
+            raise bad_field(where, name, f"is {shown(value)}, and is not read", remedy)
+        if _PARTS.search(plain) and _is_asked_off(plain, value):
+            problem = f"is {shown(value)}, is not read, and says how to train on the record"
+            raise bad_field(where, name, problem, f"Take out the record, {ignore}")
+        if is_harmless(last):
+            _mark_read(row, name)
+            continue
+        texts = list(_texts(value))
+        if not texts:
+            continue  # Numbers alone: a warning names them.
+        said = said if said is not None else _said_by(record)
+        if _stands_in(texts, said) or _holds(texts, row):
+            _mark_read(row, name)
+            continue
+        problem = f"is {shown(value)}, and is not read"
+        raise bad_field(where, name, problem, f"Write it into the prompt or answer, {ignore}")
+
+
+def _is_asked_off(name: str, value: Any) -> bool:
+    """Whether a field of training asks for less than training on the whole record."""
+    word = str(value).lower()
+    if _NEGATED.search(name):
+        return word not in _FALSE
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        # A weight of its own; a measured loss above 1 is none.
+        return value <= 0 or value < 1 or "weight" in name and value != 1
+    return word not in _TRUE
+
+
+def _mark_read(row: Row, name: str) -> None:
+    """So that no warning names the field; ``name`` may be that of an object's, a.b or a[0].b."""
+    outer, _, last = name.rpartition(".")
+    if not outer:
+        row.read.add(last)
+        return
+    key, _, place = outer.partition("[")
+    inner: Any = dict.get(row, key)
+    if place and isinstance(inner, list):
+        inner = inner[int(place.rstrip("]"))]
+    if isinstance(inner, Row):
+        inner.read.add(last)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a value, without the names of its fields."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _texts(entry)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _texts(entry)
+
+
+def _said_by(record: Any) -> list[str]:
+    """The texts of a record, without case and spaces."""
+    inner = getattr(record, "record", record)
+    whole = [inner.messages, inner.tools, [answer for answer in inner.answers if answer]]
+    return [folded(text) for text in _texts(whole)]
+
+
+def _stands_in(texts: list[str], said: list[str]) -> bool:
+    """Whether each text is one of the record, or a longer one stands in one of it."""
+    names = {*said, "system", "user", "assistant", "tool", "human", "gpt", "text"}
+    enough = 12  # Characters that are not found in another text by chance.
+    for text in map(folded, texts):
+        within = len(text) >= enough and any(text in each for each in said)
+        if text and text not in names and not within:
+            return False
+    return True
+
+
+def _holds(texts: list[str], row: Row) -> bool:
+    """Whether one text has all texts that were read in it, as the column "text" of Alpaca."""
+    read = [
+        folded(row_text)
+        for name in row.read
+        for row_text in [dict.get(row, name)]
+        if row_text and isinstance(row_text, str)
+    ]
+    return len(texts) == 1 and len(read) > 1 and all(each in folded(texts[0]) for each in read)
