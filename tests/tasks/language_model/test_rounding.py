@@ -87,7 +87,7 @@ def test_a_bound_that_the_rounding_crosses_is_a_warning(tmp_path, said) -> None:
     fallen = int((after - before).argmin())
     assert after[fallen] < before[fallen]
     line = exported(float(after[fallen] + before[fallen]) / 2)
-    assert "bounds are crossed that were kept before (chosen: 1)" in line
+    assert "bounds are crossed that were kept before (chosen: 2)" in line
     assert "policy.merge_on_export: false" in line
 
 
