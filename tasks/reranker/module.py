@@ -73,7 +73,8 @@ class RerankerModule(PointwiseModule):
             passages are cut, and what stands behind them stays.
         head: of a causal model that answers in a word, the words whose logits are the score, as
             [yes, no] of Qwen3-Reranker, ["1", "0"] of mxbai-rerank v2, [Yes] of bge-v2-gemma.
-        instruction: what stands for {instruction} in the template where a record has none.
+        instruction: what stands for {instruction} in the template, where a record has none of its
+            own and in the export.
         training: how it is trained; by default as in the paper.
     """
 
@@ -108,7 +109,7 @@ class RerankerModule(PointwiseModule):
         one_of("objective", objective, ("length", "monobert"))
         one_of("objective_candidates", objective_candidates, ("all", "negatives"))
         if template is not None:
-            Template.parse(template)
+            Template.parse(template).filled(instruction)
         self.trained_on, self.top_k = objective, top_k
         self.objective_candidates: CandidateSet = objective_candidates
         self.model_name, self.max_length, self.template = model_name, max_length, template
