@@ -112,6 +112,8 @@ def test_what_no_head_of_words_can_give_is_refused(tmp_path) -> None:
         RerankerModule(name, head=["yes", "no"])
     with pytest.raises(ValueError, match=r"'maybe' is 5 tokens \['m', 'a', .*one"):
         RerankerModule(name, head=["maybe", "no"])
+    with pytest.raises(ValueError, match=r"YAML reads yes and no .* in quotes"):
+        RerankerModule(name, head=[True, False])
     with pytest.raises(ValueError, match="give one word, or two"):
         RerankerModule(name, head=["yes", "no", "1"])
 
