@@ -55,6 +55,7 @@ from .model.adapters import Lora, lora_of, merged_model
 from .model.generation import Generation, generate_answers, text_of_response
 from .model.loading import Policy, load_encoder, load_language_model
 from .roles import Requirement, divergence, drop, lead, mean_over
+from .rounding import say_what_merging_changed
 from .text.conversations import ConversationEncoder
 from .text.records import Record
 
@@ -611,6 +612,8 @@ class LanguageModelModule(PointwiseModule):
                 model.save_pretrained(folder, selected_adapters=[model.active_adapter])
             else:
                 whole = merged_model(model) if isinstance(model, PeftModel) else model
+                if whole is not model:
+                    say_what_merging_changed(self, whole)
                 whole.save_pretrained(folder)
                 check_weights(AutoModelForCausalLM, folder)
             self.tokenizer.save_pretrained(folder)

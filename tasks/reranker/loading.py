@@ -57,7 +57,7 @@ def load_cross_encoder(
     model_name: str,
     dropout: float | None = None,
     attention: Attention | None = None,
-    head: Sequence[str] | None = None,
+    head: Sequence[str | bool | int] | None = None,
 ) -> PreTrainedModel:
     """The model with its own head of one or two labels, one made of words, or a new one.
 
@@ -67,9 +67,10 @@ def load_cross_encoder(
     head: one or two words, see the top.
     """
     adapter = saved_adapter(model_name)
+    words = None if head is None else _words(head)
 
     def load(name: str, revision: str | None) -> PreTrainedModel:
-        return _base(name, revision, adapter, dropout, attention, head)
+        return _base(name, revision, adapter, dropout, attention, words)
 
     if adapter is None:
         model = load(model_name, None)
@@ -78,11 +79,11 @@ def load_cross_encoder(
     try:
         tokenizer = load_tokenizer(model_name)
     except (OSError, ValueError):
-        if head is not None:
+        if words is not None:
             raise
         tokenizer = None  # A folder of weights alone: the data name another.
-    if head is not None and tokenizer is not None:
-        model = with_head_of_words(model, tokenizer, head, model_name)
+    if words is not None and tokenizer is not None:
+        model = with_head_of_words(model, tokenizer, words, model_name)
     model.config.problem_type, model.config.sentence_transformers = None, CONFIG
     if tokenizer is not None:
         agree_on_padding(model, tokenizer)
@@ -162,6 +163,17 @@ def _labels_of(adapter: SavedAdapter) -> list[int]:
 # A head of words ----------------------------------------------------------------------------------
 
 
+def _words(head: Sequence[str | bool | int]) -> list[str]:
+    """The words of a head; ValueError of none, more than two, or what YAML made of them."""
+    if any(isinstance(word, bool) for word in head):
+        raise ValueError(
+            'head: YAML reads yes and no as true and false. Put them in quotes: ["yes", "no"].'
+        )
+    if not 1 <= len(head) <= 2:
+        raise ValueError(f"head={list(head)}: give one word, or two: the right one first.")
+    return [str(word) for word in head]
+
+
 def with_head_of_words(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, words: Sequence[str], name: str
 ) -> PreTrainedModel:
@@ -170,8 +182,6 @@ def with_head_of_words(
     Raises:
         ValueError: a word is several tokens, or the model does more to its logits than a product.
     """
-    if not 1 <= len(words) <= 2:
-        raise ValueError(f"head={list(words)}: give one word, or two: the right one first.")
     tokens = [_token_of(tokenizer, word) for word in words]
     vocabulary = model.get_output_embeddings()
     assert vocabulary is not None

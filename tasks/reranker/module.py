@@ -72,8 +72,9 @@ class RerankerModule(PointwiseModule):
         template: one text instead of a pair, such as "Query: {query}\\nSentence: {passage}"; long
             passages are cut, and what stands behind them stays.
         head: of a causal model that answers in a word, the words whose logits are the score, as
-            [yes, no] of Qwen3-Reranker, ["1", "0"] of mxbai-rerank v2, [Yes] of bge-v2-gemma.
-        instruction: what stands for {instruction} in the template where a record has none.
+            ["yes", "no"] of Qwen3-Reranker, ["1", "0"] of mxbai-rerank v2, ["Yes"] of bge-v2-gemma.
+        instruction: what stands for {instruction} in the template, where a record has none of its
+            own and in the export.
         training: how it is trained; by default as in the paper.
     """
 
@@ -93,7 +94,7 @@ class RerankerModule(PointwiseModule):
         attention: Attention | None = None,
         max_length: int = 512,
         template: str | None = None,
-        head: list[str] | None = None,
+        head: list[str | bool | int] | None = None,
         instruction: str | None = None,
         training: Training = PAPER_TRAINING,
     ) -> None:
@@ -108,7 +109,7 @@ class RerankerModule(PointwiseModule):
         one_of("objective", objective, ("length", "monobert"))
         one_of("objective_candidates", objective_candidates, ("all", "negatives"))
         if template is not None:
-            Template.parse(template)
+            Template.parse(template).filled(instruction)
         self.trained_on, self.top_k = objective, top_k
         self.objective_candidates: CandidateSet = objective_candidates
         self.model_name, self.max_length, self.template = model_name, max_length, template

@@ -321,6 +321,11 @@ class RerankerDataset:
         skipped, cut = list[str](), 0
         for record in records:
             passages = record.passages
+            if record.instruction and not (form and form.instructed):
+                raise DataError(
+                    f'{record.where}: field "instruction" has no place in the input. Put '
+                    "{instruction} into model.template, or take it out."
+                )
             if form is None:
                 pairs = self._pairs(record)
             else:

@@ -23,17 +23,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pl_pointwise.tasks.common.lengths import forward_cost, like_length_groups
 from pl_pointwise.tasks.common.packing import Packing, install, packed, uninstall
 
 log = logging.getLogger(__name__)
 
 ScoringMethod = Literal["packed", "grouped"]
-
-FORWARD_COST = {"cpu": 64}
-"""What one more forward pass costs, in tokens: padding up to that much is cheaper than a pass.
-
-Forward and backward on one CPU core: 55 tokens in float32, 145 to 170 under bf16 autocast.
-"""
 
 ROW_TOKENS = 4096
 """About how many tokens a packed row holds: of more, activations do not fit a CPU's caches."""
@@ -57,7 +52,7 @@ def scores_of(
     if method == "packed":
         groups = rows_of_tokens(lengths[present], ROW_TOKENS)
     else:
-        groups = like_length_groups(lengths[present], FORWARD_COST.get(device.type, 512))
+        groups = like_length_groups(lengths[present], forward_cost(device))
     scores = []
     for group in groups:
         rows = present[group]
@@ -118,19 +113,3 @@ def rows_of_tokens(lengths: Tensor, most: int) -> list[Tensor]:
     order = lengths.argsort(stable=True)
     rows = lengths[order].cumsum(0).sub(1).div(most, rounding_mode="floor")
     return list(order.split(rows.unique_consecutive(return_counts=True)[1].tolist()))
-
-
-def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:
-    """Cut pairs, lengths (n,) on the CPU, into groups padded to their longest, short pairs first.
-
-    A group takes the next longer pair as long as the padding in it costs less than another pass.
-    """
-    order = lengths.argsort(stable=True)
-    in_order = lengths[order].tolist()
-    groups, start, padding = list[Tensor](), 0, 0
-    for end in range(1, len(in_order)):
-        padding += (in_order[end] - in_order[end - 1]) * (end - start)
-        if padding > forward_cost:
-            groups.append(order[start:end])
-            start, padding = end, 0
-    return [*groups, order[start:]]

@@ -61,8 +61,8 @@ class Template:
             return self
         if not instruction:
             raise DataError(
-                "The template has an {instruction}, and there is none: set model.instruction, or "
-                'give each record an "instruction".'
+                "The template has an {instruction}: set model.instruction, which stands for it "
+                "where a record has none, and in the export."
             )
         parts = (self.before, self.between, self.after)
         before, between, after = (part.replace("{instruction}", instruction) for part in parts)

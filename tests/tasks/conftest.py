@@ -158,7 +158,8 @@ def trained(task: str) -> list[Any]:
     A shared method's file is trained by the re-ranker; here some are of the slow set.
     """
     slow = "penalty penalty_hinge penalty_squared_hinge tilted cvar relaxed_linear".split()
-    slow += ["paper_pointwise", "paper_relaxed"]  # Of parts that are trained one by one.
+    # Of parts that are trained one by one.
+    slow += ["paper_pointwise", "paper_relaxed", "simpo_floor", "cpo_floor", "cal_dpo_floor"]
     names = [(name, name.partition("/")[2] in slow) for name in (task, *overlays(task))]
     return [pytest.param(n, marks=pytest.mark.slow) if late else n for n, late in names]
 

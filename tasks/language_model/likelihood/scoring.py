@@ -5,8 +5,9 @@ teacher-forced and in float32, each response's log-likelihood and KL(π_θ ‖ �
 differentiable in the policy. Three scoring methods differ in cost and in nothing else:
 
     plain          a whole sequence for each pair, all its logits; any model
-    chunked        a whole sequence for each pair, logits only where a response is predicted and
-                   in chunks (vocabulary.py); any model with a separate vocabulary layer
+    chunked        a whole sequence for each pair, those of like length together, logits only where
+                   a response is predicted and in chunks (vocabulary.py); any model with a separate
+                   vocabulary layer
     shared_prompt  as chunked, the prompt once for all its responses (shared_prompt.py)
 """
 
@@ -28,6 +29,7 @@ from transformers import PreTrainedModel
 
 from pl_pointwise.errors import TrainingError, one_of
 from pl_pointwise.task import Batch
+from pl_pointwise.tasks.common.lengths import forward_cost, like_length_groups
 
 from .batch import Pairs, collate_responses
 from .shared_prompt import LAYOUT, install, uninstall
@@ -232,9 +234,7 @@ class ResponseScorer:
         """Last hidden states (n, H) at the places that predict a response token."""
         decoder = decoder_of(self.base)
         if self.method == "chunked":
-            ids, mask, predicting = pairs.sequences()
-            outputs = decoder(input_ids=ids, attention_mask=mask, use_cache=False)
-            return outputs.last_hidden_state.flatten(0, 1)[predicting]
+            return self._hidden_in_groups(pairs)
         layout = pairs.layout
         token = LAYOUT.set(layout)
         try:
@@ -248,6 +248,22 @@ class ResponseScorer:
         finally:
             LAYOUT.reset(token)
         return outputs.last_hidden_state[0, layout.predicting]
+
+    def _hidden_in_groups(self, pairs: Pairs) -> Tensor:
+        """The same of whole sequences, group by group of like length: few are padded far."""
+        decoder, device = decoder_of(self.base), pairs.prompt_ids.device
+        prompts = [pairs.prompt_lengths[row] for row, _ in pairs.places]
+        lengths = torch.tensor(prompts) + torch.tensor(pairs.sizes)
+        pieces, places = list[Tensor](), list[Tensor]()
+        for group in like_length_groups(lengths, forward_cost(device)):
+            some = pairs.only({pairs.places[number] for number in group.tolist()})
+            ids, mask, predicting = some.sequences()
+            outputs = decoder(input_ids=ids, attention_mask=mask, use_cache=False)
+            pieces.append(outputs.last_hidden_state.flatten(0, 1)[predicting])
+            places.append(some.within(pairs))
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat(pieces).index_select(0, torch.cat(places).argsort())
 
     def _reference_hidden(self, wanted: Pairs) -> Tensor:
         """Last hidden states (m, H) of the reference, from the cache as far as it has them."""

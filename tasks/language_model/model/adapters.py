@@ -7,7 +7,9 @@ import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_info
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.tuners import tuners_utils
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import nn
 from transformers import PreTrainedModel
@@ -86,8 +88,8 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         for path, part in model.named_modules()
         if isinstance(part, nn.Linear) and re.search("Router|Grouped", type(part).__name__)
     ]
-    if targets == "all-linear" and routers:
-        more = {"exclude_modules": routers, **more}
+    if targets == "all-linear" and (left_out := [*routers, *_refused_by_peft(model)]):
+        more = {"exclude_modules": left_out, **more}
     try:
         if targets == "attention" or (targets is None and not lora.target_parameters and unknown):
             targets = _attention_targets(model, lora)
@@ -96,6 +98,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         adapted = get_peft_model(model, LoraConfig(**options, **more))
         assert isinstance(adapted, PeftModel)
         _check_targets(adapted, lora, routers)
+        _say_how_many_layers(adapted, lora)
     except (TypeError, ValueError, UnsupportedError) as error:
         head = model.get_output_embeddings()
         endings = {
@@ -125,6 +128,34 @@ def _check_targets(adapted: PeftModel, lora: Lora, routers: list[str]) -> None:
         raise ValueError(
             "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
             "moves to its device. Name embed_tokens in modules_to_save instead."
+        )
+
+
+def _refused_by_peft(model: PreTrainedModel) -> list[str]:
+    """Paths of linear layers that PEFT refuses: Mamba's kernels read their weights themselves."""
+    check = getattr(tuners_utils, "_check_lora_target_modules_mamba", None)
+    found = list[str]()
+    for path, part in model.named_modules():
+        if check is not None and isinstance(part, _LINEAR):
+            try:
+                check(LoraConfig(), model, path.rpartition(".")[2])
+            except ValueError:
+                found.append(path)
+    return found
+
+
+def _say_how_many_layers(adapted: PeftModel, lora: Lora) -> None:
+    """One line where few layers have what was asked for, as attention in a hybrid."""
+    total = getattr(adapted.get_base_model().config.get_text_config(), "num_hidden_layers", 0)
+    numbers = (
+        next((part for part in path.split(".") if part.isdigit()), None)
+        for path in adapted.base_model.targeted_module_names
+    )
+    count = len({number for number in numbers if number is not None})
+    if lora.layers_to_transform is None and 0 < count < total:
+        rank_zero_info(
+            f"lora: adapters are in {count} of {total} layers. target_modules: all-linear has them "
+            "wherever a layer is linear."
         )
 
 

@@ -23,6 +23,7 @@ from pl_pointwise.data import fingerprint
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import (
     ConversationDataModule,
+    PreferenceDataModule,
     RerankerDataModule,
     SafetyDataModule,
     When2CallDataModule,
@@ -35,6 +36,7 @@ from pl_pointwise.tasks.reranker.module import load_cross_encoder
 from pl_pointwise.tasks.safety.data import Selection
 from tests.pl_pointwise.training.test_hostile_checkpoints import Bomb
 from tests.tasks.conversation.conftest import conversation_rows
+from tests.tasks.preference.conftest import pair_rows
 from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
 from tests.tasks.when2call.conftest import TOOL, choice_rows, preference_rows
 
@@ -54,6 +56,7 @@ RANKING = {"negatives": 3, "max_length": 48, "val_fraction": 0.0}
 Loader = tuple[type[Any], str, str, list[Any], dict[str, Any]]
 LOADERS: dict[str, Loader] = {
     "conversation": (ConversationDataModule, "train_file", "fit", conversation_rows(1), WHOLE),
+    "preference": (PreferenceDataModule, "train_file", "fit", pair_rows(2), WHOLE),
     "re-ranking": (RerankerDataModule, "train_file", "fit", ms_marco_rows(3), RANKING),
     "when2call": (
         *(When2CallDataModule, "train_file", "fit"),

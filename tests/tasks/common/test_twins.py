@@ -8,13 +8,19 @@ from typing import Any
 import pytest
 
 from pl_pointwise.data import units_of
-from pl_pointwise.tasks import ConversationDataModule, SafetyDataModule, When2CallDataModule
+from pl_pointwise.tasks import (
+    ConversationDataModule,
+    PreferenceDataModule,
+    SafetyDataModule,
+    When2CallDataModule,
+)
 from tests.tasks.conftest import make_data, shared_units, written_files
 
 TWINS = [text for i in range(20) for text in (f"What is  {i} q?", f"what is {i} Q? ")]
 PREFERENCE = {"chosen_response": {"content": "A."}, "rejected_response": {"content": "B."}}
 CONVERSATIONS = [{"prompt": q, "responses": [{"role": "prefer", "content": "A."}]} for q in TWINS]
 CALLS = [{"tools": [], "messages": [{"role": "user", "content": q}], **PREFERENCE} for q in TWINS]
+PAIRS = [{"prompt": q, "chosen": "A.", "rejected": "B."} for q in TWINS]
 SAFETY = {
     "benign_file": [{"instruction": f"benign {q}", "output": "A."} for q in TWINS],
     "unsafe_file": [{"prompt": q} for q in TWINS],
@@ -27,6 +33,7 @@ SAFETY = {
     [
         (ConversationDataModule, {"train_file": CONVERSATIONS}),
         (When2CallDataModule, {"train_file": CALLS}),
+        (PreferenceDataModule, {"train_file": PAIRS}),
         (SafetyDataModule, SAFETY),
     ],
 )

@@ -112,14 +112,14 @@ def test_a_floor_keeps_the_chosen_answers_that_the_loss_gives_up(made, tmp_path)
         {"prompt": f"{i}?", "chosen": f"The sum is {i} and {i}", "rejected": f"The sum is {i}"}
         for i in range(6)
     ]
-    training = Training(Optimization(learning_rate=0.02))
+    training = Training(Optimization(learning_rate=0.05))
     after = {}
     for formulation in (None, Pointwise()):
         torch.manual_seed(0)
         module = made(moved=False, objective="simpo", formulation=formulation)
         module.training_settings.optimization = training.optimization
         data = data_of(tmp_path, rows, batch_size=6, val_fraction=0.0)
-        after[formulation is not None] = before_and_after(module, data, tmp_path, max_epochs=30)[1]
+        after[formulation is not None] = before_and_after(module, data, tmp_path, max_epochs=12)[1]
     assert after[False]["train/floor/max"] > 0.3
     assert after[True]["train/floor/max"] < 0.05
     assert after[True]["train/pairwise_accuracy"] == 1

@@ -100,8 +100,8 @@ def test_a_head_of_words_is_the_causal_models_own_score(kind, words, tmp_path) -
     reranker = CrossEncoder(str(module.export(tmp_path / "export")))
     for (query, passages), scores in zip(PAIRS.items(), expected, strict=True):
         assert_close(reranker.predict([(query, p) for p in passages]).tolist(), scores)
-    again = RerankerModule(str(tmp_path / "export"), max_length=CUT, template=TEMPLATE)
-    again.instruction = INSTRUCTION
+    options |= {"head": None, "instruction": INSTRUCTION}
+    again = RerankerModule(str(tmp_path / "export"), **options)
     assert_close(predicted(again, tmp_path), expected)
 
 
@@ -112,6 +112,8 @@ def test_what_no_head_of_words_can_give_is_refused(tmp_path) -> None:
         RerankerModule(name, head=["yes", "no"])
     with pytest.raises(ValueError, match=r"'maybe' is 5 tokens \['m', 'a', .*one"):
         RerankerModule(name, head=["maybe", "no"])
+    with pytest.raises(ValueError, match=r"YAML reads yes and no .* in quotes"):
+        RerankerModule(name, head=[True, False])
     with pytest.raises(ValueError, match="give one word, or two"):
         RerankerModule(name, head=["yes", "no", "1"])
 
@@ -218,10 +220,11 @@ def test_an_adapter_of_a_model_that_answers_in_words(tmp_path) -> None:
 
 def test_an_instruction_that_nobody_gives_is_asked_for(tmp_path) -> None:
     save_causal(tmp_path / "model", "llama")
-    module = RerankerModule(str(tmp_path / "model"), max_length=CUT, template=TEMPLATE)
-    with pytest.raises(DataError, match=r"set model\.instruction, or give each record"):
-        predicted(module, tmp_path)
-    with pytest.raises(DataError, match=r"set model\.instruction"):
-        module.export(tmp_path / "export")
+    name, options = str(tmp_path / "model"), {"max_length": CUT, "template": TEMPLATE}
+    with pytest.raises(DataError, match=r"has an \{instruction\}: set model\.instruction"):
+        RerankerModule(name, **options)
+    module = RerankerModule(name, max_length=CUT, template="{query} {passage}")
+    with pytest.raises(DataError, match=r"line 1: field .instruction. has no place.*template"):
+        predicted(module, tmp_path, instruction="find")
     with pytest.raises(DataError, match=r"\{instruction\} at most once"):
         RerankerModule(str(tmp_path / "model"), template="{instruction}" + TEMPLATE)

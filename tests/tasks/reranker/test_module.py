@@ -26,10 +26,10 @@ from transformers import (
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.data import PADDING
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.lengths import like_length_groups
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.module import RerankerModule
-from pl_pointwise.tasks.reranker.scoring import like_length_groups
 from tests.tasks.conftest import before_and_after, build_model, quiet_trainer
 from tests.tasks.reranker.conftest import OWN, SIZES, ms_marco_rows, save_tiny_cross_encoder
 

@@ -15,18 +15,20 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from pl_pointwise.errors import DataError, TrainingError
+from pl_pointwise.tasks.common import lengths
 from pl_pointwise.tasks.language_model.likelihood import scoring as responses_module
 from pl_pointwise.tasks.language_model.likelihood.batch import Layout, Pairs, collate_responses
 from pl_pointwise.tasks.language_model.likelihood.scoring import (
     ReferenceCache,
     ResponseScorer,
     ResponseStatistics,
+    base_of,
     inference,
 )
-from pl_pointwise.tasks.language_model.likelihood.vocabulary import VocabularyHead
+from pl_pointwise.tasks.language_model.likelihood.vocabulary import VocabularyHead, decoder_of
 from pl_pointwise.tasks.language_model.model.adapters import Lora, add_lora
 from pl_pointwise.tasks.language_model.model.loading import checkpoint_gradients
-from tests.tasks.conftest import BY_HAND, adapt, build_model, response_by_hand
+from tests.tasks.conftest import BY_HAND, adapt, build_model, random_batch, response_by_hand
 
 VOCABULARY = 97
 PROMPTS = (17, 5, 23)
@@ -112,6 +114,23 @@ def test_fast_equals_plain(architecture: str, targets: Any, method: str) -> None
     expected_gradients = gradients(model, loss_of(expected))
 
     actual = ResponseScorer(model, method=method, chunk_elements=CHUNK)(batch, leads=True)
+    assert_same_values(actual, expected)
+    assert_same_gradients(gradients(model, loss_of(actual)), expected_gradients)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "lfm2"])
+def test_groups_of_like_length_equal_one_padded_batch(architecture: str, monkeypatch: Any) -> None:
+    """Of the chunked method, several groups; each statistic and gradient in its place."""
+    monkeypatch.setitem(lengths.FORWARD_COST, "cpu", 3)
+    model = adapt(build_model(architecture)).train()
+    batch = random_batch((5, 40, 9), ((4, 6, 30), (2, 8), (7, 25, 5)))
+    expected = ResponseScorer(model, method="plain")(batch, leads=True)
+    expected_gradients = gradients(model, loss_of(expected))
+    passes = list[int]()
+    handle = decoder_of(base_of(model)).register_forward_hook(lambda *_: passes.append(1))
+    actual = ResponseScorer(model, method="chunked", chunk_elements=CHUNK)(batch, leads=True)
+    handle.remove()
+    assert len(passes) >= 8  # Of the policy and of the reference.
     assert_same_values(actual, expected)
     assert_same_gradients(gradients(model, loss_of(actual)), expected_gradients)
 

@@ -12,6 +12,7 @@ from packaging.version import Version
 from transformers import AutoModelForCausalLM, Gemma3Config
 
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer, inference
+from pl_pointwise.tasks.language_model.model import adapters
 from pl_pointwise.tasks.language_model.model.adapters import (
     Lora,
     add_lora,
@@ -28,6 +29,8 @@ EXPERTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 16,
 }
 IDS = torch.arange(3, 43)[None]
+HYBRID: dict[str, Any] = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}
+HYBRID |= {"mamba_n_groups": 1, "mamba_d_state": 8, "head_dim": 8, "num_hidden_layers": 2}
 
 # Where they go ------------------------------------------------------------------------------------
 
@@ -111,6 +114,28 @@ def test_a_linear_layer_that_returns_no_tensor_takes_no_adapter(kind, options, l
     ends = {path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names}
     assert taken in ends
     assert left not in ends
+
+
+def test_what_peft_refuses_in_a_hybrid_is_left_out_of_every_linear_layer() -> None:
+    """Falcon-H1: the user never wrote out_proj, which PEFT's error asked to take out."""
+    model = build_model("falcon_h1", **HYBRID)
+    adapted = add_lora(model, Lora(r=2, target_modules="all-linear"))
+    ends = {path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names}
+    assert {"in_proj", "q_proj", "down_proj"} <= ends
+    assert not ends & {"out_proj", "conv1d", "lm_head"}
+    adapted(IDS)
+    with pytest.raises(ValueError, match=r"out_proj.* incompatible"):
+        add_lora(build_model("falcon_h1", **HYBRID), Lora(r=2, target_modules=["out_proj"]))
+
+
+def test_a_hybrid_with_adapters_in_few_layers_says_so(monkeypatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr(adapters, "rank_zero_info", said.append)
+    for target in ("attention", "all-linear"):
+        add_lora(build_model("lfm2"), Lora(r=2, target_modules=target))
+    add_lora(build_model("llama"), Lora(r=2, layers_to_transform=[1]))
+    (one,) = said
+    assert one.startswith("lora: adapters are in 1 of 3 layers. target_modules: all-linear")
 
 
 # PEFT's options -----------------------------------------------------------------------------------
