@@ -49,8 +49,8 @@ class PointwiseTrainerMixin:
             constraints={"kl": Constraint(at_most=0.1)}, formulation=Pointwise(),
         )
 
-    λ is in every checkpoint, and a resume goes on with it; ``True`` takes the last whole one. The rows of ``train_dataset`` get
-    ``index``, their position, which collators and ``terms`` need not handle. Accumulated steps are
+    λ is in every checkpoint, and a resume goes on with it; ``True`` takes the last whole one. The
+    rows of ``train_dataset`` get ``index``, their position, which collators and ``terms`` need not handle. Accumulated steps are
     one step of λ. In evaluation the loss is the mean objective. Logs say how the requirements
     stand, and training ends with the table of :meth:`~pl_pointwise.loss.PointwiseLoss.report`.
 
@@ -93,7 +93,7 @@ class PointwiseTrainerMixin:
             formulation,
             samples=samples,
             groups=groups,
-            parameters=partial(_weights_of, trainer),
+            parameters=partial(_model_of, trainer),
         )
         self._fingerprint = found
         self.constrained = self._new_loss()
@@ -188,8 +188,9 @@ class PointwiseTrainerMixin:
             self.constrained.fingerprint = self._fingerprint
         self.constrained.skip()  # What a run that was broken off has left.
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_whole_checkpoint(trainer.args.output_dir)
-        if resume_from_checkpoint:
+            # Where there is none the trainer says so.
+            resume_from_checkpoint = last_whole_checkpoint(trainer.args.output_dir) or True
+        if resume_from_checkpoint and resume_from_checkpoint is not True:
             state = load_multipliers(Path(resume_from_checkpoint))
             self.constrained.load_state_dict(state)
         parent: Any = super()
@@ -378,10 +379,9 @@ def _first_output(model: Any, outputs: dict[str, Any]) -> Iterator[None]:
         handle.remove()
 
 
-def _weights_of(trainer: Any) -> Any:
-    """Of the model of now, which ``model_init`` makes anew; sharded ones where it is."""
-    model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
-    return model.parameters()
+def _model_of(trainer: Any) -> Any:
+    """The model of now, which ``model_init`` makes anew; the sharded one where it is."""
+    return trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
 
 
 def _trial_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:
