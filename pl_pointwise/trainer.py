@@ -50,9 +50,10 @@ class PointwiseTrainerMixin:
         )
 
     λ is in every checkpoint, and a resume goes on with it; ``True`` takes the last whole one. The
-    rows of ``train_dataset`` get ``index``, their position, which collators and ``terms`` need not handle. Accumulated steps are
-    one step of λ. In evaluation the loss is the mean objective. Logs say how the requirements
-    stand, and training ends with the table of :meth:`~pl_pointwise.loss.PointwiseLoss.report`.
+    rows of ``train_dataset`` get ``index``, their position, which collators and ``terms`` need not
+    handle. Accumulated steps are one step of λ. In evaluation the loss is the mean objective. Logs
+    say how the requirements stand, and training ends with the table of
+    :meth:`~pl_pointwise.loss.PointwiseLoss.report`.
 
     Args:
         constraints, formulation, groups: as those of :class:`~pl_pointwise.loss.PointwiseLoss`.
