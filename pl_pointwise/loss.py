@@ -706,7 +706,7 @@ class PointwiseLoss:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy asks the graph for its weights: those of the original are not its own."""
-        fresh = {"_source": None, "_movement": Movement(), "_differentiated": []}
+        fresh: dict[str, Any] = {"_source": None, "_movement": Movement(), "_differentiated": []}
         return self.__dict__ | fresh
 
     def dual_state(self) -> dict[str, Any]:

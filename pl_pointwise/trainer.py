@@ -95,7 +95,7 @@ class PointwiseTrainerMixin:
             formulation,
             samples=samples,
             groups=groups,
-            parameters=partial(_weights_of, trainer),
+            parameters=partial(_model_of, trainer),
         )
         self._fingerprint = found
         self.constrained = self._new_loss()
@@ -190,8 +190,9 @@ class PointwiseTrainerMixin:
             self.constrained.fingerprint = self._fingerprint
         self.constrained.skip()  # What a run that was broken off has left.
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_whole_checkpoint(trainer.args.output_dir)
-        if resume_from_checkpoint:
+            # Where there is none the trainer says so.
+            resume_from_checkpoint = last_whole_checkpoint(trainer.args.output_dir) or True
+        if resume_from_checkpoint and resume_from_checkpoint is not True:
             state = load_multipliers(Path(resume_from_checkpoint))
             self.constrained.load_state_dict(state)
         parent: Any = super()
@@ -380,10 +381,9 @@ def _first_output(model: Any, outputs: dict[str, Any]) -> Iterator[None]:
         handle.remove()
 
 
-def _weights_of(trainer: Any) -> Any:
-    """Of the model of now, which ``model_init`` makes anew; sharded ones where it is."""
-    model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
-    return model.parameters()
+def _model_of(trainer: Any) -> Any:
+    """The model of now, which ``model_init`` makes anew; the sharded one where it is."""
+    return trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
 
 
 def _trial_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:

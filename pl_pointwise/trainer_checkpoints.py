@@ -1,4 +1,4 @@
-"""λ in the checkpoints of a ``Trainer``: of the same saving as the rest, or refused."""
+"""λ in the checkpoints of a ``Trainer``: of the same saving as the other files, or refused."""
 
 from __future__ import annotations
 

@@ -121,12 +121,13 @@ class Checks:
     ) -> None:
         """Of max(0, ℓ − ε) that is given as ℓ, from which ε is then taken once more."""
         bound = constraint.at_most
-        one_sided = constraint.at_least is None and bound is not None and bound > 0
-        if not one_sided or history.rows < 2 * history.samples:
+        if bound is None or bound <= 0 or constraint.at_least is not None:
+            return
+        if history.rows < 2 * history.samples:
             return  # Before, values may be 0 as a model is its own reference at the start.
         violation = history.last[name]
         value = violation[~violation.isnan()] + bound
-        zero = value.abs() <= 1e-6 * float(bound or 0)
+        zero = value.abs() <= 1e-6 * bound
         share = float(zero.float().mean()) if len(value) else 0.0
         if 0.25 <= share < 1 and bool((value[~zero] > 0).all()):
             self._warn_once(

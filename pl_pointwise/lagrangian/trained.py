@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..errors import TrainingError
 from .terms import number_of_ranks, over_ranks, widest
 
-Weights = nn.Module | Iterable[Tensor] | Callable[[], Iterable[Tensor]]
-"""A model, its parameters, or what returns them."""
+Weights = nn.Module | Iterable[Tensor] | Callable[[], nn.Module]
+"""A model, its parameters, or what returns the model of now."""
 
 
 def source_of(parameters: Weights | None) -> Any:
@@ -26,10 +26,15 @@ def trained(source: Any) -> list[Tensor]:
     """The weights that require a gradient now."""
     if source is None:
         return []
-    if isinstance(source, nn.Module):
-        source = source.parameters()
-    elif callable(source):
+    if callable(source) and not isinstance(source, nn.Module):
         source = source()
+    if isinstance(source, nn.Module):
+        for part in source.modules():
+            # Between forward and backward FSDP2's root holds whole weights, without their .grad.
+            # (Its class is looked at by name: to import it takes a second.)
+            if type(part).__name__.startswith("FSDP") and hasattr(part, "reshard"):
+                part.reshard()  # type: ignore[operator]
+        source = source.parameters()
     return [weight for weight in source if weight.requires_grad]
 
 

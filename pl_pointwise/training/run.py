@@ -326,7 +326,7 @@ class Run:
         if self.task.trainer.testing and self.task.trainer.is_global_zero:
             found = dict(self.evaluator.datasets)
             train = found.pop("train", None)
-            known = {name: found[name] for name in ("val", "test") if name in found}
+            known = {name: rows for name, rows in found.items() if name in ("val", "test")}
             warn_of_shared_rows(self.task, train, known)
 
     def on_validation_batch_end(self, *_: Any) -> None:

@@ -199,12 +199,20 @@ def test_every_method_of_re_ranking_is_measured_against_the_same_tolerance(tiny:
 
 def printed_by_test(
     base: list[str], checkpoint: Path, capsys: Any, *more: str
-) -> dict[str, list[str]]:
-    """The lines that `test` prints, by their first word."""
+) -> dict[str, set[str]]:
+    """The data sets that `test` prints each metric of, without those of the starting model."""
     capsys.readouterr()
     main(["test", *base, *more, "--ckpt_path", str(checkpoint)])
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    return {line[0]: line[1:] for line in shown if line}
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = [n for n, line in enumerate(lines) if {"test", "train"} <= set(line.split())]
+    names = lines[head].split()
+    begin = len(lines[head]) - 18 * len(names)  # Of the columns, each of 18 letters.
+    found: dict[str, set[str]] = {}
+    for line in lines[head + 1 : lines.index("In brackets: of how many.")]:
+        cells = [line[begin + 18 * n : begin + 18 * (n + 1)].strip() for n in range(len(names))]
+        there = {name for name, cell in zip(names, cells, strict=True) if cell}
+        found[line.split()[0]] = {name for name in there if not name.startswith("before")}
+    return found
 
 
 def test_safety_from_warm_start_to_predictions(tiny: Any, tmp_path: Path, capsys: Any) -> None:
@@ -221,10 +229,9 @@ def test_safety_from_warm_start_to_predictions(tiny: Any, tmp_path: Path, capsys
     rows = printed_by_test(
         base, checkpoint, capsys, "--data.init_args.over_refusal_file", str(over)
     )
-    assert rows["test"] == ["train", "over_refusal"]
-    assert len(rows["comply/max"]) == 3
-    assert len(rows["refuse/max"]) == 2
-    assert len(rows["refusal_rate"]) == 1  # only where answers were asked for
+    assert rows["comply/max"] == {"test", "train", "over_refusal"}
+    assert rows["refuse/max"] == {"test", "train"}
+    assert rows["refusal_rate"] == {"test"}  # only where answers were asked for
     assert len((run / "answers/test.jsonl").read_text().splitlines()) == 6
 
     asked = write_rows(tmp_path / "asked.jsonl", unsafe_rows(2, answered=False))
@@ -237,9 +244,8 @@ def test_when2call_from_fit_to_predictions(tiny: Any, tmp_path: Path, capsys: An
     arguments = [*tiny("when2call"), "--data.init_args.group_rejected", "true"]
     base, checkpoint = fitted_checkpoint("when2call", arguments, tmp_path, ("rejected", (6, 2)))
     rows = printed_by_test(base, checkpoint, capsys)
-    assert rows["test"] == ["train", "mcq"]
-    assert len(rows["rejected/max"]) == 3
-    assert len(rows["macro_f1"]) == 1  # of multiple choice alone
+    assert rows["rejected/max"] == {"test", "train", "mcq"}
+    assert rows["macro_f1"] == {"mcq"}  # of multiple choice alone
 
     asked = [{name: choice_rows(1)[0][name] for name in ("question", "tools")}]
     questions = write_rows(tmp_path / "questions.jsonl", asked)

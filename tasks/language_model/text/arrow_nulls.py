@@ -30,8 +30,7 @@ def without_nulls(record: R) -> R:
 
 def _schema(value: Any) -> Any:
     if isinstance(value, dict):
-        kept = {k: _schema(v) for k, v in value.items() if v is not None or k in _MEANT}
-        return kept
+        return {k: _schema(v) for k, v in value.items() if v is not None or k in _MEANT}
     return [_schema(each) for each in value] if isinstance(value, list) else value
 
 

@@ -1,0 +1,68 @@
+"""The example for TRL as it stands: two ranks and accumulated steps are one, and it resumes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.programs.launch import ROOT, inherited, run_on_ranks
+
+pytest.importorskip("trl")
+pytest.importorskip("peft")
+SCRIPT = ROOT / "examples" / "sft_budget.py"
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    found = ["--output_dir", str(folder), "--use_cpu", "--report_to", "none", "--disable_tqdm"]
+    found += ["True", "--learning_rate", "0.01", "--lr_scheduler_type", "constant"]
+    return [*found, "--bf16", "False", "--save_strategy", "steps", "--logging_steps", "1", *more]
+
+
+def run(*given: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *given],
+        capture_output=True,
+        text=True,
+        env=inherited(),
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def result(folder: Path, step: int) -> tuple[dict[str, Any], Any]:
+    from safetensors.torch import load_file
+
+    path = folder / f"checkpoint-{step}"
+    state = torch.load(path / "pointwise.pt", weights_only=True)
+    return load_file(path / "adapter_model.safetensors"), state["multipliers"]
+
+
+def test_it_fits_on_a_page() -> None:
+    assert len(SCRIPT.read_text().splitlines()) <= 100
+
+
+@pytest.mark.slow
+def test_two_ranks_of_accumulated_steps_are_one_rank_and_it_resumes(tmp_path: Path) -> None:
+    options = ["--gradient_accumulation_steps", "4", "--max_steps", "12", "--save_steps", "6"]
+    one, two, again = (tmp_path / name for name in ("one", "two", "again"))
+    one_rank = words(one, *options, "--per_device_train_batch_size", "2")
+    out = run(*one_rank)
+    assert "After 12 steps" in out
+    given = words(two, *options, "--per_device_train_batch_size", "1")
+    run_on_ranks(2, "examples.sft_budget", given, tmp_path)
+    expected, found = result(one, 12), result(two, 12)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+    assert expected[1]["kl"].shape == (4, 1)
+    assert expected[1]["kl"].any()
+    (one / "checkpoint-6").rename(tmp_path / "checkpoint-6")
+    again.mkdir()
+    (tmp_path / "checkpoint-6").rename(again / "checkpoint-6")
+    run(*words(again, *options, "--per_device_train_batch_size", "2", "--resume", "True"))
+    torch.testing.assert_close(result(again, 12), expected, rtol=0, atol=0)
