@@ -343,13 +343,14 @@ def metrics_table(metrics: Mapping[str, Any], samples: Mapping[str, int]) -> str
     columns = [name for stage in ends for name in (f"{BEFORE}{stage}", stage)]
     stages = [name for name in columns if name in stages]
     width = max(map(len, names), default=0)
-    lines = [" " * width + "".join(f"{stage:>18}" for stage in stages)]
+    column = max(18, *(len(stage) + 2 for stage in stages)) if stages else 18
+    lines = [" " * width + "".join(f"{stage:>{column}}" for stage in stages)]
     for name in names:
         line = f"{name:<{width}}"
         for key in (f"{stage}/{name}" for stage in stages):
             value = "" if key not in metrics else f"{float(metrics[key]):.4g}"
             counted = f" ({samples[key]:,})" if value and key in samples else ""
-            line += f"{value + counted:>18}"
+            line += f"{value + counted:>{column}}"
         lines.append(line)
     if samples:
         lines.append("In brackets: of how many.")

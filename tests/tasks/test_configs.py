@@ -5,6 +5,7 @@ Only the model, the data and the length of the run are replaced; every other key
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,10 +207,11 @@ def printed_by_test(
     lines = capsys.readouterr().out.splitlines()
     (head,) = [n for n, line in enumerate(lines) if {"test", "train"} <= set(line.split())]
     names = lines[head].split()
-    begin = len(lines[head]) - 18 * len(names)  # Of the columns, each of 18 letters.
+    ends = [match.end() for match in re.finditer(r"\S+", lines[head])]  # Of the columns.
+    starts = [len(max((line.split()[0] for line in lines[head + 1 :] if line), key=len)), *ends]
     found: dict[str, set[str]] = {}
     for line in lines[head + 1 : lines.index("In brackets: of how many.")]:
-        cells = [line[begin + 18 * n : begin + 18 * (n + 1)].strip() for n in range(len(names))]
+        cells = [line[a:b].strip() for a, b in zip(starts, ends, strict=False)]
         there = {name for name, cell in zip(names, cells, strict=True) if cell}
         found[line.split()[0]] = {name for name in there if not name.startswith("before")}
     return found
