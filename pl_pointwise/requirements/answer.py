@@ -291,7 +291,7 @@ def size_of_violations(samples: DataFrame, requirement: Requirement) -> float:
     if requirement.beyond is None:
         return float(losses_by_unit(lines, requirement).mean())
     worst = lines["value"].fillna(np.inf).groupby(lines["unit"]).max() - requirement.beyond
-    return float(cvar(torch.from_numpy(worst.to_numpy(np.float64)), 0.95))
+    return float(cvar(torch.tensor(worst.to_numpy(np.float64)), 0.95))
 
 
 def choose_model(
