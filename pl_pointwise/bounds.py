@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .correction import newton_corrected
+from .correction import complementary, least_move, newton_corrected, slopes_of
 from .errors import DataError
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,18 @@ class QuadraticProgram(nn.Module):
             is not convex: no bound can be given.
     """
 
+    Q: Tensor
+    p: Tensor
+    A: Tensor
+    G: Tensor
+    h: Tensor
+    H: Tensor | None
+    plus: Tensor  # A⁺, (V, E)
+    null: Tensor  # (V, D), orthonormal: AN = 0
+    hessian: Tensor  # NᵀQN
+    inverse: Tensor  # Its inverse, with linear constraints.
+    curved: Tensor  # NᵀHₖN, with quadratic ones.
+
     def __init__(
         self,
         Q: Tensor,  # noqa: N803
@@ -91,15 +103,13 @@ class QuadraticProgram(nn.Module):
                     "it is not convex."
                 )
         self.curvature = least
-        for name, value in {"Q": Q, "p": p, "A": A, "G": G, "h": h}.items():
-            self.register_buffer(name, value, persistent=False)
-        derived = {"plus": plus, "null": null, "hessian": hessian, "H": quadratic}
-        derived["reduced"] = G @ null  # (K, D)
-        if quadratic is not None:
-            derived["curved"] = null.T @ quadratic @ null  # (K, D, D)
+        numbers: dict[str, Tensor | None] = {"Q": Q, "p": p, "A": A, "G": G, "h": h}
+        numbers |= {"H": quadratic, "plus": plus, "null": null, "hessian": hessian}
+        if quadratic is None:
+            numbers["inverse"] = torch.linalg.inv(hessian)
         else:
-            derived["inverse"] = torch.linalg.inv(hessian)
-        for name, value in derived.items():
+            numbers["curved"] = null.T @ quadratic @ null
+        for name, value in numbers.items():
             self.register_buffer(name, value, persistent=False)
 
     @staticmethod
@@ -196,42 +206,48 @@ class QuadraticProgram(nn.Module):
         slope = slope + torch.einsum("bk,bkv->bv", multipliers, self.slopes(y))
         inexact = (slope @ self.null).square().sum(1) / (2 * self.curvature)
         sums = (y.abs() @ self.Q.abs() * y.abs()).sum(1) + y.abs() @ self.p.abs()
+        terms = self.magnitudes(y)
+        return inexact + 4 * len(self.p) * EPSILON * (sums + (multipliers * terms).sum(1))
+
+    def magnitudes(self, y: Tensor) -> Tensor:
+        """The sums of the sizes of the terms of g(y), (B, K): rounding is in proportion to them."""
         terms = y.abs() @ self.G.abs().T + self.h.abs()
         if self.H is not None:
             terms = terms + torch.einsum("bi,kij,bj->bk", y.abs(), self.H.abs(), y.abs())
-        return inexact + 4 * len(self.p) * EPSILON * (sums + (multipliers * terms).sum(1))
+        return terms
 
     @torch.no_grad()
     def ascend(self, x: Tensor, multipliers: Tensor, steps: int) -> Tensor:
-        """λ (B, K) after Newton steps on D, each taken only as far as D grows."""
+        """λ (B, K) after Newton steps on D, each taken only as far as D grows.
+
+        A step is the maximum of D's quadratic model over λ ≥ 0; with linear constraints D is its
+        model, so that one step is enough if its active set is found.
+        """
         multipliers = multipliers.double().clamp(min=0)
         best = self.dual(x, multipliers)
         for _ in range(steps):
             y = self.minimiser(x, multipliers)
             slope = self.inequalities(y)
-            free = (multipliers > 0) | (slope > 0)
             jacobian = self.slopes(y) @ self.null  # (B, K, D)
-            factor = torch.linalg.cholesky(self._hessian(multipliers))
-            curved = jacobian @ torch.cholesky_solve(jacobian.transpose(1, 2), factor)
-            step = _solve_within(curved, slope, free)
+            if self.H is None:  # The same for all.
+                curved = (jacobian[:1] @ self.inverse @ jacobian[:1].mT).expand(len(x), -1, -1)
+            else:
+                factor = torch.linalg.cholesky(self._hessian(multipliers))
+                curved = jacobian @ torch.cholesky_solve(jacobian.mT, factor)
+            wanted = slope + (curved @ multipliers[:, :, None])[:, :, 0]
+            size = curved.diagonal(dim1=1, dim2=2).clamp(min=1e-300)
+            target = complementary(curved, wanted, multipliers + slope / size > 0)
             length = torch.ones_like(best)
-            for _ in range(6):  # Halves, until D grows.
-                moved = (multipliers + length[:, None] * step).clamp(min=0)
+            for _ in range(8):  # Halves, until D grows.
+                moved = multipliers + length[:, None] * (target - multipliers)
                 value = self.dual(x, moved)
-                better = value > best
+                better = (value > best) & (length > 0)
                 multipliers = torch.where(better[:, None], moved, multipliers)
                 best = torch.where(better, value, best)
                 length = torch.where(better, 0, length / 2)
+                if not (length > 0).any():
+                    break
         return multipliers
-
-
-def _solve_within(matrices: Tensor, values: Tensor, free: Tensor) -> Tensor:
-    """M⁻¹v of the rows and columns that are free, 0 elsewhere: (B, K, K), (B, K), bool (B, K)."""
-    both = free[:, :, None] & free[:, None, :]
-    diagonal = matrices.diagonal(dim1=1, dim2=2)
-    ridge = 1e-10 * diagonal.amax(1, keepdim=True) + torch.where(free, 0, 1.0)
-    kept = torch.where(both, matrices, 0) + torch.diag_embed(ridge)
-    return torch.linalg.solve(kept, torch.where(free, values, 0))
 
 
 class DualNetwork(nn.Module):
@@ -245,17 +261,22 @@ class DualNetwork(nn.Module):
 
     def __init__(self, inputs: int, start: Tensor, width: int = 200) -> None:
         super().__init__()
-        start = start.detach().float().cpu().clamp(min=0)
-        largest = float(start.max())
-        self.register_buffer("scale", torch.tensor(largest or 1.0))
+        self.scale: Tensor
+        self.register_buffer("scale", torch.ones(()))
         sizes, layers = (inputs, width, width), list[nn.Module]()
         for pair in pairwise(sizes):
             layers += [nn.Linear(*pair), nn.ReLU()]
-        last = nn.Linear(width, len(start))
-        nn.init.zeros_(last.weight)
-        with torch.no_grad():
-            last.bias.copy_((start / self.scale).clamp(min=FLOOR))
-        self.network = nn.Sequential(*layers, last)
+        self.last = nn.Linear(width, len(start))
+        self.network = nn.Sequential(*layers, self.last)
+        self.start_at(start)
+
+    @torch.no_grad()
+    def start_at(self, start: Tensor) -> None:
+        """From now on, until it is trained, λ(x) is ``start``, (K,), whatever x is."""
+        start = start.detach().to(self.scale).clamp(min=0)
+        self.scale.fill_(float(start.max()) or 1.0)
+        nn.init.zeros_(self.last.weight)
+        self.last.bias.copy_((start / self.scale).clamp(min=FLOOR))
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.network(x.to(self.scale.dtype))
@@ -286,7 +307,8 @@ def train_bound(
     Returns:
         The network.
     """
-    optimizer = torch.optim.Adam(network.parameters(), learning_rate)
+    trained = [weight.requires_grad for weight in network.parameters()]
+    optimizer = torch.optim.Adam(network.requires_grad_(True).parameters(), learning_rate)
     total = epochs * -(-len(x) // batch)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
     draw = torch.Generator().manual_seed(seed)
@@ -300,6 +322,9 @@ def train_bound(
                 loss.backward()
                 optimizer.step()
                 schedule.step()
+    for weight, before in zip(network.parameters(), trained, strict=True):
+        weight.grad = None
+        weight.requires_grad_(before)
     return network.eval()
 
 
@@ -313,52 +338,72 @@ class Certified(nn.Module):
         model: x ↦ y (B, V).
         program: the problems.
         network: λ(x).
-        ascents: Newton steps on D for each x.
+        ascents: Newton steps on D for each x; 0: λ(x) alone. None: 1 with linear constraints, which
+            is the whole way to their optimum, and 3 with quadratic ones.
         tolerance: the largest violation, where y is float64.
     """
+
+    returns = Solution
 
     def __init__(
         self,
         model: nn.Module,
         program: QuadraticProgram,
         network: DualNetwork,
-        ascents: int = 1,
+        ascents: int | None = None,
         tolerance: float = 1e-8,
     ) -> None:
         super().__init__()
         self.model, self.program, self.network = model, program, network
-        self.ascents, self.tolerance = ascents, tolerance
+        self.tolerance = tolerance
+        self.ascents = (1 if program.H is None else 3) if ascents is None else ascents
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Solution:
         """Answers in the dtype of x, and what is proved of them."""
         program, kind = self.program, x.dtype
-        weights = next(self.network.parameters())
-        multipliers = program.ascend(x, self.network(x.to(weights.dtype)), self.ascents)
-        given = next(self.model.parameters(), weights).dtype
-        answer = self.model(x.to(given)).double()
+        multipliers = self.multipliers(x)
+        answer = self.model(x.to(self.network.scale.dtype)).double()
         answer = answer - program.equalities(answer, x) @ program.plus.T
         dual = program.minimiser(x, multipliers)
-        # The rounding to float32 moves a constraint by about that much: the aim is inside.
-        inside = 0.0 if kind == torch.float64 else 2e-6
         found, least = answer, torch.full_like(answer[:, 0], torch.inf)
         for candidate in (answer, dual):
-            moved = newton_corrected(
-                candidate,
-                lambda y: program.inequalities(y) + inside,
-                program.slopes,
-                tolerance=self.tolerance,
-                within=program.null,
-            )
+            moved = _feasible(candidate, program, kind, self.tolerance)
             value = program.objective(moved)
             allowed = program.inequalities(moved).amax(1) <= self.tolerance
             value = torch.where(allowed, value, torch.inf)
             better = value < least
             found = torch.where(better[:, None], moved, found)
             least = torch.where(better, value, least)
-        y = found.to(kind)
-        bound, objective = program.dual(x, multipliers), program.objective(y)
-        return Solution(y, program.violation(y, x), objective, bound, gap_of(objective, bound))
+        return self.proved(x, found.to(kind), multipliers)
+
+    @torch.no_grad()
+    def multipliers(self, x: Tensor) -> Tensor:
+        """λ(x) after the Newton steps, (B, K) float64."""
+        given = self.network(x.to(self.network.scale.dtype))
+        return self.program.ascend(x, given, self.ascents)
+
+    @torch.no_grad()
+    def proved(self, x: Tensor, y: Tensor, multipliers: Tensor | None = None) -> Solution:
+        """What is proved of any answers y (B, V), such as another solver's."""
+        multipliers = self.multipliers(x) if multipliers is None else multipliers
+        bound, objective = self.program.dual(x, multipliers), self.program.objective(y)
+        worst = self.program.violation(y, x)
+        return Solution(y, worst, objective, bound, gap_of(objective, bound))
+
+
+def _feasible(y: Tensor, program: QuadraticProgram, kind: torch.dtype, tolerance: float) -> Tensor:
+    """y within the equalities, corrected in float64 so that it is feasible when cast to a dtype."""
+    # Rounding moves a constraint by about that much: the aim is inside.
+    rounding = 0.0 if kind == torch.float64 else 4 * torch.finfo(kind).eps
+    inside = rounding * program.magnitudes(y)
+    return newton_corrected(
+        y,
+        lambda y: program.inequalities(y) + inside,
+        program.slopes,
+        tolerance=tolerance,
+        within=program.null,
+    )
 
 
 def gap_of(objective: Tensor, bound: Tensor) -> Tensor:
@@ -366,3 +411,85 @@ def gap_of(objective: Tensor, bound: Tensor) -> Tensor:
     size = torch.minimum(objective.abs(), bound.abs())
     same = (objective.sign() == bound.sign()) & (size > 0)
     return torch.where(same, (objective - bound) / size, torch.inf)
+
+
+# Where no bound can be given ----------------------------------------------------------------------
+
+
+class LocalSolution(NamedTuple):
+    """Answers to problems that are not convex: nothing is said of better ones elsewhere."""
+
+    y: Tensor  #: (B, V)
+    violation: Tensor  #: (B,) float64, as that of a :class:`Solution`
+    objective: Tensor  #: (B,) float64, f(y)
+    stationarity: Tensor  #: (B,) float64, the share of ∇f that no constraint balances: 0 at best
+
+
+def stationarity(
+    y: Tensor,
+    objective: Callable[[Tensor], Tensor],
+    inequalities: Callable[[Tensor], Tensor],
+    within: Tensor | None = None,
+    near: float = 1e-4,
+) -> Tensor:
+    """The KKT residual of answers: min over λ ≥ 0 of ‖∇f + Jᵀλ‖ / ‖∇f‖, (B,) float64.
+
+    J has the constraints within ``near`` of their bound, and all vectors are within the equalities.
+    At most 1; 0 where no small step improves a feasible y. It is no gap: a stationary point of a
+    problem that is not convex may be far from the optimum.
+
+    Args:
+        y: (B, V), float64 for a small residual.
+        objective: y ↦ f, (B,), row by row.
+        inequalities: y ↦ g, (B, K), row by row; g ≤ 0 is satisfied.
+        within: (V, D), orthonormal: the null space of the equalities.
+        near: in units of g.
+    """
+    y = y.detach()
+    slopes = slopes_of(inequalities, y)
+    slope = slopes_of(lambda y: objective(y)[:, None], y)[:, 0]
+    if within is not None:
+        slopes, slope = slopes @ within, slope @ within
+    active = (inequalities(y).detach() >= -near)[:, :, None]
+    slopes = torch.where(active, slopes, 0)
+    pulls = torch.where(active, slopes @ slope[:, :, None], 1)[:, :, 0]
+    rest = slope - least_move(slopes, -pulls)
+    return rest.norm(dim=1).double() / slope.norm(dim=1).double().clamp(min=1e-300)
+
+
+class Stationary(nn.Module):
+    """A solver of problems that are not convex: its answers come with their KKT residual.
+
+    Args:
+        model: x ↦ y (B, V).
+        program: their constraints; its objective is not read.
+        objective: y ↦ f (B,), row by row.
+        tolerance: the largest violation, where y is float64.
+    """
+
+    returns = LocalSolution
+
+    def __init__(
+        self,
+        model: nn.Module,
+        program: QuadraticProgram,
+        objective: Callable[[Tensor], Tensor],
+        tolerance: float = 1e-8,
+    ) -> None:
+        super().__init__()
+        self.model, self.program = model, program
+        self.objective, self.tolerance = objective, tolerance
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> LocalSolution:
+        """Answers in the dtype of x, corrected."""
+        weights = next(self.model.parameters())
+        y = self.model(x.to(weights.dtype)).double()
+        y = y - self.program.equalities(y, x) @ self.program.plus.T
+        return self.described(x, _feasible(y, self.program, x.dtype, self.tolerance).to(x.dtype))
+
+    def described(self, x: Tensor, y: Tensor) -> LocalSolution:
+        """What is known of answers y, (B, V)."""
+        program, wide = self.program, y.double()
+        found = stationarity(wide, self.objective, program.inequalities, program.null)
+        return LocalSolution(y, program.violation(y, x), self.objective(wide), found)

@@ -127,7 +127,7 @@ def newton_corrected(
         due = (least > tolerance).nonzero()[:, 0]
         if step == steps or not len(due):
             break
-        jacobian = _slopes_of(violations, y) if slopes is None else slopes(y)
+        jacobian = slopes_of(violations, y) if slopes is None else slopes(y)
         rows, moved = jacobian[due], y.clone()
         rows = rows if within is None else rows @ within
         # A little inside, so that rounding does not keep it out.
@@ -137,7 +137,7 @@ def newton_corrected(
     return best
 
 
-def _slopes_of(violations: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+def slopes_of(violations: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
     """∂v/∂y, (B, K, V), by autograd."""
     with torch.inference_mode(False), torch.enable_grad():
         y = y.detach().clone().requires_grad_()
@@ -146,30 +146,42 @@ def _slopes_of(violations: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
     return torch.stack(parts, 1)
 
 
-def least_move(slopes: Tensor, v: Tensor, rounds: int = 50) -> Tensor:
-    """argmin ‖u‖ subject to v + Ju ≤ 0, (B, D): by the active set of its dual.
+def least_move(slopes: Tensor, v: Tensor) -> Tensor:
+    """argmin ‖u‖ subject to v + Ju ≤ 0, (B, D), by its dual; slopes: J (B, K, D); v: (B, K)."""
+    forces = complementary(slopes @ slopes.mT, v, v > 0)
+    return -(forces[:, None, :] @ slopes)[:, 0]
 
-    slopes: J (B, K, D). v: (B, K). A set that comes back is left for one of single changes.
+
+def complementary(matrices: Tensor, values: Tensor, active: Tensor, rounds: int = 50) -> Tensor:
+    """argmax over λ ≥ 0 of vᵀλ − ½λᵀMλ, (B, K), by its active set; a ridge keeps M definite.
+
+    Args:
+        matrices: M, (B, K, K), positive semidefinite.
+        values: v, (B, K).
+        active: bool (B, K), those that are tried first as above 0.
+        rounds: at most; after ten of them one change each, so that no set comes back. What is not
+            found within them is λ ≥ 0 all the same.
     """
-    gram = slopes @ slopes.transpose(1, 2)
-    ridge = 1e-12 * gram.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-30)
-    active = v > 0
-    forces = torch.zeros_like(v)
+    diagonal = matrices.diagonal(dim1=1, dim2=2)
+    ridge = 1e-12 * diagonal.amax(1, keepdim=True).clamp(min=1e-30)
+    allowed = 1e-12 * values.abs().amax(1, keepdim=True)
+    found, left = torch.zeros_like(values), torch.arange(len(values), device=values.device)
     for attempt in range(rounds):
-        both = active[:, :, None] & active[:, None, :]
-        own = torch.where(active, ridge[:, None], 1.0)
-        kept = torch.where(both, gram, 0) + torch.diag_embed(own)
-        forces = torch.linalg.solve(kept, torch.where(active, v, 0))
-        # Where the force is below 0 a constraint is let go, where it is violated it is taken.
-        missed = v - (gram @ forces[:, :, None])[:, :, 0]
-        scale = 1e-12 * v.abs().amax(1, keepdim=True)
-        drop = active & (forces < 0)
-        take = ~active & (missed > scale)
-        wrong = drop | take
-        if not wrong.any():
-            break
-        if attempt >= 10:  # One change a round cannot cycle for ever.
+        matrix, value, on = matrices[left], values[left], active[left]
+        kept = torch.where(on[:, :, None] & on[:, None, :], matrix, 0)
+        kept = kept + torch.diag_embed(torch.where(on, ridge[left], 1.0))
+        forces = torch.linalg.solve(kept, torch.where(on, value, 0))
+        found[left] = forces.clamp(min=0)
+        # One below 0 is let go; one of which more would help is taken.
+        rest = value - (matrix @ forces[:, :, None])[:, :, 0]
+        wrong = (on & (forces < 0)) | (~on & (rest > allowed[left]))
+        if attempt >= 10:
             last = wrong.shape[1] - 1 - wrong.flip(1).int().argmax(1)
             wrong = wrong & nn.functional.one_hot(last, wrong.shape[1]).bool()
-        active = active ^ wrong
-    return -(forces.clamp(min=0)[:, None, :] @ slopes)[:, 0]
+        due = wrong.any(1)
+        if not due.any():
+            break
+        active = active.clone()
+        active[left] = on ^ wrong
+        left = left[due]
+    return found

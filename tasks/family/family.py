@@ -7,6 +7,7 @@ The data are those of Donti, Rolnick and Kolter, *DC3* (2021), by their formula.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from pl_pointwise import Constraint, Formulation, PointwiseDataModule, PointwiseModule, Training
-from pl_pointwise.correction import Corrected
+from pl_pointwise.bounds import Certified, DualNetwork, QuadraticProgram, Stationary, train_bound
+from pl_pointwise.correction import Corrected, newton_corrected
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
@@ -27,7 +29,10 @@ from pl_pointwise.extras import needs
 from pl_pointwise.model_card import write_card
 from pl_pointwise.plain import from_plain
 
+log = logging.getLogger(__name__)
+
 SEED = 17
+ALLOWED = 1e-5  # A violation of a proved answer, which is in float32.
 BEYOND = 1e-3  # A violation that counts in the metric of that name.
 Equalities = Literal["completion", "loss"]
 USAGE = """from pl_pointwise.tasks.family import Family, FamilyModule
@@ -46,6 +51,23 @@ class Family:
     inequalities: int = 10  #: K
     instances: int = 1000  #: N, at least 24
     nonconvex: bool = False  #: pᵀ sin y in the objective
+    file: str = ""  #: of matrices, in place of DC3's formula: see :meth:`of_file`
+
+    @classmethod
+    def of_file(cls, path: str | Path, nonconvex: bool = False) -> Family:
+        """The family whose numbers are in an ``.npz`` file, of one's own problems.
+
+        Q (V,) of a diagonal or (V, V); p (V,); A (E, V); G (K, V); h (K,); X (N, E), an instance a
+        row; and, where they are known, H (K, V) or (K, V, V) for ½yᵀHₖy + Gₖy ≤ hₖ, and optimum
+        (N,). The last two twelfths of the instances are held out.
+
+        Raises:
+            DataError: no such file, an array that is missing, or sizes that disagree.
+        """
+        found = _numbers_of(str(path))
+        (equations, variables), count = found["A"].shape, len(found["h"])
+        sizes = {"variables": variables, "equations": equations, "inequalities": count}
+        return cls(**sizes, instances=len(found["X"]), nonconvex=nonconvex, file=str(path))
 
     def __post_init__(self) -> None:
         if not 0 < self.equations < self.variables or self.inequalities < 1 or self.instances < 24:
@@ -63,11 +85,72 @@ class Problems(NamedTuple):
     x: Tensor  # (N, E)
     plus: Tensor  # A⁺, (V, E)
     null: Tensor  # N, (V, V − E), orthonormal, AN = 0
+    H: Tensor | None = None  # (K, V, V), of quadratic constraints
+
+
+@lru_cache
+def _numbers_of(path: str) -> dict[str, Tensor]:
+    """The arrays of a file, float64, with sizes that agree."""
+    if not Path(path).is_file():
+        raise DataError(f"{path}: no such file of matrices.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: torch.from_numpy(file[name].astype(np.float64)) for name in file}
+    except (ValueError, OSError, AttributeError) as error:
+        raise DataError(f"{path} is no .npz file of numbers: {error}") from error
+    if lacking := [name for name in ("Q", "p", "A", "G", "h", "X") if name not in found]:
+        raise DataError(
+            f"{path} lacks {', '.join(lacking)}: give Q, p, A, G, h and X, of minimise "
+            "½yᵀQy + pᵀy subject to Ay = x, Gy ≤ h."
+        )
+    variables, count = found["p"].numel(), found["h"].numel()
+    square, cube = (variables, variables), (count, variables, variables)
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "Q": [(variables,), square],
+        "p": [(variables,)],
+        "A": [(len(found["A"]), variables)],
+        "G": [(count, variables)],
+        "h": [(count,)],
+        "X": [(len(found["X"]), len(found["A"]))],
+        "H": [(count, variables), cube],
+        "optimum": [(len(found["X"]),)],
+    }
+    for name, value in found.items():
+        allowed = shapes.get(name, [tuple(value.shape)])
+        if tuple(value.shape) not in allowed:
+            wanted = " or ".join(map(str, allowed))
+            raise DataError(f"{path}: {name} is {tuple(value.shape)}, and should be {wanted}.")
+        if name != "optimum" and not value.isfinite().all():
+            raise DataError(f"{path}: {name} has numbers that are not finite.")
+    if int(torch.linalg.matrix_rank(found["A"])) < len(found["A"]):
+        raise DataError(f"{path}: the rows of A depend on each other; leave out those that do.")
+    return found
+
+
+def _of_file(path: str) -> Problems:
+    found = _numbers_of(path)
+    equal, quadratic = found["A"], found.get("H")
+    null = torch.linalg.svd(equal)[2][len(equal) :].T.contiguous()
+    if quadratic is not None and quadratic.dim() == 2:
+        quadratic = torch.diag_embed(quadratic)
+    return Problems(
+        Q=found["Q"],
+        p=found["p"],
+        A=equal,
+        G=found["G"],
+        h=found["h"],
+        x=found["X"],
+        plus=torch.linalg.pinv(equal),
+        null=null,
+        H=quadratic,
+    )
 
 
 @lru_cache
 def problems(family: Family) -> Problems:
-    """The family's numbers. With h every x has a feasible y: that without z."""
+    """The family's numbers. With DC3's h every x has a feasible y: that without z."""
+    if family.file:
+        return _of_file(family.file)
     variables, draw = family.variables, np.random.RandomState(SEED)
     square, linear = draw.random_sample(variables), draw.random_sample(variables)
     equal = draw.normal(0, 1, (family.equations, variables))
@@ -79,8 +162,34 @@ def problems(family: Family) -> Problems:
 
 
 def cost(y: Tensor, Q: Tensor, p: Tensor, nonconvex: bool) -> Tensor:  # noqa: N803
-    """½ yᵀQy + pᵀy, or pᵀ sin y: (B, V) ↦ (B,)."""
-    return y.square() @ Q / 2 + (y.sin() if nonconvex else y) @ p
+    """½ yᵀQy + pᵀy, or pᵀ sin y: (B, V) ↦ (B,); Q (V,), a diagonal, or (V, V)."""
+    squares = y.square() @ Q if Q.dim() == 1 else ((y @ Q) * y).sum(1)
+    return squares / 2 + (y.sin() if nonconvex else y) @ p
+
+
+def program_of(family: Family) -> QuadraticProgram:
+    """The family's problems, with bounds; refuses those that are not convex."""
+    of = problems(family)
+    return QuadraticProgram(of.Q, of.p, of.A, of.G, of.h, of.H)
+
+
+def _optimum_of_file(family: Family) -> Tensor:
+    """Those that the file gives, else by Newton steps on the bound; NaN where they do not close."""
+    of, trained = problems(family), split_of(family)["train"].stop
+    unknown = torch.full((family.instances,), torch.nan, dtype=torch.float64)
+    given = _numbers_of(family.file).get("optimum")
+    if given is not None:
+        return given
+    if family.nonconvex:
+        return unknown
+    program, x = program_of(family), of.x[trained:]
+    multipliers = program.ascend(x, x.new_zeros(len(x), len(of.h)), 50)
+    bound, y = program.dual(x, multipliers), program.minimiser(x, multipliers)
+    y = newton_corrected(y, program.inequalities, program.slopes, within=program.null)
+    value = program.objective(y)
+    closed = (value - bound <= 1e-5 * value.abs()) & (program.violation(y, x) <= 1e-6)
+    unknown[trained:] = torch.where(closed, value, torch.nan)
+    return unknown
 
 
 @lru_cache
@@ -90,6 +199,8 @@ def optimum(family: Family, tolerance: float = 1e-6, steps: int = 20_000) -> Ten
     Until no primal or dual residual is above the tolerance. With the sine, which is replaced by its
     tangent and a parabola above it in each step, a stationary point and not the least for sure.
     """
+    if family.file:
+        return _optimum_of_file(family)
     of, trained = problems(family), split_of(family)["train"].stop
     start = of.x[trained:] @ of.plus.T
     curved = of.Q + of.p if family.nonconvex else of.Q
@@ -121,11 +232,21 @@ def split_of(family: Family) -> dict[str, slice]:
 class Proxy(nn.Module):
     """The network: x (B, E) ↦ y (B, V); by completion y = A⁺x + N·z(x), which holds Ay = x."""
 
+    Q: Tensor
+    p: Tensor
+    A: Tensor
+    G: Tensor
+    h: Tensor
+    plus: Tensor
+    null: Tensor
+
     def __init__(self, family: Family, equalities: Equalities, width: int = 200) -> None:
         super().__init__()
         self.nonconvex, self.completes = family.nonconvex, equalities == "completion"
-        of = Problems(*(nn.Buffer(each.float()) for each in problems(family)))
-        self.Q, self.p, self.A, self.G, self.h, _, self.plus, self.null = of
+        numbers = problems(family)
+        for name in ("Q", "p", "A", "G", "h", "plus", "null"):
+            self.register_buffer(name, getattr(numbers, name).float())
+        self.H = None if numbers.H is None else nn.Buffer(numbers.H.float())
         outputs = family.variables - (family.equations if self.completes else 0)
         sizes = (family.equations, width, width, outputs)
         layers = [[nn.Linear(*pair), nn.ReLU()] for pair in pairwise(sizes)]
@@ -139,7 +260,10 @@ class Proxy(nn.Module):
         return cost(y, self.Q, self.p, self.nonconvex)
 
     def inequalities(self, y: Tensor, x: Tensor) -> Tensor:  # (B, K)
-        return y @ self.G.T - self.h
+        found: Tensor = y @ self.G.T - self.h
+        if self.H is None:
+            return found
+        return found + torch.einsum("bi,kij,bj->bk", y, self.H, y) / 2
 
     def equalities(self, y: Tensor, x: Tensor) -> Tensor:  # (B, E)
         return y @ self.A.T - x
@@ -155,6 +279,12 @@ class FamilyModule(PointwiseModule):
         margin: by how much more than needed an inequality is to hold in training.
         correction: steps of :class:`~pl_pointwise.correction.Corrected` in evaluation.
         training: optimizer and schedule.
+        bound: whether answers are evaluated, and exported, with a proof: ``solver`` is
+            :class:`~pl_pointwise.bounds.Certified`, and `gap` what it proves. Where the problems
+            are not convex, :class:`~pl_pointwise.bounds.Stationary`.
+        proof: an answer whose gap is above it counts as `unproved`.
+        problem: an ``.npz`` file of one's own problems in place of ``family``, and of the data's:
+            :meth:`Family.of_file`.
     """
 
     shared_objective, shared_violation = "gap", "worst"
@@ -167,8 +297,14 @@ class FamilyModule(PointwiseModule):
         margin: float = 0.0,
         correction: int = 0,
         training: Training | None = None,
+        bound: bool = False,
+        proof: float = 0.005,
+        problem: str | None = None,
     ) -> None:
         one_of("equalities", equalities, ("completion", "loss"))
+        family = from_plain(Family, family)
+        if problem is not None:
+            family = Family.of_file(problem, family.nonconvex)
         exact = {"equalities": Constraint(equals=0.0)} if equalities == "loss" else {}
         super().__init__(
             formulation=formulation,
@@ -176,9 +312,20 @@ class FamilyModule(PointwiseModule):
             evaluation_constraints={"inequalities": Constraint(at_most=0.0)},
             training=training or Training(),
         )
-        self.family, self.equalities = from_plain(Family, family), equalities
+        self.family, self.equalities, self.problem = family, equalities, problem
+        self.proof = proof
         proxy = Proxy(self.family, equalities)
-        self.solver = Corrected(proxy, proxy.inequalities, correction, within=proxy.null)
+        self.solver: nn.Module = Corrected(proxy, proxy.inequalities, correction, within=proxy.null)
+        self.correction, self.bound_trained = correction, False
+        if bound and not family.nonconvex:
+            dual = DualNetwork(family.equations, torch.zeros(family.inequalities))
+            self.solver = Certified(proxy, program_of(family), dual.requires_grad_(False))
+        elif bound:
+            of = problems(family)
+            convex = QuadraticProgram(of.Q, of.p, of.A, of.G, of.h, of.H)
+            self.solver = Stationary(
+                proxy, convex, lambda y: cost(y, of.Q.to(y), of.p.to(y), nonconvex=True)
+            )
 
     @property
     def proxy(self) -> Proxy:
@@ -186,12 +333,45 @@ class FamilyModule(PointwiseModule):
         return self.solver.model  # type: ignore[return-value]
 
     def setup(self, stage: str) -> None:
+        if isinstance(self.solver, Stationary) and stage == "fit":
+            log.warning(
+                "Problems with a sine are not convex, and have no bound: instead of a gap the "
+                "answers have their stationarity, which says nothing of better ones elsewhere."
+            )
         given = getattr(self.trainer.datamodule, "family", self.family)
         if given != self.family:
             raise DataError(f"model.family is {self.family}, data.family {given}: set both alike.")
 
     def forward(self, batch: Any) -> Tensor:
-        return (self.proxy if self.training else self.solver)(batch["x"])
+        if self.training:
+            return self.proxy(batch["x"])
+        found = self.solver(batch["x"])
+        y: Tensor = found if isinstance(found, Tensor) else found.y
+        return y
+
+    def on_train_epoch_end(self) -> None:
+        """λ(x) is trained once prices are known: every checkpoint after that has it."""
+        epochs = self.trainer.max_epochs or 0
+        if self.trainer.current_epoch + 1 >= max(1, epochs // 3):
+            self.train_bound()
+
+    def on_train_end(self) -> None:
+        self.train_bound()
+
+    def train_bound(self, epochs: int = 20) -> None:
+        """Trains λ(x) by the bound of the training instances, once, from the run's mean price."""
+        if self.bound_trained or not isinstance(self.solver, Certified):
+            return
+        self.bound_trained = True
+        program, dual = self.solver.program, self.solver.network
+        count = self.family.inequalities
+        price = self.prices.mean("inequalities") if "inequalities" in self.prices else None
+        # A mean over a sample's values, so that λ of the mean objective is a K-th of the price.
+        start = torch.zeros(count) if price is None else price[:count].nan_to_num() / count
+        dual.start_at(start)
+        x = problems(self.family).x[split_of(self.family)["train"]].to(program.p.device)
+        batch = min(200, -(-len(x) // 10))
+        train_bound(dual, program, x, epochs=epochs, batch=batch)
 
     def objective(self, outputs: Tensor, batch: Any) -> Tensor:  # (B,)
         return self.proxy.objective(outputs)
@@ -203,7 +383,12 @@ class FamilyModule(PointwiseModule):
         return found
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        return {name: MeanBySample() for name in ("gap", "worst", "beyond", "equality")}
+        names = ["gap", "worst", "beyond", "equality"]
+        if isinstance(self.solver, Certified):
+            names += ["unproved"]
+        elif isinstance(self.solver, Stationary):
+            names += ["stationarity"]
+        return {name: MeanBySample() for name in names}
 
     def update_evaluation_metrics(
         self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor, stage: str
@@ -213,6 +398,15 @@ class FamilyModule(PointwiseModule):
         metrics["worst"].update(index, worst)
         metrics["beyond"].update(index, (worst > BEYOND).float())
         metrics["equality"].update(index, proxy.equalities(outputs, batch["x"]).abs().mean(1))
+        if isinstance(self.solver, Certified):
+            found = self.solver.proved(batch["x"], outputs)
+            beyond = (found.gap > self.proof) | (found.violation > ALLOWED)
+            metrics["unproved"].update(index, beyond.float())
+            metrics["gap"].update(index, found.gap.clamp(0, 1).float())
+            return
+        if isinstance(self.solver, Stationary):
+            residual = self.solver.described(batch["x"], outputs).stationarity
+            metrics["stationarity"].update(index, residual.float())
         if stage != "train":
             best = batch["optimum"]
             metrics["gap"].update(index, (proxy.objective(outputs) - best) / best.abs())
@@ -224,8 +418,12 @@ class FamilyModule(PointwiseModule):
         folder.mkdir(parents=True, exist_ok=True)
         save_model(self.solver, str(folder / "model.safetensors"))
         kinds = {"library_name": "pytorch", "pipeline_tag": "other"}
-        options = {"equalities": self.equalities, "correction": self.solver.steps}
+        options = {"equalities": self.equalities, "correction": self.correction}
         usage = USAGE.format(family=asdict(self.family), **options)
+        if isinstance(self.solver, (Certified, Stationary)):
+            fields = ", ".join(self.solver.returns._fields)
+            usage = usage.replace(f"correction={self.correction})", "bound=True)")
+            usage = usage.replace("y = module.solver(x)", f"{fields} = module.solver(x)")
         write_card(self, folder, **kinds, base_model=None, usage=usage)
         return folder
 
@@ -238,6 +436,9 @@ class FamilyDataModule(PointwiseDataModule):
         self.family = from_plain(Family, family)
 
     def setup(self, stage: str) -> None:
+        module = getattr(self.trainer, "lightning_module", None)
+        if getattr(module, "problem", None) is not None:
+            self.family = module.family  # type: ignore[union-attr]
         x, best = problems(self.family).x.float(), optimum(self.family).float()
         for split, part in split_of(self.family).items():
             pairs = zip(x[part], best[part], strict=True)

@@ -145,3 +145,112 @@ def test_the_export_is_loaded_with_its_certificate_and_corrects(
     x = problems(SMALL).x[:9].float()
     torch.testing.assert_close(module.solver(x), other.solver(x))
     assert module.proxy.inequalities(module.solver(x), x).max() <= 1e-4
+
+
+# Proofs -------------------------------------------------------------------------------------------
+
+
+def file_of(path: Path, **changed: Any) -> Path:
+    """SMALL's problems as a file of matrices."""
+    of = problems(SMALL)
+    found = {name: getattr(of, name).numpy() for name in ("Q", "p", "A", "G", "h")}
+    np.savez(path, **{**found, "X": of.x.numpy(), **changed})
+    return path
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_every_answer_has_a_proof_that_holds(kind: torch.dtype) -> None:
+    module, part = fitted(9, bound=True), split_of(SMALL)["test"]
+    x, best = problems(SMALL).x[part], optimum(SMALL)[part]
+    with torch.no_grad():
+        found = module.solver(x.to(kind))
+    assert found.violation.max() <= (1e-8 if kind == torch.float64 else 1e-6)
+    assert (found.bound <= best + 1e-6).all()  # The optimum is ADMM's, to that.
+    assert found.gap.max() <= 0.005
+    alone = module.solver.program.dual(x, module.solver.network(x.float()))
+    at_price = module.prices.mean("inequalities") / SMALL.inequalities
+    of_price = module.solver.program.dual(x, at_price.expand(len(x), -1))
+    assert (best - alone).mean() < (best - of_price).mean()  # What the network has learnt.
+
+
+def test_gap_is_what_is_proved_and_an_export_proves_it_too(tmp_path: Path) -> None:
+    module, data = fitted(3, bound=True), FamilyDataModule(SMALL, batch_size=40)
+    (found, train_found) = trainer().test(module, data, verbose=False)
+    assert {"test/gap", "test/unproved", "train/gap"} <= {*found, *train_found}
+    assert 0 <= found["test/gap"] <= 0.005
+    assert found["test/unproved"] == 0
+    assert found["test/inequalities/violated"] == 0  # In float32 too.
+    module.export(tmp_path / "model")
+    usage = (tmp_path / "model/README.md").read_text()
+    assert "y, violation, objective, bound, gap = module.solver(x)" in usage
+    other = FamilyModule(None, SMALL, bound=True)
+    load_model(other.solver, tmp_path / "model/model.safetensors")
+    x = problems(SMALL).x[:5].float()
+    torch.testing.assert_close(other.eval().solver(x), module.solver(x))
+
+
+def test_proofs_are_in_checkpoints(tmp_path: Path) -> None:
+    module = fitted(3, bound=True)
+    module.trainer.save_checkpoint(tmp_path / "model.ckpt")
+    other = FamilyModule.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True).eval()
+    x = problems(SMALL).x[:5]
+    torch.testing.assert_close(other.solver(x), module.solver(x))
+
+
+def test_problems_of_a_file_are_those_of_the_family(tmp_path: Path) -> None:
+    path = str(file_of(tmp_path / "own.npz"))
+    torch.manual_seed(0)
+    module = FamilyModule(Pointwise(), bound=True, problem=path)
+    trainer(max_epochs=2).fit(module, FamilyDataModule(batch_size=40))
+    part = split_of(SMALL)["test"]
+    torch.testing.assert_close(
+        optimum(module.family)[part], optimum(SMALL)[part], atol=1e-5, rtol=0
+    )
+    x = problems(SMALL).x[part]
+    assert module.eval().solver(x).gap.max() <= 0.005
+
+
+def test_quadratic_constraints_and_a_full_objective_come_from_a_file(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    root = draw.normal(size=(8, 8))
+    curved = 0.3 * draw.random((8, 8))  # Diagonals.
+    path = file_of(
+        tmp_path / "own.npz", Q=root @ root.T / 8 + np.eye(8), H=curved, h=problems(SMALL).h + 2
+    )
+    torch.manual_seed(0)
+    module = FamilyModule(Pointwise(), bound=True, problem=str(path))
+    trainer(max_epochs=2).fit(module, FamilyDataModule(batch_size=40))
+    x = problems(module.family).x[split_of(module.family)["test"]]
+    found = module.eval().solver(x)
+    below = found.y.square() @ torch.from_numpy(curved).T / 2 + found.y @ problems(SMALL).G.T
+    assert (below <= problems(SMALL).h + 2 + 1e-7).all()
+    assert found.gap.median() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"p": np.zeros(3)}, "own.npz: Q is"),
+        ({"G": np.full((8, 8), np.nan)}, "not finite"),
+        ({"A": np.ones((5, 8))}, "depend on each other"),
+        ({"h": np.array([None] * 8)}, "no .npz file of numbers"),
+    ],
+)
+def test_a_file_that_is_not_as_it_should_be_is_refused(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = file_of(tmp_path / "own.npz", **changed)
+    with pytest.raises(pl_pointwise.errors.DataError, match=message):
+        FamilyModule(Pointwise(), problem=str(path))
+
+
+def test_a_problem_that_is_not_convex_has_no_gap_but_its_stationarity() -> None:
+    family = Family(8, 5, 8, 240, nonconvex=True)
+    module = FamilyModule(Pointwise(), family, bound=True)
+    data = FamilyDataModule(family, batch_size=40)
+    trainer(max_epochs=6).fit(module, data)
+    (found, _) = trainer().test(module.eval(), data, verbose=False)
+    assert 0 < found["test/stationarity"] <= 1
+    assert "test/unproved" not in found
+    answers = module.solver(problems(family).x[:5])
+    assert answers._fields == ("y", "violation", "objective", "stationarity")
