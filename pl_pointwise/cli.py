@@ -39,7 +39,9 @@ from .extras import import_classes
 from .files import free_path, run_root, write_whole
 from .module import PointwiseModule
 from .printing import print_in_any_encoding
+from .report.of_evaluation import write_test_page
 from .report.of_run import write_fit_page
+from .report.page import no_end_of_a_run
 from .report.progress import RunProgressBar
 from .training.checkpoints import differences, hyperparameters
 
@@ -223,8 +225,9 @@ class PointwiseCLI(LightningCLI):
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         if isinstance(self.model, PointwiseModule) and self.model.closing is not None:
-            page = write_fit_page(self.model, trainer, free_path(folder, "report", ".html"))
-            print(f"Curves and the hardest samples: open {short_path(page)}")
+            with no_end_of_a_run():
+                page = write_fit_page(self.model, trainer, free_path(folder, "report", ".html"))
+                print(f"Curves and the hardest samples: open {short_path(page)}")
         # Of several callbacks the first that compares checkpoints.
         savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
         savers.sort(key=lambda one: one.monitor is None)
@@ -250,9 +253,22 @@ class PointwiseCLI(LightningCLI):
 
     def after_test(self) -> None:
         self.after_validate()
+        self._write_test_page()
         checkpoint = self.config[self.subcommand].get("ckpt_path")
         if self.trainer.is_global_zero and checkpoint and exports(type(self.model)):
             print(f"\nNext:\n\n  {command_for('export', checkpoint, config_of(checkpoint))}")
+
+    def _write_test_page(self) -> None:
+        """Metrics and answers as a page, for whoever does not read a terminal."""
+        trainer: Any = self.trainer
+        folder = run_root(trainer)  # Asks all ranks.
+        if not trainer.is_global_zero or not isinstance(self.model, PointwiseModule):
+            return
+        cells = metric_cells(trainer.callback_metrics, samples_measured(self.model))
+        with no_end_of_a_run():
+            path = free_path(folder, "report", ".html")
+            write_test_page(self.model, trainer, cells, path)
+            print(f"As a page, with its samples: open {short_path(path)}")
 
     def after_validate(self) -> None:
         if not self.trainer.is_global_zero:
@@ -331,14 +347,25 @@ def samples_measured(module: LightningModule) -> dict[str, int]:
     return found
 
 
+def metric_cells(
+    metrics: Mapping[str, Any], samples: Mapping[str, int]
+) -> dict[str, dict[str, str]]:
+    """Every metric as a text, by its name and data set, with the number of samples behind it."""
+    cells: dict[str, dict[str, str]] = {}
+    for key, value in metrics.items():
+        stage, _, name = key.partition("/")
+        counted = f" ({samples[key]:,})" if key in samples else ""
+        cells.setdefault(name, {})[stage] = f"{float(value):.4g}{counted}"
+    return cells
+
+
 def metrics_table(metrics: Mapping[str, Any], samples: Mapping[str, int]) -> str:
     """Returns a line per metric, a column per evaluated data set, its starting model's before.
 
     samples: of a metric, where that is known: a rate of 0 says little of four prompts.
     """
-    stages, names = (
-        [*dict.fromkeys(name.partition("/")[part] for name in metrics)] for part in (0, 2)
-    )
+    cells = metric_cells(metrics, samples)
+    names, stages = [*cells], [*dict.fromkeys(name.partition("/")[0] for name in metrics)]
     ends = [stage for stage in stages if not stage.startswith(BEFORE)]
     columns = [name for stage in ends for name in (f"{BEFORE}{stage}", stage)]
     stages = [name for name in columns if name in stages]
@@ -347,10 +374,7 @@ def metrics_table(metrics: Mapping[str, Any], samples: Mapping[str, int]) -> str
     lines = [" " * width + "".join(f"{stage:>{column}}" for stage in stages)]
     for name in names:
         line = f"{name:<{width}}"
-        for key in (f"{stage}/{name}" for stage in stages):
-            value = "" if key not in metrics else f"{float(metrics[key]):.4g}"
-            counted = f" ({samples[key]:,})" if value and key in samples else ""
-            line += f"{value + counted:>{column}}"
+        line += "".join(f"{cells[name].get(stage, ''):>{column}}" for stage in stages)
         lines.append(line)
     if samples:
         lines.append("In brackets: of how many.")

@@ -41,6 +41,9 @@ from pl_pointwise.evaluation import BEFORE
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.identity import bases_of, digest_of_code, files_read, own_code
 from pl_pointwise.printing import quieten
+from pl_pointwise.report.of_run import write_fit_page
+from pl_pointwise.report.page import FILE as REPORT
+from pl_pointwise.report.page import no_end_of_a_run, write_page
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
 from pl_pointwise.requirements.samples import (
     Source,
@@ -54,6 +57,7 @@ from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import notes_of
 
 from .certification import answer_requirements, check_requirements
+from .page import comparison_page
 from .results import PLOTS, tables, write_csv
 from .results import draw as draw_plots
 from .runs import (
@@ -177,7 +181,11 @@ def compare(comparison: Comparison, start: DataFrame | None, note: str = "") -> 
             if done := [outcome for outcome in outcomes if "error" not in outcome[1]]:
                 draw_plots(done, output, note)
             drawn = [name for name in PLOTS if (output / name).is_file()]
-            print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
+            written = ["comparison.md", "comparison.csv", *drawn]
+            with no_end_of_a_run():
+                write_page(output / REPORT, comparison_page(outcomes, found, output, note))
+                written.append(REPORT)
+            print(f"Written to {output}: {', '.join(written)}")
         if start is not None:
             answer_requirements(comparison, outcomes, start)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
@@ -234,6 +242,10 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     started = time.perf_counter()
     cli.trainer.fit(cli.model, cli.datamodule)
     result["fit_seconds"] = time.perf_counter() - started
+    if cli.trainer.is_global_zero and getattr(cli.model, "closing", None) is not None:
+        result["closing"] = cli.model.closing.plain()
+        with no_end_of_a_run():
+            write_fit_page(cli.model, cli.trainer, run.folder / REPORT)
     if run.certified:
         cli.trainer.save_checkpoint(run.folder / CHECKPOINT, weights_only=True)
     try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,6 +92,17 @@ class Closing:
     sentences: list[str] = field(default_factory=list)  #: the most important first
     warnings: list[str] = field(default_factory=list)  #: those of them that call for an answer
     not_trained: list[str] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        """Numbers and texts, for a file."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, found: Mapping[str, Any]) -> Closing:
+        """What :meth:`plain` gave, read from JSON."""
+        rows = [RequirementRow(**row) for row in found["rows"]]
+        first, last, held_out = found["objective"]
+        return cls(**{**found, "rows": rows, "objective": (first, last, held_out)})
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -62,9 +62,9 @@ def hardest_samples(module: Task, trainer: Trainer, count: int = SAMPLES) -> lis
     history = history_of(module)
     if not history.samples:
         return []
-    ranked = {name: _ranked(worst) for name, worst in history.last.items()}
+    orders = {name: ranked(worst) for name, worst in history.last.items()}
     places = [
-        (rank, name, index) for name, order in ranked.items() for rank, index in enumerate(order)
+        (rank, name, index) for name, order in orders.items() for rank, index in enumerate(order)
     ]
     places.sort(key=lambda place: place[0])
     data: Any = getattr(trainer, "datamodule", None)
@@ -100,7 +100,7 @@ def price_of(table: Tensor | None, index: int, sides: int) -> float | None:
     return price if math.isfinite(price) else None
 
 
-def _ranked(worst: Tensor) -> list[int]:
+def ranked(worst: Tensor) -> list[int]:
     """The samples that a requirement applies to, the largest violation first."""
     order = worst.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True)
     known = ~worst.isnan()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from ..files import write_whole
 from ..printing import Table
 from .closing import Closing, RequirementRow
 from .history import Curves
+
+log = logging.getLogger(__name__)
 
 FILE = "report.html"
 TEMPLATE = Path(__file__).parents[1] / "templates/report.html.jinja"
@@ -51,7 +55,7 @@ class Plot:
 
     title: str
     steps: Sequence[int]
-    lines: Mapping[str, Sequence[float]]  #: by label; NaN leaves a gap
+    lines: Mapping[str, Sequence[float]]  #: by label; NaN where a step has no value
     bound: float | None = None  #: a line across
     percent: bool = False
 
@@ -79,6 +83,7 @@ class Page:
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     runs: Sequence[Page] = ()  #: a drawer for each
+    link: str = ""  #: of a run in a drawer: its own page, relative to this one
 
 
 def write_page(path: Path, page: Page) -> Path:
@@ -93,6 +98,18 @@ def write_page(path: Path, page: Page) -> Path:
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     write_whole(path, template.render(page=page, samples=_as_json(page.samples)))
     return path
+
+
+@contextmanager
+def no_end_of_a_run() -> Iterator[None]:
+    """Around the writing of a page: what fails there, as a row that cannot be read, is told only.
+
+    The run is done by then, and all else of it is written.
+    """
+    try:
+        yield
+    except Exception as error:  # Of a describe() or a data set of one's own, or a full disk.
+        log.warning(f"{FILE} is not written: {type(error).__name__}: {error}")
 
 
 def plots_of(
@@ -161,17 +178,14 @@ def _as_json(samples: Sequence[Sample]) -> str:
         row = {key: value for key, value in vars(sample).items() if value not in (None, "", {})}
         if sample.image is not None:
             row["image"] = data_uri(sample.image)
-        if isinstance(sample.violation, float) and not math.isfinite(sample.violation):
-            row.pop("violation")
+        for name in ("value", "violation", "price"):
+            if not math.isfinite(row.get(name, 0.0)):  # JSON has no such number.
+                row.pop(name)
         rows.append(row)
-    text = json.dumps(rows, ensure_ascii=False, default=_finite)
+    text = json.dumps(rows, ensure_ascii=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
-
-
-def _finite(value: Any) -> Any:
-    raise TypeError(f"no part of a sample: {type(value).__name__}")
 
 
 # Plots -------------------------------------------------------------------------------------------
@@ -232,14 +246,9 @@ def _points(plot: Plot, x: Sequence[float], low: float, scale: float) -> dict[st
 
 
 def _path(x: Sequence[float], y: Sequence[float]) -> str:
-    """Of an SVG; a value that is not finite leaves a gap."""
-    words, pen = [], "M"
-    for across, up in zip(x, y, strict=True):
-        if not math.isfinite(up):
-            pen = "M"
-            continue
-        words.append(f"{pen}{across:.1f} {up:.1f}")
-        pen = "L"
+    """Of an SVG; a step without a sample of the term has no point, and the line goes on."""
+    known = [(across, up) for across, up in zip(x, y, strict=True) if math.isfinite(up)]
+    words = [f"{'L' if n else 'M'}{across:.1f} {up:.1f}" for n, (across, up) in enumerate(known)]
     if len(words) == 1:  # A single point: a short line, or nothing would be seen.
         words.append("l3 0")
     return "".join(words)
