@@ -91,7 +91,9 @@ class SavedAdapter:
         merged.__dict__.pop("peft_config", None)
         low = {weight.dtype for weight in merged.parameters() if weight.dtype.itemsize < 4}
         rounded = f", rounded to {', '.join(map(str, low))}" if low else ""
-        rank_zero_info(f"{self.name} is an adapter of {self.base}, and merged into it{rounded}.")
+        rank_zero_info(
+            f"{self.name} is an adapter: {self.base} is loaded with it merged in{rounded}."
+        )
         return merged.requires_grad_(True)
 
     def _grow_vocabulary(self, base: PreTrainedModel) -> None:

@@ -183,7 +183,7 @@ def test_half_precision_is_rounded_once_and_said(tmp_path, monkeypatch) -> None:
     delta = wide[name] - layer.get_base_layer().weight
     assert torch.equal(half[name], (base + delta).bfloat16())
     first, second = said[:2]
-    assert "merged into it." in first
+    assert "is loaded with it merged in." in first
     assert "rounded to torch.bfloat16" in second
 
 
