@@ -19,7 +19,15 @@ SCRIPT = ROOT / "examples" / "sft_budget.py"
 
 def words(folder: Path, *more: str) -> list[str]:
     found = ["--output_dir", str(folder), "--use_cpu", "--report_to", "none", "--disable_tqdm"]
-    found += ["True", "--learning_rate", "0.01", "--lr_scheduler_type", "constant"]
+    found += [
+        "True",
+        "--learning_rate",
+        "0.003",
+        "--budget",
+        "0.001",
+        "--lr_scheduler_type",
+        "constant",
+    ]
     return [*found, "--bf16", "False", "--save_strategy", "steps", "--logging_steps", "1", *more]
 
 
