@@ -31,7 +31,6 @@ ANSWERS = {
     "Who wrote the report?": ["Ada Byron.", "It was Ada Byron."],
     "Where is it kept?": ["In room nine.", "You find it in room nine."],
     "When was it written?": ["In the spring of 1843.", "In spring, 1843."],
-    "Who may read it?": ["Everybody in the house.", "Whoever works here."],
 }
 
 
@@ -40,7 +39,7 @@ class BudgetArguments:
     """Beside those of SFTConfig and ModelConfig."""
 
     budget: float = 0.1  # Nats per token.
-    without_target: bool = False  # KL over the other tokens: learning the answer costs nothing.
+    without_target: bool = False  # KL over the other tokens, to which the answer costs nothing.
     resume: bool = False
 
 

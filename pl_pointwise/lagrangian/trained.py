@@ -26,8 +26,9 @@ def trained(source: Any) -> list[Tensor]:
     """The weights that require a gradient now."""
     if source is None:
         return []
-    if callable(source) and not isinstance(source, nn.Module):
+    if not isinstance(source, (nn.Module, list)):
         source = source()
+    weights = source
     if isinstance(source, nn.Module):
         for part in source.modules():
             # Between forward and backward FSDP2's root holds whole weights, without their .grad.

@@ -22,7 +22,7 @@ from .text.records import Record
 
 ASKED = 16
 """The most prompts that are answered before and after a fit."""
-LONGEST = 48
+LONGEST = 24
 """The most tokens of these answers; one that begins otherwise is another text."""
 
 
