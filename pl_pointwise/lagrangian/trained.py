@@ -28,7 +28,6 @@ def trained(source: Any) -> list[Tensor]:
         return []
     if not isinstance(source, (nn.Module, list)):
         source = source()
-    weights = source
     if isinstance(source, nn.Module):
         for part in source.modules():
             # Between forward and backward FSDP2's root holds whole weights, without their .grad.

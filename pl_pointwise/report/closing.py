@@ -284,12 +284,15 @@ def _warnings(
         if conditions.skipped:
             found.append(f"skipped {_counted(conditions.skipped, 'step')} whole")
         yield (
-            f"Values that were not finite {' and '.join(found)}: look at these records, or lower "
-            "the learning rate."
+            f"Values that were not finite, or masks without a sample, {' and '.join(found)}: look "
+            "at these records, or lower the learning rate."
         )
     cause = _likelier_cause(closing, history, conditions)
     if cause:
         yield cause
+    if closing.rows and not any(row.of for row in closing.rows):
+        names = ", ".join(row.name for row in closing.rows)
+        yield f"{names} applied to no sample: membership() leaves all out, or there are none."
     for row in closing.rows:
         yield from _on_requirement(row, history, formulations, multipliers, bool(cause))
     yield from _held_out_above_training(closing)
@@ -374,11 +377,6 @@ def _on_requirement(
 ) -> Iterator[str]:
     """On one that applied to nothing, that never acted, or that every sample violates."""
     if not row.of:
-        if all(not other.isnan().logical_not().any() for other in history.last.values()):
-            yield (
-                f"{row.name} applied to no sample: membership() leaves all of them out, or there "
-                "are none."
-            )
         return
     formulation, table = formulations.get(row.name), multipliers.get(row.name)
     if formulation is None or history.constraints[row.name].equals is not None:

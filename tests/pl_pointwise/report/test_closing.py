@@ -233,7 +233,7 @@ def test_a_constraint_that_no_sample_has_is_said() -> None:
             return {"fit": torch.zeros(len(batch["index"]), dtype=torch.bool)}
 
     closing, _ = closed(Nobody(Pointwise(), {"fit": Constraint(at_most=0.0)}))
-    assert "fit applied to no sample: membership() leaves all of them out" in str(closing)
+    assert "fit applied to no sample: membership() leaves all out" in str(closing)
     closing, _ = closed(Nobody(Pointwise()))  # Beside another one: as a role of none.
     assert "no sample" not in str(closing)
 
