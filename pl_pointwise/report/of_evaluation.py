@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from ..evaluation import BEFORE
 from ..task import Task, notes_of
 from .of_run import SAMPLES, ranked
 from .page import Page, Sample, write_page
@@ -30,18 +31,31 @@ def write_test_page(
         "written": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "pl-pointwise": version("pl-pointwise"),
     }
-    samples: list[Sample] = []
+    samples, answers = list[Sample](), list[Sample]()
     if not notes_of(module).confidential:
         with isolate_rng():  # Reading a row may draw.
-            samples = [*_answers(trainer)] or [*_hardest(module)]
+            answers = [*_answers(trainer)]
+            samples = answers or [*_hardest(module)]
     page = Page(
         title=f"{type(module).__name__.removesuffix('Module')}: test",
         facts=facts,
-        metrics=metrics,
+        metrics={name: _in_order(of) for name, of in metrics.items()},
+        samples_title="Answers, before and now" if answers else "Samples, the hardest first",
+        samples_of="data" if answers else "requirement",
         samples=samples[:SAMPLES],
         samples_note="" if len(samples) <= SAMPLES else f"The first {SAMPLES:,}.",
     )
     return write_page(path, page)
+
+
+def _in_order(by_stage: Mapping[str, str]) -> dict[str, str]:
+    """The starting model's columns before those of the trained one."""
+    order = sorted(by_stage, key=lambda stage: (stage.removeprefix(BEFORE), not _is_before(stage)))
+    return {stage: by_stage[stage] for stage in order}
+
+
+def _is_before(stage: str) -> bool:
+    return stage.startswith(BEFORE)
 
 
 def _answers(trainer: Trainer) -> Iterator[Sample]:

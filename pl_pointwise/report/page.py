@@ -78,6 +78,8 @@ class Page:
     closing: Closing | None = None
     plots: Sequence[Plot] = ()
     samples: Sequence[Sample] = ()
+    samples_title: str = "Samples, the hardest first"
+    samples_of: str = "requirement"  #: what the column and the filter of ``constraint`` are called
     samples_note: str = ""
     metrics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: by name and data set
     tables: Sequence[Table] = ()
