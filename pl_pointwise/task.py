@@ -40,6 +40,7 @@ class Notes:
     confidential: bool = False  # whether a task writes no files about this evaluation
     certificate: str | None = None  # what ``compare --require`` certified
     checkpoint: str = ""  # that the weights are of; "" for those of the last step
+    kept: dict[str, Any] = field(default_factory=dict)  # a task's, for its checkpoints; plain
     facts: dict[str, Any] = field(default_factory=dict)  # what only the user knows: model_card.py
 
 

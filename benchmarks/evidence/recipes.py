@@ -34,7 +34,7 @@ from pl_pointwise.callbacks import FeasibleCheckpoint
 from pl_pointwise.printing import quieten
 from pl_pointwise.tasks import RerankerModule
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
-from pl_pointwise.tasks.reranker.module import score
+from pl_pointwise.tasks.reranker.scoring import score
 
 from .splits import Sizes, corpus, write_splits
 from .study import STUDIES

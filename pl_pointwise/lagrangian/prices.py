@@ -53,7 +53,8 @@ class _Block:
 
     @classmethod
     def empty(cls, rows: int, columns: int) -> _Block:
-        return cls(torch.zeros(rows, columns), torch.zeros(rows, 1))
+        table = torch.zeros(rows, columns, dtype=torch.float32)
+        return cls(table, torch.zeros(rows, 1, dtype=torch.float32))
 
     def add(self, index: Tensor, forces: Tensor, applies: Tensor) -> None:
         """index (n,), forces (n, sides·K), applies bool (n,): which samples are visited."""
@@ -158,7 +159,7 @@ class Prices(Mapping[str, Tensor]):
             self._scalars.add(name)
         row = multiplier.detach().reshape(1, -1)
         block = self._block(name, 1, row.shape[1])
-        block.add(torch.zeros(1, dtype=torch.long), row, torch.ones(1, dtype=torch.bool))
+        block.add(torch.zeros(1, dtype=torch.long), row.float(), torch.ones(1, dtype=torch.bool))
 
     def _block(self, name: str, rows: int, columns: int) -> _Block:
         if name not in self._now:
@@ -225,8 +226,8 @@ class Prices(Mapping[str, Tensor]):
         owners = group_numbers(groups, self.samples)
         seen = ~found.isnan()
         shape = (int(owners.max()) + 1, found.shape[1])
-        sums = torch.zeros(shape).index_add_(0, owners, found.nan_to_num())
-        return sums / torch.zeros(shape).index_add_(0, owners, seen.float())
+        sums = torch.zeros(shape, dtype=found.dtype).index_add_(0, owners, found.nan_to_num())
+        return sums / torch.zeros_like(sums).index_add_(0, owners, seen.to(sums))
 
     def _window(self, name: str) -> _Block:
         """This block and the one before."""

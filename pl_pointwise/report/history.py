@@ -123,7 +123,7 @@ class History:
         self.start, self.norm, self.partial = math.nan, math.nan, False
         self.start_worst, self.ever = dict[str, float](), set[str]()
         self._totals: dict[str, float] = {}  # Of what was read, once they were asked for.
-        unknown = torch.full((samples,), math.nan)
+        unknown = torch.full((samples,), math.nan, dtype=torch.float32)
         self.seen = torch.zeros(samples, dtype=torch.bool)
         self.objective = unknown.clone()
         self.first = {name: unknown.clone() for name in constraints}
@@ -310,5 +310,6 @@ def _multipliers(name: str, unread: Sequence[Step]) -> Iterator[Tensor]:
         yield masks.sum(1)
         return
     tables = [step.statistics.get(name) for step in unread]
-    yield torch.tensor([0.0 if table is None else float(table.abs().mean()) for table in tables])
-    yield torch.tensor([0.0 if table is None else 1.0 for table in tables])
+    means = [0.0 if table is None else float(table.abs().mean()) for table in tables]
+    yield torch.tensor(means, dtype=torch.float64)
+    yield torch.tensor([table is not None for table in tables], dtype=torch.float64)

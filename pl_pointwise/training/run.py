@@ -28,7 +28,7 @@ from ..lagrangian.gradient_units import norm_of
 from ..loss import PointwiseLoss
 from ..printing import say
 from ..report.closing import Conditions
-from ..task import Task, objects_of_all_ranks, warn
+from ..task import Task, notes_of, objects_of_all_ranks, warn
 from .checkpoints import (
     STATE_KEY,
     VERSION,
@@ -369,6 +369,7 @@ class Run:
                 self._at_end.get("random_state") or self._before_evaluation or self._random_state()
             ),
             "arguments_left_out": dict(self.arguments_left_out),
+            "kept": dict(notes_of(self.task).kept),
         }
 
     def _random_state(self) -> dict[str, Any]:
@@ -404,6 +405,7 @@ class Run:
                     "has none in this module. Resume as it was configured, or load its weights."
                 )
             self.loss.load_dual_state(state)
+            notes_of(self.task).kept = dict(state.get("kept", {}))
             self.stepper.repairs.left_out = int(state["left_out"])
             self.stepper.repairs.skipped_steps = int(state["skipped_steps"])
             self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))

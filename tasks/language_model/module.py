@@ -59,8 +59,8 @@ from .rounding import say_what_merging_changed
 from .text.conversations import ConversationEncoder
 from .text.records import Record
 
-ANSWERS_BEFORE = "pl_pointwise_answers_before"
-"""The checkpoint entry of answers of before training, where all weights are trained."""
+ANSWERS_BEFORE = "answers before"
+"""What checkpoints keep of the starting model where all weights are trained, by prompt."""
 
 USAGE = """
 from {package} import {kind}
@@ -190,7 +190,6 @@ class LanguageModelModule(PointwiseModule):
         self.answers: dict[str, list[dict[str, Any]]] = {}
         self._at_start = False  # Whether the adapters are off, within starting_model().
         # Where all weights are trained: greedy answers of before the first step, by prompt.
-        self._answers_before: dict[str, list[int]] = {}
         self._load_policy(from_plain(Policy, policy))
 
     def _load_policy(self, policy: Policy) -> None:
@@ -384,7 +383,7 @@ class LanguageModelModule(PointwiseModule):
         with self.trainer.precision_plugin.forward_context():
             found = watched.answers(self.model, self.encoder, self.generation)
         prompts = [record.prompt for record in watched.records]
-        self._answers_before = dict(zip(prompts, found, strict=True))
+        notes_of(self).kept[ANSWERS_BEFORE] = dict(zip(prompts, found, strict=True))
 
     def closing_sentences(self) -> list[str]:
         """How many of some answers that are to stay are other texts now than before training."""
@@ -392,23 +391,17 @@ class LanguageModelModule(PointwiseModule):
         if not self._measures_before or not isinstance(samples, EncodedResponses):
             return []
         watched = Watched.chosen(samples, self.kept_roles)
+        remembered = notes_of(self).kept.get(ANSWERS_BEFORE, {})
         given = self.model, self.encoder, self.generation
         with self.trainer.precision_plugin.forward_context():
             if reference_problem(self.model) is None:
                 before = watched.answers(*given, reference=True)
-            elif all(record.prompt in self._answers_before for record in watched.records):
-                before = [self._answers_before[record.prompt] for record in watched.records]
+            elif all(record.prompt in remembered for record in watched.records):
+                before = [remembered[record.prompt] for record in watched.records]
             else:  # Resumed from a checkpoint that does not have them.
                 return []
             said = watched.changed(before, watched.answers(*given))
         return [said] if said else []
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self._answers_before:
-            checkpoint[ANSWERS_BEFORE] = dict(self._answers_before)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._answers_before = dict(checkpoint.get(ANSWERS_BEFORE, {}))
 
     # Evaluation -----------------------------------------------------------------------------------
 

@@ -183,7 +183,7 @@ def shaped(name: str, change: Any) -> type[Toy]:
     [
         ("objective", lambda v: v.mean(), "do not reduce over the batch"),
         ("objective", lambda v: v[:, None], r"\(4,\), got \(4, 1\)"),
-        ("objective", lambda v: None, "NoneType"),
+        ("objective", lambda v: None, "Is its return missing"),
         ("fit", lambda v: v.mean(), "do not reduce over the batch"),
         ("pair", lambda v: v[:2], r"\(4,\) or \(4, K\), got \(2, 3\)"),
         ("pair", lambda v: v[..., None], "got"),

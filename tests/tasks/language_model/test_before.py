@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import seed_everything
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pl_pointwise.task import notes_of
 from pl_pointwise.tasks import ConversationModule
 from pl_pointwise.tasks.conversation.module import ConversationEvaluation
 from pl_pointwise.tasks.language_model.before import place_of
@@ -137,7 +138,7 @@ def test_without_the_answers_of_before_nothing_is_said_of_them(
     module = module_of(language_model_folder, **options, prefer_tolerance=None)
     data = data_of(written(tmp_path, ROWS[:3]), language_model_folder)
     fitted(module, data, tmp_path)
-    module._answers_before = {}  # As of a checkpoint that an earlier version wrote.
+    notes_of(module).kept = {}  # As of a checkpoint that an earlier version wrote.
     assert module.closing_sentences() == []
     assert module.starting_model() is None
     found = quiet_trainer(tmp_path).test(module, data, verbose=False)
