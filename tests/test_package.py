@@ -44,7 +44,7 @@ def test_wheel_holds_the_configurations_and_no_foreign_top_level(wheel: Path) ->
             if path.suffix in (".py", ".yaml") and in_package:
                 assert f"pl_pointwise/{path.relative_to(ROOT).as_posix()}" in names
     templates = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("pl_pointwise/**/*.jinja")]
-    assert len(templates) == 1
+    assert len(templates) == 2
     assert set(templates) <= set(names)
 
 
