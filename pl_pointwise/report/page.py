@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..extras import needs
+from ..extras import MissingPackageError, needs
 from ..files import write_whole
 from ..printing import Table
 from .closing import Closing, RequirementRow
 from .history import Curves
+
+log = logging.getLogger(__name__)
 
 FILE = "report.html"
 TEMPLATE = Path(__file__).parents[1] / "templates/report.html.jinja"
@@ -29,13 +32,13 @@ SIZE = 380, 190
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample under one requirement."""
+    """A sample under one requirement, or an answer that is under none."""
 
     index: int
-    constraint: str
-    bound: str  #: in words
-    value: float | None  #: in the unit of the bound, at its last visit
-    violation: float | None
+    constraint: str = ""
+    bound: str = ""  #: in words
+    value: float | None = None  #: in the unit of the bound, at its last visit
+    violation: float | None = None
     price: float | None = None
     fields: Mapping[str, str] = field(default_factory=dict)  #: what it is, by name
     image: bytes | None = None  #: a PNG
@@ -43,6 +46,7 @@ class Sample:
     wanted: str | None = None
     after: str | None = None
     source: str | None = None  #: its file and line
+    dataset: str = ""  #: where a page has several
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,28 @@ class Page:
     closing: Closing | None = None
     plots: Sequence[Plot] = ()
     samples: Sequence[Sample] = ()
+    samples_title: str = "Samples, the hardest first"
     samples_note: str = ""
     metrics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: by name and data set
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
+    link: str = ""  #: of a drawer: the page of the run itself, relative to this one
     runs: Sequence[Page] = ()  #: a drawer for each
+
+
+def write_if_possible(path: Path, page: Callable[[], Page]) -> Path | None:
+    """Writes a page, or says in one line why there is none: a run that is done does not fail by it.
+
+    page: makes it, which may call code of the user's own, such as ``describe``.
+    """
+    try:
+        return write_page(path, page())
+    except MissingPackageError as error:
+        log.warning("%s", error)
+    except Exception as error:
+        log.warning("%s was not written: %s: %s", path, type(error).__name__, error)
+        log.debug("The page of a run", exc_info=True)
+    return None
 
 
 def write_page(path: Path, page: Page) -> Path:
@@ -91,7 +112,9 @@ def write_page(path: Path, page: Page) -> Path:
         number=number, share=share, svg=svg_of, data_uri=data_uri, cells=cells_of, held=has_held_out
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    write_whole(path, template.render(page=page, samples=_as_json(page.samples)))
+    text = template.render(page=page, samples=_as_json(page.samples))
+    # Half of a pair of surrogates, which texts may hold, is no UTF-8.
+    write_whole(path, text.encode("utf-8", "backslashreplace").decode("utf-8"))
     return path
 
 
@@ -158,20 +181,19 @@ def _as_json(samples: Sequence[Sample]) -> str:
     """For a script element: no text in it can end that."""
     rows = []
     for sample in samples:
-        row = {key: value for key, value in vars(sample).items() if value not in (None, "", {})}
+        row = {key: value for key, value in vars(sample).items() if _is_known(value)}
         if sample.image is not None:
             row["image"] = data_uri(sample.image)
-        if isinstance(sample.violation, float) and not math.isfinite(sample.violation):
-            row.pop("violation")
         rows.append(row)
-    text = json.dumps(rows, ensure_ascii=False, default=_finite)
+    text = json.dumps(rows, ensure_ascii=False, allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
 
 
-def _finite(value: Any) -> Any:
-    raise TypeError(f"no part of a sample: {type(value).__name__}")
+def _is_known(value: Any) -> bool:
+    """Whether a script can show it: JSON has no number that is not finite."""
+    return not (value in (None, "", {}) or (isinstance(value, float) and not math.isfinite(value)))
 
 
 # Plots -------------------------------------------------------------------------------------------
@@ -207,13 +229,19 @@ def svg_of(plot: Plot) -> Any:
             f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" class="left">{label}</text>')
-    for step in (0, last // 2, last):
+    for step, place in ((0, "middle"), (last // 2, "middle"), (last, "end")):
         at = left + (width - left - right) * step / last
-        parts.append(f'<text x="{at:.1f}" y="{height - 8}" class="below">{step:,}</text>')
+        label = f"step {step:,}" if step == last else f"{step:,}"
+        parts.append(f'<text x="{at:.1f}" y="{height - 8}" text-anchor="{place}">{label}</text>')
     if plot.bound is not None:
         y = height - bottom - (plot.bound - low) * scale
         parts.append(
             f'<line class="bound" x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+        beside = y - 4 if y - 14 > top else y + 12
+        parts.append(
+            f'<text class="of-bound" text-anchor="end" x="{width - right}" y="{beside:.1f}">'
+            f"bound {plot.bound:g}</text>"
         )
     for place, line in enumerate(plot.lines.values()):
         path = _path(x, [height - bottom - (v - low) * scale for v in line])
