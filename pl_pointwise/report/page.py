@@ -238,11 +238,6 @@ def svg_of(plot: Plot) -> Any:
         parts.append(
             f'<line class="bound" x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
-        beside = y - 4 if y - 14 > top else y + 12
-        parts.append(
-            f'<text class="of-bound" text-anchor="end" x="{width - right}" y="{beside:.1f}">'
-            f"bound {plot.bound:g}</text>"
-        )
     for place, line in enumerate(plot.lines.values()):
         path = _path(x, [height - bottom - (v - low) * scale for v in line])
         parts.append(f'<path class="line line{place}" d="{path}"/>')
