@@ -39,9 +39,8 @@ from .extras import import_classes
 from .files import free_path, run_root, write_whole
 from .module import PointwiseModule
 from .printing import print_in_any_encoding
-from .report.of_evaluation import write_test_page
 from .report.of_run import write_fit_page
-from .report.page import no_end_of_a_run
+from .report.of_test import write_test_page
 from .report.progress import RunProgressBar
 from .training.checkpoints import differences, hyperparameters
 
@@ -225,8 +224,8 @@ class PointwiseCLI(LightningCLI):
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         if isinstance(self.model, PointwiseModule) and self.model.closing is not None:
-            with no_end_of_a_run():
-                page = write_fit_page(self.model, trainer, free_path(folder, "report", ".html"))
+            page = write_fit_page(self.model, trainer, free_path(folder, "report", ".html"))
+            if page is not None:
                 print(f"Curves and the hardest samples: open {short_path(page)}")
         # Of several callbacks the first that compares checkpoints.
         savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
@@ -253,22 +252,21 @@ class PointwiseCLI(LightningCLI):
 
     def after_test(self) -> None:
         self.after_validate()
-        self._write_test_page()
         checkpoint = self.config[self.subcommand].get("ckpt_path")
+        self._write_test_page(checkpoint)
         if self.trainer.is_global_zero and checkpoint and exports(type(self.model)):
             print(f"\nNext:\n\n  {command_for('export', checkpoint, config_of(checkpoint))}")
 
-    def _write_test_page(self) -> None:
-        """Metrics and answers as a page, for whoever does not read a terminal."""
-        trainer: Any = self.trainer
-        folder = run_root(trainer)  # Asks all ranks.
-        if not trainer.is_global_zero or not isinstance(self.model, PointwiseModule):
+    def _write_test_page(self, checkpoint: str | None) -> None:
+        folder = run_root(self.trainer)  # Asks all ranks.
+        if not self.trainer.is_global_zero or not isinstance(self.model, PointwiseModule):
             return
-        cells = metric_cells(trainer.callback_metrics, samples_measured(self.model))
-        with no_end_of_a_run():
-            path = free_path(folder, "report", ".html")
-            write_test_page(self.model, trainer, cells, path)
-            print(f"As a page, with its samples: open {short_path(path)}")
+        model = short_path(checkpoint) if checkpoint else "as it starts: no --ckpt_path was given"
+        path = free_path(folder, "report", ".html")
+        samples = samples_measured(self.model)
+        page = write_test_page(self.model, self.trainer, path, samples, model)
+        if page is not None:
+            print(f"Metrics, the hardest samples and answers: open {short_path(page)}")
 
     def after_validate(self) -> None:
         if not self.trainer.is_global_zero:

@@ -228,12 +228,14 @@ class PointwiseDataModule(LightningDataModule):
         """A batch with ``batch["index"]``, (B,), from rows that have it; here torch's default."""
         return torch.utils.data.default_collate(rows)
 
-    def describe(self, index: int) -> dict[str, Any]:
-        """Training sample ``index`` for people to look at, by field: texts, numbers, short vectors.
+    def describe(self, index: int, dataset: str = "train") -> dict[str, Any]:
+        """Sample ``index`` for people to look at, by field: texts, numbers, short vectors, images.
 
-        Here the row; override it where a row holds tokens instead of texts.
+        Here the row; override it where a row holds tokens instead of texts. An override that takes
+        the index alone is asked for training samples. "record" is where a sample is from, such as
+        its file and line; an image is (H, W), (1, H, W) or (3, H, W).
         """
-        row: dict[str, Any] = self.datasets["train"][index]
+        row: dict[str, Any] = self.datasets[dataset][index]
         return row
 
     def not_trained_on(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, over the DevTools protocol by pipe: no driver, no network."""
+"""A headless Chromium for tests, over the DevTools protocol: no driver, no port, no network."""
 
 from __future__ import annotations
 

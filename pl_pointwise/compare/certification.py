@@ -22,7 +22,7 @@ from pl_pointwise.cli import PointwiseCLI, exports
 from pl_pointwise.data import SPLITS, TRAIN, VAL
 from pl_pointwise.errors import DataError
 from pl_pointwise.export import class_of
-from pl_pointwise.printing import escaped
+from pl_pointwise.printing import Table, escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
 from pl_pointwise.requirements.exported import (
@@ -121,8 +121,10 @@ def require_separate_splits(samples: DataFrame) -> None:
 
 def answer_requirements(
     comparison: Comparison, outcomes: Sequence[Outcome], start: DataFrame
-) -> None:
+) -> Table | None:
     """Chooses, exports, writes the answer, once all runs are done: the split opens once.
+
+    Returns the answer as a table; None on other ranks than the first, and where a run failed.
 
     start: of :func:`check_requirements`.
     """
@@ -132,7 +134,7 @@ def answer_requirements(
             f"No answer yet: {len(failed)} of {len(outcomes)} runs failed "
             f"({', '.join(failed[:3])}). Mend them or take them out, and run the command again."
         )
-        return
+        return None
     measured = list[MeasuredModel]()
     for run, result in outcomes:
         objective = result["metrics"].get(shared_objective([(run, result)]))
@@ -158,7 +160,7 @@ def answer_requirements(
         there = _is_there(output / "model", id_of(use, units))
         found = choose_model(measured, required, comparison.confidence)
         if not on_first_rank():
-            return
+            return None
         remember_use(use, units, output, output)  # Before anything of the split is shown.
     chosen = found.selection.position
     if chosen is not None and not there:
@@ -170,6 +172,8 @@ def answer_requirements(
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
     more = "" if chosen is None else ", and the certified model is in model/"
     print(f"\n{found.statement()}\n\n{table}\nWritten to {output}: answer.md{more}")
+    answer = found.table()
+    return Table("Answer", f"{found.statement()}\n\n{answer.note}".strip(), answer.cells)
 
 
 def _of_all(name: str, outcomes: Sequence[Outcome]) -> list[str]:

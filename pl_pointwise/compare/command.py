@@ -5,6 +5,8 @@ interrupted starts again; one that failed is a line that says why. docs/compare.
 
 A run is training, then one full pass over held-out and training data. Its folder then holds
 
+    report.html     the end of its training: table, curves, hardest samples
+    closing.json    its table and curves, for the page of the comparison
     result.json     metrics, time, digests of files; or the error
     config.yaml     the whole configuration, every default included, for ``fit --config``
     violations.npz  all violations by stage and constraint
@@ -40,10 +42,11 @@ from pl_pointwise.errors import printable
 from pl_pointwise.evaluation import BEFORE
 from pl_pointwise.files import digest_now, write_whole
 from pl_pointwise.identity import bases_of, digest_of_code, files_read, own_code
-from pl_pointwise.printing import quieten
+from pl_pointwise.printing import Table, quieten
 from pl_pointwise.report.of_run import write_fit_page
-from pl_pointwise.report.page import FILE as REPORT
-from pl_pointwise.report.page import no_end_of_a_run, write_page
+from pl_pointwise.report.page import FILE, plots_of, write_if_possible
+from pl_pointwise.report.stored import FILE as CLOSING
+from pl_pointwise.report.stored import store
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
 from pl_pointwise.requirements.samples import (
     Source,
@@ -54,10 +57,10 @@ from pl_pointwise.requirements.samples import (
     units_in,
 )
 from pl_pointwise.requirements.uses import SHOWN, remember_use
-from pl_pointwise.task import notes_of
+from pl_pointwise.task import history_of, notes_of
 
 from .certification import answer_requirements, check_requirements
-from .page import comparison_page
+from .page import page_of_comparison
 from .results import PLOTS, tables, write_csv
 from .results import draw as draw_plots
 from .runs import (
@@ -181,14 +184,23 @@ def compare(comparison: Comparison, start: DataFrame | None, note: str = "") -> 
             if done := [outcome for outcome in outcomes if "error" not in outcome[1]]:
                 draw_plots(done, output, note)
             drawn = [name for name in PLOTS if (output / name).is_file()]
-            written = ["comparison.md", "comparison.csv", *drawn]
-            with no_end_of_a_run():
-                write_page(output / REPORT, comparison_page(outcomes, found, output, note))
-                written.append(REPORT)
-            print(f"Written to {output}: {', '.join(written)}")
+            print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
+            _write_page(outcomes, found, output, note)
         if start is not None:
-            answer_requirements(comparison, outcomes, start)
+            answer = answer_requirements(comparison, outcomes, start)
+            if answer is not None:  # On the first rank.
+                _write_page(outcomes, [answer, *found], output, note)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
+
+
+def _write_page(
+    outcomes: Sequence[Outcome], found: Sequence[Table], output: Path, note: str
+) -> None:
+    path = output / FILE
+    path.unlink(missing_ok=True)  # Of an earlier attempt.
+    page = write_if_possible(path, lambda: page_of_comparison(outcomes, found, output, note))
+    if page is not None:
+        print(f"Tables, plots and a drawer for each run: open {page}")
 
 
 def _run(runs: Sequence[Run]) -> list[Outcome]:
@@ -227,7 +239,8 @@ def execute(run: Run) -> dict[str, Any]:
 def _execute(run: Run, result: dict[str, Any]) -> None:
     """Fits, tests, adds to the result and writes it."""
     run.folder.mkdir(parents=True, exist_ok=True)  # Another rank than the first may be here first.
-    (run.folder / RESULT).unlink(missing_ok=True)  # The error of an earlier attempt.
+    for name in (RESULT, FILE, CLOSING):  # Of an earlier attempt.
+        (run.folder / name).unlink(missing_ok=True)
     for part in run.folder.rglob("*.ckpt.part"):  # Of one that was killed.
         part.unlink(missing_ok=True)
     cli = PointwiseCLI(run.arguments, run=False)
@@ -242,10 +255,8 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     started = time.perf_counter()
     cli.trainer.fit(cli.model, cli.datamodule)
     result["fit_seconds"] = time.perf_counter() - started
-    if cli.trainer.is_global_zero and getattr(cli.model, "closing", None) is not None:
-        result["closing"] = cli.model.closing.plain()
-        with no_end_of_a_run():
-            write_fit_page(cli.model, cli.trainer, run.folder / REPORT)
+    if cli.trainer.is_global_zero and cli.model.closing is not None:
+        _keep_the_end(cli, run)
     if run.certified:
         cli.trainer.save_checkpoint(run.folder / CHECKPOINT, weights_only=True)
     try:
@@ -256,6 +267,15 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
             write_whole(run.folder / RESULT, json.dumps(result, indent=1))
     finally:
         cli.trainer.strategy.barrier()  # The other ranks look at the files too.
+
+
+def _keep_the_end(cli: PointwiseCLI, run: Run) -> None:
+    """Writes the page of the run's fit, and what the comparison's page shows of it."""
+    module: Any = cli.model
+    history = history_of(module)
+    plots = plots_of(history.curves(), module.closing.rows, history.constraints)
+    store(run.folder, module.closing, plots)
+    write_fit_page(module, cli.trainer, run.folder / FILE)
 
 
 def _written_by_users(cli: PointwiseCLI) -> list[Any]:

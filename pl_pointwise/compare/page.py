@@ -1,56 +1,69 @@
-"""A comparison as one page: its tables, its plots, and a drawer for each run."""
+"""The page of a comparison: its tables and plots, and a drawer for each run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 
 from pl_pointwise.printing import Table
-from pl_pointwise.report.closing import Closing
+from pl_pointwise.report.of_test import by_name
 from pl_pointwise.report.page import FILE, Page, Picture
+from pl_pointwise.report.stored import stored
 
 from .results import PLOTS
-from .runs import Outcome, Run
+from .runs import Outcome
 
 CAPTIONS = {
-    "cdf.png": "Share of violations at or below a value; left of 0 is satisfied",
-    "pareto.png": "The objective against the violations; lower left is better",
+    "cdf.png": "Violations of every method: the share of values at or below each.",
+    "pareto.png": "The objective against what is violated.",
 }
 
 
-def comparison_page(
+def page_of_comparison(
     outcomes: Sequence[Outcome], tables: Sequence[Table], output: Path, note: str = ""
 ) -> Page:
-    """What ``compare`` has written in ``output``, as a page."""
-    there = [name for name in PLOTS if (output / name).is_file()]
+    """What a comparison found.
+
+    Args:
+        outcomes: every run and its result.
+        tables: as ``comparison.md`` has them.
+        output: the folder of the comparison, with its plots.
+        note: stands above all else.
+    """
     return Page(
-        title="A comparison of methods",
-        warning=note,
+        title=f"Comparison of {len({run.method for run, _ in outcomes})} methods",
         facts={
-            "runs": str(len(outcomes)),
+            "runs": f"{len(outcomes):,}",
+            "seeds": ", ".join(dict.fromkeys(str(run.seed) for run, _ in outcomes)),
             "written": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
             "pl-pointwise": version("pl-pointwise"),
         },
+        warning=note,
         tables=tables,
-        pictures=[Picture(CAPTIONS[name], (output / name).read_bytes()) for name in there],
-        runs=[_drawer(run, result, output) for run, result in outcomes],
+        pictures=[
+            Picture(CAPTIONS[name], (output / name).read_bytes())
+            for name in PLOTS
+            if (output / name).is_file()
+        ],
+        runs=[_drawer(outcome, output) for outcome in outcomes],
     )
 
 
-def _drawer(run: Run, result: Mapping[str, Any], output: Path) -> Page:
-    metrics: dict[str, dict[str, str]] = {}
-    for key, value in result.get("metrics", {}).items():
-        stage, _, name = key.partition("/")
-        metrics.setdefault(name, {})[stage] = f"{float(value):.4g}"
-    closing, own = result.get("closing"), run.folder / FILE
-    there = own.is_file() and own.is_relative_to(output)
+def _drawer(outcome: Outcome, output: Path) -> Page:
+    run, result = outcome
+    closing, plots = stored(run.folder)
+    seconds = result.get("fit_seconds")
+    own = run.folder / FILE
+    error = str(result.get("error", ""))
     return Page(
         title=run.title,
-        warning=f"Failed: {result['error']}" if "error" in result else "",
-        closing=None if closing is None else Closing.from_plain(closing),
-        metrics=metrics,
-        link=own.relative_to(output).as_posix() if there else "",
+        facts={} if seconds is None else {"training": f"{float(seconds):,.1f} s"},
+        warning=f"Failed: {error}" if error else "",
+        closing=closing,
+        plots=plots,
+        metrics=by_name(result.get("metrics", {}), {}),
+        link=quote(own.relative_to(output).as_posix()) if own.is_file() else "",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -13,16 +14,16 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from ..task import Task, history_of
-from .page import Page, Sample, plots_of, write_page
-from .samples import fields_and_image
+from .page import Page, Sample, plots_of, write_if_possible
+from .samples import described, source_of, without_source
 
 SAMPLES = 1000
 """The hardest ones that a page shows."""
 
 
-def write_fit_page(module: Task, trainer: Trainer, path: Path) -> Path:
-    """Writes the page of the module's last fit; to be called by one process."""
-    return write_page(path, page_of_fit(module, trainer))
+def write_fit_page(module: Task, trainer: Trainer, path: Path) -> Path | None:
+    """Writes the page of the module's last fit, by one process; None where that is not possible."""
+    return write_if_possible(path, lambda: page_of_fit(module, trainer))
 
 
 def page_of_fit(module: Task, trainer: Trainer) -> Page:
@@ -62,20 +63,17 @@ def hardest_samples(module: Task, trainer: Trainer, count: int = SAMPLES) -> lis
     history = history_of(module)
     if not history.samples:
         return []
-    orders = {name: ranked(worst) for name, worst in history.last.items()}
-    places = [
-        (rank, name, index) for name, order in orders.items() for rank, index in enumerate(order)
-    ]
-    places.sort(key=lambda place: place[0])
+    ranked = {name: ranked_by(worst) for name, worst in history.last.items()}
+    places = in_turn(ranked)
     data: Any = getattr(trainer, "datamodule", None)
     rows: Any = getattr(trainer.train_dataloader, "dataset", None)
+    seen: dict[int, Any] = {}  # A sample may be under several requirements.
     found, prices = [], dict(history.prices)
-    for _, name, index in places[:count]:
+    for name, index in places[:count]:
         constraint, violation = history.constraints[name], float(history.last[name][index])
-        row = data.describe(index) if hasattr(data, "describe") else rows[index]
-        row = dict(row) if isinstance(row, dict) else row
-        source = row.pop("record", None) if isinstance(row, dict) else None
-        fields, image = fields_and_image(row)
+        if index not in seen:
+            seen[index] = described(data, rows, index, "train")
+        fields, image = seen[index]
         found.append(
             Sample(
                 index=index,
@@ -84,9 +82,9 @@ def hardest_samples(module: Task, trainer: Trainer, count: int = SAMPLES) -> lis
                 value=constraint.value_at(violation) if math.isfinite(violation) else None,
                 violation=violation,
                 price=price_of(prices.get(name), index, constraint.sides),
-                fields=fields,
+                fields=without_source(fields),
                 image=image,
-                source=None if source is None else str(source),
+                source=source_of(fields),
             )
         )
     return found
@@ -100,8 +98,15 @@ def price_of(table: Tensor | None, index: int, sides: int) -> float | None:
     return price if math.isfinite(price) else None
 
 
-def ranked(worst: Tensor) -> list[int]:
-    """The samples that a requirement applies to, the largest violation first."""
+def ranked_by(worst: Tensor) -> list[int]:
+    """Rows of (n,), the largest violation first, without those that are NaN."""
     order = worst.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True)
     known = ~worst.isnan()
     return [int(index) for index in order[known[order]]]
+
+
+def in_turn(ranked: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
+    """(requirement, row): the first of every requirement, then the second, and so on."""
+    places = [(rank, name, row) for name, order in ranked.items() for rank, row in enumerate(order)]
+    places.sort(key=lambda place: place[0])
+    return [(name, row) for _, name, row in places]

@@ -10,13 +10,12 @@ import base64
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..extras import needs
+from ..extras import MissingPackageError, needs
 from ..files import write_whole
 from ..printing import Table
 from .closing import Closing, RequirementRow
@@ -33,13 +32,13 @@ SIZE = 380, 190
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample under one requirement."""
+    """A sample under one requirement, or an answer that is under none."""
 
     index: int
-    constraint: str
-    bound: str  #: in words
-    value: float | None  #: in the unit of the bound, at its last visit
-    violation: float | None
+    constraint: str = ""
+    bound: str = ""  #: in words
+    value: float | None = None  #: in the unit of the bound, at its last visit
+    violation: float | None = None
     price: float | None = None
     fields: Mapping[str, str] = field(default_factory=dict)  #: what it is, by name
     image: bytes | None = None  #: a PNG
@@ -47,6 +46,7 @@ class Sample:
     wanted: str | None = None
     after: str | None = None
     source: str | None = None  #: its file and line
+    dataset: str = ""  #: where a page has several
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Plot:
 
     title: str
     steps: Sequence[int]
-    lines: Mapping[str, Sequence[float]]  #: by label; NaN where a step has no value
+    lines: Mapping[str, Sequence[float]]  #: by label; NaN where a step has none
     bound: float | None = None  #: a line across
     percent: bool = False
 
@@ -79,13 +79,27 @@ class Page:
     plots: Sequence[Plot] = ()
     samples: Sequence[Sample] = ()
     samples_title: str = "Samples, the hardest first"
-    samples_of: str = "requirement"  #: what the column and the filter of ``constraint`` are called
     samples_note: str = ""
     metrics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: by name and data set
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
+    link: str = ""  #: of a drawer: the page of the run itself, relative to this one
     runs: Sequence[Page] = ()  #: a drawer for each
-    link: str = ""  #: of a run in a drawer: its own page, relative to this one
+
+
+def write_if_possible(path: Path, page: Callable[[], Page]) -> Path | None:
+    """Writes a page, or says in one line why there is none: a run that is done does not fail by it.
+
+    page: makes it, which may call code of the user's own, such as ``describe``.
+    """
+    try:
+        return write_page(path, page())
+    except MissingPackageError as error:
+        log.warning("%s", error)
+    except Exception as error:
+        log.warning("%s was not written: %s: %s", path, type(error).__name__, error)
+        log.debug("The page of a run", exc_info=True)
+    return None
 
 
 def write_page(path: Path, page: Page) -> Path:
@@ -98,20 +112,10 @@ def write_page(path: Path, page: Page) -> Path:
         number=number, share=share, svg=svg_of, data_uri=data_uri, cells=cells_of, held=has_held_out
     )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    write_whole(path, template.render(page=page, samples=_as_json(page.samples)))
+    text = template.render(page=page, samples=_as_json(page.samples))
+    # Half of a pair of surrogates, which texts may hold, is no UTF-8.
+    write_whole(path, text.encode("utf-8", "backslashreplace").decode("utf-8"))
     return path
-
-
-@contextmanager
-def no_end_of_a_run() -> Iterator[None]:
-    """Around the writing of a page: what fails there, as a row that cannot be read, is told only.
-
-    The run is done by then, and all else of it is written.
-    """
-    try:
-        yield
-    except Exception as error:  # Of a describe() or a data set of one's own, or a full disk.
-        log.warning(f"{FILE} is not written: {type(error).__name__}: {error}")
 
 
 def plots_of(
@@ -177,17 +181,19 @@ def _as_json(samples: Sequence[Sample]) -> str:
     """For a script element: no text in it can end that."""
     rows = []
     for sample in samples:
-        row = {key: value for key, value in vars(sample).items() if value not in (None, "", {})}
+        row = {key: value for key, value in vars(sample).items() if _is_known(value)}
         if sample.image is not None:
             row["image"] = data_uri(sample.image)
-        for name in ("value", "violation", "price"):
-            if not math.isfinite(row.get(name, 0.0)):  # JSON has no such number.
-                row.pop(name)
         rows.append(row)
-    text = json.dumps(rows, ensure_ascii=False)
+    text = json.dumps(rows, ensure_ascii=False, allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a script can show it: JSON has no number that is not finite."""
+    return not (value in (None, "", {}) or (isinstance(value, float) and not math.isfinite(value)))
 
 
 # Plots -------------------------------------------------------------------------------------------
@@ -223,9 +229,10 @@ def svg_of(plot: Plot) -> Any:
             f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" class="left">{label}</text>')
-    for step in (0, last // 2, last):
+    for step, anchor in ((0, "middle"), (last // 2, "middle"), (last, "end")):
         at = left + (width - left - right) * step / last
-        parts.append(f'<text x="{at:.1f}" y="{height - 8}" class="below">{step:,}</text>')
+        label = f"step {step:,}" if step == last else f"{step:,}"
+        parts.append(f'<text x="{at:.1f}" y="{height - 8}" text-anchor="{anchor}">{label}</text>')
     if plot.bound is not None:
         y = height - bottom - (plot.bound - low) * scale
         parts.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,34 @@ from torch import Tensor
 
 LONGEST = 4000
 """Characters of a text; the rest is in the data."""
+
+
+SOURCE = "record"
+"""The field of ``describe`` that says where a sample is from."""
+
+
+def described(
+    data: Any, rows: Any, index: int, dataset: str
+) -> tuple[dict[str, str], bytes | None]:
+    """What a sample is: as its data module describes it, else the row itself.
+
+    A ``describe`` of one's own that takes the index alone describes training samples.
+    """
+    describe = getattr(data, "describe", None)
+    if describe is not None and "dataset" in signature(describe).parameters:
+        return fields_and_image(describe(index, dataset=dataset))
+    if describe is not None and dataset == "train":
+        return fields_and_image(describe(index))
+    return fields_and_image(rows[index]) if rows is not None else ({}, None)
+
+
+def source_of(fields: Mapping[str, str]) -> str | None:
+    """The file and line of a sample, if it has them."""
+    return fields.get(SOURCE)
+
+
+def without_source(fields: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in fields.items() if name != SOURCE}
 
 
 def fields_and_image(row: Any) -> tuple[dict[str, str], bytes | None]:

@@ -147,7 +147,7 @@ class DigitsDataModule(PointwiseDataModule):
                 for image, label in zip(images_, labels_, strict=True)
             ]
 
-    def describe(self, index: int) -> dict[str, Any]:
+    def describe(self, index: int, dataset: str = "train") -> dict[str, Any]:
         """The sample as a picture, for reports."""
-        row = self.datasets["train"][index]
+        row = self.datasets[dataset][index]
         return row | {"image": row["image"].view(8, 8), "rotated": str(row["rotated"])}

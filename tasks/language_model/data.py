@@ -110,11 +110,11 @@ class ResponseDataModule(RecordsDataModule):
             )
         return str(name)
 
-    def describe(self, index: int) -> dict[str, str]:
-        """The texts of training sample ``index``: conversation, tools, kind, and each response."""
-        dataset = self.datasets["train"]
-        assert isinstance(dataset, EncodedResponses)
-        record = dataset.records[index]
+    def describe(self, index: int, dataset: str = "train") -> dict[str, str]:
+        """The texts of sample ``index``: conversation, tools, kind, and each response."""
+        samples = self.datasets[dataset]
+        assert isinstance(samples, EncodedResponses)
+        record = samples.records[index]
         texts = {"record": record.where, "prompt": "\n".join(map(turn_text, record.messages))}
         if record.tools:
             texts["tools"] = json.dumps(record.tools, ensure_ascii=False)

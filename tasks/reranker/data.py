@@ -189,11 +189,11 @@ class RerankerDataModule(RecordsDataModule):
             batch["query_id"] = [row["query_id"] for row in rows]
         return batch
 
-    def describe(self, index: int) -> dict[str, str]:
-        """The texts of training query ``index``; column j of the constraint is negative j + 1."""
-        dataset = self.datasets["train"]
-        assert isinstance(dataset, RerankerDataset)
-        record = dataset.records[index]
+    def describe(self, index: int, dataset: str = "train") -> dict[str, str]:
+        """The texts of query ``index``; column j of the constraint is negative j + 1."""
+        samples = self.datasets[dataset]
+        assert isinstance(samples, RerankerDataset)
+        record = samples.records[index]
         passages = {f"negative {j}" if j else "positive": t for j, t in enumerate(record.passages)}
         return {"record": record.where, "query": record.query, **passages}
 
