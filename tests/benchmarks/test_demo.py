@@ -118,7 +118,7 @@ def test_its_quick_form_prints_what_was_answered_after_training(
 def test_the_demo_compares_more_than_two_methods_and_says_which_records_are_its_own() -> None:
     """Two markers on each other were its plot."""
     methods = demo.RECIPE["methods"].read_text("utf-8")
-    for name in (demo.BEFORE, demo.PLAIN, demo.OURS, "KL weight 1", "hinge 1"):
+    for name in (demo.BEFORE, demo.PLAIN, demo.OURS, "KL weight 1"):
         assert f"\n{name}: " in methods or f"\n{name}:\n" in methods
     records = (demo.HERE / "demo.jsonl").read_text("utf-8").splitlines()
     roles = [json.loads(line)["role"] for line in records]

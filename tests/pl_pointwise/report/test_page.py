@@ -100,11 +100,11 @@ def test_a_page_shows_the_closing_table(tmp_path: Path) -> None:
     )
 
 
-def test_a_curve_has_a_gap_where_there_is_no_value(tmp_path: Path) -> None:
+def test_a_curve_goes_on_over_a_step_without_a_value(tmp_path: Path) -> None:
     plot = Plot("worst", [1, 2, 3, 4, 5], {"worst": [1.0, 2.0, math.nan, 3.0, 2.0]})
     [path] = re.findall(r'<path class="line line0" d="([^"]*)"', written(tmp_path, plots=[plot]))
-    assert len(re.findall("M", path)) == 2
-    assert len(re.findall("L", path)) == 2
+    assert len(re.findall("M", path)) == 1
+    assert len(re.findall("L", path)) == 3
     nothing = Plot("none", [1, 2], {"none": [math.nan, math.inf]})
     assert "<svg" not in written(tmp_path, plots=[nothing])
 
