@@ -40,7 +40,7 @@ from .files import free_path, run_root, write_whole
 from .module import PointwiseModule
 from .printing import print_in_any_encoding
 from .report.of_run import write_fit_page
-from .report.of_test import write_test_page
+from .report.of_test import by_name, write_test_page
 from .report.progress import RunProgressBar
 from .training.checkpoints import differences, hyperparameters
 
@@ -336,8 +336,8 @@ def samples_measured(module: LightningModule) -> dict[str, int]:
     if not isinstance(module, PointwiseModule):
         return {}
     found = {}
-    for stage, by_name in module.evaluated.items():
-        for name, of in by_name.items():
+    for stage, by_constraint in module.evaluated.items():
+        for name, of in by_constraint.items():
             found[f"{stage}/{name}/violated"] = int(of.mask.sum())
             found[f"{stage}/{name}/violated_samples"] = len(of.index)
     for stage, values in module.evaluated_metrics.items():
@@ -345,24 +345,12 @@ def samples_measured(module: LightningModule) -> dict[str, int]:
     return found
 
 
-def metric_cells(
-    metrics: Mapping[str, Any], samples: Mapping[str, int]
-) -> dict[str, dict[str, str]]:
-    """Every metric as a text, by its name and data set, with the number of samples behind it."""
-    cells: dict[str, dict[str, str]] = {}
-    for key, value in metrics.items():
-        stage, _, name = key.partition("/")
-        counted = f" ({samples[key]:,})" if key in samples else ""
-        cells.setdefault(name, {})[stage] = f"{float(value):.4g}{counted}"
-    return cells
-
-
 def metrics_table(metrics: Mapping[str, Any], samples: Mapping[str, int]) -> str:
     """Returns a line per metric, a column per evaluated data set, its starting model's before.
 
     samples: of a metric, where that is known: a rate of 0 says little of four prompts.
     """
-    cells = metric_cells(metrics, samples)
+    cells = by_name(metrics, samples)
     names, stages = [*cells], [*dict.fromkeys(name.partition("/")[0] for name in metrics)]
     ends = [stage for stage in stages if not stage.startswith(BEFORE)]
     columns = [name for stage in ends for name in (f"{BEFORE}{stage}", stage)]

@@ -75,7 +75,12 @@ def by_name(metrics: Mapping[str, Any], samples: Mapping[str, int]) -> dict[str,
         stage, _, name = key.partition("/")
         of = f" ({samples[key]:,})" if key in samples else ""
         found.setdefault(name, {})[stage] = f"{float(value):.4g}{of}"
-    return found
+    return {name: {s: of[s] for s in sorted(of, key=_before_after)} for name, of in found.items()}
+
+
+def _before_after(stage: str) -> tuple[str, bool]:
+    """Sorts the starting model's column before that of the trained one."""
+    return stage.removeprefix(BEFORE), not stage.startswith(BEFORE)
 
 
 def _samples(
@@ -127,9 +132,9 @@ def _with_text(
     if "file" in answer:
         line = f", line {answer['line']}" if "line" in answer else ""
         source = f"{answer['file']}{line}"
-    for name in ("exact", "refused", "flipped", "cut"):
-        if name in answer:
-            fields[name] = "yes" if answer[name] else "no"
+    said = [name for name in ("exact", "refused", "flipped", "cut") if answer.get(name)]
+    if said:
+        fields["the answer is"] = ", ".join(said)
     return replace(
         sample,
         fields=without_source(fields),
