@@ -126,7 +126,7 @@ def _with_text(
     source = source_of(fields)
     if "file" in answer:
         line = f", line {answer['line']}" if "line" in answer else ""
-        source = f"{answer['file']}{line}"
+        source = f"{Path(answer['file']).name}{line}"
     for name in ("exact", "refused", "flipped", "cut"):
         if name in answer:
             fields[name] = "yes" if answer[name] else "no"
