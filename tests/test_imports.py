@@ -16,7 +16,7 @@ import pl_pointwise.tasks
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"pl_pointwise": "pl_pointwise", "pl_pointwise.tasks": "tasks"}
 FOLDERS["pl_pointwise.callbacks"] = "callbacks"
-USERS = {"__init__", "cli", "export", "model_card", "samples", "certification"}
+USERS = {"__init__", "cli", "export", "model_card", "samples", "certification", "of_test"}
 """Files that take a whole module, as users do."""
 ABOVE = {
     "lagrangian": {"training", "command_line", "compare", "requirements", "module", "run"},

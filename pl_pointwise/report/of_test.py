@@ -131,7 +131,7 @@ def _with_text(
     source = source_of(fields)
     if "file" in answer:
         line = f", line {answer['line']}" if "line" in answer else ""
-        source = f"{answer['file']}{line}"
+        source = f"{Path(answer['file']).name}{line}"
     said = [name for name in ("exact", "refused", "flipped", "cut") if answer.get(name)]
     if said:
         fields["the answer is"] = ", ".join(said)

@@ -238,9 +238,9 @@ def svg_of(plot: Plot) -> Any:
         parts.append(
             f'<line class="bound" x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
-    for place, line in enumerate(plot.lines.values()):
+    for which, line in enumerate(plot.lines.values()):
         path = _path(x, [height - bottom - (v - low) * scale for v in line])
-        parts.append(f'<path class="line line{place}" d="{path}"/>')
+        parts.append(f'<path class="line line{which}" d="{path}"/>')
     parts.append('<line class="pointer" y1="0" y2="0" x1="0" x2="0"/></svg>')
     return Markup("".join(parts))  # Numbers of our own, and texts that were escaped.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Mapping
@@ -36,8 +37,8 @@ def described(
 
 
 def source_of(fields: Mapping[str, str]) -> str | None:
-    """The file and line of a sample, if it has them."""
-    return fields.get(SOURCE)
+    """The file and line of a sample, if it has them; a page names no folder of this machine."""
+    return re.split(r"[/\\]", fields[SOURCE])[-1] if SOURCE in fields else None
 
 
 def without_source(fields: Mapping[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import seed_everything
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pl_pointwise.report.of_test import page_of_test
 from pl_pointwise.task import notes_of
 from pl_pointwise.tasks import ConversationModule
 from pl_pointwise.tasks.conversation.module import ConversationEvaluation
@@ -185,3 +186,24 @@ def test_the_fit_is_the_same_with_and_without(language_model_folder, tmp_path) -
 )
 def test_the_place_of_a_record_is_its_file_and_line(where, expected) -> None:
     assert place_of(Record([], [], (), where)) == expected
+
+
+def test_the_page_of_a_test_has_every_answer_beside_what_was_before_and_wanted(
+    language_model_folder, tmp_path
+) -> None:
+    evaluation = ConversationEvaluation(answer_in=["train"])
+    path = written(tmp_path, ROWS)
+    module, data = module_of(language_model_folder, evaluation=evaluation), data_of(path)
+    run = fitted(module, data, tmp_path)
+    run.test(module, data, verbose=False)
+    shown = [each for each in page_of_test(module, run, {}, "").samples if each.after is not None]
+    lines = {row["index"]: row for row in read_rows(tmp_path / "answers/train.jsonl")}
+    assert {each.index for each in shown} == set(lines)
+    for each in shown:
+        row = lines[each.index]
+        assert each.after == row["answer"]
+        assert each.before == row["before"]
+        assert each.wanted == row.get("wanted")
+        assert each.fields["prompt"] == row["prompt"]
+        assert each.source == f"{Path(row['file']).name}, line {row['line']}"
+    assert any(each.constraint for each in shown)
