@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -174,35 +174,18 @@ def closing_of(
     """
     rows = []
     for name, constraint in history.constraints.items():
-        table, formulation = multipliers.get(name), formulations.get(name)
-        count, value = None, None
-        if formulation is not None and formulation.scope == "batch" and table is not None:
-            value = float(table.abs().max())
-        elif formulation is not None and formulation.scope == "sample" and history.samples:
-            found = torch.zeros(0, 1) if table is None else table
-            found = found[groups] if groups is not None and len(found) else found
-            count = int(found.any(1).sum())
         row = _row(name, constraint, history.last[name])
-        of_held = None
+        row = _with_multipliers(row, history, formulations.get(name), multipliers.get(name), groups)
         if held_out is not None and name in held_out.worst:
             of_held = _row(name, held_out.constraints[name], held_out.worst[name])
-        rows.append(
-            RequirementRow(
-                name=name,
-                bound=constraint.in_words(),
-                violated=row.violated,
-                of=row.of,
-                worst=row.worst,
-                most=row.most,
-                held_violated=of_held.violated if of_held else None,
-                held_of=of_held.of if of_held else None,
-                held_worst=of_held.worst if of_held else None,
-                held_most=of_held.most if of_held else None,
-                multipliers=count,
-                multiplier=value,
-                price=_price(name, history) if row.of and groups is None else None,
+            row = replace(
+                row,
+                held_violated=of_held.violated,
+                held_of=of_held.of,
+                held_worst=of_held.worst,
+                held_most=of_held.most,
             )
-        )
+        rows.append(row)
     known = history.objective[~history.objective.isnan()]
     objective = (
         None if math.isnan(history.start) else history.start,
@@ -248,6 +231,25 @@ def _price(name: str, history: History) -> float | None:
         return None
     found = history.prices.mean(name)
     return float(found.abs().mean()) * history.constraints[name].sides
+
+
+def _with_multipliers(
+    row: RequirementRow,
+    history: History,
+    formulation: Formulation | None,
+    table: Tensor | None,
+    groups: Tensor | None,
+) -> RequirementRow:
+    """With its λ, of samples or of a statistic, and its price."""
+    count, value = None, None
+    if formulation is not None and formulation.scope == "batch" and table is not None:
+        value = float(table.abs().max())
+    elif formulation is not None and formulation.scope == "sample" and history.samples:
+        found = torch.zeros(0, 1) if table is None else table
+        found = found[groups] if groups is not None and len(found) else found
+        count = int(found.any(1).sum())
+    price = _price(row.name, history) if row.of and groups is None else None
+    return replace(row, multipliers=count, multiplier=value, price=price)
 
 
 def _never_seen(history: History, left_out: int) -> Iterator[str]:
