@@ -259,7 +259,8 @@ class PointwiseCLI(LightningCLI):
 
     def _write_test_page(self, checkpoint: str | None) -> None:
         folder = run_root(self.trainer)  # Asks all ranks.
-        if not self.trainer.is_global_zero or not isinstance(self.model, PointwiseModule):
+        writes = self.trainer.is_global_zero and not getattr(self.trainer, "fast_dev_run", False)
+        if not writes or not isinstance(self.model, PointwiseModule):
             return
         model = short_path(checkpoint) if checkpoint else "as it starts: no --ckpt_path was given"
         path = free_path(folder, "report", ".html")

@@ -141,7 +141,7 @@ def plots_of(
                 percent=True,
             ),
             Plot(
-                f"{name}: worst value of a step's samples",
+                f"{name}: worst of a step's samples",
                 curves.steps,
                 {"worst": worst},
                 bound=constraint.value_at(0.0),

@@ -54,7 +54,7 @@ def fields_and_image(row: Any) -> tuple[dict[str, str], bytes | None]:
             image = drawn
             continue
         text = text_of(value)
-        if text is not None and name != "index":
+        if text not in (None, "nan") and name != "index":  # NaN: what this row does not have.
             fields[str(name)] = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
     return fields, image
 
