@@ -61,11 +61,11 @@ class Waits:
 
     def note(self, what: str) -> None:
         """The innermost line of the project's own code that is running."""
+        if any(frame.filename.endswith(OF_THE_HOST) for frame in traceback.extract_stack()):
+            return
         for frame in reversed(traceback.extract_stack()):
             path = Path(frame.filename)
             own = path.is_relative_to(ROOT) and "tests" not in path.parts
-            if own and path.relative_to(ROOT).as_posix() in OF_THE_HOST:
-                return
             if own and not any(part.startswith(".venv") for part in path.parts):
                 self.found.append(f"{path.relative_to(ROOT)}: {what}: {frame.line}")
                 return
