@@ -84,7 +84,7 @@ def _is_asked_off(name: str, value: Any) -> bool:
         return word not in _FALSE
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         # A weight of its own; a measured loss above 1 is none.
-        return value <= 0 or value < 1 or ("weight" in name and value != 1)
+        return value < 1 or ("weight" in name and value != 1)
     return word not in _TRUE
 
 
