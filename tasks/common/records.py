@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
 import zlib
 from collections import Counter
@@ -126,6 +127,8 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
     ending = next((each for each in READERS if name.removesuffix(".gz").endswith(each)), None)
     place = path
     try:
+        if os.path.isdir(path):
+            raise ValueError(_of_folder(path))
         with gzip.open(path) if name.endswith(".gz") else open(path, "rb") as file:
             if ending is None:
                 raise ValueError(f"it ends in none of {', '.join(READERS)}, or these and .gz")
@@ -139,6 +142,13 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
             f"{place}: cannot be read ({error}). Check the path, who may read it, and that the "
             "file is what its ending says, text in UTF-8."
         ) from error
+
+
+def _of_folder(path: str) -> str:
+    """What is wrong with a folder in a file's place, and which files of ``save_to_disk`` it has."""
+    names = sorted(each for each in os.listdir(path) if each.endswith((".arrow", ".parquet")))
+    some = f": name its files, {', '.join(names[:3])}{', …' * (len(names) > 3)}" if names else ""
+    return f"it is a folder{some}"
 
 
 def hub_split(path: str, config: str | None, split: str) -> Any:

@@ -24,6 +24,7 @@ from pl_pointwise.tasks.language_model.roles import collate_rows
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.text.reasoning import REFUSAL_TEXT, validate_refusals
 from pl_pointwise.tasks.language_model.text.records import ANSWERS, Record, Response, with_refusals
+from pl_pointwise.tasks.language_model.text.turns import every_turn, only_read
 
 from .records import ROLES, check_together, read_record
 
@@ -63,6 +64,9 @@ class ConversationDataModule(ResponseDataModule):
         hub_config: its configuration.
         hub_split: its split, of which a part is held out.
         role: of the response of schemas that give it none, "answer", "messages" and "instruction".
+        turns: "last" trains the last answer of a conversation; "all" makes a record of each turn of
+            the assistant, with a multiplier of its own, but for those that a "weight" of 0, a mask
+            or their like leave out. Records of several responses stay as they are.
         refusals: texts for refusals that have none; a record's own refusal is kept.
         options: ``preparation``, of skipping and holding out, and those of `PointwiseDataModule`;
             ``seed`` also of what is held out.
@@ -94,6 +98,7 @@ class ConversationDataModule(ResponseDataModule):
         hub_config: str | None = None,
         hub_split: str = "train",
         role: str = "reference",
+        turns: Literal["last", "all"] = "last",
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         **options: Any,
     ) -> None:
@@ -102,6 +107,7 @@ class ConversationDataModule(ResponseDataModule):
         super().__init__(model_name, source, files, **options)
         one_of("example", example, ("library", "keep", "forget"), DataError)
         one_of("role", role, ROLES, DataError)
+        one_of("turns", turns, ("last", "all"), DataError)
         if (source == "hub") != (hub_path is not None):
             raise DataError(f"source={source}, hub_path={hub_path}: set both, or neither.")
         if source == "example":
@@ -109,7 +115,7 @@ class ConversationDataModule(ResponseDataModule):
         self.own_answers, self.forget_like = own_answers, forget_like
         self._own_left_out = 0
         self.hub = hub_path, hub_config, hub_split
-        self.role = role
+        self.role, self.turns = role, turns
         self.refusals = validate_refusals(refusals)
 
     def on_hub(self, name: str) -> Any:
@@ -121,7 +127,9 @@ class ConversationDataModule(ResponseDataModule):
         if name == "keep" and self.own_answers:
             return read_prompt_to_keep
         role = name if name in TRAINED[1:] else self.role
-        return partial(read_record, role=role, responses=name != "predict")
+        answered = name != "predict"
+        every = answered and self.turns == "all"
+        return partial(read_record, role=role, responses=answered, all_turns=every)
 
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits with a text for each refusal."""
@@ -162,7 +170,20 @@ class ConversationDataModule(ResponseDataModule):
         found: list[Record] = []
         for each in TRAINED if name == "train" else (name,):
             found += super().read(each)
+        if name != "predict" and self.turns == "all":
+            found = every_turn(found)
+        elif name == "train":
+            self._note_turns(found)
         return with_refusals(found, self.refusals)
+
+    def _note_turns(self, records: Sequence[Record]) -> None:
+        """Says how many answers of the assistant stand in prompts alone."""
+        earlier, whole = only_read(records)
+        if earlier:
+            rank_zero_info(
+                f"{earlier:,} of {whole:,} answers of the assistant are only read, as earlier turns"
+                " of a conversation: data.turns all makes a record of each (docs/conversation.md)."
+            )
 
     def encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """Records as tokens, with the model's own answers, and how likely to be those to forget."""

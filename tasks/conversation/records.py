@@ -22,7 +22,7 @@ from typing import Any
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import Row, bad_field, kind, shown
-from pl_pointwise.tasks.language_model.text.messages import is_turns, parse_answer
+from pl_pointwise.tasks.language_model.text.messages import from_text, is_turns, parse_answer
 from pl_pointwise.tasks.language_model.text.records import (
     ANSWERS,
     INSTRUCTIONS,
@@ -37,6 +37,7 @@ from pl_pointwise.tasks.language_model.text.records import (
     read_when2call,
     reads_whole,
     truth,
+    with_thought,
 )
 
 ROLES = ("prefer", "avoid", "refuse", "keep", "forget", "learn", "reference")
@@ -51,7 +52,11 @@ _OWN = dict.fromkeys(
     "forget": "around, a negative number or with relative: true a δ",
 }
 """What a response of a role has of its own."""
-_FIELDS = {"answer": (PROMPTS, ANSWERS[:2]), "instruction": (INSTRUCTIONS, ANSWERS[2:])}
+_FIELDS = {
+    "answer": (PROMPTS, ANSWERS[:2]),
+    "instruction": (INSTRUCTIONS, ANSWERS[2:]),
+    "response": (PROMPTS, ANSWERS[2:]),
+}
 
 
 def parse_response(value: Any, where: str, name: str) -> Response:
@@ -128,8 +133,19 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
         if answer["role"] != "assistant":
             problem = "has no answer: its last turn is not the assistant's"
             raise bad_field(where, "messages", problem, "Add the answer, or give responses")
+        if messages and messages[-1]["role"] == "assistant":
+            problem = "ends with two turns of the assistant in a row"
+            raise bad_field(where, "messages", problem, "Join the two, or take one out")
+        answer = with_thought(row, answer, where)
+    elif schema == "calls":
+        name = "answers"
+        answer = from_text(row[name], where, name, 'Give [{"name": …, "arguments": {…}}]')
+        messages = conversation(row, where)
     else:
         messages, answer, name = answered(row, where, *_FIELDS[schema])
+        if messages and messages[-1]["role"] == "assistant":
+            problem = "stands beside messages that end with an answer already"
+            raise bad_field(where, name, problem, "Take one of the two out")
     given = {name: row[name] for name in ("role", *_BOUND) if row.get(name) is not None}
     if "role" not in given and truth(dict.get(row, "label")) is not None:
         role = "prefer" if flag(row, "label", where) else "avoid"
@@ -142,9 +158,11 @@ SCHEMAS: Mapping[str, tuple[tuple[str, ...], Callable[[dict[str, Any], str, str]
     "records": (("responses",), _records),
     "when2call": (("chosen_response", "rejected_response"), read_when2call),
     "preference": (("chosen", "rejected"), read_preference),
+    "calls": (("query", "answers", "tools"), partial(_single, "calls")),
     "answer": (("answer|completion",), partial(_single, "answer")),
     "instruction": (("instruction|query", "output|response"), partial(_single, "instruction")),
     "messages": (("messages|conversations|conversation",), partial(_single, "messages")),
+    "response": (("prompt|question|input", "response|output"), partial(_single, "response")),
 }
 """By name, in the order in which they are tried: the columns that mark each, and its reader.
 

@@ -114,22 +114,44 @@ def is_turns(value: Any) -> bool:
     return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
 
 
-def as_turns(value: Any, where: str, name: str) -> Any:
-    """Turns {"from", "value"}, one or a list, or a list's JSON, as {role, content}; else unchanged.
-
-    Weights are dropped where they ask for what is done: the assistant's last turn is trained on.
-    """
+def named_turns(value: Any, where: str, name: str) -> Any:
+    """Turns {"from", "value"}, one, a list or its JSON, as {role, content}; else unchanged."""
     listed = name == "responses" or re.match(_LIST_OF_TURNS, str(value), re.DOTALL)
     if listed and isinstance(value, str):
         value = tracked(from_text(value, where, name, "Give a list of {role, content} as JSON"))
     if not isinstance(value, list):
         return _named(value, where, name)
-    turns = [_named(turn, where, f"{name}[{place}]") for place, turn in enumerate(value)]
-    for place, turn in enumerate(turns):
+    return [_named(turn, where, f"{name}[{place}]") for place, turn in enumerate(value)]
+
+
+def says_of_turns(value: Any) -> tuple[bool | None, ...]:
+    """For each turn of the assistant whether it says that it is trained on; None: it does not say.
+
+    A turn says so by a "weight" of 0 or 1, a "mask" and their like.
+    """
+    turns = [turn for turn in value if isinstance(turn, Row)] if isinstance(value, list) else []
+    return tuple(_says(turn) for turn in turns if dict.get(turn, "role") == "assistant")
+
+
+def _says(turn: Row) -> bool | None:
+    for name in (*WEIGHTS, *MASKS):
+        value = dict.get(turn, name)
+        if value is not None:
+            return (str(value).lower() not in ("0", "0.0", "false")) is (name in WEIGHTS)
+    return None
+
+
+def without_weights(turns: Any, all_turns: bool) -> Any:
+    """The turns without weights that ask for what is done: the assistant's last turn is trained on.
+
+    all_turns: without all of them, as each turn is trained on for which they do not say no.
+    """
+    for place, turn in enumerate(turns if isinstance(turns, list) else ()):
         if isinstance(turn, Row) and (role := dict.get(turn, "role")) in ROLES:
             trained = role == "assistant" and place == len(turns) - 1
             for key in (*WEIGHTS, *MASKS):
-                if not trained or dict.get(turn, key) == (key in WEIGHTS):
+                asks_for_it = dict.get(turn, key) == (key in WEIGHTS)
+                if all_turns or not trained or asks_for_it:
                     turn.pop(key, None)
     return turns
 
@@ -269,6 +291,9 @@ def from_text(value: Any, where: str, name: str, remedy: str) -> Any:
     try:
         return validate_values(from_json(value)) if isinstance(value, str) else value
     except ValueError as error:
+        if re.match(r"\s*[\[{]+\s*'", value):
+            problem = "is a list as Python prints it, as to_csv writes one, and no JSON"
+            raise bad_field(where, name, problem, "Write the data as JSON lines") from error
         raise bad_field(where, name, f"is not readable JSON ({error})", remedy) from error
 
 
@@ -288,6 +313,8 @@ def parse_answer(value: Any, where: str, name: str, *, bare_calls: bool = False)
         value, name = value[0], f"{name}[0]"
     if isinstance(value, dict) and not {"role", "content", "tool_calls"}.isdisjoint(value):
         return _answering_turn(value, where, name, bare_calls)
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        raise bad_field(where, name, f"is a list of {len(value)} texts", "Give one text")
     if isinstance(value, (dict, list)):
         return [call["function"] for call in _listed_calls(_as_list(value), where, name)]
     return _text_or_calls(text_field(value, name, where), where, name, bare_calls)

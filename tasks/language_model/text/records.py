@@ -29,12 +29,14 @@ from .messages import (
     THOUGHTS,
     WEIGHTS,
     Answer,
-    as_turns,
     is_turns,
+    named_turns,
     parse_answer,
     parse_messages,
     parse_tools,
+    says_of_turns,
     turn_text,
+    without_weights,
 )
 from .unread import check_unread
 
@@ -62,6 +64,9 @@ class Record:
     given_category: str = ""  # the record's own
     given_kind: str | None = None  # the task's name for it; None for what its roles say
     identity: tuple[Any, ...] = ()  # what prompts are told apart by; (): messages and tools
+    given_unit: str = ""  # of a part of a conversation, the whole's
+    # For each turn of the assistant whether the file says that it is trained on; the last included.
+    asked: tuple[bool | None, ...] = ()
 
     @property
     def answers(self) -> list[Answer]:
@@ -88,7 +93,7 @@ class Record:
     @property
     def unit(self) -> str:
         """What records whose prompts differ by case and spaces alone have in common."""
-        return digest(folded([self.messages, self.tools]))
+        return self.given_unit or digest(folded([self.messages, self.tools]))
 
     @property
     def kind(self) -> str:
@@ -155,14 +160,23 @@ What _OFF and MASKS say is of answers, so of prompts alone it makes nothing anot
 
 
 def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
-    """``parse`` of a row with turns in our form; it may leave out nothing of :data:`_CHANGING`."""
+    """``parse`` of a row with turns in our form; it may leave out nothing of :data:`_CHANGING`.
+
+    What it makes takes besides ``all_turns``: whether each turn of the assistant is trained on, so
+    that what turns say of their training is the record's ``asked``.
+    """
 
     @wraps(parse)
-    def read(row: Any, where: str, **options: Any) -> T:
+    def read(row: Any, where: str, *, all_turns: bool = False, **options: Any) -> T:
         row = json_object(row, where)
+        asked: tuple[bool | None, ...] = ()
         for name in row:
-            row[name] = as_turns(dict.get(row, name), where, name)
+            turns = named_turns(dict.get(row, name), where, name)
+            asked += says_of_turns(turns)
+            row[name] = without_weights(turns, all_turns)
         record: Any = parse(row, where, **options)
+        if all_turns:
+            record = replace(record, asked=asked)
         given = any(each.answer for each in getattr(record, "record", record).responses)
         for name, value in row.unread().items():
             last = name.rpartition(".")[2]

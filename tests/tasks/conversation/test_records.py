@@ -135,7 +135,10 @@ BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
     ({"prompt": "Hi", "answer": "yes", "tolerence": 1}, ["tolerence", 'Write "tolerance"']),
     ({"prompt": "Hi", "answer": "yes", "Role": "keep"}, ["Role", 'Write "role"']),
     ({"prompt": "Hi", "responses": [{"role": "refuse"}], "tool": []}, ['Write "tools"']),
-    ({"prompt": str(ASK), "answer": "yes"}, ['"prompt" is not readable JSON', "{role, content}"]),
+    (
+        {"prompt": str(ASK), "answer": "yes"},
+        ['"prompt" is a list as Python prints it', "JSON lines"],
+    ),
     ({"prompt": "Hi", "completion": None}, ['"completion" is null', "Give a text"]),
     ({"messages": [{"role": "system", "content": ""}], "answer": "a"}, ["empty", "the user"]),
     ({"messages": [{"role": "assistant", "content": "a"}]}, ["no turn before the answer"]),
