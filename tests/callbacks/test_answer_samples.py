@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_pointwise import Pointwise
 from pl_pointwise.callbacks import AnswerSamples, SaveOnTermination
@@ -104,7 +106,7 @@ def test_without_held_out_records_those_trained_on_are_asked(
 def answered(root: Path, samples: AnswerSamples, *more: Any, **options: Any) -> list[int]:
     """The steps at which a run of 4 steps an epoch, of a module that only says so, answered."""
     runner = quiet_trainer(root, callbacks=[samples, *more], **{"max_epochs": 3, **options})
-    with suppress(SystemExit):  # Of which SIGTERMException is one.
+    with suppress(SIGTERMException):
         runner.fit(Answering(Pointwise()), ToyData(ToyRows(8), batch_size=2))
     return [row["step"] for row in written(root)]
 
@@ -115,6 +117,14 @@ def stop(trainer: Any) -> None:
 
 def terminate(trainer: Any) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture
+def nobody_listens_to_sigterm() -> Iterator[None]:
+    """Lightning leaves a handler that is there, as one that another test's program has set."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 NONE: dict[str, Any] = {"every_n_epochs": None}
@@ -144,6 +154,7 @@ NONE: dict[str, Any] = {"every_n_epochs": None}
         *("stopped by a callback", "SIGTERM", "SIGTERM and saved", "steps", "both"),
     ],
 )
+@pytest.mark.usefixtures("nobody_listens_to_sigterm")
 def test_the_last_step_is_always_answered_and_none_twice(
     options: Any, more: Any, of_trainer: Any, steps: list[int], tmp_path: Path
 ) -> None:
