@@ -119,8 +119,14 @@ def test_a_mark_that_the_template_reads_in_a_text_is_refused() -> None:
         texts(made, "Write `</think>` to end a thought.")
 
 
-def test_no_second_thought_behind_a_closed_one() -> None:
-    made = encoder(IN_SOURCE + template(PLAIN, "<|start|>assistant\n<think></think>"))
+@pytest.mark.parametrize(
+    ("closed", "written"),
+    [("<think></think>", False), ("<think></think>", True), ("</think>", True)],
+)
+def test_no_second_thought_behind_a_closed_one(closed: str, written: bool) -> None:
+    """DeepSeek-V4's generation prompt ends in the end of a thought, as do its answers."""
+    assistant = "{{ '<|start|>assistant\n" + closed * written + "' + m.content }}"
+    made = encoder(IN_SOURCE + template(assistant, f"<|start|>assistant\n{closed}"))
     with pytest.raises(DataError, match=r"here: .*there is no room with its defaults"):
         texts(made, TEXT)
 
