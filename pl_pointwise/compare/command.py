@@ -113,6 +113,9 @@ def main(args: Sequence[str]) -> None:
     seeds = [*dict.fromkeys(known.seeds)]  # Each once: a run that is counted twice shows no spread.
     what = known.config, known.output, known.methods, seeds, known.set, overrides
     comparison = Comparison(*what, known.require, known.confidence)
+    count = len(comparison.runs)
+    runs = "1 run" if count == 1 else f"{count:,} runs"
+    print(f"{runs}: of each method, setting and seed one; --only N is the N-th.", flush=True)
     if known.only is not None:
         if not 1 <= known.only <= len(comparison.runs):
             parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DistributedSampler
 
 from ..data import PointwiseSampler, dataset_of
 from ..errors import TrainingError
@@ -295,6 +296,16 @@ def sampler_of(loader: Any) -> Any:
 def check_sampler(loader: Any, ranks: int) -> None:
     """Refuses, over several ranks, samplers that may give a sample to two of them."""
     sampler = sampler_of(loader)
+    # Lightning puts torch's into a plain DataLoader; that repeats samples to fill up the ranks.
+    if type(sampler) is DistributedSampler and sampler.num_replicas == ranks:
+        repeated = max(0, sampler.total_size - len(loader.dataset))
+        refuse(
+            repeated,
+            f"{len(loader.dataset):,} samples over {ranks} ranks: the DistributedSampler repeats "
+            f"{repeated}. Use PointwiseDataModule, a PointwiseSampler with num_replicas and rank, "
+            "or a number of samples that the ranks share evenly.",
+        )
+        return
     refuse(
         ranks > 1 and not isinstance(sampler, PointwiseSampler),
         f"A {type(sampler).__name__} over {ranks} ranks may give a sample to two of them. Use "

@@ -1,7 +1,7 @@
 """A data module of prompts and responses, and its data sets: records tokenised once.
 
 Where records come from is the task's, and tasks/common/data.py's. One that does not fit is refused,
-as nothing of it is cut.
+left out, or loses its earliest turns, as ``too_long`` says.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 
-from pl_pointwise.errors import DataError
+from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.data import RecordsDataModule, check_fractions
@@ -29,6 +30,7 @@ from .roles import collate_rows
 from .text.conversations import ConversationEncoder
 from .text.messages import answer_text, turn_text
 from .text.records import Record
+from .text.shortening import shortened
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,11 @@ class Preparation:
 
     Args:
         max_prompt_length: the most tokens of a prompt.
-        max_length: the most tokens of prompt and response; nothing is ever cut.
+        max_length: the most tokens of prompt and response.
+        too_long: what to do with a record that does not fit: "refuse" it as one that cannot be used
+            (``invalid``); "skip" leaves it out, and no other; "cut" takes the earliest turns out of
+            its conversation until it fits, never the system's, the last of the user, or a part of
+            a text. How many records and turns that is, is said.
         invalid: what to do with a record that cannot be used, or does not fit: "error" or "skip".
             None is "skip" for the hub and "error" for files. Records to predict for are never
             skipped.
@@ -52,12 +58,14 @@ class Preparation:
 
     max_prompt_length: int = 1024
     max_length: int = 2048
+    too_long: Literal["refuse", "skip", "cut"] = "refuse"
     invalid: Literal["error", "skip"] | None = None
     val_fraction: float = 0.05
     test_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         check_fractions(self.val_fraction, self.test_fraction)
+        one_of("too_long", self.too_long, ("refuse", "skip", "cut"), DataError)
         if not 1 <= self.max_prompt_length < self.max_length:
             raise DataError(
                 f"max_prompt_length={self.max_prompt_length}, max_length={self.max_length}: "
@@ -147,6 +155,7 @@ class ResponseDataModule(RecordsDataModule):
             max_length=int(min(most, self.preparation.max_length)),
             rows=rows,
             skip_invalid=self.skips(name),
+            too_long=self.preparation.too_long,
         )
 
     def take_model(self, known: Any) -> tuple[Any, ...]:
@@ -158,6 +167,36 @@ class ResponseDataModule(RecordsDataModule):
         if taken != known:
             self._encoder = load_encoder(*taken, self.default_template)
         return taken
+
+
+Fitting = tuple[Record, list[str], list[int], list[list[int]]]
+"""A record, the texts of its responses, and the tokens of its prompt and of each response."""
+
+
+@dataclass
+class LongRecords:
+    """What became of records that do not fit.
+
+    Attributes:
+        skipped: why each that was left out does not.
+        cut: of each that was cut how many turns went.
+    """
+
+    skipped: list[str] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
+
+    def report(self, name: str, whole: int) -> None:
+        """Says how many there are."""
+        if self.skipped:
+            rank_zero_warn(
+                f"{name}: left out {len(self.skipped):,} of {whole:,} records that are too long "
+                f"(too_long: skip); the first: {self.skipped[0]}"
+            )
+        if self.cut:
+            rank_zero_warn(
+                f"{name}: took {sum(self.cut):,} early turns out of {len(self.cut):,} of {whole:,} "
+                "records that are too long (too_long: cut)."
+            )
 
 
 class EncodedResponses:
@@ -174,10 +213,12 @@ class EncodedResponses:
         name: of the data set, for messages.
         rows: of the model's embeddings, one a token.
         skip_invalid: leave out a record that cannot be rendered or does not fit, and say how many.
-            None is False where the user has no choice.
+            None is False where the user has no choice, and then none is skipped for its length.
+        too_long: see :class:`Preparation`.
 
     Attributes:
         records: those that were kept.
+        long: what ``too_long`` did.
     """
 
     def __init__(
@@ -190,14 +231,17 @@ class EncodedResponses:
         name: str = "data",
         rows: float = math.inf,
         skip_invalid: bool | None = None,
+        too_long: Literal["refuse", "skip", "cut"] = "refuse",
     ) -> None:
         self.records: list[Record] = []
+        self.long, self._too_long = LongRecords(), too_long
         self._rows: list[dict[str, Any]] = []
         self._limits = max_prompt_length, max_length, rows
         self._skip_invalid = skip_invalid
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
             self._encode(records[start : start + CHUNK], encoder, skipped)
+        self.long.report(name, len(records))
         report_skipped(name, skipped, len(self.records))
         self.columns = max(len(record.responses) for record in self.records)
 
@@ -222,30 +266,75 @@ class EncodedResponses:
         encoded = encoder.encode([prompt for _, prompt, _ in rendered], [r for *_, r in rendered])
         for (record, _, texts), (ids, tokens) in zip(rendered, encoded, strict=True):
             try:
-                self._check_lengths(record.where, ids, tokens)
+                fitting = self._fitting(record, texts, ids, tokens, encoder)
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
                 continue
+            if fitting is None:
+                continue
+            record, texts, ids, tokens = fitting
             self.records.append(record)
             row: dict[str, Any] = {"prompt": np.asarray(ids, np.int32)}
             row["responses"] = [np.asarray(each, np.int32) for each in tokens]
             self._rows.append(row | {"characters": [*map(encoder.characters, texts)]})
 
-    def _check_lengths(self, where: str, ids: list[int], tokens: list[list[int]]) -> None:
-        prompt_limit, limit, rows = self._limits
-        check_known(max(map(max, filter(None, [ids, *tokens]))), rows, where)
+    def _fitting(
+        self,
+        record: Record,
+        texts: list[str],
+        ids: list[int],
+        tokens: list[list[int]],
+        encoder: ConversationEncoder,
+    ) -> Fitting | None:
+        """A record that fits, cut where that is asked for; None of one to skip for its length."""
+        check_known(max(map(max, filter(None, [ids, *tokens]))), self._limits[2], record.where)
+        problem = self._length_problem(record.where, ids, tokens)
+        if not problem:
+            return record, texts, ids, tokens
+        if self._too_long == "cut":
+            return self._cut(record, encoder, problem)
+        if self._too_long == "skip" and self._skip_invalid is not None:
+            self.long.skipped.append(problem)
+            return None
+        raise DataError(problem)
+
+    def _length_problem(self, where: str, ids: list[int], tokens: list[list[int]]) -> str:
+        """Why a record does not fit; "" of one that does."""
+        prompt_limit, limit, _ = self._limits
         if len(ids) > prompt_limit:
-            raise DataError(
+            return (
                 f"{where}: the prompt has {len(ids):,} tokens and does not fit in "
-                f"max_prompt_length={prompt_limit:,}. Raise it, or shorten the record."
+                f"max_prompt_length={prompt_limit:,}. Raise it, shorten the record, or set "
+                "preparation.too_long to skip or cut."
             )
         longest = max(map(len, tokens), default=1)
         if len(ids) + longest > limit:
-            raise DataError(
+            return (
                 f"{where}: a response of {longest:,} tokens does not fit behind a prompt of "
                 f"{len(ids):,}: max_length, or the model's positions, are {limit:,}. Raise "
-                "max_length as far as these, or shorten the record."
+                "max_length as far as these, shorten the record, or set preparation.too_long to "
+                "skip or cut."
             )
+        return ""
+
+    def _cut(self, record: Record, encoder: ConversationEncoder, problem: str) -> Fitting:
+        """The record without its earliest turns, rendered again."""
+
+        def rendered(each: Record) -> tuple[list[str], list[int], list[list[int]]]:
+            prompt, texts = encoder.texts(each)
+            ((ids, tokens),) = encoder.encode([prompt], [texts])
+            return texts, ids, tokens
+
+        def fits(each: Record) -> bool:
+            _, ids, tokens = rendered(each)
+            return not self._length_problem(each.where, ids, tokens)
+
+        found = shortened(record, fits)
+        if found is None:
+            raise DataError(f"{problem} Without its earlier turns it does not fit either.")
+        shorter, turns = found
+        self.long.cut.append(turns)
+        return shorter, *rendered(shorter)
 
     def __len__(self) -> int:
         return len(self.records)

@@ -215,6 +215,11 @@ def foreign_sampler(world: World) -> Any:
 
 
 @scenario
+def disjoint_foreign_sampler(world: World) -> Any:
+    return foreign(world, UNEVEN - 1)
+
+
+@scenario
 def evaluation(world: World) -> Any:
     module = Toy(Pointwise(), partial=True)
     data = ToyData(

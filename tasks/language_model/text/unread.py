@@ -60,10 +60,11 @@ def check_unread(row: Row, record: Any, where: str) -> None:
         if _MODES.search(plain):
             remedy = f"Set policy.template_arguments, {ignore}"
             raise bad_field(where, name, f"is {shown(value)}, and is not read", remedy)
-        if _PARTS.search(plain) and _is_asked_off(plain, value):
+        of_training = bool(_PARTS.search(plain))
+        if of_training and _is_asked_off(plain, value):
             problem = f"is {shown(value)}, is not read, and says how to train on the record"
             raise bad_field(where, name, problem, f"Take out the record, {ignore}")
-        if is_harmless(last):
+        if of_training or is_harmless(last):
             _mark_read(row, name)
             continue
         texts = list(_texts(value))

@@ -127,10 +127,16 @@ def test_data_that_may_change_in_a_run_are_refused() -> None:
 # Samplers over ranks ----------------------------------------------------------------------------
 
 
-def test_over_ranks_the_sampler_is_ours() -> None:
-    """Seven of ten rows over two ranks: Lightning's wrapper repeated one, stepped twice."""
-    rows = IndexedDataset(ToyRows(10))
-    for sampler in (DistributedSampler(rows, num_replicas=2, rank=0), RandomSampler(rows)):
+def test_over_ranks_no_sampler_gives_a_sample_to_two() -> None:
+    """Eleven rows over two ranks: Lightning's own sampler repeated one, stepped twice."""
+    rows = IndexedDataset(ToyRows(11))
+    sampler: Any = DistributedSampler(rows, num_replicas=2, rank=0)
+    with pytest.raises(TrainingError, match=r"11 samples over 2 ranks: .*repeats 1\."):
+        check_sampler(loader(rows, sampler=sampler), 2)
+    for ranks, drop_last in ((2, True), (11, False)):
+        even = DistributedSampler(rows, num_replicas=ranks, rank=0, drop_last=drop_last)
+        check_sampler(loader(rows, sampler=even), ranks)
+    for sampler in (RandomSampler(rows), DistributedSampler(rows, num_replicas=3, rank=0)):
         with pytest.raises(TrainingError, match="Sampler over 2 ranks may give a sample to two"):
             check_sampler(loader(rows, sampler=sampler), 2)
     check_sampler(loader(rows, sampler=PointwiseSampler(rows, num_replicas=2)), 2)

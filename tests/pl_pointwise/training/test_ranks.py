@@ -105,10 +105,11 @@ def test_run_in_which_everything_is_skipped_stops_on_every_rank(
 
 
 def test_a_foreign_sampler_is_refused(ranks: list[dict[str, Any]]) -> None:
-    """DistributedSampler fills ranks with copies, which step their multipliers twice."""
+    """DistributedSampler fills uneven ranks with copies, which step their multipliers twice."""
     for outcomes in ranks:
         message = outcomes["foreign_sampler"]
-        assert "over 2 ranks may give a sample to two" in message
+        assert "13 samples over 2 ranks" in message
+        assert "repeats 1" in message
         assert "DistributedSampler" in message
         assert "PointwiseDataModule" in message
 
