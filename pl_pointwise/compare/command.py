@@ -113,9 +113,6 @@ def main(args: Sequence[str]) -> None:
     seeds = [*dict.fromkeys(known.seeds)]  # Each once: a run that is counted twice shows no spread.
     what = known.config, known.output, known.methods, seeds, known.set, overrides
     comparison = Comparison(*what, known.require, known.confidence)
-    count = len(comparison.runs)
-    runs = "1 run" if count == 1 else f"{count:,} runs"
-    print(f"{runs}: of each method, setting and seed one; --only N is the N-th.", flush=True)
     if known.only is not None:
         if not 1 <= known.only <= len(comparison.runs):
             parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")
@@ -123,7 +120,12 @@ def main(args: Sequence[str]) -> None:
         if "error" in result:
             raise SystemExit(f"{run.title} failed: {result['error']}")
         return
-    if failed := compare(comparison, check_methods(comparison), known.note):
+    start = check_methods(comparison)
+    if on_first_rank():
+        count = len(comparison.runs)
+        runs = "1 run" if count == 1 else f"{count:,} runs"
+        print(f"{runs}: of each method, setting and seed one; --only N is the N-th.", flush=True)
+    if failed := compare(comparison, start, known.note):
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
