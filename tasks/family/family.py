@@ -369,7 +369,7 @@ class FamilyModule(PointwiseModule):
         # A mean over a sample's values, so that λ of the mean objective is a K-th of the price.
         start = torch.zeros(count) if price is None else price[:count].nan_to_num() / count
         dual.start_at(start)
-        x = problems(self.family).x[split_of(self.family)["train"]].to(program.p.device)
+        x = problems(self.family).x[split_of(self.family)["train"]].to(program.null.device)
         batch = min(200, -(-len(x) // 10))
         train_bound(dual, program, x, epochs=epochs, batch=batch)
 
