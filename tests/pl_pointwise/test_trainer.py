@@ -221,3 +221,19 @@ def test_an_evaluation_measures_the_requirements_by_hand(
     assert "After 16 steps" in shown
     assert "held out" in shown
     assert "of 13" in shown
+
+
+def test_a_held_out_value_that_does_not_apply_is_not_its_samples_worst(tmp_path: Path) -> None:
+    found = trainer(tmp_path, ToyRows(4))
+    pair = torch.tensor([[-9.0] + [0.5] * (PAIRS - 1)]).repeat(3, 1)
+    applies = torch.ones(3, PAIRS, dtype=torch.bool)
+    applies[:2, 0] = False
+    applies[1] = False
+    values = {"fit": torch.zeros(3, 1), "pair": pair}
+    found._held_out = {}
+    found._keep_held_out(torch.zeros(3), values, {"pair": applies})
+    kept = torch.cat(found._held_out["pair"])
+    constraint = CONSTRAINTS["pair"]
+    assert kept[0] == constraint.violation(torch.tensor([0.5])).max()
+    assert kept[1].isnan()
+    assert kept[2] == constraint.violation(torch.tensor([-9.0])).max()

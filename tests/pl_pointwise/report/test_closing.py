@@ -197,6 +197,15 @@ def test_what_holds_in_training_alone_is_said() -> None:
     assert not any("Held out" in s for s in closing_of(found, {}, {}, held_out=level).sentences)
 
 
+def test_fit_says_by_how_much_a_rate_too_high_made_the_weights_grow() -> None:
+    module = Toy(Pointwise(), learning_rate=30.0)
+    start = torch.cat([weight.detach().flatten() for weight in module.parameters()]).norm()
+    closing, _ = closed(module)
+    now = torch.cat([weight.detach().flatten() for weight in module.parameters()]).norm()
+    assert now > 30 * start
+    assert f"the weights are {now / start:,.0f} times as large as at the start" in str(closing)
+
+
 def test_what_the_requirements_cost_is_said() -> None:
     found = history([[0.5, 0.6]] * 20, AT_MOST)
     found.objective = torch.full((2,), 3.0)

@@ -76,6 +76,9 @@ def test_curves_and_last_visits_are_those_of_a_plain_loop(steps: int) -> None:
     assert len(curves.steps) <= 2 * POINTS
     if steps > POINTS:
         assert len(curves.steps) >= POINTS // 2
+        ends = torch.tensor(curves.steps)  # Of equal points, but for the last one.
+        assert (ends.diff()[:-1] == ends[0]).all()
+        assert int(ends[0]).bit_count() == 1  # Doubled, each time there were too many.
     begin = 0
     for point, end in enumerate(curves.steps):
         part, begin = taken[begin:end], end
