@@ -25,17 +25,14 @@ def test_the_program_runs(
         (code,) = [c for c in PROGRAMS if "L.Fabric" in c]
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    code = code.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(language_model_folder))
-    code = code.replace(
-        'SFTConfig("budget",', 'SFTConfig("budget", use_cpu=True, report_to="none",'
-    )
+    monkeypatch.setenv("MODEL", str(language_model_folder))
     end: dict[str, Any] = {"__name__": "program"}
     exec(compile(code, "any_loop.md", "exec"), end)
     constrained = end["constrained"] if "constrained" in end else end["trainer"].constrained
     assert len(constrained.multipliers) == 1
     assert constrained.steps > 0
     if name == "plain":
-        assert float(end["violated"]) <= 0.08  # Three of forty end just outside.
+        assert float(end["error"].max()) < 0.105
         assert "λ > 0 on" in capsys.readouterr().out
     if name == "trl":
         assert sorted(tmp_path.glob("budget/checkpoint-*/pointwise.pt"))

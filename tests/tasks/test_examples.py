@@ -1,0 +1,83 @@
+"""Every example runs as it stands, prints what its last lines say, and is on the page of examples."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = {"sft_budget"}  # Longer, with options; tests/test_sft_budget.py runs it.
+EXAMPLES = sorted(set(ROOT.glob("examples/*.py")) - {ROOT / f"examples/{n}.py" for n in SCRIPTS})
+NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?"
+
+
+def promised(text: str) -> list[str]:
+    """The comment that a file ends with."""
+    lines = text.rstrip().splitlines()
+    count = next(i for i, line in enumerate(reversed(lines)) if not line.startswith("#"))
+    return [line.removeprefix("# ") for line in lines[len(lines) - count :]]
+
+
+def alike(found: str, expected: str) -> bool:
+    """The same words, and numbers that are near: other processors round in another way."""
+    if re.sub(NUMBER, "#", found).split() != re.sub(NUMBER, "#", expected).split():
+        return False
+    pairs = zip(re.findall(NUMBER, found), re.findall(NUMBER, expected), strict=True)
+    return all(abs(float(a) - float(b)) <= 0.02 + 0.5 * abs(float(b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_example_prints_its_last_lines(
+    path: Path, tmp_path: Path, language_model_folder: Path
+) -> None:
+    text = path.read_text("utf-8")
+    if "import trl" in text or "from trl" in text:
+        if find_spec("trl") is None:
+            pytest.skip("TRL is not installed")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MODEL": str(language_model_folder)}
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = promised(text)
+    assert expected
+    printed = [line for line in re.split(r"[\r\n]+", done.stdout) if line.strip()]
+    if path.stem == "trl_sft":  # Another model here: only the table's form can be compared.
+        assert any(line.split()[:3] == ["kl", "≤", "0.1"] for line in printed)
+        return
+    last = printed[-len(expected) :]
+    assert all(map(alike, last, expected)), (last, expected)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_example_is_short_and_shown_from_its_file(path: Path) -> None:
+    text = path.read_text("utf-8").rstrip()
+    assert len(text.splitlines()) <= 40
+    page = (ROOT / "docs/examples.md").read_text("utf-8")
+    assert f"```python\n{text}\n```" in page
+    assert f"](examples/{path.stem}.png)" in page
+    assert (ROOT / f"docs/examples/{path.stem}.png").is_file()
+
+
+def test_other_pages_show_examples_as_they_are() -> None:
+    for page, names in {"physics": ["physics"], "any_loop": ["plain_loop", "trl_sft"]}.items():
+        text = (ROOT / f"docs/{page}.md").read_text("utf-8")
+        for name in names:
+            assert (ROOT / f"examples/{name}.py").read_text("utf-8").rstrip() in text
+
+
+def test_numbers_that_differ_much_are_told() -> None:
+    assert alike("lost 0 of 897, new digits 98%", "lost 0 of 897, new digits 99%")
+    assert not alike("lost 5 of 897", "lost 0 of 897")
+    assert not alike("lost 0 of 897", "kept 0 of 897")
