@@ -79,7 +79,7 @@ def test_the_core_alone_fits_from_python_and_from_a_configuration(core: Path, fo
     code += f"{readme.replace('max_epochs=30', 'max_epochs=2')}\nmain({FIT.split()!r})\n"
     done = python(code, folder, core)
     assert done.returncode == 0, done.stderr
-    assert "torch.Size([40, 1])" in done.stdout
+    assert "λ of every sample: (40, 1)" in done.stdout
     assert list(folder.glob("checkpoints/*.ckpt"))
     assert not [path for path in core.iterdir() if path.name in HEAVY]
 

@@ -69,7 +69,7 @@ def test_the_task_of_the_readme_trains(tmp_path, monkeypatch, capsys) -> None:
     batch = rows.collate(rows.datasets["train"])
     residuals = (module(batch) - batch["y"]).abs()
     assert residuals.max() < 0.105
-    assert "torch.Size([40, 1])" in capsys.readouterr().out
+    assert "λ of every sample: (40, 1)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
