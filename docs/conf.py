@@ -45,6 +45,7 @@ include_patterns = [
     "notebooks/*.ipynb",
     "benchmarks/README.md",
     "CHANGELOG.md",
+    "README.md",
     "CONTRIBUTING.md",
     "RELEASING.md",
 ]

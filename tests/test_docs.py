@@ -123,8 +123,7 @@ def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
     listed = [(index.parent / entry).resolve() for entry in entries]
     expected = [page.with_suffix("") for page in (*PAGES, *NOTEBOOKS)]
     expected += [ROOT / "docs/api/index"]
-    for page in (index, ROOT / "README.md"):  # the site's own first page stands for README
-        expected.remove(page.with_suffix(""))
+    expected.remove(index.with_suffix(""))
     assert sorted(listed) == sorted(expected)
 
 
