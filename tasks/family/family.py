@@ -51,7 +51,7 @@ class Family:
     inequalities: int = 10  #: K
     instances: int = 1000  #: N, at least 24
     nonconvex: bool = False  #: pᵀ sin y in the objective
-    file: str = ""  #: of matrices, in place of DC3's formula: see :meth:`of_file`
+    file: str = ""  #: of matrices, in place of DC3's formula: see ``Family.of_file``
 
     @classmethod
     def of_file(cls, path: str | Path, nonconvex: bool = False) -> Family:
@@ -284,7 +284,7 @@ class FamilyModule(PointwiseModule):
             are not convex, :class:`~pl_pointwise.bounds.Stationary`.
         proof: an answer whose gap is above it counts as `unproved`.
         problem: an ``.npz`` file of one's own problems in place of ``family``, and of the data's:
-            :meth:`Family.of_file`.
+            ``Family.of_file``.
     """
 
     shared_objective, shared_violation = "gap", "worst"
