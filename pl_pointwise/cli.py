@@ -48,6 +48,7 @@ COMMANDS = {
     "compare": "compare.command",
     "export": "export",
     "check": "requirements.check",
+    "lost": "requirements.lost",
     "monitor": "requirements.monitor",
     "tolerances": "requirements.tolerances",
 }

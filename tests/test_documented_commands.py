@@ -81,6 +81,10 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
         square, one = np.eye(4), np.ones((1, 4))
         bounds, equal = np.full(4, 2.0), np.linspace(-1, 1, 24)[:, None]
         np.savez("own.npz", Q=square, p=np.ones(4), A=one, G=square, h=bounds, X=equal)
+    if words[0] == "lost":
+        for word in words[1:3]:
+            item = {"id": 1, "prompt": "?", "answer": "!", "correct": True}
+            (tmp_path / word).write_text(json.dumps(item))
     taken: list[Comparison] = []
     # Command lines are read and checked.
     monkeypatch.setattr(cli.PointwiseCLI, "instantiate_classes", lambda *_: None)

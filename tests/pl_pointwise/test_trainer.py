@@ -225,6 +225,8 @@ def test_an_evaluation_measures_the_requirements_by_hand(
 
 def test_a_held_out_value_that_does_not_apply_is_not_its_samples_worst(tmp_path: Path) -> None:
     found = trainer(tmp_path, ToyRows(4))
+    # Accelerate drops what fills up the last batch of the loader that another test ended with.
+    found.accelerator.gather_for_metrics = lambda table: table
     pair = torch.tensor([[-9.0] + [0.5] * (PAIRS - 1)]).repeat(3, 1)
     applies = torch.ones(3, PAIRS, dtype=torch.bool)
     applies[:2, 0] = False
