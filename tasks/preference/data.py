@@ -5,14 +5,14 @@ The chosen answer is of role "prefer", the others of role "avoid".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.data import Parse
-from pl_pointwise.tasks.common.records import Row, digest
+from pl_pointwise.tasks.common.records import Row
 from pl_pointwise.tasks.language_model.data import ResponseDataModule
+from pl_pointwise.tasks.language_model.text.pairs import ROLES, grouped
 from pl_pointwise.tasks.language_model.text.records import (
     Record,
     conversation,
@@ -21,9 +21,6 @@ from pl_pointwise.tasks.language_model.text.records import (
     read_when2call,
     reads_whole,
 )
-
-ROLES = ("prefer", "avoid")
-"""In the order that a batch numbers them."""
 
 
 class PreferenceDataModule(ResponseDataModule):
@@ -109,14 +106,3 @@ def read_prompt(row: Row, where: str) -> Record:
         return replace(read_pair(row, where), responses=())
     row.read |= {"chosen", "rejected", "chosen_response", "rejected_response"}
     return replace(make_record(row, conversation(row, where), [], where), given_kind="")
-
-
-def grouped(found: Iterable[Record]) -> list[Record]:
-    """Records of one prompt and chosen answer as one, where the first stood, rejected ones once."""
-    groups: dict[str, Record] = {}
-    for record in found:
-        key = digest(record.prompt, record.answers[0])
-        known = groups.setdefault(key, record)
-        new = [each for each in record.responses[1:] if each.answer not in known.answers]
-        groups[key] = replace(known, responses=(*known.responses, *new))
-    return list(groups.values())

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-import torch
 from torch import Tensor
 from torchmetrics import MeanMetric
 
@@ -32,6 +31,7 @@ from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
     NEED_REFERENCE,
     Objective,
     PreferenceLosses,
+    pairs_of,
     preference_loss,
 )
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
@@ -39,8 +39,7 @@ from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
-
-from .data import ROLES
+from pl_pointwise.tasks.language_model.text.pairs import ROLES
 
 DEFAULT_LOSSES = PreferenceLosses()
 DEFAULT_TRAINING = Training(
@@ -127,9 +126,7 @@ class PreferenceModule(LanguageModelModule):
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The preference loss of each sample, (B,)."""
-        first = torch.arange(outputs.present.shape[1], device=outputs.present.device) == 0
-        chosen, rejected = outputs.present & first, outputs.present & ~first
-        return preference_loss(self.trained_on, outputs, self.losses, chosen, rejected)
+        return preference_loss(self.trained_on, outputs, self.losses)
 
     def evaluation_metrics(self) -> Metrics:
         """Those of all language tasks, and the order of the answers."""
@@ -141,7 +138,7 @@ class PreferenceModule(LanguageModelModule):
     ) -> None:
         """Adds a batch; real: bool (B,), False for samples that only fill it."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
-        pairs = outputs.present[:, :1] & outputs.present[:, 1:] & real[:, None]
+        pairs = pairs_of(outputs) & real[:, None]
         metrics["pairwise_accuracy"].update((log_ratio(outputs)[:, 1:] > 0)[pairs].float())
         if (known := outputs.reference_log_likelihood) is not None:
             ratios = outputs.log_likelihood - known

@@ -7,8 +7,8 @@
     run       candidates of each query, best first: TREC's "query Q0 passage rank score name", or
               MS MARCO's "query passage rank"
 
-A relevant passage (a judgement above 0) is an answer, a row for each. Its negatives are what was
-judged 0, then the run's candidates without a judgement above 0.
+A relevant passage (a judgement above 0, or from ``relevant_from`` on) is an answer, a row for each.
+Its negatives are what was judged to be none, then the run's candidates without a judgement.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class Collection:
     corpus: str
     queries: str
     run: str | None = None
+    relevant_from: float | None = None
+
+    def _is_answer(self, score: float) -> bool:
+        return score > 0 if self.relevant_from is None else score >= self.relevant_from
 
     def rows(self, qrels: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """(where, {query_id, query, pos, neg}) of each judgement that is an answer."""
@@ -44,7 +48,7 @@ class Collection:
         passages = _texts(self.corpus, wanted)
         for query, found in judged.items():
             where = f"{qrels}, query {query}"
-            no = [passage for passage, (score, _) in found.items() if score <= 0]
+            no = [each for each, (score, _) in found.items() if not self._is_answer(score)]
             no += [each for each in candidates.get(query, ()) if each not in found]
             missing = [each for each in (*found, *no) if each not in passages]
             if query not in queries or missing:
@@ -52,7 +56,7 @@ class Collection:
                 what = f"passage {missing[0]}" if query in queries else f"query {query}"
                 raise DataError(f"{where}: {what} is not in {place}. Give the files of one set.")
             for passage, (score, line) in found.items():
-                if score > 0:
+                if self._is_answer(score):
                     yield (
                         f"{qrels}, line {line}",
                         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -36,10 +36,12 @@ from pl_pointwise.tasks.common.records import (
     refused,
     report_skipped,
     rows_of,
+    without_fields,
 )
 
 from .collection import Collection
 from .loading import load_tokenizer
+from .pairs import collected
 from .records import (
     Record,
     RerankerDataset,
@@ -95,6 +97,8 @@ class RerankerDataModule(RecordsDataModule):
         queries_file: its queries, by id.
         run_file: candidates of each query, as a first stage found them; negatives are those without
             a judgement above 0.
+        relevant_from: the least label, score or judgement of an answer, where these are grades.
+            None takes 1 of the labels 0 and 1, and of judgements all above 0.
         invalid: what to do with a record that cannot be used: "error" or "skip". None is "skip" for
             the hub, where queries with no or several marked passages are normal, and "error"
             otherwise. Records for prediction are never skipped.
@@ -128,6 +132,7 @@ class RerankerDataModule(RecordsDataModule):
         corpus_file: str | None = None,
         queries_file: str | None = None,
         run_file: str | None = None,
+        relevant_from: float | None = None,
         invalid: Literal["error", "skip"] | None = None,
         negatives: int = 9,
         min_negatives: int | None = None,
@@ -151,7 +156,7 @@ class RerankerDataModule(RecordsDataModule):
             Template.parse(template)
         self.collection = None
         if corpus_file is not None and queries_file is not None:
-            self.collection = Collection(corpus_file, queries_file, run_file)
+            self.collection = Collection(corpus_file, queries_file, run_file, relevant_from)
         elif corpus_file or queries_file or run_file:
             raise DataError(
                 f"corpus_file={corpus_file}, queries_file={queries_file}: a collection needs both."
@@ -160,7 +165,9 @@ class RerankerDataModule(RecordsDataModule):
         self._given["instruction"] = instruction
         self.hub_path, self.hub_config = hub_path, hub_config
         self.negatives = negatives
+        self.relevant_from = relevant_from
         self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": self.seed}
+        self._counts["relevant_from"] = relevant_from
 
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """The batch of the class docstring, of rows of a :class:`RerankerDataset` with an index."""
@@ -250,13 +257,25 @@ class RerankerDataModule(RecordsDataModule):
         """The records of a data set's files; of a row with several answers one for each."""
         found, parse = list[Record](), self.reader(name)
         for path in self.files.get(name, ()):
-            if name == "predict":
-                rows = rows_of(path)
-            else:
-                given = rows_of(path) if self.collection is None else self.collection.rows(path)
-                rows = ((where, one) for where, raw in given for one in rows_of_one_answer(raw))
-            found += records_of(rows, path, parse, self.skips(name))
+            rows = rows_of(path) if name == "predict" else self._rows_of_answers(path)
+            found += records_of(rows, path, parse, self.skips(name), self.ignore)
         return found
+
+    def _rows_of_answers(self, path: str) -> Iterator[tuple[str, Any]]:
+        """The rows of a file of training or held-out data, one for each answer of a query."""
+        if self.collection is not None:
+            given = self.collection.rows(path)
+        else:
+            given = collected(
+                rows_of(path),
+                path,
+                negatives=self.negatives,
+                relevant_from=self.relevant_from,
+                skip_invalid=self.skip_invalid,
+            )
+        for where, raw in given:
+            for one in rows_of_one_answer(raw, self.relevant_from):
+                yield where, one
 
     def read_splits(self) -> dict[str, list[Record]]:
         """The records of files, or of the embedded corpus, that each split keeps."""
@@ -304,6 +323,7 @@ class RerankerDataModule(RecordsDataModule):
         source = f"{self.hub_path}, {split}"
 
         def parse(row: Any, position: int) -> Record:
+            row = without_fields(row, self.ignore)
             return parse_labelled(row, f"{source}, record {position + 1}", **self._counts)
 
         def measure(row: Any, position: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.harmless import is_harmless, texts_in
 from pl_pointwise.tasks.common.models import check_known
 from pl_pointwise.tasks.common.records import (
     Row,
@@ -32,17 +33,21 @@ from pl_pointwise.tasks.common.records import (
 
 from .template import Template, kept_tokens
 
-_LISTED = ("passages", "docs", "documents", "candidates")
+LISTED = ("passages", "docs", "documents", "candidates")
 """All passages in one list, and which of them is right in another."""
-_POSITIVE = ("pos", "positive", "positives", "positive_passages", "positive_ctxs")
-"""The right ones in a field of their own, the others in fields of :data:`_NEGATIVE`."""
-FORMS = (*_LISTED, *_POSITIVE)
-"""The fields by which the form of a row is known."""
-_NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?(_\d+)?|(hard_)?negative_(passages|ctxs)")
-_QUERIES = ("query", "anchor", "question")
+ONE_PASSAGE = ("passage", "document", "doc", "candidate", "answer", "response")
+"""One passage a row, or the same lists as of :data:`LISTED`; an "answer" also beside negatives."""
+POSITIVE = ("pos", "positive", "positives", "positive_passages", "positive_ctxs", "answer")
+"""The right ones in a field of their own, the others in fields of :data:`NEGATIVE`."""
+NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?(_\d+)?|(hard_)?negative_(passages|ctxs)")
+MARKS = ("labels", "label", "relevance", "score", "scores")
+"""What says which passages are answers: 0 and 1, or grades; the first that is filled."""
+QUERIES = ("query", "anchor", "question")
 _TEXTS = ("text", "contents", "content", "passage")
 """Where a passage that is an object has its text; a "title" stands in front of it."""
 _SCORES = ("pos_scores", "neg_scores"), ("scores", "score", "teacher_scores")
+_UNREAD = ("answer", "answers", "wellFormedAnswers")
+"""Texts that may be left unread: MS MARCO's and DPR's answers in words."""
 """What a teacher says of the passages, by kind or in the order in which they are read."""
 
 
@@ -68,17 +73,29 @@ class Record:
     prompt = unit  # as a split by prompts takes it
 
 
-def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: int = 0) -> Record:
+def parse_labelled(
+    row: Any,
+    where: str,
+    *,
+    negatives: int,
+    least: int,
+    seed: int = 0,
+    relevant_from: float | None = None,
+) -> Record:
     """The record of a row, the marked passage first; the others are negatives.
 
     Of more than ``negatives`` so many are drawn by ``seed`` and the row's own text, whatever the
-    rest of the file. A row with fewer than ``least`` is refused.
+    rest of the file. A row with fewer than ``least`` is refused, as is one with a text that is not
+    read. Labels that are grades mark an answer from ``relevant_from`` on.
     """
+    row = json_object(row, where)
     record = parse_candidates(row, where)
     named, given, marks = _passages(row, where)
-    labels = [_label(each) for each in given] if isinstance(given, list) else None
+    labels = [relevance(each, relevant_from) for each in given] if isinstance(given, list) else None
     if labels is None or None in labels:
         remedy = "Mark the answer with 1 and others with 0"
+        if labels is not None:
+            remedy += ", or set data.relevant_from to the least grade of an answer"
         raise bad_field(where, marks, "is not a list of 0 and 1", remedy)
     if len(labels) != len(named):
         problem = f"has {len(labels)} entries for {len(named)} passages"
@@ -95,9 +112,10 @@ def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: in
     _check_teacher(row, where, labels)
     if len(wrong) < least:
         problem = f"has {len(wrong)} passages besides the marked one, and {least} are needed"
-        read = isinstance(row, Row) and sorted(row.unread())
-        unread = f" (not read: {', '.join(map(shown, read))})" if read else ""
-        raise bad_field(where, marks, problem + unread, "Add some, or lower min_negatives")
+        unread = sorted(row.unread())
+        unread_too = f" (not read: {', '.join(map(shown, unread))})" if unread else ""
+        raise bad_field(where, marks, problem + unread_too, "Add some, or lower min_negatives")
+    _check_unread(row, record, where)
     if len(wrong) > negatives:
         key = digest(seed, record.query, *texts)
         wrong = sorted(random.Random(key).sample(wrong, negatives))
@@ -107,7 +125,7 @@ def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: in
 def parse_candidates(row: Any, where: str) -> Record:
     """A record for prediction: any number of passages in their order, labels ignored."""
     row = json_object(row, where)
-    name = next((each for each in _QUERIES if each in row), "query")
+    name = next((each for each in QUERIES if each in row), "query")
     query = text_field(field(row, name, where), name, where)
     category = str(row.get("query_type") or "").strip()
     instruction = row.get("instruction") or ""
@@ -117,10 +135,10 @@ def parse_candidates(row: Any, where: str) -> Record:
     return Record(query, texts, row.get("query_id"), where, category, instruction)
 
 
-def rows_of_one_answer(raw: Any) -> list[Any]:
+def rows_of_one_answer(raw: Any, relevant_from: float | None = None) -> list[Any]:
     """Of a row with several right passages in a field of their own, a row for each of them.
 
-    Any other row, a line of JSON among them, as it is.
+    Of graded labels in a list too. Any other row, a line of JSON among them, as it is.
     """
     try:
         row = from_json(raw) if isinstance(raw, bytes) else raw
@@ -128,10 +146,12 @@ def rows_of_one_answer(raw: Any) -> list[Any]:
         return [raw]  # Whoever reads it says what is wrong.
     if not isinstance(row, dict):
         return [raw]
-    form = next((name for name in FORMS if row.get(name) not in (None, "", [])), "")
-    if form not in _POSITIVE:
+    form, is_listed = form_of(row)
+    if is_listed and relevant_from is not None:
+        return _rows_of_grades(row, form, relevant_from) or [raw]
+    if is_listed or not form:
         return [raw]
-    right, scores = _listed(row[form]), row.get("pos_scores")
+    right, scores = listed(row[form]), row.get("pos_scores")
     if not isinstance(right, list) or len(right) < 2:
         return [raw]
     rows = [{**row, form: [each]} for each in right]
@@ -170,10 +190,48 @@ def check_together(records: Sequence[Record], skip_invalid: bool | None) -> list
     return kept
 
 
-def _label(value: Any) -> int | None:
-    """0 or 1, also as a text of a CSV file, or true and false; else None."""
+def _rows_of_grades(
+    row: dict[str, Any], form: str, relevant_from: float
+) -> list[dict[str, Any]] | None:
+    """Of a row with several answers by their grades, a row for each; None where it has not."""
+    marks = _marks_of(row)
+    texts, given = listed(row[form]), listed(row.get(marks))
+    if not isinstance(texts, list) or not isinstance(given, list) or len(texts) != len(given):
+        return None
+    labels = [relevance(each, relevant_from) for each in given]
+    if None in labels or labels.count(1) < 2:
+        return None
+    rest = {name: value for name, value in row.items() if name not in (form, marks)}
+    pairs = list(zip(texts, labels, strict=True))
+    wrong = [text for text, label in pairs if not label]
+    return [{**rest, "pos": [text], "neg": wrong} for text, label in pairs if label]
+
+
+def relevance(value: Any, relevant_from: float | None) -> int | None:
+    """Whether a label says that a passage is an answer, 1 or 0; None if it does not say.
+
+    0 and 1, also as a text of a CSV file, or true and false; with ``relevant_from`` any number.
+    """
     known = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
-    return known.get(str(value).lower())
+    if relevant_from is None or isinstance(value, bool):
+        return known.get(str(value).lower())
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return None if math.isnan(number) else int(number >= relevant_from)
+
+
+def _check_unread(row: Row, record: Record, where: str) -> None:
+    """Refuses a text, list or object that nobody reads: it may say what the query is about."""
+    said = {str(folded(text)) for text in (record.query, *record.passages)}
+    for name, value in row.unread().items():
+        last = re.sub(r"\[\d+]", "", name).rpartition(".")[2]
+        texts = [text for text in texts_in(value) if str(folded(text)) not in said]
+        if last not in _UNREAD and texts and not is_harmless(last):
+            problem = f"is {shown(value)}, and is not read"
+            remedy = f'Write it into the query or passage, or let it pass: data.ignore: ["{last}"]'
+            raise bad_field(where, name, problem, remedy)
 
 
 def _check_teacher(row: Any, where: str, labels: Sequence[int | None]) -> None:
@@ -197,7 +255,12 @@ def _check_teacher(row: Any, where: str, labels: Sequence[int | None]) -> None:
         raise bad_field(where, name, problem, "Take the record or its scores out")
 
 
-def _listed(value: Any) -> Any:
+def is_filled(value: Any) -> bool:
+    """Whether a field holds something; 0 and false are something."""
+    return value is not None and value not in ("", [])
+
+
+def listed(value: Any) -> Any:
     """A value, or the list that it is as a text of a CSV file."""
     if isinstance(value, str) and value.strip()[:1] == "[":
         try:
@@ -221,29 +284,53 @@ def _text(value: Any, name: str, where: str) -> str:
 def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], Any, str]:
     """(field, text) of every passage, what is said of them, and in which field.
 
-    By the first of FORMS that the row has; docs/reranker.md lists them.
+    docs/reranker.md lists the forms of rows.
     """
-    form = next((name for name in FORMS if row.get(name) not in (None, "", [])), None)
-    if form is None:
+    form, is_listed = form_of(row)
+    if not form:
         names = ", ".join(map(shown, row))
         raise DataError(
             f'{where}: field "passages" is missing or empty (found: {names}). Add it, or "docs" '
-            'with "labels", "pos" with "neg", or "positive" with "negative"; of pairs with a '
-            "label or a score put all of a query into one row."
+            'with "labels", "pos" with "neg", "positive" with "negative", or of each pair '
+            '"passage" with "label"; to predict give all passages of a query in one list.'
         )
-    if form in _LISTED:
+    if is_listed:
         return _listed_passages(row, form, where)
     named, labels = [], []
     for name in row:
-        if (name == form or _NEGATIVE.fullmatch(name)) and row[name] not in (None, "", []):
-            given = _listed(row[name])
+        if (name == form or NEGATIVE.fullmatch(name)) and is_filled(row[name]):
+            given = listed(row[name])
             if isinstance(given, str) and given.strip()[:1] == "[" and form == "pos":
                 raise bad_field(where, name, "is a text", "Give a list of texts")
             several = enumerate(given) if isinstance(given, list) else ()
             texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, given)]
             named += texts
-            labels += [int(name == form)] * len(texts)
+            labels += [name == form] * len(texts)
     return named, labels, form
+
+
+def form_of(row: dict[str, Any]) -> tuple[str, bool]:
+    """The field with the passages by which a row's form is known, and whether its labels stand in
+    another list; ("", False) of none.
+    """
+    given = {name: value for name, value in row.items() if is_filled(value)}
+    name = next((name for name in LISTED if name in given), "")
+    if name:
+        return name, True
+    if isinstance(listed(given.get(_marks_of(row))), list) and not _has_negatives(row):
+        for name in (*ONE_PASSAGE, *POSITIVE):
+            if isinstance(listed(given.get(name)), list):
+                return name, True
+    return next((name for name in POSITIVE if name in given), ""), False
+
+
+def _has_negatives(row: dict[str, Any]) -> bool:
+    return any(NEGATIVE.fullmatch(name) and is_filled(value) for name, value in row.items())
+
+
+def _marks_of(row: dict[str, Any]) -> str:
+    """The field that says which passages of a list are answers."""
+    return next((name for name in MARKS if is_filled(dict.get(row, name))), MARKS[0])
 
 
 def _listed_passages(
@@ -251,13 +338,13 @@ def _listed_passages(
 ) -> tuple[list[tuple[str, Any]], Any, str]:
     inside = isinstance(row[form], dict)
     holder, prefix = (row[form], f"{form}.") if inside else (row, "")
-    name, marks = ("passage_text", "is_selected") if inside else (form, "labels")
-    texts = _listed(field(holder, name, where, prefix))
+    name, marks = ("passage_text", "is_selected") if inside else (form, _marks_of(row))
+    texts = listed(field(holder, name, where, prefix))
     if not isinstance(texts, list) or not texts:
         problem = "is empty" if texts == [] else f"is {kind(texts)}"
         raise bad_field(where, prefix + name, problem, "Give a list of texts")
     named = [(f"{prefix}{name}[{i}]", text) for i, text in enumerate(texts)]
-    return named, _listed(holder.get(marks)), prefix + marks
+    return named, listed(holder.get(marks)), prefix + marks
 
 
 # Tokens ------------------------------------------------------------------------------------------

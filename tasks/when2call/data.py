@@ -6,17 +6,17 @@ language_model/text/records.py, with one form of calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.data import Needs, Parse
-from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
+from pl_pointwise.tasks.common.records import bad_field, field, kind, shown, text_field
 from pl_pointwise.tasks.language_model.data import ResponseDataModule
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_columns
 from pl_pointwise.tasks.language_model.text.messages import parse_answer, parse_tools, parts_of
+from pl_pointwise.tasks.language_model.text.pairs import ROLES, grouped
 from pl_pointwise.tasks.language_model.text.records import (
     Record,
     Response,
@@ -27,9 +27,6 @@ from pl_pointwise.tasks.language_model.text.records import (
 
 CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 """The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""
-
-ROLES = ("prefer", "avoid")
-"""In the order that a batch numbers them."""
 
 
 class When2CallDataModule(ResponseDataModule):
@@ -161,17 +158,6 @@ def parse_question(row: Any, where: str) -> Record:
     question = text_field(field(row, "question", where), "question", where)
     tools = parse_tools(field(row, "tools", where), where)
     return Record([{"role": "user", "content": question}], tools, (), where, given_kind="")
-
-
-def grouped(found: Iterable[Record]) -> list[Record]:
-    """Records of one prompt and right answer as one, where the first stood, wrong answers once."""
-    groups: dict[str, Record] = {}
-    for record in found:
-        key = digest(record.prompt, record.answers[0])
-        known = groups.setdefault(key, record)
-        new = [each for each in record.responses[1:] if each.answer not in known.answers]
-        groups[key] = replace(known, responses=(*known.responses, *new))
-    return list(groups.values())
 
 
 def _behaviour(value: Any, name: str, where: str) -> str:

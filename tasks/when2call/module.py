@@ -35,6 +35,7 @@ from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
     NEED_REFERENCE,
     Objective,
     PreferenceLosses,
+    pairs_of,
     preference_loss,
 )
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
@@ -42,9 +43,10 @@ from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
+from pl_pointwise.tasks.language_model.text.pairs import ROLES
 from pl_pointwise.tasks.language_model.text.records import Record
 
-from .data import CATEGORIES, ROLES, choices_of
+from .data import CATEGORIES, choices_of
 
 NORMALISATIONS = ("sum", "characters", "tokens")
 DIRECT = CATEGORIES.index("direct")
@@ -135,9 +137,7 @@ class When2CallModule(LanguageModelModule):
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The preference loss of each sample, (B,)."""
-        first = torch.arange(outputs.present.shape[1], device=outputs.present.device) == 0
-        chosen, rejected = outputs.present & first, outputs.present & ~first
-        return preference_loss(self.trained_on, outputs, self.losses, chosen, rejected)
+        return preference_loss(self.trained_on, outputs, self.losses)
 
     def evaluation_metrics(self) -> Metrics:
         """Divergence and order of the responses; of multiple choice, the When2Call table too."""
@@ -149,7 +149,7 @@ class When2CallModule(LanguageModelModule):
     ) -> None:
         """Adds a batch; real: bool (B,), False for samples that only fill it."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
-        pairs = outputs.present[:, :1] & outputs.present[:, 1:] & real[:, None]
+        pairs = pairs_of(outputs) & real[:, None]
         metrics["pairwise_accuracy"].update((log_ratio(outputs)[:, 1:] > 0)[pairs].float())
         records: Sequence[Record] = batch["records"]
         if any(record.choice for record in records):

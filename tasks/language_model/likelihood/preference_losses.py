@@ -109,19 +109,15 @@ class PreferenceLosses:
 
 
 def preference_loss(
-    objective: str,
-    statistics: ResponseStatistics,
-    settings: PreferenceLosses,
-    chosen: Tensor,
-    rejected: Tensor,
+    objective: str, statistics: ResponseStatistics, settings: PreferenceLosses
 ) -> Tensor:
     """The named loss of each sample, (B,), the mean over its pairs; 0 where it has none.
 
-    chosen, rejected: (B, R) bool, disjoint.
+    Response 0 is the chosen one of each sample, the others are rejected.
     """
 
-    def pairs(values: Tensor) -> tuple[Tensor, Tensor]:  # Of the chosen, of the rejected.
-        return values[:, :, None], values[:, None, :]
+    def pairs(values: Tensor) -> tuple[Tensor, Tensor]:  # Of the chosen (B, 1), of the rejected.
+        return values[:, :1], values[:, 1:]
 
     own, known = statistics.log_likelihood, statistics.reference_log_likelihood
     sums, means = pairs(own), pairs(statistics.mean_log_likelihood)
@@ -137,5 +133,9 @@ def preference_loss(
     else:
         beta, weight = settings.cal_dpo_beta, settings.cal_dpo_calibration_weight
         losses = cal_dpo_loss(*ratios, beta=beta, calibration_weight=weight)
-    mask = chosen[:, :, None] & rejected[:, None, :]
-    return mean_over(losses.flatten(1), mask.flatten(1))
+    return mean_over(losses, pairs_of(statistics))
+
+
+def pairs_of(statistics: ResponseStatistics) -> Tensor:
+    """Which rejected responses there are beside a chosen one, bool (B, R − 1)."""
+    return statistics.present[:, :1] & statistics.present[:, 1:]

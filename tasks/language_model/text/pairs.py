@@ -1,0 +1,24 @@
+"""Records of preference: a chosen answer, then one or several that were rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pl_pointwise.tasks.common.records import digest
+
+from .records import Record
+
+ROLES = ("prefer", "avoid")
+"""Of the chosen answer and of the others, in the order that a batch numbers them."""
+
+
+def grouped(found: Iterable[Record]) -> list[Record]:
+    """Records of one prompt and chosen answer as one, where the first stood, rejected ones once."""
+    groups: dict[str, Record] = {}
+    for record in found:
+        key = digest(record.prompt, record.answers[0])
+        known = groups.setdefault(key, record)
+        new = [each for each in record.responses[1:] if each.answer not in known.answers]
+        groups[key] = replace(known, responses=(*known.responses, *new))
+    return list(groups.values())
