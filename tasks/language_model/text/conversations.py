@@ -104,7 +104,7 @@ class ConversationEncoder:
         self._check_arguments()
         self.thoughts: Marks = [*dict.fromkeys([*marks_in(source), *THOUGHTS])]
         self._in_history = any(end in source for _, end in self.thoughts)
-        self._splits = False
+        self._splits, self._writes_thoughts = False, False
         self._as_text: tuple[str, str] | None = None
         self._left_out: tuple[str, str] | None = None
         self._calls_a_turn, self._arguments_as_text = math.inf, False
@@ -121,7 +121,9 @@ class ConversationEncoder:
         special = _any_of([end, *(token.content for token in added if token.special)])
         tail = self._render(_ASK, _PROBE).rpartition(_PROBE.text)[2]
         last = re.escape(end)
-        near = re.match(rf"\s*({last}|(?:{special})\S*?{last}|{special})", tail)
+        # Kimi-K3 closes two elements; where its end token is another, up to the last of the marks.
+        without = rf"(?:{special})(?:\S*(?:{special}))?" if end not in tail else special
+        near = re.match(rf"\s*({last}|(?:{special})\S*?{last}|{without})", tail)
         self.closing = near[0] if near else end
         self._behind_text = self._behind_call = tail if near else None, self.closing
         self._ends = [end, re.findall(special, self.closing)[-1]]
@@ -165,6 +167,7 @@ class ConversationEncoder:
         with suppress(DataError):
             written = self._render(_ASK, replace(_PROBE, reasoning=_THOUGHT))
         if _THOUGHT in written:
+            self._writes_thoughts = True
             own = _marks_around(written, base, self.closing)
             behind = written.partition(_THOUGHT)[2].partition(_PROBE.text)[0].strip()
             self._answer_heads += [behind.removeprefix(end).lstrip() for _, end in own]
@@ -240,8 +243,8 @@ class ConversationEncoder:
 
     def _texts(self, record: Record) -> tuple[str, list[str]]:
         render = partial(self._render, record)
-        every, base = [*map(parts_of, record.answers)], render()
-        thinks = False
+        given, base = [*map(parts_of, record.answers)], render()
+        every, thinks = list(given), False
         for place, parts in enumerate(every):
             if parts.reasoning and self._as_text:
                 thinks = True  # Kimi-K2-Thinking has a place for it in some turns.
@@ -265,10 +268,13 @@ class ConversationEncoder:
             prompt, head = self._prompt(base, head, record)
         closed = prompt.rstrip().endswith(tuple(end for _, end in self.thoughts))
         responses = []
-        for parts in every:
+        for parts, original in zip(every, given, strict=True):
             if closed and split_thought(parts.text, self.thoughts)[0]:
                 raise self._differs(record.where)
-            text = self._behind(prompt, (head, base), render(parts), parts, record.where)
+            whole = render(parts)
+            if thinks and not self._writes_thoughts:
+                whole = self._as_given(render, prompt, original) or whole
+            text = self._behind(prompt, (head, base), whole, parts, record.where)
             if split_thought(parts.text, self.thoughts)[0]:
                 text = self._without_empty(text)
             if parts.reasoning and self._left_out and parts.reasoning not in text:
@@ -277,6 +283,20 @@ class ConversationEncoder:
         if thinks and self._opens(prompt):
             self._check_closed(every, responses, record.where)
         return prompt, responses
+
+    def _as_given(self, render: Any, prompt: str, original: Parts) -> str:
+        """What the template writes for an answer whose text begins with the thought that the prompt
+        begins, if that goes on from the prompt word for word (OLMo-3's); else "".
+        """
+        begin = empty_thought(prompt, self.thoughts)[0].strip()
+        if not begin or not original.text.lstrip().startswith(begin):
+            return ""
+        with suppress(DataError):
+            whole: str = render(original)
+            behind = original.text.lstrip().removeprefix(begin).lstrip()
+            if whole.startswith(prompt) and whole[len(prompt) :].lstrip().startswith(behind):
+                return whole
+        return ""
 
     def _opens(self, prompt: str) -> bool:
         """Whether a prompt ends in a thought that has yet to be closed."""
@@ -491,14 +511,17 @@ class ConversationEncoder:
                     written = parts.reasoning.strip() in rest
                 else:
                     written = any(end in rest for _, end in self.thoughts)
-                put_back = bool(closing) and not written
-                return parts.reasoning + closing + rest.lstrip("\n") if put_back else rest
+                if not closing or written:
+                    return rest
+                if any(rest.lstrip().startswith(end) for _, end in self.thoughts):
+                    return parts.reasoning + rest  # Kimi-K2.5 closes a thought that it leaves out.
+                return _closed_thought(parts.reasoning, closing) + rest.lstrip("\n")
         stem, begin = prompt.removesuffix(thought), thought.rstrip()
         if not (closing and whole.startswith(stem)):
             raise self._differs(where)
         rest = whole[len(stem) :].removeprefix(begin)  # An answer of this record thinks.
         written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
-        return rest.lstrip("\n") if written else parts.reasoning + closing + rest
+        return rest.lstrip("\n") if written else _closed_thought(parts.reasoning, closing) + rest
 
     def _differs(self, where: str) -> DataError:
         given = [f"{name}={json.dumps(value)}" for name, value in self.template_arguments.items()]
@@ -553,6 +576,18 @@ def _whole_source(tokenizer: PreTrainedTokenizerBase) -> str:
 def _as_one_text(parts: Parts, begin: str, end: str) -> Parts:
     """An answer with its thought in the text, as a template without a place for one has it."""
     return Parts(f"{begin}\n{parts.reasoning}\n{end}\n\n{parts.text}", parts.calls)
+
+
+def _closed_thought(thought: str, closing: str) -> str:
+    """A thought behind what begins it, and its end on a line of its own, as of an empty one.
+
+    closing: what closes an empty thought: a line more where what begins it does not end its line.
+    """
+    if not thought:
+        return closing
+    end = closing.lstrip("\n")
+    lines = len(closing) - len(end)
+    return "\n" * (lines - 1) + thought + "\n" * min(lines, 1) + end
 
 
 def _marks_around(written: str, base: str, closing: str) -> list[tuple[str, str]]:
