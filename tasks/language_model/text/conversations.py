@@ -172,8 +172,7 @@ class ConversationEncoder:
             behind = written.partition(_THOUGHT)[2].partition(_PROBE.text)[0].strip()
             self._answer_heads += [behind.removeprefix(end).lstrip() for _, end in own]
             self.thoughts = [*dict.fromkeys([*own, *self.thoughts])]
-            # Not of gpt-oss, whose own answers have no such marks.
-            self._splits = bool(own) or self._in_history
+            self._splits = True
             return
         self._splits = bool(empty_thought(base, self.thoughts)[1])
         for begin, end in () if self._splits else in_source:

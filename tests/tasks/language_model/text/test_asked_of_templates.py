@@ -97,6 +97,59 @@ def test_a_prompt_never_stops_in_an_open_thought(assistant: str) -> None:
     assert [each.count("</think>") for each in both[1:]] == [1, 1]
 
 
+def test_a_thought_goes_on_from_the_prompt_as_the_text_has_it() -> None:
+    """OLMo-3-Think's prompt begins one without a new line, and its answers are written word for
+    word: the pair had a blank line more in front of </think>, and none behind <think>.
+    """
+    opening = "<|start|>assistant\n<think>"
+    made = encoder(template(PLAIN, opening))
+    behind = "\nI add.\n</think>\n\nFour.<|end|>"
+    assert texts(made, TEXT) == (opening, behind)
+    assert texts(made, THOUGHT) == (opening, behind)
+    assert texts(made, "<think>I add.</think>Four.") == (opening, "I add.</think>Four.<|end|>")
+    assert texts(made, "Four.") == (f"{opening}\n\n</think>\n\n", "Four.<|end|>")
+
+
+def test_a_thought_that_the_template_writes_empty_is_put_into_it() -> None:
+    """Kimi-K2.5's takes the last answer for one of an earlier turn, unless it calls."""
+    emptied = (
+        "{{ '<|start|>assistant\n<think>' + (m.reasoning_content if m.tool_calls else '') "
+        "+ '</think>' + m.content }}"
+    )
+    opening = "<|start|>assistant\n<think>"
+    made = encoder(template(emptied, opening))
+    for answer in (THOUGHT, TEXT):
+        assert texts(made, answer) == (opening, "I add.</think>Four.<|end|>")
+    assert texts(made, "Four.") == (f"{opening}</think>", "Four.<|end|>")
+
+
+ELEMENTS = (
+    "{{ '<|open|>message<|sep|>' }}{% if m.reasoning_content %}{{ '<|open|>think<|sep|>' "
+    "+ m.reasoning_content + '<|close|>think<|sep|>' }}{% endif %}"
+    "{{ '<|open|>response<|sep|>' + m.content "
+    "+ '<|close|>response<|sep|><|close|>message<|sep|><|over|>' }}"
+)
+"""Of the shape of Kimi-K3's; <|end|>, the tokenizer's end token, stands nowhere in it."""
+
+
+def test_the_end_of_a_turn_is_the_last_of_its_marks() -> None:
+    """The first, <|close|>, was taken for it: it also stands behind every thought and call."""
+    marks = ("<|open|>", "<|close|>", "<|sep|>", "<|over|>")
+    source = template(ELEMENTS, "<|open|>message<|sep|>").replace("'<|end|>\\n'", "''")
+    made = encoder(source, marks)
+    closing = "<|close|>response<|sep|><|close|>message<|sep|><|over|>"
+    assert made.closing == closing
+    ids = {made.tokenizer.convert_tokens_to_ids(token) for token in ("<|end|>", "<|over|>")}
+    assert set(made.end_ids) == ids
+    (prompt, response) = texts(made, THOUGHT)
+    assert prompt.endswith("<|open|>message<|sep|>")
+    thought = "<|open|>think<|sep|>I add.<|close|>think<|sep|>"
+    assert response == f"{thought}<|open|>response<|sep|>Four.{closing}"
+    assert texts(made, TEXT)[1] == response
+    assert texts(made, "Four.")[1] == f"Four.{closing}"
+    assert made.answer_in("Four." + closing.removesuffix("<|over|>")) == "Four."
+
+
 def test_an_answer_right_behind_an_open_thought_is_closed_off() -> None:
     """Nemotron-Nano-v2's: the plain answer was trained as a thought without an end."""
     behind = "{{ '<|start|>assistant\\n<think>\\n' + m.content }}"

@@ -150,8 +150,7 @@ def test_an_answer_with_a_thought_is_not_behind_an_empty_one(name) -> None:
     assert is_refusal(
         encoder(name).tokenizer.decode(encoder(name).encode([""], [[response]])[0][1][0])
     )
-    if name != "gpt_oss":  # which has channels in place of <think>
-        assert rendered(name, f"<think>\nA lock is theirs.\n</think>\n\n{REFUSAL}")[1] == response
+    assert rendered(name, f"<think>\nA lock is theirs.\n</think>\n\n{REFUSAL}")[1] == response
 
 
 @pytest.mark.parametrize(
@@ -217,7 +216,7 @@ def test_a_system_turn_within_the_last_users_is_in_the_prompt() -> None:
 @pytest.mark.parametrize("answer", ["First I add.\n</think>\n\nFour.", MARKED, "a{end}b"])
 def test_an_answer_is_whole_in_the_response_or_refused(name, answer) -> None:
     answer = answer.format(end=END[name])
-    ends_inside, thinks = answer.startswith("a"), name in THINKING and name != "gpt_oss"
+    ends_inside, thinks = answer.startswith("a"), name in THINKING
     prompt, response = rendered_or_why(name, answer)
     if not prompt:
         reasons = "leaves out the (text|thought) of an answer|no room with|at which the model's"
@@ -226,7 +225,8 @@ def test_an_answer_is_whole_in_the_response_or_refused(name, answer) -> None:
         return
     assert not ends_inside
     if answer != MARKED and thinks:
-        assert re.search(r"First I add\.\n?</think>\n*Four\.", response)
+        end = "</think>" if name != "gpt_oss" else r"<\|end\|>.*final<\|message\|>"
+        assert re.search(rf"First I add\.\n?{end}\n*Four\.", response)
         assert "</think>" not in prompt
     else:
         assert answer in response
