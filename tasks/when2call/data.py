@@ -29,6 +29,10 @@ CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 """The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""
 
 
+_PUBLISHED = {"answers", "correct_answer", "target_tool", "held_out_param"}
+"""Fields of multiple choice that say nothing of the question; the last two how it was made."""
+
+
 class When2CallDataModule(ResponseDataModule):
     """Preference records for training, multiple-choice records for the table, tokenised once.
 
@@ -148,15 +152,15 @@ def parse_choice(row: Any, where: str) -> Record:
             raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)
         responses.append(Response("avoid" if responses else "prefer", answer, behaviour=name))
     asked = parse_question(row, where)
-    row.read |= {"target_tool", "held_out_param"}  # of the published file: how it was made
     return replace(asked, responses=tuple(responses), given_category=right, given_kind="choice")
 
 
 @reads_whole
 def parse_question(row: Any, where: str) -> Record:
-    """A question to answer, {"question", "tools"}."""
+    """A question to answer, {"question", "tools"}; a row of the published file is one too."""
     question = text_field(field(row, "question", where), "question", where)
     tools = parse_tools(field(row, "tools", where), where)
+    row.read |= _PUBLISHED
     return Record([{"role": "user", "content": question}], tools, (), where, given_kind="")
 
 

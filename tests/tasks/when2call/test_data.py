@@ -14,13 +14,14 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
 from pl_pointwise.tasks.language_model.data import EncodedResponses, Preparation
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.text.pairs import grouped
 from pl_pointwise.tasks.when2call.data import (
     CATEGORIES,
     choices_of,
-    grouped,
     parse_choice,
     parse_pair,
     parse_preference,
+    parse_question,
 )
 from tests.tasks.conftest import build_tokenizer, make_data, write_rows, written_files
 from tests.tasks.when2call.conftest import (
@@ -115,6 +116,15 @@ def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
     data.setup()
     sizes = {name: len(rows) for name, rows in data.datasets.items()}
     assert sizes == {"train": 6, "val": 2, "test": 2, "mcq": 3}
+
+
+def test_the_published_questions_are_read_with_all_their_fields() -> None:
+    """Every one was refused for a field that says how it was made."""
+    published = {"uuid": "7", "source": "a", "source_id": "b", "target_tool": '{"name": "add"}'}
+    published |= {"held_out_param": "the day"}
+    (row,) = choice_rows(1)
+    assert len(parse_choice({**row, **published}, "here").responses) == 4
+    assert parse_question({**row, **published}, "here").responses == ()
 
 
 def test_plain_pairs_are_read() -> None:
