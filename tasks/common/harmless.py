@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _HARMLESS = frozenset(
-    "id idx index uid uuid guid key hash sha256 md5 number no name title source src origin dataset"
-    " dataset_name subset split config task task_name type kind label category categories domain"
+    "id idx index uid uuid guid key hash sha256 md5 number no name source src origin dataset"
+    " dataset_name subset split config task_name type kind label category categories domain"
     " topic topics subject subjects field area tags tag keywords skill skills difficulty level"
     " grade quality annotator annotators annotator_id author authors user user_id worker model"
     " models generator engine provider url urls link links lang language languages locale license"
@@ -19,6 +19,8 @@ _HARMLESS = frozenset(
     " citation"
     " references_id conversation_id prompt_id message_id parent_id request_id session_id".split()
 )
+_LABELS = frozenset({"task"})
+"""Harmless where it is a label, of one word; else it may say what to do."""
 _ENDINGS = re.compile(
     r"(^|_)(id|ids|idx|index|uuid|hash|sha\d+|url|source|model|name|lang|language|license|version"
     r"|date|time|at|type|category|tokens|count|len|length|score|scores|rating|ratings|label|labels"
@@ -28,9 +30,11 @@ _NUMBER = re.compile(r"[-+]?[\d.,]*\d(e[-+]?\d+)?|true|false|null|nan", re.IGNOR
 _BEGINNINGS = re.compile(r"^(id|num|n|orig|original|source|annotator|generation|__index)_")
 
 
-def is_harmless(name: str) -> bool:
+def is_harmless(name: str, value: Any = None) -> bool:
     """Whether a field of this name is known to say nothing of prompt and answer."""
     plain = name.lower().strip("_").replace("-", "_")
+    if plain in _LABELS:
+        return isinstance(value, str) and len(value.split()) == 1
     return plain in _HARMLESS or bool(_ENDINGS.search(plain) or _BEGINNINGS.search(plain))
 
 

@@ -129,13 +129,17 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
     """One answer, a field or the last turn; of the row's role, that of its "label", or ``role``."""
     if schema == "messages":
         *messages, answer = conversation(row, where)
-        name = f"messages[{len(messages)}]"
+        held = next((each for each in PROMPTS if row.get(each)), "messages")
+        name = f"{held}[{len(messages)}]"
         if answer["role"] != "assistant":
             problem = "has no answer: its last turn is not the assistant's"
-            raise bad_field(where, "messages", problem, "Add the answer, or give responses")
+            raise bad_field(where, held, problem, "Add the answer, or give responses")
+        if messages and messages[-1].get("tool_calls"):
+            problem = "ends with a call and an answer, without the call's result between them"
+            raise bad_field(where, held, problem, "Add the result as a turn of role tool")
         if messages and messages[-1]["role"] == "assistant":
             problem = "ends with two turns of the assistant in a row"
-            raise bad_field(where, "messages", problem, "Join the two, or take one out")
+            raise bad_field(where, held, problem, "Join the two, or take one out")
         answer = with_thought(row, answer, where)
     elif schema == "calls":
         name = "answers"

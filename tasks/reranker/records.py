@@ -228,7 +228,7 @@ def _check_unread(row: Row, record: Record, where: str) -> None:
     for name, value in row.unread().items():
         last = re.sub(r"\[\d+]", "", name).rpartition(".")[2]
         texts = [text for text in texts_in(value) if str(folded(text)) not in said]
-        if last not in _UNREAD and texts and not is_harmless(last):
+        if last not in _UNREAD and texts and not is_harmless(last, value):
             problem = f"is {shown(value)}, and is not read"
             remedy = f'Write it into the query or passage, or let it pass: data.ignore: ["{last}"]'
             raise bad_field(where, name, problem, remedy)

@@ -55,6 +55,7 @@ WEIGHTS = ("weight", "loss_weight", "loss", "train", "training")
 MASKS = ("prefix", "mask", "masked", "loss_mask", "ignore", "ignored", "skip")
 """The same, 1 or true."""
 
+_YES_OR_NO = ("0", "0.0", "1", "1.0", "false", "true")
 _SYSTEM = ROLES[:2]
 _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "cot", "chain_of_thought")
@@ -99,9 +100,8 @@ def turn_text(message: Message) -> str:
 # Messages -----------------------------------------------------------------------------------------
 
 
-def parse_messages(value: Any, where: str, prefix: str = "") -> list[dict[str, Any]]:
-    """The turns of a conversation; ``prefix`` stands before the field's name in errors."""
-    name = f"{prefix}messages"
+def parse_messages(value: Any, where: str, name: str = "messages") -> list[dict[str, Any]]:
+    """The turns of a conversation; ``name`` is the field's."""
     turns = _filled_list(value, where, name, "Give a list of {role, content}")
     read = [_turn(turn, where, f"{name}[{place}]") for place, turn in enumerate(turns)]
     said = [turn for turn in read if turn["content"] or turn["role"] not in _SYSTEM]
@@ -144,14 +144,17 @@ def _says(turn: Row) -> bool | None:
 def without_weights(turns: Any, all_turns: bool) -> Any:
     """The turns without weights that ask for what is done: the assistant's last turn is trained on.
 
-    all_turns: without all of them, as each turn is trained on for which they do not say no.
+    all_turns: without those that say yes or no, as each turn is trained on for which they do not
+    say no. A weight between is left, and refused as any field that nobody reads.
     """
     for place, turn in enumerate(turns if isinstance(turns, list) else ()):
         if isinstance(turn, Row) and (role := dict.get(turn, "role")) in ROLES:
             trained = role == "assistant" and place == len(turns) - 1
             for key in (*WEIGHTS, *MASKS):
-                asks_for_it = dict.get(turn, key) == (key in WEIGHTS)
-                if all_turns or not trained or asks_for_it:
+                said = dict.get(turn, key)
+                yes_or_no = said is None or str(said).lower() in _YES_OR_NO
+                of_use = all_turns and role == "assistant"
+                if (yes_or_no and of_use) or not (of_use or trained) or said == (key in WEIGHTS):
                     turn.pop(key, None)
     return turns
 
@@ -185,7 +188,12 @@ def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
     if not isinstance(turn, dict):
         raise bad_field(where, name, f"is {kind(turn)}", "Give {role, content}")
     turn = _without_thoughts(turn, where, name)
-    role, calls = field(turn, "role", where, f"{name}."), turn.get("tool_calls")
+    role = field(turn, "role", where, f"{name}.")
+    older = turn.get("function_call") if role == "assistant" else None
+    if older and not turn.get("tool_calls"):
+        turn = copy(turn)  # a Row's copy shares what was read
+        turn["tool_calls"] = [older]
+    calls = turn.get("tool_calls")
     if isinstance(calls, str):
         calls = (
             from_text(calls, where, f"{name}.tool_calls", _CALLS_REMEDY) if calls.strip() else None
@@ -315,6 +323,11 @@ def parse_answer(value: Any, where: str, name: str, *, bare_calls: bool = False)
         return _answering_turn(value, where, name, bare_calls)
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         raise bad_field(where, name, f"is a list of {len(value)} texts", "Give one text")
+    if isinstance(value, dict) and {"name", "function"}.isdisjoint(value):
+        problem = f"is an object of {', '.join(map(shown, list(value)[:6])) or 'nothing'}"
+        raise bad_field(
+            where, name, problem, "Give a text, or {content}, or a call {name, arguments}"
+        )
     if isinstance(value, (dict, list)):
         return [call["function"] for call in _listed_calls(_as_list(value), where, name)]
     return _text_or_calls(text_field(value, name, where), where, name, bare_calls)

@@ -237,7 +237,7 @@ def _turns(row: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
         given = [{"role": "user", "content": text}]
     if not isinstance(given, list):
         raise bad_field(where, name, f"is {kind(given)}", "Give a text, or [{role, content}]")
-    return parse_messages(given, where)
+    return parse_messages(given, where, name)
 
 
 def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]]:
@@ -269,7 +269,7 @@ def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Re
 
 def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"chosen", "rejected"} behind a prompt, or with the conversation that both have in front."""
-    given = [field(row, name, where) for name in ("chosen", "rejected")]
+    given = [transcript(field(row, name, where)) for name in ("chosen", "rejected")]
     if row.get("status") == "tie":
         raise bad_field(where, "status", "says that neither answer is better", "Take it out")
     _check_scores(row, where)
@@ -299,13 +299,43 @@ def _check_scores(row: dict[str, Any], where: str) -> None:
         if numbers and value == theirs:
             problem = f"equals {other} ({value}): neither answer is better"
             raise bad_field(where, name, problem, "Take the record out")
+        # The first of a ranking is the best.
+        if numbers and value < theirs and "rank" not in name.lower():
+            problem = (
+                f"({value}) is below {other} ({theirs}): the rejected answer is the better one"
+            )
+            raise bad_field(where, name, problem, "Exchange the answers, or take the record out")
 
 
 def _behind(value: Any, where: str, name: str) -> tuple[list[dict[str, Any]], Any]:
-    """Of an answer the turns before it, none if it is no list of several turns, and the last."""
+    """Of an answer the turns before it, none if it is no list of several turns, and the last.
+
+    A text may be a transcript, as Anthropic's preferences are.
+    """
+    value = transcript(value)
     if not is_turns(value) or len(value) == 1:
         return [], value
-    return parse_messages(value[:-1], where, f"{name}."), value[-1]
+    return parse_messages(value[:-1], where, name), value[-1]
+
+
+_SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
+
+
+def transcript(value: Any) -> Any:
+    """The turns of a text that begins with "Human:" and goes on with "Assistant:"; else the value.
+
+    >>> transcript("\\n\\nHuman: Hi\\n\\nAssistant: Yes?")[1]
+    {'role': 'assistant', 'content': 'Yes?'}
+    """
+    if not isinstance(value, str):
+        return value
+    first, *parts = _SPEAKER.split(value.strip())
+    speakers = parts[::2]
+    if first or speakers[:2] != ["Human", "Assistant"]:
+        return value
+    roles = {"Human": "user", "Assistant": "assistant"}
+    texts = zip(speakers, parts[1::2], strict=True)
+    return [{"role": roles[speaker], "content": text.strip()} for speaker, text in texts]
 
 
 def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
@@ -319,7 +349,8 @@ def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
 def _pair(
     row: Any, messages: Any, answers: Sequence[Any], where: str, behaviours: Any = ("", "")
 ) -> Record:
-    if answers[0] == answers[1]:
+    stripped = [each.strip() if isinstance(each, str) else each for each in answers]
+    if stripped[0] == stripped[1]:
         raise bad_field(where, "rejected", "equals the chosen one", "Change one of the two")
     pair = zip(("prefer", "avoid"), answers, behaviours, strict=True)
     responses = [Response(role, answer, behaviour=name) for role, answer, name in pair]

@@ -33,8 +33,13 @@ def in_order_of_calls(messages: Sequence[dict[str, Any]], where: str) -> Turns:
 def _sorted(run: Turns, calls: Sequence[Any], where: str) -> Turns:
     """One run of results; where one of them names no call of the turn before, as it is."""
     named = [turn.get("tool_call_id") for turn in run]
-    if None in named or None in calls or not set(named) <= set(calls):
+    if None in named or None in calls or not calls:
         return run
+    if unknown := [each for each in named if each not in calls]:
+        raise DataError(
+            f"{where}: a result of a tool names the call {unknown[0]!r}, and the turn before has "
+            f"{calls!r}. Correct its tool_call_id."
+        )
     if len(set(named)) < len(named):
         raise DataError(
             f"{where}: two results of tools name the same call {named!r}. Give each call's own "

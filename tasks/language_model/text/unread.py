@@ -7,15 +7,14 @@ not read is refused with its name, unless what it says stands in the record all 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pl_pointwise.tasks.common.harmless import is_harmless
+from pl_pointwise.tasks.common.harmless import is_harmless, texts_in
 from pl_pointwise.tasks.common.records import Row, bad_field, folded, shown
 
 _MODES = re.compile(r"^(enable_thinking|thinking_mode|reasoning_effort|reasoning_mode)$|kwargs$")
 _PARTS = re.compile(
-    r"(^|_)(train|trained|training|trainable|loss|weight|learn|learnt|mask|masked|ignore|ignored"
+    r"(^|_)(train|trained|training|trainable|loss|weights?|learn|learnt|mask|masked|ignore|ignored"
     r"|skip|skipped|exclude|excluded|detach|masking)(_|$)"
 )
 _NEGATED = re.compile(
@@ -40,10 +39,10 @@ def check_unread(row: Row, record: Any, where: str) -> None:
         if of_training and _is_asked_off(plain, value):
             problem = f"is {shown(value)}, is not read, and says how to train on the record"
             raise bad_field(where, name, problem, f"Take out the record, {ignore}")
-        if of_training or is_harmless(last):
+        if of_training or is_harmless(last, value):
             _mark_read(row, name)
             continue
-        texts = list(_texts(value))
+        texts = list(texts_in(value))
         if not texts:
             continue  # Numbers alone: a warning names them.
         said = said if said is not None else _said_by(record)
@@ -79,23 +78,11 @@ def _mark_read(row: Row, name: str) -> None:
         inner.read.add(last)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """The texts in a value, without the names of its fields."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _texts(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _texts(entry)
-
-
 def _said_by(record: Any) -> list[str]:
     """The texts of a record, without case and spaces."""
     inner = getattr(record, "record", record)
     whole = [inner.messages, inner.tools, [answer for answer in inner.answers if answer]]
-    return [folded(text) for text in _texts(whole)]
+    return [folded(text) for text in texts_in(whole)]
 
 
 def _stands_in(texts: list[str], said: list[str]) -> bool:
