@@ -27,7 +27,7 @@ _ENDINGS = re.compile(
     r"|metadata|meta)$"
 )
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d(e[-+]?\d+)?|true|false|null|nan", re.IGNORECASE)
-_BEGINNINGS = re.compile(r"^(id|num|n|orig|original|source|annotator|generation|__index)_")
+_BEGINNINGS = re.compile(r"^(id|num|n|orig|original|source|annotator|generation|index_level)_")
 
 
 def is_harmless(name: str, value: Any = None) -> bool:

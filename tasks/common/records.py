@@ -27,6 +27,8 @@ R = TypeVar("R")
 CHUNK = 256
 """Rows read at a time."""
 
+_BEYOND = "cells beyond the header"
+
 
 class Row(dict[str, Any]):
     """A JSON object that knows which of its fields were read, by ``row[name]`` or ``row.get``."""
@@ -67,15 +69,39 @@ def _json(file: Any) -> Iterable[Any]:
         if whole.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             raise
         return io.BytesIO(whole)
-    rows = rows.get("data", rows) if isinstance(rows, dict) else rows
+    if isinstance(rows, dict):
+        _check_layout(rows)
+        rows = rows.get("data", rows)
     return rows if isinstance(rows, list) else [rows]
+
+
+def _check_layout(whole: Mapping[str, Any]) -> None:
+    """Refuses an object that is no record, but holds records in another way than under "data"."""
+    values = [*whole.values()]
+    by_column = all(isinstance(each, dict) and each.keys() == values[0].keys() for each in values)
+    if (values and by_column and "0" in values[0]) or {"columns", "data"} <= whole.keys():
+        raise ValueError(
+            "it has columns, as pandas writes them; write it by to_json(…, orient='records')"
+        )
+    lists = [name for name, each in whole.items() if _is_rows(each)]
+    if len(lists) == len(values) and "data" not in whole and lists:
+        names = ", ".join(map(shown, lists))
+        raise ValueError(f"it is one object with lists of records in {names}; give a file for each")
+
+
+def _is_rows(value: Any) -> bool:
+    """Whether it is a list of objects that are no turns of one conversation."""
+    rows = value if isinstance(value, list) else []
+    return bool(rows) and all(
+        isinstance(r, dict) and "role" not in r and "from" not in r for r in rows
+    )
 
 
 def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
     """A blank cell is null."""
     csv.field_size_limit(2**31 - 1)  # of the process: a long conversation is one cell
     text = codecs.iterdecode(file, "utf-8-sig")
-    rows = csv.DictReader(text, delimiter=delimiter, restkey="cells beyond the header", strict=True)
+    rows = csv.DictReader(text, delimiter=delimiter, restkey=_BEYOND, strict=True)
     _check_separator(list(rows.fieldnames or []), delimiter)
     if len(set(names := rows.fieldnames or [])) < len(names):
         raise ValueError(f"two columns of one name in the header {shown(names)}")
@@ -84,6 +110,8 @@ def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
 
 def _check_separator(names: list[str], delimiter: str) -> None:
     """Refuses a header that is one column only because another sign stands between its names."""
+    if names and names[0].startswith("sep="):
+        raise ValueError('its first line is "sep=…", which Excel alone reads; take it out')
     if len(names) != 1:
         return
     other = next((each for each in ";\t,|" if each != delimiter and each in names[0]), None)
@@ -213,6 +241,11 @@ def records_of(
                 remedy = "Give one complete JSON object a line, in UTF-8"
                 raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
             row = json_object(without_fields(given, ignore), where)
+            if _BEYOND in row:
+                raise DataError(
+                    f"{where}: the row has more cells than the header. Put a text with the "
+                    "separator in it in quotes."
+                )
             records.append(parse(row, where))
             unread.update({re.sub(r"\[\d+]", "[]", name)[:60] or "''" for name in row.unread()})
         except DataError as error:
@@ -259,7 +292,8 @@ def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:
 def json_object(row: Any, where: str) -> Row:
     """The row, if it is a JSON object; the objects in it know what was read of them too."""
     if not isinstance(row, dict):
-        raise DataError(f"{where}: the record is {kind(row)}. Give one JSON object.")
+        several = ", or name a file of one list .json" * isinstance(row, list)
+        raise DataError(f"{where}: the record is {kind(row)}. Give one JSON object{several}.")
     return row if isinstance(row, Row) else Row({k: tracked(v) for k, v in row.items()})
 
 

@@ -173,6 +173,15 @@ SCHEMAS: Mapping[str, tuple[tuple[str, ...], Callable[[dict[str, Any], str, str]
 A reader takes a row, its place, and the role of a response to which its schema gives none.
 """
 
+
+def _is_known(row: Mapping[str, Any]) -> bool:
+    """Whether a row has the columns of a schema."""
+    return any(
+        all(any(each in row for each in column.split("|")) for column in columns)
+        for columns, _ in SCHEMAS.values()
+    )
+
+
 _ANSWERS = {"role", *_BOUND, *ANSWERS, "label", "status", "responses"}
 _ANSWERS |= {"chosen", "rejected", "chosen_response", "rejected_response"}
 
@@ -220,6 +229,12 @@ def told(row: Mapping[str, Any], where: str) -> str:
         if all(any(each in row for each in column.split("|")) for column in columns):
             return name
     found = ", ".join(map(shown, list(row)[:12])) or "nothing"
+    plain = {name.strip().lower(): None for name in row}
+    if plain.keys() != row.keys() and _is_known(plain):
+        raise DataError(
+            f"{where}: the fields ({found}) are known by other names. Write them in lower case "
+            "and without blanks."
+        )
     raise DataError(
         f"{where}: the fields ({found}) are of no schema that is known ({', '.join(SCHEMAS)}). "
         "Give {prompt, answer}, and perhaps role, or {prompt, responses: [{role, content}]}."
