@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -28,6 +32,8 @@ warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprec
 UNMERGEABLE = frozenset({"layer_replication", "lora_bias"})
 """Options of PEFT that add weights which the base has not."""
 _LINEAR = (nn.Linear, Conv1D)
+_WEIGHT_TAKEN = re.compile(r"self\.(\w+)\.weight\b(?!\.(?:dtype|device|shape|data)|, torch|\[)")
+"""A weight that is used, not asked for its type, nor taken in slices as by Bloom's old switch."""
 
 
 @dataclass
@@ -88,16 +94,20 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         for path, part in model.named_modules()
         if isinstance(part, nn.Linear) and re.search("Router|Grouped", type(part).__name__)
     ]
-    if targets == "all-linear" and (left_out := [*routers, *_refused_by_peft(model)]):
+    read = weights_read_by_their_layer(model)
+    left_out = [*routers, *_refused_by_peft(model), *read]
+    if targets == "all-linear" and left_out:
         more = {"exclude_modules": left_out, **more}
     try:
         if targets == "attention" or (targets is None and not lora.target_parameters and unknown):
             targets = _attention_targets(model, lora)
+            if not targets:
+                raise ValueError("no linear layer of attention is in the model, or in these layers")
         options = {**vars(lora), "target_modules": targets, "task_type": "CAUSAL_LM"}
         del options["peft"]
         adapted = get_peft_model(model, LoraConfig(**options, **more))
         assert isinstance(adapted, PeftModel)
-        _check_targets(adapted, lora, routers)
+        _check_targets(adapted, lora, routers, read)
         _say_how_many_layers(adapted, lora)
     except (TypeError, ValueError, UnsupportedError) as error:
         head = model.get_output_embeddings()
@@ -113,7 +123,9 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     return adapted
 
 
-def _check_targets(adapted: PeftModel, lora: Lora, routers: list[str]) -> None:
+def _check_targets(
+    adapted: PeftModel, lora: Lora, routers: Sequence[str], read: Sequence[str]
+) -> None:
     """Refuses what PEFT takes without a word, and what an adapter then does not do."""
     taken = adapted.base_model.targeted_module_names
     # Of several names it leaves out those that nothing has.
@@ -124,6 +136,11 @@ def _check_targets(adapted: PeftModel, lora: Lora, routers: list[str]) -> None:
             raise ValueError(f"no {lost}, or none that the other options leave.")
     if wrong := sorted(set(taken).intersection(routers)):
         raise ValueError(f"{wrong} are routers, not adapted: add them to peft.exclude_modules.")
+    if idle := sorted(set(taken).intersection(read)):
+        raise ValueError(
+            f"{idle}: the layer around reads these weights itself, so adapters would do nothing in "
+            "training and change the merged model. Leave them out"
+        )
     if any(getattr(part, "kwargs", {}).get("tied_adapter") for part in adapted.modules()):
         raise ValueError(
             "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
@@ -142,6 +159,30 @@ def _refused_by_peft(model: PreTrainedModel) -> list[str]:
             except ValueError:
                 found.append(path)
     return found
+
+
+def weights_read_by_their_layer(model: nn.Module) -> list[str]:
+    """Paths of linear layers that are not called: the layer around takes their weights.
+
+    As Mamba's kernels, of which the fast ones take more of them than the slow ones.
+    """
+    return [
+        f"{path}.{name}" if path else name
+        for path, part in model.named_modules()
+        for name in sorted(_weights_in_source(type(part)))
+        if isinstance(getattr(part, name, None), _LINEAR)
+    ]
+
+
+@cache
+def _weights_in_source(kind: type) -> frozenset[str]:
+    """The names of parts whose weights a class of transformers takes."""
+    found = set[str]()
+    for each in kind.__mro__:
+        if each.__module__.startswith("transformers.models."):
+            with suppress(OSError, TypeError):  # no source at hand
+                found.update(_WEIGHT_TAKEN.findall(inspect.getsource(each)))
+    return frozenset(found)
 
 
 def _say_how_many_layers(adapted: PeftModel, lora: Lora) -> None:

@@ -128,6 +128,35 @@ def test_what_peft_refuses_in_a_hybrid_is_left_out_of_every_linear_layer() -> No
         add_lora(build_model("falcon_h1", **HYBRID), Lora(r=2, target_modules=["out_proj"]))
 
 
+JAMBA: dict[str, Any] = {"num_experts": 2, "mamba_d_state": 4, "mamba_dt_rank": 4}
+JAMBA |= {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "idle"),
+    [
+        ("mamba", {"state_size": 4}, {"x_proj", "dt_proj", "out_proj"}),
+        ("jamba", JAMBA, {"dt_proj"}),
+        ("bloom", {}, set()),  # It takes slices of its weights where an old switch says so.
+    ],
+)
+def test_a_layer_whose_weight_is_read_by_another_takes_no_adapter(kind, options, idle) -> None:
+    """Adapters of Mamba's dt_proj had no gradient, and the merged model was another: by 4 of 5."""
+    adapted = add_lora(build_model(kind, **options), Lora(r=2, target_modules="all-linear"))
+    ends = {path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names}
+    assert not ends & idle
+    move_adapters(adapted)
+    adapted(IDS, use_cache=False).logits.logsumexp(-1).sum().backward()
+    assert all(p.grad.any() for p in adapted.parameters() if p.requires_grad)
+    with torch.no_grad():
+        expected = adapted.eval()(IDS, use_cache=False).logits
+        found = merged_model(adapted).eval()(IDS, use_cache=False).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    if idle:
+        with pytest.raises(ValueError, match=r"dt_proj.* reads these weights itself"):
+            add_lora(build_model(kind, **options), Lora(r=2, target_modules=["dt_proj"]))
+
+
 def test_a_hybrid_with_adapters_in_few_layers_says_so(monkeypatch) -> None:
     said = list[str]()
     monkeypatch.setattr(adapters, "rank_zero_info", said.append)
