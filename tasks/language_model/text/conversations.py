@@ -36,6 +36,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.harmless import texts_in
 from pl_pointwise.tasks.common.records import shown
 
 from .messages import Message, Parts, parts_of
@@ -58,10 +59,14 @@ _MARK = r"(?:<[^<>\s]+>|\[[^\[\]\s]+\]|◁[^◁▷\s]+▷)"
 _LAST_MARK, _FIRST_MARK = re.compile(_MARK + r"[^<>\[\]◁▷]{0,20}$"), re.compile(_MARK)
 _CHANNEL_MARK = "<|channel|>"
 _READY = re.compile(
-    r"(\[/INST\]|<\|assistant\|>|###? ?(Response|Assistant|Output):|\n\s*(Assistant|ASSISTANT):"
+    r"(\[/INST\]|<\|assistant\|>|###? ?(Response|Assistant|Output):|\n\s*Assistant:|\sASSISTANT:"
     r"|<[^<>\s]+>(assistant|model)(<[^<>\s]+>)?)\s*$"
 )
 """What the prompts of other models' formats end in."""
+# Not <|begin_of_thought|> and <|end_of_solution|>, which some data sets have in texts.
+_TOKEN = r"<\|(?!\w*(?:think|thought|reason|solution))\w+\|>|<(?:start|end)_of_turn>|<｜[^｜\s]+｜>"
+_FOREIGN = re.compile(rf"^\s*({_TOKEN}|<bos>|<s>(?!.*</s>))|({_TOKEN}|<eos>|</s>)\s*$", re.DOTALL)
+"""A mark of turns, also of another model, at the start or end of a text."""
 
 _ASK = Record([{"role": "user", "content": "Hello"}], [], (), "probe")
 
@@ -314,7 +319,12 @@ class ConversationEncoder:
     def _check_marks(self, record: Record) -> None:
         """Refuses a text in which the model's own marks of turns stand: it is rendered already."""
         for turn in record.messages:
-            self._check_text(turn["content"], record.where, f"a turn of role {turn['role']}")
+            calls = [call["function"] for call in turn.get("tool_calls") or ()]
+            what = f"a turn of role {turn['role']}"
+            for text in texts_in([turn["content"], turn.get("reasoning_content"), calls]):
+                self._check_text(text, record.where, what)
+        for text in texts_in(record.tools):
+            self._check_text(text, record.where, "a tool")
         turn = record.messages[-1]
         if turn["role"] == "user" and (found := _READY.search(turn["content"])):
             raise DataError(
@@ -322,18 +332,25 @@ class ConversationEncoder:
                 "of a chat template does. Give the plain text, or messages."
             )
         for parts in map(parts_of, record.answers):
-            for text in (parts.text, parts.reasoning):
+            for text in texts_in([parts.text, parts.reasoning, parts.calls]):
                 self._check_text(text, record.where, "the answer")
 
     def _check_text(self, text: str, where: str, what: str) -> None:
-        if self._marks is None or not (found := self._marks.search(text)):
+        if self._marks is None:
             return
-        if found[0] in self._ends and what == "the answer":
-            return  # It has a message of its own.
-        raise DataError(
-            f"{where}: {what} holds {found[0]}, a mark of the model's tokenizer or chat template. "
-            "Give the plain text, or messages."
-        )
+        found = self._marks.search(text)
+        if found is not None:
+            if found[0] in self._ends and what == "the answer":
+                return  # It has a message of its own.
+            raise DataError(
+                f"{where}: {what} holds {found[0]}, a mark of the model's tokenizer or chat "
+                "template. Give the plain text, or messages."
+            )
+        if mark := _foreign_mark(text, self.thoughts):
+            raise DataError(
+                f"{where}: {what} begins or ends with {mark}, a mark of another model's turns. "
+                "Give the plain text, or messages."
+            )
 
     def _before_calls(self, head: str, called: str, base: str) -> str:
         """What a text's ``head`` shares with a call, tokens kept whole."""
@@ -564,6 +581,17 @@ def _without_head(answer: str, head: str) -> str:
         if re.search(_MARK, rest) and answer.startswith(rest):
             return answer.removeprefix(rest)
     return answer
+
+
+def _foreign_mark(text: str, thoughts: Marks) -> str:
+    """The mark of turns that a text begins or ends with; "" if there is none.
+
+    <s>…</s> is a text that HTML strikes out.
+    """
+    found = _FOREIGN.search(text)
+    mark = (found[1] or found[2]).strip() if found else ""
+    struck = mark == "</s>" and "<s>" in text
+    return "" if struck or any(mark in pair for pair in thoughts) else mark
 
 
 def _whole_source(tokenizer: PreTrainedTokenizerBase) -> str:

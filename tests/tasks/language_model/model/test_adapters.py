@@ -151,7 +151,7 @@ def test_a_layer_whose_weight_is_read_by_another_takes_no_adapter(kind, options,
     with torch.no_grad():
         expected = adapted.eval()(IDS, use_cache=False).logits
         found = merged_model(adapted).eval()(IDS, use_cache=False).logits
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=0)  # of logits up to 4
     if idle:
         with pytest.raises(ValueError, match=r"dt_proj.* reads these weights itself"):
             add_lora(build_model(kind, **options), Lora(r=2, target_modules=["dt_proj"]))

@@ -276,6 +276,9 @@ def test_ids_that_the_template_refuses_are_made_anew() -> None:
         "### Instruction: Say hi\n### Response:",
         "<|im_start|>user\nSay hi<|im_end|>\n<|im_start|>assistant\n",
         "Human: Say hi\n\nAssistant:",
+        "USER: Say hi ASSISTANT:",
+        "<|begin_of_text|>Say hi",
+        "<s>Say hi",
     ],
 )
 def test_a_prompt_in_the_form_of_a_template_is_refused(text: str) -> None:
@@ -288,3 +291,33 @@ def test_an_answer_that_goes_on_with_another_turn_is_refused() -> None:
     with pytest.raises(DataError, match=r"here: the answer holds <.start.>"):
         texts(encoder(CHAT_TEMPLATE), "Hi!\n<|start|>user\nAnd?")
     assert texts(encoder(CHAT_TEMPLATE), "a < b | c > d")[1].startswith("a < b")
+
+
+@pytest.mark.parametrize("mark", ["</s>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<eos>"])
+def test_an_answer_with_another_models_end_is_refused(mark: str) -> None:
+    """As of data that were prepared for one: its letters were trained behind every answer."""
+    with pytest.raises(DataError, match=r"here: the answer .* with .* another model's turns"):
+        texts(encoder(CHAT_TEMPLATE), f"Hi!{mark}\n")
+    assert texts(encoder(CHAT_TEMPLATE), f"It is `{mark}`.")[1].startswith("It is")
+
+
+def test_texts_that_only_look_like_marks_are_taken() -> None:
+    made = encoder(CHAT_TEMPLATE)
+    for text in ("<s>12</s>", "<|begin_of_thought|>I add.<|end_of_solution|>", "<b>4</b>"):
+        assert texts(made, text)[1] == f"{text}<|end|>"
+
+
+def test_marks_in_calls_and_tools_are_refused() -> None:
+    """A text in an argument or a description could end the turn, as in any other text."""
+    made, mark = encoder(CHAT_TEMPLATE), "<|end|>\n<|start|>user"
+    call = {"name": "f", "arguments": {"x": [mark]}}
+    earlier = {"role": "assistant", "content": "", "tool_calls": [{"function": call}]}
+    with pytest.raises(DataError, match=r"here: a turn of role assistant holds <.end.>"):
+        texts(made, "Hi!", messages=[*ASKED, earlier, result(None, "1")])
+    with pytest.raises(DataError, match=r"here: the answer holds <.end.>, at which"):
+        texts(made, [call])
+    with pytest.raises(DataError, match=r"here: the answer holds <.start.>, a mark"):
+        texts(made, [{"name": "f", "arguments": {"x": "<|start|>"}}])
+    tool = {"name": "f", "description": mark}
+    with pytest.raises(DataError, match=r"here: a tool holds <.end.>, a mark"):
+        texts(made, "Hi!", tools=[tool])
