@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -166,15 +165,17 @@ def weights_read_by_their_layer(model: nn.Module) -> list[str]:
 
     As Mamba's kernels, of which the fast ones take more of them than the slow ones.
     """
-    return [
-        f"{path}.{name}" if path else name
-        for path, part in model.named_modules()
-        for name in sorted(_weights_in_source(type(part)))
-        if isinstance(getattr(part, name, None), _LINEAR)
-    ]
+    found, of_class = list[str](), dict[type, frozenset[str]]()
+    for path, part in model.named_modules():
+        kind = type(part)
+        if kind not in of_class:
+            of_class[kind] = _weights_in_source(kind)
+        for name in sorted(of_class[kind]):
+            if isinstance(getattr(part, name, None), _LINEAR):
+                found.append(f"{path}.{name}" if path else name)
+    return found
 
 
-@cache
 def _weights_in_source(kind: type) -> frozenset[str]:
     """The names of parts whose weights a class of transformers takes."""
     found = set[str]()
