@@ -241,6 +241,8 @@ class EncodedResponses:
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
             self._encode(records[start : start + CHUNK], encoder, skipped)
+        if not self.records and self.long.skipped:
+            raise DataError(f"{name}: no record fits (too_long: skip). {self.long.skipped[0]}")
         self.long.report(name, len(records))
         report_skipped(name, skipped, len(self.records))
         self.columns = max(len(record.responses) for record in self.records)

@@ -108,3 +108,5 @@ def test_skip_leaves_out_what_is_too_long_and_refuses_other_faults() -> None:
         encoded(records, 60, "refuse", skip_invalid=False)
     with pytest.raises(DataError, match="f, line 1: the prompt has"):
         encoded(records, 60, "skip", skip_invalid=None)  # Records to predict for.
+    with pytest.raises(DataError, match=r"data: no record fits .*f, line 1: the prompt has"):
+        encoded(records[:1], 60, "skip", skip_invalid=False)
