@@ -9,8 +9,8 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from pl_pointwise.export.folder import check_export_folder, replaced_folder
 from pl_pointwise.extras import needs
-from pl_pointwise.files import check_export_folder, replaced_folder
 from pl_pointwise.task import notes_of
 
 from .feasible_checkpoint import FeasibleCheckpoint

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .constraint import Constraint
     from .data import PointwiseDataModule
+    from .export.loading import load
     from .formulations import Average, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
-    from .loading import load
     from .loss import PointwiseLoss
     from .module import PointwiseModule
     from .multipliers import Multipliers
@@ -42,7 +42,7 @@ _FILES = (
     "optimizers",
     "data",
     "module",
-    "loading",
+    "export.loading",
 )
 """Where the names are, those first that need no Lightning."""
 

@@ -46,7 +46,7 @@ from .training.checkpoints import differences, hyperparameters
 
 COMMANDS = {
     "compare": "compare.command",
-    "export": "export",
+    "export": "export.command",
     "check": "requirements.check",
     "lost": "requirements.lost",
     "monitor": "requirements.monitor",

@@ -16,12 +16,13 @@ from torch import Tensor
 from .constraint import Constraint
 from .evaluation import Evaluator, SampleValues, SampleViolations
 from .formulations import Formulation
+from .lagrangian.declared import declared_constraints
 from .lagrangian.prices import Prices
 from .lagrangian.terms import DualStep, Measured
 from .loss import PointwiseLoss
 from .multipliers import Multipliers
 from .optimizers import Training, keeping_monitors
-from .plain import declared_constraints, from_plain, plain_arguments
+from .plain import from_plain, plain_arguments
 from .report.closing import Closing
 from .task import Notes, Task
 from .training.checkpoints import constructor_frame

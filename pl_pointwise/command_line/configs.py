@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 from ..errors import DataError, printable
-from ..plain import known_class
+from ..lagrangian.declared import known_class
 
 OPTIONS = ("--config", "-c")
 PACKAGE = __name__.partition(".")[0]

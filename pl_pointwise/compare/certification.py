@@ -21,7 +21,7 @@ from pandas import DataFrame, concat
 from pl_pointwise.cli import PointwiseCLI, exports
 from pl_pointwise.data import SPLITS, TRAIN, VAL
 from pl_pointwise.errors import DataError
-from pl_pointwise.export import class_of
+from pl_pointwise.export.command import class_of
 from pl_pointwise.printing import Table, escaped
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model

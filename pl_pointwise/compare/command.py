@@ -40,8 +40,10 @@ from pl_pointwise.command_line.configs import overview
 from pl_pointwise.data import TEST, TRAIN, VAL, PointwiseDataModule, dataset_of
 from pl_pointwise.errors import printable
 from pl_pointwise.evaluation import BEFORE
-from pl_pointwise.files import digest_now, write_whole
-from pl_pointwise.identity import bases_of, digest_of_code, files_read, own_code
+from pl_pointwise.files import write_whole
+from pl_pointwise.identity.code import digest_of_code, own_code
+from pl_pointwise.identity.files import digest_now, files_read
+from pl_pointwise.identity.models import bases_of
 from pl_pointwise.printing import Table, quieten
 from pl_pointwise.report.of_run import write_fit_page
 from pl_pointwise.report.page import FILE, plots_of, write_if_possible

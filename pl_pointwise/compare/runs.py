@@ -31,8 +31,8 @@ from pl_pointwise.command_line.configs import (
     text_of,
 )
 from pl_pointwise.errors import DataError
-from pl_pointwise.files import digest_now
-from pl_pointwise.identity import is_as_it_was
+from pl_pointwise.identity.files import digest_now
+from pl_pointwise.identity.models import is_as_it_was
 from pl_pointwise.requirements import Requirement
 from pl_pointwise.requirements.requirement import distinct
 

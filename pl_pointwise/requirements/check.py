@@ -21,7 +21,7 @@ from pandas import DataFrame
 
 from pl_pointwise.certificates import ASSUMPTIONS
 from pl_pointwise.command_line.cli_errors import CommandParser, fraction
-from pl_pointwise.files import digest_now
+from pl_pointwise.identity.files import digest_now
 
 from .answer import Finding, repetitions
 from .exported import CERTIFICATE, CHECKPOINT, START, measure_new_records, read_certificate

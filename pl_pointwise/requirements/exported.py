@@ -26,15 +26,11 @@ from pandas import DataFrame
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.configs import foreign_names, read_foreign
 from pl_pointwise.errors import printable
-from pl_pointwise.files import digest_now, files_of_an_export, share_modes
-from pl_pointwise.identity import (
-    another_base,
-    bases_of,
-    digest_of_code,
-    is_a_base,
-    own_code,
-)
-from pl_pointwise.loading import certificate_in
+from pl_pointwise.export.folder import share_modes
+from pl_pointwise.export.loading import certificate_in
+from pl_pointwise.identity.code import digest_of_code, own_code
+from pl_pointwise.identity.files import digest_now, files_of_an_export
+from pl_pointwise.identity.models import another_base, bases_of, is_a_base
 from pl_pointwise.training.checkpoints import differences, hyperparameters
 
 from .requirement import RequirementError

@@ -31,8 +31,8 @@ from pandas import DataFrame
 from torch import Tensor
 
 from pl_pointwise.data import TEST, TRAIN, VAL, categories_of, fingerprint, units_of, without_index
+from pl_pointwise.data.fingerprints import RANDOM_ROWS, digests_of_rows, normalised
 from pl_pointwise.errors import printable
-from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows, normalised
 
 from .p_values import Losses
 from .requirement import Requirement, RequirementError

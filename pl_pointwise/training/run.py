@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..data import ResumableDataLoader, fingerprint, groups_of
+from ..data.fingerprints import RANDOM_ROWS
 from ..errors import TrainingError
 from ..evaluation import Evaluator
-from ..fingerprints import RANDOM_ROWS
 from ..formulations import Formulation
 from ..lagrangian.checks import Door
 from ..lagrangian.gradient_units import norm_of

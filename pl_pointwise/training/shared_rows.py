@@ -12,8 +12,8 @@ from typing import Any
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from ..data import IndexedDataset, dataset_of, units_of, without_index
+from ..data.fingerprints import digests_of_rows
 from ..evaluation import loaders_by_name
-from ..fingerprints import digests_of_rows
 from ..task import Task, warn
 
 READ = 1024

@@ -16,12 +16,25 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from .indexed import Rows, without_index
+
 RANDOM_ROWS = "random rows"
 """Begins the fingerprint of rows that differ each time they are read."""
 
 
+def fingerprint(rows: Rows) -> str:
+    """A digest that tells data sets, and orders of one data set, apart; draws nothing.
+
+    The data set's own text ``fingerprint``, else a digest of its length and the content of rows:
+    of all up to 1,024, else of 64 spread evenly. If rows differ when read again, the length alone.
+    """
+    rows = without_index(rows)
+    own = getattr(rows, "fingerprint", None)
+    return own if isinstance(own, str) else fingerprint_of_content(rows)
+
+
 def fingerprint_of_content(rows: Any) -> str:
-    """A digest of the length and the rows; see :func:`pl_pointwise.data.fingerprint`."""
+    """A digest of the length and the rows; see :func:`fingerprint`."""
     count = len(rows)
     read = count if count <= 1024 else 64
     digests, stable, _ = _read(rows.__getitem__, [probe * count // read for probe in range(read)])
