@@ -17,7 +17,7 @@ from .data import dataset_of
 from .errors import explain_gradient_errors
 from .lagrangian.terms import OBJECTIVE, widest
 from .metrics import pool, share_violated, violation_statistics
-from .report.closing import HeldOut
+from .report.closing_table import HeldOut
 from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
 from .training.stepper import micro_batches_of, terms_of
 

@@ -57,7 +57,8 @@ from .lagrangian.trained import (
     trained,
 )
 from .multipliers import Multipliers, PerBatch, PerGroup, Slope, scope_of
-from .report.closing import Closing, Conditions, HeldOut, closing_of
+from .report.closing import closing_of
+from .report.closing_table import Closing, Conditions, HeldOut
 from .report.history import UNREAD_ROWS, UNREAD_STEPS, History
 
 log = logging.getLogger(__name__)

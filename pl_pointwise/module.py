@@ -23,7 +23,7 @@ from .loss import PointwiseLoss
 from .multipliers import Multipliers
 from .optimizers import Training, keeping_monitors
 from .plain import from_plain, plain_arguments
-from .report.closing import Closing
+from .report.closing_table import Closing
 from .task import Notes, Task
 from .training.checkpoints import constructor_frame
 from .training.checks import check_trained

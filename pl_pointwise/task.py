@@ -22,7 +22,7 @@ from .constraint import Constraint
 from .errors import TrainingError
 from .formulations import Formulation
 from .optimizers import Training
-from .report.closing import Closing
+from .report.closing_table import Closing
 from .report.history import History
 
 log = logging.getLogger(__name__)

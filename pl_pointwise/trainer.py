@@ -22,7 +22,7 @@ from .formulations import Formulation
 from .lagrangian.terms import OBJECTIVE, build_terms, carries, masks_from
 from .loss import PointwiseLoss
 from .printing import say
-from .report.closing import Conditions, HeldOut
+from .report.closing_table import Conditions, HeldOut
 from .trainer_checkpoints import FILE as FILE
 from .trainer_checkpoints import (
     MARK,

@@ -46,7 +46,8 @@ from pl_pointwise.identity.files import digest_now, files_read
 from pl_pointwise.identity.models import bases_of
 from pl_pointwise.printing import Table, quieten
 from pl_pointwise.report.of_run import write_fit_page
-from pl_pointwise.report.page import FILE, plots_of, write_if_possible
+from pl_pointwise.report.page import FILE, write_if_possible
+from pl_pointwise.report.plots import plots_of
 from pl_pointwise.report.stored import FILE as CLOSING
 from pl_pointwise.report.stored import store
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES

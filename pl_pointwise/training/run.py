@@ -27,7 +27,7 @@ from ..lagrangian.checks import Door
 from ..lagrangian.gradient_units import norm_of
 from ..loss import PointwiseLoss
 from ..printing import say
-from ..report.closing import Conditions
+from ..report.closing_table import Conditions
 from ..task import Task, notes_of, objects_of_all_ranks, warn
 from .checkpoints import (
     STATE_KEY,
