@@ -13,7 +13,7 @@ from pl_pointwise.report.of_test import by_name
 from pl_pointwise.report.page import FILE, Page, Picture
 from pl_pointwise.report.stored import stored
 
-from .results import PLOTS
+from .plots import PLOTS
 from .runs import Outcome
 
 CAPTIONS = {
