@@ -43,13 +43,8 @@ from pl_pointwise.report.plots import plots_of
 from pl_pointwise.report.stored import FILE as CLOSING
 from pl_pointwise.report.stored import store
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
-from pl_pointwise.requirements.samples import (
-    Source,
-    bounds_of,
-    contents_of,
-    samples_of,
-    units_in,
-)
+from pl_pointwise.requirements.samples import bounds_of, contents_of, samples_of, units_in
+from pl_pointwise.requirements.source import Source
 from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import history_of, notes_of
 

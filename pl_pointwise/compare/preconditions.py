@@ -21,7 +21,6 @@ from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.exported import read_certificate, samples_by
 from pl_pointwise.requirements.p_values import are_zero_one
 from pl_pointwise.requirements.samples import (
-    Source,
     contents_of,
     known_among,
     lines_about,
@@ -30,6 +29,7 @@ from pl_pointwise.requirements.samples import (
     require_known,
     units_in,
 )
+from pl_pointwise.requirements.source import Source
 from pl_pointwise.requirements.uses import check_unused
 from pl_pointwise.task import notes_of
 

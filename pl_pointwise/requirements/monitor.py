@@ -33,7 +33,6 @@ from .monitor_state import Calls, State, digest_of
 from .p_values import MeanAbove, p_value_against
 from .requirement import Requirement, RequirementError, distinct
 from .samples import (
-    CONTENT,
     lines_about,
     losses_by_unit,
     marks_of,
@@ -41,6 +40,7 @@ from .samples import (
     require_known,
     with_content,
 )
+from .source import CONTENT
 
 BROKEN, BELIEVABLE, NOT_WATCHED = "broken", "believable", "not watched"
 STATE = "monitor.json"

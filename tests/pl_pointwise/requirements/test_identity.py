@@ -25,7 +25,7 @@ from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import MeasuredModel, choose_model
 from pl_pointwise.requirements.check import check_models, report
 from pl_pointwise.requirements.monitor import monitor
-from pl_pointwise.requirements.samples import Source
+from pl_pointwise.requirements.source import Source
 from tests.pl_pointwise.requirements import files_task
 from tests.pl_pointwise.requirements.files_task import write
 

@@ -21,7 +21,8 @@ from pl_pointwise.identity.files import digest_now
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
 from pl_pointwise.requirements.monitor import monitor
-from pl_pointwise.requirements.samples import Source, known_among, records_not_known, units_in
+from pl_pointwise.requirements.samples import known_among, records_not_known, units_in
+from pl_pointwise.requirements.source import Source
 from pl_pointwise.requirements.uses import check_unused, remember_use, uses_of
 from tests.pl_pointwise.requirements.test_identity import (
     CONFIG,
