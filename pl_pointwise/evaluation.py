@@ -19,7 +19,7 @@ from .lagrangian.terms import OBJECTIVE, widest
 from .metrics import pool, share_violated, violation_statistics
 from .report.closing_table import HeldOut
 from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
-from .training.stepper import micro_batches_of, terms_of
+from .training.micro_batches import micro_batches_of, terms_of
 
 
 @dataclass(frozen=True)
