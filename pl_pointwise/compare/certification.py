@@ -14,7 +14,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from pl_pointwise.cli import exports
+from pl_pointwise.command_line.next_steps import exports
 from pl_pointwise.data import TRAIN
 from pl_pointwise.export.command import class_of
 from pl_pointwise.printing import Table, escaped

@@ -17,9 +17,15 @@ from typing import Any
 
 import yaml
 
-from ..cli import config_of, config_option, exports, require_class, short_path
 from ..command_line.cli_errors import CommandParser
 from ..command_line.configs import PACKAGE, config_parts, foreign_names, text_of
+from ..command_line.next_steps import (
+    config_of,
+    config_option,
+    exports,
+    require_class,
+    short_path,
+)
 from ..command_line.own_code import allow_named
 from ..errors import TrainingError, printable
 from ..lagrangian.declared import known_class
