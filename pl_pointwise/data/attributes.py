@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -19,9 +20,11 @@ def categories_of(rows: Rows) -> list[str] | None:
 
 def groups_of(rows: Rows) -> Tensor | None:
     """The attribute ``groups`` of each sample, (N,) int64, if the data set has it."""
-    own = _entries_of(rows, "groups")
+    groups = _entries_of(rows, "groups")
+    if groups is None:
+        return None
     whose = f"groups of {type(without_index(rows)).__name__}"
-    return None if own is None else group_numbers(own, len(rows), whose)
+    return group_numbers(groups, len(rows), whose)
 
 
 def units_of(rows: Rows) -> list[str] | None:
@@ -30,20 +33,22 @@ def units_of(rows: Rows) -> list[str] | None:
 
 
 def _texts_of(rows: Any, name: str) -> list[str] | None:
-    own = _entries_of(rows, name)
-    return None if own is None else ["" if text is None else str(text) for text in own]
+    texts = _entries_of(rows, name)
+    if texts is None:
+        return None
+    return ["" if text is None else str(text) for text in texts]
 
 
 def _entries_of(rows: Any, name: str) -> Any:
     """An attribute of each sample, (N,), also through what wraps a data set; None without one."""
-    own = getattr(rows, name, None)
-    if own is not None:
-        if len(own) != len(rows):
+    entries = getattr(rows, name, None)
+    if entries is not None:
+        if len(entries) != len(rows):
             raise DataError(
-                f"{type(rows).__name__}.{name} has {len(own):,} entries for {len(rows):,} samples: "
-                "give a text or None for each; of groups a number."
+                f"{type(rows).__name__}.{name} has {len(entries):,} entries for {len(rows):,} "
+                "samples: give a text or None for each; of groups a number."
             )
-        return own
+        return entries
     if isinstance(rows, IndexedDataset):
         return _entries_of(rows.rows, name)
     if isinstance(rows, Subset):
@@ -51,6 +56,7 @@ def _entries_of(rows: Any, name: str) -> Any:
         return None if whole is None else [whole[position] for position in rows.indices]
     if isinstance(rows, ConcatDataset):
         parts = [_entries_of(part, name) for part in rows.datasets]
-        known = [part for part in parts if part is not None]
-        return [entry for part in known for entry in part] if len(known) == len(parts) else None
+        if any(part is None for part in parts):
+            return None
+        return list(chain.from_iterable(parts))
     return None

@@ -39,7 +39,8 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         fields: Sequence[str] | None = None,
         groups: Sequence[int] | Tensor | None = None,
     ) -> None:
-        self.rows, self.groups = rows, groups
+        self.rows = rows
+        self.groups = groups
         self.fields = (fields,) if isinstance(fields, str) else fields
 
     def __len__(self) -> int:
@@ -50,10 +51,12 @@ class IndexedDataset(Dataset[dict[str, Any]]):
             position = position.start()
         if position >= 0:
             return {**self._named(self.rows[int(position)]), "index": int(position)}
+        # Padding: a real row, so that it has the shapes of one, which no term applies to.
         return {**self._named(self.rows[-1 - position]), "index": PADDING}
 
     def _named(self, row: Any) -> Mapping[str, Any]:
-        if hasattr(row, "_asdict"):
+        """The entries of a row by name."""
+        if hasattr(row, "_asdict"):  # A named tuple.
             row = row._asdict()
         if isinstance(row, Mapping):
             return row

@@ -52,7 +52,8 @@ class ResumableDataLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # A generator body runs at the first batch, after Lightning has set the sampler's epoch,
         # which is one too far after a stop in mid-epoch by max_steps.
-        resumed, self._resume_at = self._resume_at, None
+        resumed = self._resume_at
+        self._resume_at = None
         self.position = resumed["position"] if resumed else 0
         if resumed and self.position:
             if resumed["global_batch_size"] != self._global_batch_size:

@@ -91,13 +91,13 @@ class PointwiseDataModule(LightningDataModule):
     def shared_option(self, name: str, own: Any) -> Any:
         """An option that module and data must agree on, else DataError; None takes the module's."""
         module = getattr(self.trainer, "lightning_module", None)
-        theirs = getattr(module, name, None)
-        if own is not None and hasattr(module, name) and own != theirs:
+        of_module = getattr(module, name, None)
+        if own is not None and hasattr(module, name) and own != of_module:
             raise DataError(
-                f"{name}: {type(module).__name__} has {theirs!r}, {type(self).__name__} {own!r}. "
-                "Give it to the module alone."
+                f"{name}: {type(module).__name__} has {of_module!r}, {type(self).__name__} "
+                f"{own!r}. Give it to the module alone."
             )
-        return theirs if own is None else own
+        return of_module if own is None else own
 
     def train_dataloader(self) -> ResumableDataLoader:
         return self._loader("train", training=True)
@@ -131,7 +131,8 @@ class PointwiseDataModule(LightningDataModule):
 
     def _loader(self, name: str, training: bool = False) -> Any:
         self._require_rows(name)
-        dataset, trainer = IndexedDataset(self.datasets[name]), self.trainer
+        dataset = IndexedDataset(self.datasets[name])
+        trainer = self.trainer
         size = self.batch_size if training else self.eval_batch_size
         if name == "predict" or getattr(trainer, "overfit_batches", False):
             # Lightning puts samplers of its own into these, which only a plain loader lets it do.
@@ -149,7 +150,13 @@ class PointwiseDataModule(LightningDataModule):
             seed=self.seed + int(os.environ.get("PL_GLOBAL_SEED", 0)),
             strata=getattr(self.datasets[name], "strata", None),
         )
-        return ResumableDataLoader(dataset, sampler, size, self.collate, self.num_workers)
+        return ResumableDataLoader(
+            dataset,
+            sampler,
+            batch_size=size,
+            collate_fn=self.collate,
+            num_workers=self.num_workers,
+        )
 
 
 def _describe_rows(rows: Any) -> str:

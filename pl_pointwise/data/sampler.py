@@ -61,7 +61,8 @@ class PointwiseSampler(DistributedSampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         mine = torch.as_tensor(self.order())  # A subclass may give a list.
         mine = mine[self.rank :: self.num_replicas][self.skip :]
-        mine = mine.clone() if self.num_replicas > 1 else mine  # A view would keep all ranks'.
+        if self.num_replicas > 1:
+            mine = mine.clone()  # A view would keep all ranks'.
         self.skip = 0
         draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
         # All of them at once as numbers would take ten times the memory.
