@@ -50,8 +50,8 @@ _FILES = (
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is asked for: PointwiseLoss needs no Lightning."""
     for file in _FILES if name in __all__ else ():
-        found = getattr(import_module(f".{file}", __name__), name, None)
-        if found is not None:
-            globals()[name] = found
-            return found
+        value = getattr(import_module(f".{file}", __name__), name, None)
+        if value is not None:
+            globals()[name] = value
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -62,10 +62,9 @@ class ShortErrorParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not debugging():
-            said = sentence(ex or ValueError(message))
-            if HINT not in said and RATE not in said:  # A parser within has not said it.
-                said = f"{said.rstrip('.')}.{self._hint(said)}"
-            message = said
+            message = sentence(ex or ValueError(message))
+            if HINT not in message and RATE not in message:  # A parser within has not said it.
+                message = f"{message.rstrip('.')}.{self._hint(message)}"
             if self.exit_on_error:
                 end(self.prog.replace(" [options]", ""), message)
         super().error(message, ex)

@@ -65,8 +65,7 @@ class PointwiseSampler(DistributedSampler[Any]):
             mine = mine.clone()  # A view would keep all ranks'.
         self.skip = 0
         draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
-        # All of them at once as numbers would take ten times the memory.
-        numbers = (number for part in mine.split(65536) for number in part.tolist())
+        numbers = _numbers(mine)
         return numbers if draws is None else (Drawing(number, draws) for number in numbers)
 
 
@@ -84,6 +83,12 @@ class Drawing(NamedTuple):
         np.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
         return self.position
+
+
+def _numbers(positions: Tensor) -> Iterator[int]:
+    """Positions as numbers: all of them at once would take ten times the memory."""
+    for part in positions.split(65536):
+        yield from part.tolist()
 
 
 def mixed(*numbers: int) -> int:

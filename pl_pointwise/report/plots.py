@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from .closing_table import RequirementRow
@@ -115,7 +116,7 @@ class _Axes:
 
 def _axes_of(plot: Plot) -> _Axes | None:
     """None where a plot has nothing to draw."""
-    values = [value for line in plot.lines.values() for value in line if math.isfinite(value)]
+    values = [value for value in chain.from_iterable(plot.lines.values()) if math.isfinite(value)]
     if not values or not plot.steps:
         return None
     if plot.bound is not None:
