@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.plain import plain, plain_arguments
 
@@ -124,4 +125,7 @@ def run_digest(trainer: Any, module: Any) -> str:
 
 
 def _name(value: Any) -> str:
+    """The path of a value's class."""
+    if type(value) is PointwiseDataModule:
+        return "pl_pointwise.data.PointwiseDataModule"  # Of earlier versions' runs, to go on.
     return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -159,10 +159,6 @@ class PointwiseDataModule(LightningDataModule):
         )
 
 
-# By the name under which users import it: SaveOnTermination and configurations say it.
-PointwiseDataModule.__module__ = __name__.rpartition(".")[0]
-
-
 def _describe_rows(rows: Any) -> str:
     """What is wrong with rows that no loader can be made of; "" for nothing."""
     if not has_positions(rows):

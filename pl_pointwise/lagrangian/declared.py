@@ -78,8 +78,9 @@ def formulations_from(
         of_constraint = formulation_from(config)
         if of_constraint is None:
             continue  # This constraint is only measured.
-        is_equality = constraints[name].equals is not None
-        built[name] = of_constraint.for_equality() if is_equality else of_constraint
+        if constraints[name].is_equality:
+            of_constraint = of_constraint.for_equality()
+        built[name] = of_constraint
     return built
 
 

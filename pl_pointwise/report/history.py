@@ -194,7 +194,7 @@ class History:
     def _worst(self, name: str, steps: Sequence[Measured]) -> Tensor:
         """(steps, R), the largest violation of each sample; −inf where none applies."""
         violation = torch.stack([step.judged[name] for step in steps])
-        if self.constraints[name].equals is not None:
+        if self.constraints[name].is_equality:
             violation = violation.abs()
         if not all(step.whole for step in steps):
             masks = torch.stack([step.masks[name] for step in steps])

@@ -150,7 +150,7 @@ def _on_requirement(
     formulation = formulations.get(row.name)
     table = multipliers.get(row.name)
     # An equality is missed by a hair by every sample: neither sentence would say anything of it.
-    if formulation is None or history.constraints[row.name].equals is not None:
+    if formulation is None or history.constraints[row.name].is_equality:
         return
     idle = (table is None or not table.any()) and not formulation.acts_below_the_bound
     if row.name not in history.ever and idle:

@@ -187,7 +187,7 @@ def beside(
 
 def bounds_of(module: PointwiseModule) -> dict[str, str]:
     """What a module's violations are measured by: the same for all that are compared."""
-    return {name: repr(bound) for name, bound in module.evaluation_constraints.items()}
+    return {name: bound.description() for name, bound in module.evaluation_constraints.items()}
 
 
 def require_same_bounds(bounds: Mapping[str, dict[str, str]]) -> None:

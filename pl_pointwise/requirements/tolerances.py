@@ -111,30 +111,17 @@ def met_shares(samples: DataFrame, constraints: Mapping[str, Constraint]) -> Dat
         }
         shifts = np.quantile(worst, SHARES, method="inverted_cdf").tolist()
         for share, shift in zip(SHARES, shifts, strict=True):
-            line[f"{100 * share:g}%"] = tolerance(constraints[name], shift)
+            # ε of a bound that is moved outwards by the shift.
+            line[f"{100 * share:g}%"] = constraints[name].value_at(shift)
         lines.append(line)
     return DataFrame(lines)
-
-
-def tolerance(constraint: Constraint, shift: float) -> float:
-    """Returns ε of a bound moved outwards by ``shift``.
-
-    Of an interval, ``shift`` itself; of an equality to c, δ of c ± δ, which is ``shift`` too.
-
-    >>> tolerance(Constraint(at_least=3.0), 0.5), tolerance(Constraint(at_most=3.0), 0.5)
-    (2.5, 3.5)
-    """
-    low, high = constraint.at_least, constraint.at_most
-    if low is not None and high is None:
-        return low - shift
-    return shift if high is None or low is not None else high + shift
 
 
 def tolerance_table(shares: DataFrame, constraints: Mapping[str, Constraint]) -> Table:
     """Returns the lines, rounded, with the constraints as configured."""
     cells = shares.assign(
         data=shares["data"].map(title_of),
-        constraint=shares["constraint"].map(lambda name: in_words(name, constraints[name])),
+        constraint=shares["constraint"].map(lambda name: f"{name} {constraints[name].in_words()}"),
         category=shares["category"].replace("", "all"),
     ).map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
     note = (
@@ -144,8 +131,3 @@ def tolerance_table(shares: DataFrame, constraints: Mapping[str, Constraint]) ->
         "(docs/settings.md)."
     )
     return Table("Tolerances", note, cells)
-
-
-def in_words(name: str, constraint: Constraint) -> str:
-    """Returns the constraint as configured."""
-    return f"{name} {constraint.in_words()}"
