@@ -41,7 +41,7 @@ def _defined_within(path: str) -> type[Formulation] | None:
     return by_path.get(path)
 
 
-def _below(kind: type[Formulation]) -> Iterator[type[Formulation]]:
+def _below(kind: Any) -> Iterator[type[Formulation]]:
     """The classes that derive from one, at any depth."""
     for child in kind.__subclasses__():
         yield child

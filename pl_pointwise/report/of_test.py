@@ -46,7 +46,7 @@ def page_of_test(
 ) -> Page:
     """What the last ``test`` of a module measured."""
     answers = {stage: _answers(trainer, stage) for stage in getattr(module, "answers", {})}
-    shown = []
+    shown = list[Sample]()
     with isolate_rng():  # Reading a row may draw.
         for stage in module.evaluated:
             if not stage.startswith(BEFORE):

@@ -189,7 +189,7 @@ def _not_shipped(path: Path, part: str, name: Any) -> RequirementError:
 
 def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns model, data and precision of a run's configuration, without the run's files."""
-    data = config.get("data")
+    data: Any = config.get("data")
     arguments = data.get("init_args") if isinstance(data, dict) else None
     if isinstance(arguments, dict):
         arguments = dict(arguments)

@@ -237,7 +237,7 @@ class Run:
     def _monitored(self, scheduler: Any) -> Any:
         """What the scheduler monitors: as logged, or as the checkpoint has it; else None."""
         name = getattr(scheduler, "monitor", None)
-        before = {} if self._resume is None else self._resume.monitored
+        before: Mapping[Any, Any] = {} if self._resume is None else self._resume.monitored
         return self.task.trainer.callback_metrics.get(name, before.get(name))
 
     def in_force(self, name: str) -> Formulation:
