@@ -280,8 +280,8 @@ def _record(item: Item, options: argparse.Namespace) -> dict[str, Any]:
     if item.prompt is None or answer is None:
         lacks = "a prompt" if item.prompt is None else "a text as answer"
         raise DataError(
-            f"{options.old}: the item {item.key!r} lacks {lacks}, so that nothing can be trained on "
-            f"it{'' if options.answers == 'target' else ': try --answers target'}."
+            f"{options.old}: the item {item.key!r} lacks {lacks}, so that nothing can be trained "
+            f"on it{'' if options.answers == 'target' else ': try --answers target'}."
         )
     name = "messages" if isinstance(item.prompt, list) else "prompt"
     prompt = item.prompt
