@@ -2,6 +2,7 @@
 #                    problems that nobody has seen, each beside its rivals -> results/demo
 # make demo QUICK=1  the same in seconds, too short to mean anything, as its tables and plots say
 # make test          lint, types, tests
+# make coverage      the tests, and the share of the lines that they run; a third longer, or more
 # make evidence      benchmarks/evidence/results anew: every method tuned, chosen, judged; hours,
 #                    goes on where it stopped; EVIDENCE_DATA=FOLDER EVIDENCE_MODELS=FOLDER
 # make notebooks     the notebooks executed and stored with their outputs; NOTEBOOKS="the_idea own_task";
@@ -39,8 +40,8 @@ WORKERS      ?= 2
 NOTEBOOKS    ?=
 LOWEST_PYTHON ?= python3.10
 
-.PHONY: demo evidence bench-check bench-gpu test lint types pytest notebooks docs test-lowest \
-	test-minimal audit clean
+.PHONY: demo evidence bench-check bench-gpu test lint types pytest coverage notebooks docs \
+	test-lowest test-minimal audit clean
 
 demo: $(VENV)/.installed-demo $(DEMO_MODEL)
 	$(BIN)/python -m benchmarks.demo $(KEEP_ARGS) $(DEMO_ARGS) --output $(DEMO_OUTPUT)/keep
@@ -77,6 +78,13 @@ types: $(VENV)/.installed-test
 # Two processes with two threads each on two cores were seen twenty times slower.
 pytest: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# Not in `make test`: tracing every line takes the tests a third longer, and more (see
+# CONTRIBUTING.md). What runs in processes that tests start is not counted.
+coverage: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet pytest-cov==7.1.0
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--cov=pl_pointwise --cov=tasks --cov=callbacks --cov-report=term:skip-covered $(PYTEST_ARGS)
 
 notebooks: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python docs/store_notebooks.py $(NOTEBOOKS)

@@ -56,8 +56,10 @@ class AnswerSamples(Callback):
             if count is not None and count < 1:
                 raise ValueError(f"every_n_{name}={count}: give a number from 1, or null.")
         self.prompts = [_conversation(prompt) for prompt in prompts or []]
-        self.per_category, self.data = per_category, data
-        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
+        self.per_category = per_category
+        self.data = data
+        self.every_n_epochs = every_n_epochs
+        self.every_n_steps = every_n_steps
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
@@ -91,37 +93,52 @@ class AnswerSamples(Callback):
         """The conversations of the data set that were asked for."""
         if not self.per_category:
             return []
-        name, there = self.data, list(datamodule.datasets)
-        if name == "val" and name not in there:
+        name = self.data
+        if name == "val" and name not in datamodule.datasets:
             name = "train"
-        one_of("data", name, there)
+        one_of("data", name, list(datamodule.datasets))
         dataset = datamodule.datasets[name]
         categories = getattr(dataset, "categories", None) or [""] * len(dataset)
-        seen, chosen = Counter[str](), list[dict[str, Any]]()
+        seen = Counter[str]()
+        chosen = list[dict[str, Any]]()
         for index, category in enumerate(categories):
             seen[category] += 1
             if seen[category] <= self.per_category:
-                found = dataset.record(index)
-                told = {"messages": found.messages, "tools": found.tools}
-                chosen.append({**told, "index": index, "category": category})
+                record = dataset.record(index)
+                chosen.append(
+                    {
+                        "messages": record.messages,
+                        "tools": record.tools,
+                        "index": index,
+                        "category": category,
+                    }
+                )
         return chosen
 
     def _answer(self, trainer: Trainer, module: Any) -> None:
         if trainer.global_step == self._answered:  # Of the end of an epoch, or a step left out.
             return
         self._answered = trainer.global_step
-        context, rows = trainer.precision_plugin.forward_context(), []
+        rows = []
+        context = trainer.precision_plugin.forward_context()
         with evaluation_mode(module), isolate_rng(), torch.no_grad(), context:
             for start in range(0, len(self._asked), TOGETHER):
-                asked = self._asked[start : start + TOGETHER]
-                for each, found in zip(asked, module.answers_to(asked), strict=True):
-                    about = {key: each[key] for key in ("index", "category") if key in each}
-                    row = {"step": trainer.global_step, "epoch": self._epoch}
-                    rows.append({**row, "prompt": shown(each["messages"]), **about, **found})
+                prompts = self._asked[start : start + TOGETHER]
+                for prompt, answer in zip(prompts, module.answers_to(prompts), strict=True):
+                    row = {
+                        "step": trainer.global_step,
+                        "epoch": self._epoch,
+                        "prompt": shown(prompt["messages"]),
+                    }
+                    for key in ("index", "category"):
+                        if key in prompt:  # Of the data, not of one's own prompts.
+                            row[key] = prompt[key]
+                    rows.append({**row, **answer})
         if trainer.is_global_zero:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                for row in rows:
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 @contextmanager
@@ -138,6 +155,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def _conversation(prompt: Any) -> dict[str, Any]:
+    """A prompt with its messages, in whichever form it was given."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     return dict(prompt) if isinstance(prompt, Mapping) else {"messages": prompt}
@@ -147,4 +165,7 @@ def shown(messages: Sequence[Mapping[str, Any]]) -> str:
     """A conversation as text; of one user's turn its text."""
     if len(messages) == 1:
         return str(messages[0]["content"])
-    return "\n".join(f"{each['role']}: {each.get('content') or ''}" for each in messages)
+    lines = []
+    for message in messages:
+        lines.append(f"{message['role']}: {message.get('content') or ''}")
+    return "\n".join(lines)

@@ -58,19 +58,25 @@ class DualMonitor(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         for name, step in pl_module.dual_steps.items():
-            known = self._sums.setdefault(name, {})
+            sums = self._sums.setdefault(name, {})
             for key, value in _sums_of(step, pl_module._run.in_force(name)).items():
-                last = key == "multiplier" or key not in known
-                known[key] = value.double() if last else known[key] + value
-            shape, visited = pl_module.multipliers[name].shape, self._visited.get(name)
-            if visited is None or visited.shape != shape:
-                visited = self._visited[name] = torch.zeros(shape, dtype=torch.bool)
-            if step.index is None:
+                replaces = key == "multiplier" or key not in sums
+                sums[key] = value.double() if replaces else sums[key] + value
+            visited = self._visited_of(name, pl_module.multipliers[name].shape)
+            if step.index is None:  # The one multiplier of a statistic.
                 visited.fill_(True)
             else:
                 visited[step.index] |= step.mask
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
             self._log_steps(trainer, pl_module)
+
+    def _visited_of(self, name: str, shape: torch.Size) -> Tensor:
+        """Which entries of λ have taken a step; none yet of a table of another shape."""
+        visited = self._visited.get(name)
+        if visited is None or visited.shape != shape:
+            visited = torch.zeros(shape, dtype=torch.bool)
+            self._visited[name] = visited
+        return visited
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.every_n_steps is None:
@@ -84,37 +90,47 @@ class DualMonitor(Callback):
         """Past log_every_n_steps, by which Lightning would leave out what is logged in a step."""
         if not self._sums:
             return  # Since the last report no dual step was taken.
-        found = self._statistics(pl_module)  # Alike on all ranks.
+        statistics = self._statistics(pl_module)  # Alike on all ranks.
         self._sums = {}
-        trainer.callback_metrics.update({n: torch.tensor(value) for n, value in found.items()})
+        for name, value in statistics.items():
+            trainer.callback_metrics[name] = torch.tensor(value)
         for logger in trainer.loggers:
-            logger.log_metrics(found, step=trainer.global_step)
+            logger.log_metrics(statistics, step=trainer.global_step)
 
     def _statistics(self, pl_module: Any) -> dict[str, float]:
         """Of the dual steps that the sums are of, by key."""
         shown = dict[str, float]()
         for name, sums in self._sums.items():
+            means = _means(sums, pl_module.formulations[name])
             multipliers = pl_module.multipliers[name][self._visited[name]]
-            values = quantiles(multipliers, [*QUANTILES.values()]).tolist()
-            entries, formulation = sums["entries"], pl_module.formulations[name]
-            found = {key: total / entries for key, total in sums.items() if key != "entries"}
-            if "statistic" in sums:
-                residual = sums["statistic"] / sums["steps"]
-                found = {
-                    "step": found["step"],
-                    "slackness": (sums["multiplier"] * residual).abs().mean(),
-                    "infeasibility_mean": _excess(residual, formulation).mean(),
-                }
-            found |= {f"multiplier_{key}": v for key, v in zip(QUANTILES, values, strict=True)}
-            found["active"] = (multipliers != 0).double().mean()
-            shown |= {f"dual/{name}/{key}": float(value) for key, value in found.items()}
+            at = quantiles(multipliers, [*QUANTILES.values()]).tolist()
+            for key, value in means.items():
+                shown[f"dual/{name}/{key}"] = float(value)
+            for key, quantile in zip(QUANTILES, at, strict=True):
+                shown[f"dual/{name}/multiplier_{key}"] = float(quantile)
+            shown[f"dual/{name}/active"] = float((multipliers != 0).double().mean())
         return shown
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": self._sums, "visited": self._visited}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._sums, self._visited = state_dict["sums"], state_dict["visited"]
+        self._sums = state_dict["sums"]
+        self._visited = state_dict["visited"]
+
+
+def _means(sums: dict[str, Tensor], formulation: Formulation) -> dict[str, Tensor]:
+    """What the sums of dual steps say, over the entries that stepped."""
+    entries = sums["entries"]
+    if "statistic" not in sums:
+        return {key: total / entries for key, total in sums.items() if key != "entries"}
+    # Of a statistic, which varies from batch to batch, r is averaged before it is measured.
+    residual = sums["statistic"] / sums["steps"]
+    return {
+        "step": sums["step"] / entries,
+        "slackness": (sums["multiplier"] * residual).abs().mean(),
+        "infeasibility_mean": _excess(residual, formulation).mean(),
+    }
 
 
 def _sums_of(step: DualStep, formulation: Formulation) -> dict[str, Tensor]:
@@ -128,14 +144,17 @@ def _sums_of(step: DualStep, formulation: Formulation) -> dict[str, Tensor]:
             "statistic": step.judged[0],
             "multiplier": step.after[0],
         }
-    residual, multiplier = step.judged[step.mask], step.after[step.mask]
-    found = {"entries": step.mask.sum(), "step": moved[step.mask].sum()}
-    if relaxation := getattr(formulation, "relaxation", None):
+    residual = step.judged[step.mask]
+    multiplier = step.after[step.mask]
+    sums = {"entries": step.mask.sum(), "step": moved[step.mask].sum()}
+    relaxation = getattr(formulation, "relaxation", None)
+    if relaxation is not None:
         relaxed = relaxation(step.judged, step.after)[step.mask]
-        residual, found["relaxed"] = residual - relaxed, (relaxed != 0).sum()
-    found["slackness"] = (multiplier * residual).abs().sum()
-    found["infeasibility_mean"] = _excess(residual, formulation).sum()
-    return found
+        residual = residual - relaxed
+        sums["relaxed"] = (relaxed != 0).sum()
+    sums["slackness"] = (multiplier * residual).abs().sum()
+    sums["infeasibility_mean"] = _excess(residual, formulation).sum()
+    return sums
 
 
 def _excess(residual: Tensor, formulation: Formulation) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from pl_pointwise.export.folder import check_export_folder, replaced_folder
 from pl_pointwise.extras import needs
-from pl_pointwise.files import check_export_folder, replaced_folder
 from pl_pointwise.task import notes_of
 
 from .feasible_checkpoint import FeasibleCheckpoint
@@ -50,9 +50,10 @@ class ModelExport(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        module, folder = pl_module, Path(trainer.default_root_dir, self.folder)
-        choosers = [c for c in trainer.checkpoint_callbacks if isinstance(c, FeasibleCheckpoint)]
-        if chosen := choosers[0].best_model_path if choosers else "":
+        module = pl_module
+        folder = Path(trainer.default_root_dir, self.folder)
+        chosen = _chosen_checkpoint(trainer)
+        if chosen:
             module = type(module).load_from_checkpoint(
                 chosen, map_location="cpu", weights_only=True
             )
@@ -63,3 +64,11 @@ class ModelExport(Callback):
         path = notes_of(module).checkpoint
         of = f"the checkpoint {path}" if path else "the last step"
         rank_zero_info(f"Model exported to {folder}, with the weights of {of}")
+
+
+def _chosen_checkpoint(trainer: Trainer) -> str:
+    """The checkpoint of the first :class:`FeasibleCheckpoint`; "" without one."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, FeasibleCheckpoint):
+            return str(callback.best_model_path)
+    return ""

@@ -44,14 +44,22 @@ class FeasibleCheckpoint(ModelCheckpoint):
         **options: Any,
     ) -> None:
         super().__init__(monitor=RANK, mode="min", **options)
-        self.statistic, self.at_most = statistic, at_most
-        self.constraints, self.objective = constraints, objective
+        self.statistic = statistic
+        self.at_most = at_most
+        self.constraints = constraints
+        self.objective = objective
         self.larger_is_better = mode == "max"
 
     @property
     def state_key(self) -> str:
-        names = "statistic at_most constraints objective larger_is_better"
-        return self._generate_state_key(**{name: getattr(self, name) for name in names.split()})
+        """Of two of these callbacks each has a state of its own."""
+        return self._generate_state_key(
+            statistic=self.statistic,
+            at_most=self.at_most,
+            constraints=self.constraints,
+            objective=self.objective,
+            larger_is_better=self.larger_is_better,
+        )
 
     def rank(self, trainer: Trainer) -> Tensor:
         """The order of the rule as one number, smaller is better."""
@@ -70,7 +78,8 @@ class FeasibleCheckpoint(ModelCheckpoint):
         if excess > 0:
             score = math.atan(excess) / math.pi  # in (0, ½]
         else:
-            objective = _nan_is_inf(logged[self.objective] * (-1 if self.larger_is_better else 1))
+            sign = -1 if self.larger_is_better else 1
+            objective = _nan_is_inf(sign * logged[self.objective])
             score = math.atan(objective) / math.pi - 1  # in [−1½, −½]
         return torch.tensor(score, dtype=torch.float64)
 

@@ -44,7 +44,8 @@ class HardestSamples(Callback):
     """
 
     def __init__(self, count: int = 50) -> None:
-        self.count, self._restored = count, False
+        self.count = count
+        self._restored = False
         self._start()
 
     def _start(self) -> None:
@@ -64,27 +65,36 @@ class HardestSamples(Callback):
         measured = pl_module.measured
         if measured is None or not pl_module.multipliers.samples:
             return  # Rows of a stream belong to no known sample.
-        last, means, visited = (self._found[key] for key in ("last", "mean", "visits"))
         for name, formulation in pl_module.formulations.items():
             mask = measured.masks[name]
             rows = mask.any(1)  # Padding is of no sample, and has no index of its own.
             if formulation.scope != "sample" or not rows.any():
                 continue
-            found = measured.judged[name][rows].float().masked_fill(~mask[rows], math.nan)
-            if name not in last:
+            violation = measured.judged[name][rows].float().masked_fill(~mask[rows], math.nan)
+            if name not in self._found["last"]:
                 samples = len(trainer.train_dataloader.dataset)  # type: ignore[union-attr]
-                unseen = torch.full((samples, found.shape[1]), math.nan)
-                last[name], means[name] = unseen, unseen.clone()
-                visited[name] = torch.zeros(unseen.shape, dtype=torch.int32)
-            index, mean, counts = measured.index[rows], means[name], visited[name]
-            last[name][index] = found
-            found = pl_module.constraints[name].reported(found)
-            counted = found.isfinite()
-            visits, before = counts[index] + counted.int(), mean[index]
-            # Values 1 and 2 replace what is there; value n ≥ 3 is the (n − 1)th of the mean.
-            after = torch.where(visits <= 2, found, before + (found - before) / (visits - 1))
-            mean[index] = torch.where(counted, after, before)
-            counts[index] = visits
+                self._begin(name, (samples, violation.shape[1]))
+            index = measured.index[rows]
+            self._found["last"][name][index] = violation
+            self._add_to_mean(name, index, pl_module.constraints[name].reported(violation))
+
+    def _begin(self, name: str, shape: tuple[int, int]) -> None:
+        """The tables of a constraint, of no visit yet."""
+        self._found["last"][name] = torch.full(shape, math.nan)
+        self._found["mean"][name] = torch.full(shape, math.nan)
+        self._found["visits"][name] = torch.zeros(shape, dtype=torch.int32)
+
+    def _add_to_mean(self, name: str, index: Tensor, values: Tensor) -> None:
+        """Adds a visit of samples, (R,), to their means."""
+        mean = self._found["mean"][name]
+        counts = self._found["visits"][name]
+        counted = values.isfinite()
+        visits = counts[index] + counted.int()
+        before = mean[index]
+        # Values 1 and 2 replace what is there; value n ≥ 3 is the (n − 1)th of the mean.
+        after = torch.where(visits <= 2, values, before + (values - before) / (visits - 1))
+        mean[index] = torch.where(counted, after, before)
+        counts[index] = visits
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         root = run_root(trainer)  # Asks all ranks.
@@ -100,53 +110,66 @@ class HardestSamples(Callback):
 
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
         rows = []
-        data: Any = getattr(trainer, "datamodule", None)
         for name, last in self._found["last"].items():
-            multipliers, constraint = module.multipliers[name], module.constraints[name]
-            if (groups := module._lagrangian.groups) is not None:  # Of each sample its group's.
+            constraint = module.constraints[name]
+            multipliers = module.multipliers[name]
+            groups = module._lagrangian.groups
+            if groups is not None:  # Of each sample its group's.
                 multipliers = multipliers[groups]
             relaxation = getattr(module._run.in_force(name), "relaxation", None)
             unknown = torch.full_like(last, math.nan)
             relaxed = unknown if relaxation is None else relaxation(last, multipliers)
             price = module.prices.get(name)
-            known = price is not None and price.shape == last.shape
+            if price is None or price.shape != last.shape:
+                price = unknown
             numbers = {
                 "mean_violation": self._found["mean"][name],
                 "multiplier": multipliers,
-                "price": price if known and price is not None else unknown,
+                "price": price,
                 "violation": constraint.reported(last),
                 "relaxation": relaxed,
             }
             width = multipliers.shape[1] // constraint.sides
             listed = hardest(self._found["mean"][name], multipliers, relaxed, self.count)
             for rank, (index, column) in enumerate(listed, start=1):
-                bound = ("at_most", "at_least")[column // width] if constraint.sides > 1 else None
-                found = {key: float(table[index, column]) for key, table in numbers.items()}
-                if hasattr(data, "describe"):
-                    row = data.describe(index)
-                else:
-                    row = trainer.train_dataloader.dataset[index]  # type: ignore[union-attr]
-                fields = row.items() if isinstance(row, Mapping) else [("row", row)]
-                texts = {str(n): t for n, value in fields if (t := text_of(value)) is not None}
-                rows.append(
-                    {
-                        "constraint": name,
-                        "rank": rank,
-                        "index": index,
-                        "column": column,
-                        "value": {"number": column % width + 1, "of": width, "bound": bound},
-                        **{key: None if math.isnan(n) else n for key, n in found.items()},
-                        "epoch": self._found["epoch"],
-                        "text": texts,
-                    }
-                )
+                # Of an interval the values at the upper bound stand first, then those at the lower.
+                side = ("at_most", "at_least")[column // width] if constraint.sides > 1 else None
+                row: dict[str, Any] = {
+                    "constraint": name,
+                    "rank": rank,
+                    "index": index,
+                    "column": column,
+                    "value": {"number": column % width + 1, "of": width, "bound": side},
+                }
+                for key, table in numbers.items():
+                    number = float(table[index, column])
+                    row[key] = None if math.isnan(number) else number
+                row["epoch"] = self._found["epoch"]
+                row["text"] = _texts_of(trainer, index)
+                rows.append(row)
         return rows
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._found}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._found, self._restored = {**state_dict}, True
+        self._found = {**state_dict}
+        self._restored = True
+
+
+def _texts_of(trainer: Trainer, index: int) -> dict[str, str]:
+    """What a training sample is, by field: as its data module describes it, else its row."""
+    data: Any = getattr(trainer, "datamodule", None)
+    if hasattr(data, "describe"):
+        row = data.describe(index)
+    else:
+        row = trainer.train_dataloader.dataset[index]  # type: ignore[union-attr]
+    texts = {}
+    for field, value in row.items() if isinstance(row, Mapping) else [("row", row)]:
+        text = text_of(value)
+        if text is not None:
+            texts[str(field)] = text
+    return texts
 
 
 def hardest(

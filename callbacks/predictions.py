@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class PredictionWriter(BasePredictionWriter):
     def write_on_epoch_end(
         self, trainer: Trainer, pl_module: Any, predictions: Sequence[Any], *_: Any
     ) -> None:
-        rows = [row for batch in predictions for row in batch]
+        rows = list(chain.from_iterable(predictions))
         if not all(isinstance(row, dict) and "index" in row for row in rows):
             raise TrainingError(
                 f"PredictionWriter: predict_step() of {type(pl_module).__name__} must return a "
@@ -42,11 +43,12 @@ class PredictionWriter(BasePredictionWriter):
         data: Any = getattr(getattr(trainer, "datamodule", None), "datasets", {}).get("predict")
         if hasattr(data, "record"):
             rows = [{**_asked(data.record(row["index"])), **row} for row in rows]
-        rows = [row for of_rank in objects_of_all_ranks(rows) for row in of_rank]
+        rows = list(chain.from_iterable(objects_of_all_ranks(rows)))
         path = Path(self.path or run_root(trainer) / "predictions.jsonl")
         if trainer.is_global_zero:
             rows.sort(key=lambda row: row["index"])
-            write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+            write_whole(path, "".join(lines))
             rank_zero_info(f"{len(rows):,} predictions written to {path}")
 
 

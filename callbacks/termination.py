@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.plain import plain, plain_arguments
 
@@ -60,7 +61,8 @@ class SaveOnTermination(OnExceptionCheckpoint):
         self._path = None
         if trainer.state.fn != TrainerFn.FITTING or trainer.fast_dev_run:
             return
-        if all(isinstance(each, OnExceptionCheckpoint) for each in trainer.checkpoint_callbacks):
+        savers = trainer.checkpoint_callbacks
+        if all(isinstance(callback, OnExceptionCheckpoint) for callback in savers):
             trainer.callbacks.append(ModelCheckpoint())
         name = f"{self.filename}-{run_digest(trainer, pl_module)}{self.FILE_EXTENSION}"
         self._path = os.path.join(trainer.default_root_dir, self.dirpath, name)
@@ -105,14 +107,17 @@ def run_digest(trainer: Any, module: Any) -> str:
     """
     data = getattr(trainer, "datamodule", None)
     kinds: tuple[Any, ...] = type(data).__mro__
-    names = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
-    given = {each: getattr(data, each) for each in names if hasattr(data, each)}
+    arguments = {}
+    for kind in kinds:
+        for name in inspect.signature(kind.__init__).parameters:
+            if hasattr(data, name):
+                arguments[name] = getattr(data, name)
     parts = {
         "module": _name(module),
         "settings": plain(dict(module.hparams)),
         "constraints": plain(module.constraints),
         "formulations": plain(module.formulations),
-        "data": None if data is None else [_name(data), plain_arguments(given)[0]],
+        "data": None if data is None else [_name(data), plain_arguments(arguments)[0]],
         "seed": os.environ.get("PL_GLOBAL_SEED"),
     }
     text = json.dumps(parts, sort_keys=True, default=_name)
@@ -120,4 +125,7 @@ def run_digest(trainer: Any, module: Any) -> str:
 
 
 def _name(value: Any) -> str:
+    """The path of a value's class."""
+    if type(value) is PointwiseDataModule:
+        return "pl_pointwise.data.PointwiseDataModule"  # Of earlier versions' runs, to go on.
     return f"{type(value).__module__}.{type(value).__qualname__}"

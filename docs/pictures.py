@@ -14,7 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from pl_pointwise.compare.results import BLUE, ORANGE, PURPLE, RED
+from pl_pointwise.compare.plots import BLUE, ORANGE, PURPLE, RED
 
 DOCS = Path(__file__).resolve().parent
 PANELS = {

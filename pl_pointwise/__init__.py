@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .constraint import Constraint
     from .data import PointwiseDataModule
+    from .export.loading import load
     from .formulations import Average, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
-    from .loading import load
     from .loss import PointwiseLoss
     from .module import PointwiseModule
     from .multipliers import Multipliers
@@ -42,7 +42,7 @@ _FILES = (
     "optimizers",
     "data",
     "module",
-    "loading",
+    "export.loading",
 )
 """Where the names are, those first that need no Lightning."""
 
@@ -50,8 +50,8 @@ _FILES = (
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is asked for: PointwiseLoss needs no Lightning."""
     for file in _FILES if name in __all__ else ():
-        found = getattr(import_module(f".{file}", __name__), name, None)
-        if found is not None:
-            globals()[name] = found
-            return found
+        value = getattr(import_module(f".{file}", __name__), name, None)
+        if value is not None:
+            globals()[name] = value
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

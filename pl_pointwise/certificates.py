@@ -97,7 +97,8 @@ class Certificate:
 
     def statement(self) -> str:
         """Returns the certificate in plain sentences, with its confidence and its assumptions."""
-        sure, share = f"{100 * self.confidence:g} %", f"{100 * self.level:g} %"
+        sure = f"{100 * self.confidence:g} %"
+        share = f"{100 * self.level:g} %"
         quantile = (
             f"With {sure} confidence, the violation of at least {share} of new inputs is at most "
             f"{self.quantile:.3g} (order statistics)."
@@ -158,7 +159,8 @@ def _one_per_sample(values: Tensor | ArrayLike) -> Tensor:
             f"A certificate takes one value per sample, got shape {tuple(values.shape)}: give "
             "worst_per_sample(violation)."
         )
-    if undefined := int(values.isnan().sum()):
+    undefined = int(values.isnan().sum())
+    if undefined:
         raise ValueError(
             f"{undefined} of {len(values)} violations are NaN. Find out why, or set them to inf."
         )

@@ -7,13 +7,11 @@ import importlib
 import logging
 import os
 import re
-import shlex
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -33,20 +31,29 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from .command_line import cli_errors, own_code
 from .command_line.cli_errors import ShortErrorParser, innermost, short_errors
 from .command_line.configs import OPTIONS, overview, with_config_parts
+from .command_line.metrics_table import metrics_table, samples_measured
+from .command_line.next_steps import (
+    command_for,
+    config_in,
+    config_of,
+    config_option,
+    exports,
+    require_class,
+    short_path,
+)
 from .errors import TrainingError
-from .evaluation import BEFORE
 from .extras import import_classes
 from .files import free_path, run_root, write_whole
 from .module import PointwiseModule
 from .printing import print_in_any_encoding
 from .report.of_run import write_fit_page
-from .report.of_test import by_name, write_test_page
+from .report.of_test import write_test_page
 from .report.progress import RunProgressBar
 from .training.checkpoints import differences, hyperparameters
 
 COMMANDS = {
     "compare": "compare.command",
-    "export": "export",
+    "export": "export.command",
     "check": "requirements.check",
     "lost": "requirements.lost",
     "monitor": "requirements.monitor",
@@ -81,6 +88,16 @@ logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(  # Its adv
 )
 
 
+NOISE = (
+    "LightningCLI's args",  # They are handed on with the names of configurations resolved.
+    ".*isinstance.treespec, LeafSpec",
+    "No seed found",
+    # Of a logger that nobody asked for: what is logged goes into a CSV file.
+    "Starting from v1.9.0, `tensorboardX` has been removed",
+)
+"""Warnings that say nothing to who runs a command."""
+
+
 class SaveConfig(SaveConfigCallback):
     """Saves the configuration in the run's own folder: config.yaml, and ``fit`` over no file."""
 
@@ -112,11 +129,7 @@ class PointwiseCLI(LightningCLI):
             args = with_config_parts(args)
             if any(re.search(r"^-h$|help$", word) for word in args[1:]):
                 import_classes()  # The help of a subcommand lists them.
-        # The command line is handed on with the names of configurations resolved.
-        messages = ["LightningCLI's args", ".*isinstance.treespec, LeafSpec", "No seed found"]
-        # Of a logger that nobody asked for: what is logged goes into a CSV file.
-        messages.append("Starting from v1.9.0, `tensorboardX` has been removed")
-        for message in messages:
+        for message in NOISE:
             warnings.filterwarnings("ignore", message=message)
         super().__init__(
             PointwiseModule,
@@ -142,9 +155,12 @@ class PointwiseCLI(LightningCLI):
     @classmethod
     def of_data(cls, configs: Sequence[str], options: Sequence[str]) -> PointwiseCLI:
         """Builds what measures data: without a logger, and without callbacks, an export for one."""
-        words = [word for config in configs for word in ("--config", config)]
-        quiet = ["--trainer.logger", "false", "--trainer.callbacks", "null"]
-        return cls([*words, *options, *quiet], run=False)
+        words = list[str]()
+        for config in configs:
+            words += ["--config", config]
+        words += options
+        words += ["--trainer.logger", "false", "--trainer.callbacks", "null"]
+        return cls(words, run=False)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
@@ -158,14 +174,15 @@ class PointwiseCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         if self.subcommand:
-            given = self.config[self.subcommand].trainer
-            if given.logger is None and not given.fast_dev_run and not given.barebones:
+            settings = self.config[self.subcommand].trainer
+            if settings.logger is None and not settings.fast_dev_run and not settings.barebones:
                 # Lightning's depends on what is installed.
-                kwargs.setdefault("logger", CSVLogger(given.default_root_dir or os.getcwd()))
+                kwargs.setdefault("logger", CSVLogger(settings.default_root_dir or os.getcwd()))
             callbacks = self.config_init[self.subcommand].trainer.callbacks or []
-            callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-            own = any(isinstance(each, ProgressBar) for each in callbacks)
-            if not (own or given.barebones or given.enable_progress_bar is False):
+            if not isinstance(callbacks, list):
+                callbacks = [callbacks]
+            has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+            if not (has_bar or settings.barebones or settings.enable_progress_bar is False):
                 kwargs.setdefault("callbacks", [*callbacks, RunProgressBar()])
         return super().instantiate_trainer(**kwargs)
 
@@ -183,16 +200,7 @@ class PointwiseCLI(LightningCLI):
                 "option out."
             )
         if path and os.path.isfile(path) and not config.accept_differences:
-            model, stored = config.model.as_dict(), hyperparameters(path)
-            kind = resolve_name(model["class_path"])
-            require_class(path, stored.pop("_class_path", ""), kind)
-            if changed := differences(stored, model["init_args"]):
-                shown = [f"--model.{n} {old!r}, now {new!r}" for n, (old, new) in changed.items()]
-                raise TrainingError(
-                    f"--ckpt_path {path} was trained with {', '.join(shown)}. Give "
-                    f"{config_option(path)}, or --accept_differences to go on with the settings of "
-                    "now."
-                )
+            _require_same_settings(path, config.model.as_dict())
         if config.weights_only is None:  # Lightning's own is False for http://….
             config.weights_only = True
         if "verbose" in config:
@@ -205,14 +213,18 @@ class PointwiseCLI(LightningCLI):
             try:
                 super().instantiate_classes()
             except Exception as error:
-                found = innermost(error)
-                raise found from found.__cause__
+                cause = innermost(error)
+                raise cause from cause.__cause__
 
     def before_fit(self) -> None:
         """``--ckpt_path last`` may be a first start, but not where every run has a new folder."""
+        if self.config[self.subcommand].get("ckpt_path") != "last":
+            return
         savers: list[Any] = [*self.trainer.checkpoint_callbacks]
-        kept = any(getattr(s, "dirpath", None) and getattr(s, "save_last", None) for s in savers)
-        if self.config[self.subcommand].get("ckpt_path") == "last" and not kept:
+        if not any(
+            getattr(saver, "dirpath", None) and getattr(saver, "save_last", None)
+            for saver in savers
+        ):
             raise TrainingError(
                 "--ckpt_path last finds no checkpoint. Give its path, or a ModelCheckpoint with "
                 "dirpath and save_last: true, in both runs."
@@ -228,27 +240,24 @@ class PointwiseCLI(LightningCLI):
             page = write_fit_page(self.model, trainer, free_path(folder, "report", ".html"))
             if page is not None:
                 print(f"Curves and the hardest samples: open {short_path(page)}")
-        # Of several callbacks the first that compares checkpoints.
-        savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
-        savers.sort(key=lambda one: one.monitor is None)
-        paths = [path for one in savers if (path := one.best_model_path or one.last_model_path)]
+        checkpoint = _checkpoint_of(trainer)
         written = f"Written to {short_path(folder)}"
-        if not paths:
+        if checkpoint is None:
             print(f"{written}, without a checkpoint: no ModelCheckpoint saved one.")
             return
         print(f"{written}: log, configuration and checkpoint. Next:\n")
-        sources = [each for each in (self.datamodule, self.model) if each is not None]
-        if any(is_overridden("test_dataloader", each) for each in sources):
-            print(f"  {command_for('test', paths[0], config_in(folder))}")
+        sources = [source for source in (self.datamodule, self.model) if source is not None]
+        if any(is_overridden("test_dataloader", source) for source in sources):
+            print(f"  {command_for('test', checkpoint, config_in(folder))}")
         elif exports(type(self.model)):
-            print(f"  {command_for('export', paths[0], config_of(paths[0]))}")
+            print(f"  {command_for('export', checkpoint, config_of(checkpoint))}")
         else:
-            print(f"  define test_dataloader() or export() to go on with {short_path(paths[0])}")
+            print(f"  define test_dataloader() or export() to go on with {short_path(checkpoint)}")
 
     def after_predict(self) -> None:
         trainer: Any = self.trainer
-        writers = [each for each in trainer.callbacks if isinstance(each, BasePredictionWriter)]
-        if trainer.is_global_zero and not writers:
+        writes = any(isinstance(callback, BasePredictionWriter) for callback in trainer.callbacks)
+        if trainer.is_global_zero and not writes:
             print("Nothing was written: give --trainer.callbacks+ PredictionWriter.")
 
     def after_test(self) -> None:
@@ -278,6 +287,31 @@ class PointwiseCLI(LightningCLI):
             print("Of the model as it starts: no --ckpt_path was given.")
 
 
+def _require_same_settings(path: str, model: dict[str, Any]) -> None:
+    """Refuses a checkpoint of another class or other arguments than the configuration's."""
+    stored = hyperparameters(path)
+    require_class(path, stored.pop("_class_path", ""), resolve_name(model["class_path"]))
+    changed = []
+    for name, (old, new) in differences(stored, model["init_args"]).items():
+        changed.append(f"--model.{name} {old!r}, now {new!r}")
+    if changed:
+        raise TrainingError(
+            f"--ckpt_path {path} was trained with {', '.join(changed)}. Give "
+            f"{config_option(path)}, or --accept_differences to go on with the settings of now."
+        )
+
+
+def _checkpoint_of(trainer: Any) -> str | None:
+    """The checkpoint to go on with: of several callbacks the first that compares any."""
+    savers = [saver for saver in trainer.checkpoint_callbacks if isinstance(saver, ModelCheckpoint)]
+    savers.sort(key=lambda saver: saver.monitor is None)
+    for saver in savers:
+        path = saver.best_model_path or saver.last_model_path
+        if path:
+            return str(path)
+    return None
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the console script ``pl-pointwise``; ``args`` stands for the command line."""
     from_shell = args is None
@@ -288,9 +322,11 @@ def main(args: Sequence[str] | None = None) -> None:
         os.environ[cli_errors.DEBUG] = "1"  # Processes that it starts show everything too.
     first = args[0] if args and not args[0].startswith("-") else None
     known = [*PointwiseCLI.subcommands(), *COMMANDS]
-    trusted = first not in OF_STRANGERS or any(w.partition("=")[0] in OPTIONS for w in args)
+    names_a_config = any(word.partition("=")[0] in OPTIONS for word in args)
+    trusted = first not in OF_STRANGERS or names_a_config
+    # With -P the user says no; with the folder on the path, yes.
     decided = getattr(sys.flags, "safe_path", False) or {"", os.getcwd()}.intersection(sys.path)
-    if from_shell and trusted and not decided:  # With -P it is.
+    if from_shell and trusted and not decided:
         own_code.allow_current_folder(args)
     program = f"pl-pointwise {first}" if first in known else "pl-pointwise"
     with short_errors(program, cli_errors.MISTAKES if first in COMMANDS else ()):
@@ -300,88 +336,3 @@ def main(args: Sequence[str] | None = None) -> None:
         if first is not None and first not in known:
             cli_errors.end(program, f"there is no command {first!r}: {', '.join(known)}.")
         PointwiseCLI(args)
-
-
-def require_class(path: str, named: str, kind: type) -> None:
-    """Refuses a checkpoint whose class, if it names one, is neither ``kind`` nor a parent."""
-    of = named.rpartition(".")[2]
-    if of and of not in [parent.__name__ for parent in kind.__mro__]:
-        raise TrainingError(
-            f"--ckpt_path {path} is of a {of}, and the configuration asks for a {kind.__name__}. "
-            f"Give {config_option(path)}."
-        )
-
-
-# What is left behind, and what comes next ------------------------------------------------------
-
-
-def config_in(folder: Path) -> Path | None:
-    """The last configuration that was written into a folder, if it has one."""
-    found = [*folder.glob("config.yaml"), *folder.glob("config-[0-9]*.yaml")]
-    return max(found, key=lambda path: (len(path.name), path.name), default=None)
-
-
-def config_of(checkpoint: str | Path) -> Path | None:
-    """The last configuration in the folder of the run that wrote a checkpoint, if it has one."""
-    folders = Path(checkpoint).absolute().parents[:2]
-    return next(filter(None, map(config_in, folders)), None)
-
-
-def config_option(checkpoint: str | Path) -> str:
-    """The option that names the configuration of a checkpoint."""
-    config = config_of(checkpoint)
-    return f"--config {short_path(config) if config else 'CONFIG, the config.yaml that fit wrote'}"
-
-
-def samples_measured(module: LightningModule) -> dict[str, int]:
-    """Of how many samples, or values, each metric of the last evaluation is, by name."""
-    if not isinstance(module, PointwiseModule):
-        return {}
-    found = {}
-    for stage, by_constraint in module.evaluated.items():
-        for name, of in by_constraint.items():
-            found[f"{stage}/{name}/violated"] = int(of.mask.sum())
-            found[f"{stage}/{name}/violated_samples"] = len(of.index)
-    for stage, values in module.evaluated_metrics.items():
-        found |= {f"{stage}/{name}": len(of.index) for name, of in values.items()}
-    return found
-
-
-def metrics_table(metrics: Mapping[str, Any], samples: Mapping[str, int]) -> str:
-    """Returns a line per metric, a column per evaluated data set, its starting model's before.
-
-    samples: of a metric, where that is known: a rate of 0 says little of four prompts.
-    """
-    cells = by_name(metrics, samples)
-    names, stages = [*cells], [*dict.fromkeys(name.partition("/")[0] for name in metrics)]
-    ends = [stage for stage in stages if not stage.startswith(BEFORE)]
-    columns = [name for stage in ends for name in (f"{BEFORE}{stage}", stage)]
-    stages = [name for name in columns if name in stages]
-    width = max(map(len, names), default=0)
-    column = max(18, *(len(stage) + 2 for stage in stages)) if stages else 18
-    lines = [" " * width + "".join(f"{stage:>{column}}" for stage in stages)]
-    for name in names:
-        line = f"{name:<{width}}"
-        line += "".join(f"{cells[name].get(stage, ''):>{column}}" for stage in stages)
-        lines.append(line)
-    if samples:
-        lines.append("In brackets: of how many.")
-    return "\n".join(lines)
-
-
-def exports(kind: type) -> bool:
-    """Whether a class of modules says what its export is."""
-    return getattr(kind, "export", PointwiseModule.export) is not PointwiseModule.export
-
-
-def command_for(name: str, checkpoint: str, config: Path | None) -> str:
-    """The command that goes on with a checkpoint."""
-    words = ["pl-pointwise", name]
-    words += [] if config is None else ["--config", short_path(config)]
-    return shlex.join([*words, "--ckpt_path", short_path(checkpoint)])
-
-
-def short_path(path: str | Path) -> str:
-    """Relative to the current folder if it is below it."""
-    path = Path(path).absolute()
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

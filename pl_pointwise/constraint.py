@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Real
 
@@ -34,8 +34,9 @@ class Constraint:
     equals: float | None = None
 
     def __post_init__(self) -> None:
-        given = (self.at_most, self.at_least, self.equals)
-        bounds = [bound for bound in given if bound is not None]
+        bounds = [
+            bound for bound in (self.at_most, self.at_least, self.equals) if bound is not None
+        ]
         if not bounds:
             raise ValueError(
                 "A constraint needs a bound: Constraint(at_most=…), (at_least=…) or (equals=…)."
@@ -53,6 +54,11 @@ class Constraint:
         if len(bounds) == 2 and bounds[0] < bounds[1]:
             raise ValueError(f"Empty interval: at_least exceeds at_most in {self}.")
 
+    @property
+    def is_equality(self) -> bool:
+        """Whether ℓ has to be one value: its multipliers have signs, its reports |ℓ − c|."""
+        return self.equals is not None
+
     @cached_property
     def sides(self) -> int:
         """2 for an interval, else 1."""
@@ -65,7 +71,23 @@ class Constraint:
         ('≤ 0.5', '≥ 0 and ≤ 2')
         """
         bounds = {"=": self.equals, "≥": self.at_least, "≤": self.at_most}
-        return " and ".join(f"{sign} {at:g}" for sign, at in bounds.items() if at is not None)
+        words = [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None]
+        return " and ".join(words)
+
+    def description(self) -> str:
+        """The bound as files keep it, to be compared with that of an earlier run or version.
+
+        Fields that came later stand in it only where they are set.
+
+        >>> Constraint(at_most=0.5).description()
+        'Constraint(at_most=0.5, at_least=None, equals=None)'
+        """
+        parts = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("at_most", "at_least", "equals") or value is not None:
+                parts.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def value_at(self, violation: float) -> float:
         """The value that violates by so much, in the unit of the bound.
@@ -100,8 +122,9 @@ class Constraint:
         """Of each value the larger of an interval's two, (b, sides·K) → (b, K); masks alike."""
         if self.sides == 1:
             return violation, mask
-        violation, mask = (each.unflatten(1, (self.sides, -1)) for each in (violation, mask))
-        return violation.amax(1), mask[:, 0]
+        of_sides = violation.unflatten(1, (self.sides, -1))
+        # Both sides of a value apply where it does.
+        return of_sides.amax(1), mask.unflatten(1, (self.sides, -1))[:, 0]
 
     def residual(self, values: Tensor) -> Tensor:
         """ℓ − equals, with its sign, for an equality; else the violation. Shapes alike."""

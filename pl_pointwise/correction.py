@@ -38,8 +38,10 @@ class Corrected(nn.Module):
         within: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.violations = model, violations
-        self.steps, self.tolerance = steps, tolerance
+        self.model = model
+        self.violations = violations
+        self.steps = steps
+        self.tolerance = tolerance
         self.register_buffer("within", None if within is None else projector(within))
 
     def forward(self, x: Any) -> Tensor:
@@ -74,7 +76,8 @@ def corrected(
             if step == steps or not due.any():
                 break
             (gradient,) = torch.autograd.grad(excess.square().sum() / 2, y)
-            gradient = gradient if directions is None else gradient @ directions
+            if directions is not None:
+                gradient = gradient @ directions
             size = excess.detach().square().sum(1, keepdim=True)
             length = gradient.square().sum(1, keepdim=True)
             # Without a gradient nothing helps.
@@ -118,7 +121,8 @@ def newton_corrected(
         within: directions that y may move in, as those of :class:`Corrected`: (V, D), orthonormal.
     """
     y = y.detach()
-    best, least = y, torch.full_like(y[:, 0], torch.inf)
+    best = y
+    least = torch.full_like(y[:, 0], torch.inf)
     for step in range(steps + 1):
         v = violations(y).detach()
         worst = v.amax(1)
@@ -128,11 +132,15 @@ def newton_corrected(
         if step == steps or not len(due):
             break
         jacobian = slopes_of(violations, y) if slopes is None else slopes(y)
-        rows, moved = jacobian[due], y.clone()
-        rows = rows if within is None else rows @ within
+        rows = jacobian[due]
         # A little inside, so that rounding does not keep it out.
-        shift = least_move(rows, v[due] + tolerance / 2)
-        moved[due] = y[due] + (shift if within is None else shift @ within.T)
+        wanted = v[due] + tolerance / 2
+        if within is None:
+            move = least_move(rows, wanted)
+        else:  # In the coordinates of the directions.
+            move = least_move(rows @ within, wanted) @ within.T
+        moved = y.clone()
+        moved[due] = y[due] + move
         y = moved
     return best
 
@@ -142,14 +150,21 @@ def slopes_of(violations: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
     with torch.inference_mode(False), torch.enable_grad():
         y = y.detach().clone().requires_grad_()
         v = violations(y)
-        parts = [torch.autograd.grad(each.sum(), y, retain_graph=True)[0] for each in v.unbind(1)]
-    return torch.stack(parts, 1)
+        slopes = []
+        for column in v.unbind(1):  # The rows do not depend on one another.
+            (slope,) = torch.autograd.grad(column.sum(), y, retain_graph=True)
+            slopes.append(slope)
+    return torch.stack(slopes, 1)
 
 
 def least_move(slopes: Tensor, v: Tensor) -> Tensor:
     """argmin ‖u‖ subject to v + Ju ≤ 0, (B, D), by its dual; slopes: J (B, K, D); v: (B, K)."""
     forces = complementary(slopes @ slopes.mT, v, v > 0)
     return -(forces[:, None, :] @ slopes)[:, 0]
+
+
+TOGETHER = 10
+"""Rounds in which all that are wrong change; then one of a row, so that no set comes back."""
 
 
 def complementary(matrices: Tensor, values: Tensor, active: Tensor, rounds: int = 50) -> Tensor:
@@ -165,17 +180,22 @@ def complementary(matrices: Tensor, values: Tensor, active: Tensor, rounds: int 
     diagonal = matrices.diagonal(dim1=1, dim2=2)
     ridge = 1e-12 * diagonal.amax(1, keepdim=True).clamp(min=1e-30)
     allowed = 1e-12 * values.abs().amax(1, keepdim=True)
-    found, left = torch.zeros_like(values), torch.arange(len(values), device=values.device)
+    multipliers = torch.zeros_like(values)
+    left = torch.arange(len(values), device=values.device)  # Rows without a solution yet.
     for attempt in range(rounds):
-        matrix, value, on = matrices[left], values[left], active[left]
-        kept = torch.where(on[:, :, None] & on[:, None, :], matrix, 0)
-        kept = kept + torch.diag_embed(torch.where(on, ridge[left], 1.0))
-        forces = torch.linalg.solve(kept, torch.where(on, value, 0))
-        found[left] = forces.clamp(min=0)
+        matrix = matrices[left]
+        value = values[left]
+        on = active[left]
+        # Of the active ones the matrix, of the others the identity, which leaves them at 0.
+        both_on = on[:, :, None] & on[:, None, :]
+        system = torch.where(both_on, matrix, 0)
+        system = system + torch.diag_embed(torch.where(on, ridge[left], 1.0))
+        forces = torch.linalg.solve(system, torch.where(on, value, 0))
+        multipliers[left] = forces.clamp(min=0)
         # One below 0 is let go; one of which more would help is taken.
         rest = value - (matrix @ forces[:, :, None])[:, :, 0]
         wrong = (on & (forces < 0)) | (~on & (rest > allowed[left]))
-        if attempt >= 10:
+        if attempt >= TOGETHER:
             last = wrong.shape[1] - 1 - wrong.flip(1).int().argmax(1)
             wrong = wrong & nn.functional.one_hot(last, wrong.shape[1]).bool()
         due = wrong.any(1)
@@ -184,4 +204,4 @@ def complementary(matrices: Tensor, values: Tensor, active: Tensor, rounds: int 
         active = active.clone()
         active[left] = on ^ wrong
         left = left[due]
-    return found
+    return multipliers

@@ -20,7 +20,8 @@ class UnsupportedError(RuntimeError):
 
 def printable(text: object, longest: int = 400) -> str:
     """Returns another's text for a terminal: on one line, printable, cut off where it is long."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    characters = [c if c.isprintable() else " " for c in str(text)]
+    line = " ".join("".join(characters).split())
     return line if len(line) <= longest else f"{line[:longest]} …"
 
 
@@ -32,7 +33,7 @@ def one_of(
 ) -> None:
     """Raises ``error`` for a value that is not among those allowed, before anything is loaded."""
     if value not in allowed:
-        names = ", ".join("null" if each is None else each for each in allowed)
+        names = ", ".join("null" if choice is None else choice for choice in allowed)
         raise error(f"{option}={value!r}: choose one of {names}.")
 
 

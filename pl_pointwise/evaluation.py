@@ -17,9 +17,9 @@ from .data import dataset_of
 from .errors import explain_gradient_errors
 from .lagrangian.terms import OBJECTIVE, widest
 from .metrics import pool, share_violated, violation_statistics
-from .report.closing import HeldOut
+from .report.closing_table import HeldOut
 from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
-from .training.stepper import micro_batches_of, terms_of
+from .training.micro_batches import micro_batches_of, terms_of
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,15 @@ class SampleViolations:
 
     def statistics(self) -> dict[str, Tensor]:
         """Statistics of the values; with several per sample ``violated_samples`` too."""
-        found = violation_statistics(self.pooled())
-        if self.violation.shape[1] > 1:
-            tail = {name: found.pop(name) for name in [*found][2:]}
-            found |= {"violated_samples": share_violated(self.worst()), **tail}
-        return found
+        statistics = violation_statistics(self.pooled())
+        if self.violation.shape[1] == 1:
+            return statistics
+        ordered = {}
+        for name, value in statistics.items():
+            if name == "violated":  # In front of that of the values.
+                ordered["violated_samples"] = share_violated(self.worst())
+            ordered[name] = value
+        return ordered
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,12 @@ class ViolationsBySample:
 
     def samples(self) -> SampleViolations:
         """Those of all ranks, each counted once. A collective: every rank calls it."""
-        own = [torch.cat(part).cpu() for part in zip(*self._batches, strict=True)]
-        everywhere = [of_rank for of_rank in objects_of_all_ranks(own) if of_rank]
-        if not everywhere:
+        of_this_rank = [torch.cat(part).cpu() for part in zip(*self._batches, strict=True)]
+        of_all = [of_rank for of_rank in objects_of_all_ranks(of_this_rank) if of_rank]
+        if not of_all:
             empty = torch.zeros(0, 1)
             return SampleViolations(empty[:, 0].long(), empty, empty.bool())
-        index, column, value = (torch.cat(part) for part in zip(*everywhere, strict=True))
+        index, column, value = (torch.cat(part) for part in zip(*of_all, strict=True))
         width = int(column.max()) + 1 if len(column) else 1
         key = index * width + column
         order = key.argsort(stable=True)
@@ -88,7 +92,8 @@ class ViolationsBySample:
         samples, row = index[kept].unique(return_inverse=True)
         violation = torch.full((len(samples), width), math.nan, dtype=value.dtype)
         mask = torch.zeros(violation.shape, dtype=torch.bool)
-        violation[row, column[kept]], mask[row, column[kept]] = value[kept], True
+        violation[row, column[kept]] = value[kept]
+        mask[row, column[kept]] = True
         return SampleViolations(samples, violation, mask)
 
 
@@ -122,17 +127,20 @@ class MeanBySample(Metric):
 
     def samples(self) -> SampleValues:
         """The values themselves. A collective: every rank calls it."""
-        found = self._values.samples()
-        return SampleValues(found.index, found.pooled())
+        samples = self._values.samples()
+        return SampleValues(samples.index, samples.pooled())
 
 
 class Evaluation:
     """What is collected of one data set, ``stage`` in the log keys; made on every rank."""
 
     def __init__(self, stage: str, task: Task) -> None:
-        self.stage, self.objective = stage, ViolationsBySample()
+        self.stage = stage
+        self.objective = ViolationsBySample()
         self.violations = {name: ViolationsBySample() for name in task.evaluation_constraints}
-        self.task = {name: m.to(task.device) for name, m in task.evaluation_metrics().items()}
+        self.metrics = {}
+        for name, metric in task.evaluation_metrics().items():
+            self.metrics[name] = metric.to(task.device)
 
     def add(self, task: Task, batch: Any) -> None:
         """Adds a batch: no multiplier is read, none moves."""
@@ -143,10 +151,10 @@ class Evaluation:
             self.objective.add(micro.index, terms.objective[:, None], mask[:, None])
             for name, violation in terms.judged.items():
                 constraint = task.evaluation_constraints[name]
-                judged = constraint.outside(violation, terms.masks[name])
-                self.violations[name].add(micro.index, *judged)
+                outside, applies = constraint.outside(violation, terms.masks[name])
+                self.violations[name].add(micro.index, outside, applies)
             real = (micro.index >= 0).to(task.device)
-            task.update_evaluation_metrics(self.task, outputs, micro.batch, real, self.stage)
+            task.update_evaluation_metrics(self.metrics, outputs, micro.batch, real, self.stage)
 
     def results(
         self,
@@ -159,15 +167,17 @@ class Evaluation:
         if len(objective):
             shown["objective"] = objective.double().mean().float()
         for name, collected in self.violations.items():
-            found = collected.samples()
-            if len(found.index):
-                violations[name] = found
-                shown |= {f"{name}/{key}": value for key, value in found.statistics().items()}
-        for name, metric in updated_anywhere(self.task).items():
+            samples = collected.samples()
+            if len(samples.index):  # It applied to some.
+                violations[name] = samples
+                for statistic, value in samples.statistics().items():
+                    shown[f"{name}/{statistic}"] = value
+        for name, metric in updated_anywhere(self.metrics).items():
             shown[name] = metric.compute()
             if isinstance(metric, MeanBySample):
                 values[name] = metric.samples()
-        return {f"{self.stage}/{key}": value for key, value in shown.items()}, violations, values
+        logged = {f"{self.stage}/{key}": value for key, value in shown.items()}
+        return logged, violations, values
 
 
 def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
@@ -175,23 +185,29 @@ def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
 
     A rank that updated none of its own gets empty states of the other ranks' types.
     """
-    own = {
-        name: {
-            state: torch.atleast_1d(of[0])[:0].clone().cpu()
-            for state in metric._defaults
-            if isinstance(of := getattr(metric, state), list) and of
-        }
-        for name, metric in metrics.items()
-        if metric.update_called
-    }
-    everywhere = objects_of_all_ranks(own)
-    for name, states in [each for of_rank in everywhere for each in of_rank.items()]:
-        metric = metrics[name]
-        metric._update_count = metric._update_count or 1  # Else it warns, and all is as it should.
-        for state, empty in states.items():
-            if not getattr(metric, state):
-                getattr(metric, state).append(empty.to(metric.device))
+    of_this_rank = {}
+    for name, metric in metrics.items():
+        if metric.update_called:
+            of_this_rank[name] = _empty_states(metric)
+    for of_rank in objects_of_all_ranks(of_this_rank):
+        for name, states in of_rank.items():
+            metric = metrics[name]
+            # Else it warns, and all is as it should.
+            metric._update_count = metric._update_count or 1
+            for state, empty in states.items():
+                if not getattr(metric, state):
+                    getattr(metric, state).append(empty.to(metric.device))
     return {name: metric for name, metric in metrics.items() if metric.update_called}
+
+
+def _empty_states(metric: Metric) -> dict[str, Tensor]:
+    """Of each state that is a list with entries, one without rows of their type."""
+    empty = {}
+    for state in metric._defaults:
+        entries = getattr(metric, state)
+        if isinstance(entries, list) and entries:
+            empty[state] = torch.atleast_1d(entries[0])[:0].clone().cpu()
+    return empty
 
 
 BEFORE = "before_"
@@ -202,9 +218,11 @@ def loaders_by_name(stage: str, loaders: Any) -> dict[str, Any]:
     """The data sets that a stage evaluates: by the names of a mapping, else numbered."""
     if isinstance(loaders, Mapping):
         return dict(loaders)
-    loaders = loaders if isinstance(loaders, (list, tuple)) else [loaders]
-    several = len(loaders) > 1
-    return {f"{stage}{n}" if several else stage: loader for n, loader in enumerate(loaders)}
+    if not isinstance(loaders, (list, tuple)):
+        return {stage: loaders}
+    if len(loaders) == 1:
+        return {stage: loaders[0]}
+    return {f"{stage}{number}": loader for number, loader in enumerate(loaders)}
 
 
 class Evaluator:
@@ -252,18 +270,21 @@ class Evaluator:
     def finish(self) -> None:
         """Computes and logs what was collected."""
         both = [*self._evaluations.values(), *self._before.values()]
-        self.task.finish_evaluation_metrics({each.stage: each.task for each in both})
+        metrics = {evaluation.stage: evaluation.metrics for evaluation in both}
+        self.task.finish_evaluation_metrics(metrics)
         for stage, evaluation in self._evaluations.items():
             shown, self.evaluated[stage], self.evaluated_metrics[stage] = evaluation.results()
             if f"{stage}/objective" in shown:
                 self.objectives[stage] = float(shown[f"{stage}/objective"])
-            self.violations[stage] = {n: v.pooled() for n, v in self.evaluated[stage].items()}
+            pooled = {name: of.pooled() for name, of in self.evaluated[stage].items()}
+            self.violations[stage] = pooled
             log_of_all_ranks(self.task, shown, add_dataloader_idx=False)
         for evaluation in self._before.values():
             shown, _, _ = evaluation.results()
             log_of_all_ranks(self.task, shown, add_dataloader_idx=False)
         self.step = self.task.global_step
-        self._evaluations, self._before = {}, {}
+        self._evaluations = {}
+        self._before = {}
 
     def held_out(self) -> HeldOut | None:
         """What the last evaluation found, over all its data sets; None without one.
@@ -272,8 +293,8 @@ class Evaluator:
         """
         worst: dict[str, list[Tensor]] = {}
         for by_name in self.evaluated.values():
-            for name, found in by_name.items():
-                worst.setdefault(name, []).append(found.worst())
+            for name, violations in by_name.items():
+                worst.setdefault(name, []).append(violations.worst())
         objectives = [*self.objectives.values()]
         if not worst and not objectives:
             return None

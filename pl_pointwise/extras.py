@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -40,7 +40,13 @@ def imported_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str],
 
 def import_classes(words: Iterable[str] | None = None) -> None:
     """Imports the classes among the words (None: all): jsonargparse finds only what is imported."""
-    for package in map(import_module, ("pl_pointwise.tasks", "pl_pointwise.callbacks")):
-        for name in package.__all__ if words is None else {*words}.intersection(package.__all__):
-            with suppress(MissingPackageError) if words is None else nullcontext():
-                getattr(package, name)
+    wanted = None if words is None else {*words}
+    for package in ("pl_pointwise.tasks", "pl_pointwise.callbacks"):
+        module = import_module(package)
+        for name in module.__all__:
+            if wanted is None:
+                # For a list of all: those of an extra that is not there are left out.
+                with suppress(MissingPackageError):
+                    getattr(module, name)
+            elif name in wanted:
+                getattr(module, name)

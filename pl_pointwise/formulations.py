@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .errors import TrainingError
+from .plain import Configured
 
 Scope = Literal["sample", "batch", "none"]
 Adaptive = Literal["adaptive"]
@@ -47,7 +48,7 @@ class Scale:
     unit: float = 0.0
 
 
-class Formulation(ABC):
+class Formulation(Configured, ABC):
     """ψ(v, λ) with its derivative in λ, and the size of the dual step.
 
     ``scope`` says what ψ acts on: each sample's violation ("sample": one multiplier per sample and

@@ -19,6 +19,7 @@ from .constraint import Constraint
 from .errors import DataError, TrainingError, one_of
 from .formulations import Formulation
 from .lagrangian.checks import Checks, Door
+from .lagrangian.declared import declared_constraints, formulations_from
 from .lagrangian.gradient_units import GradientUnits, leaves_of, norm_of
 from .lagrangian.prices import Prices, Step
 from .lagrangian.terms import (
@@ -56,8 +57,8 @@ from .lagrangian.trained import (
     trained,
 )
 from .multipliers import Multipliers, PerBatch, PerGroup, Slope, scope_of
-from .plain import declared_constraints, formulations_from
-from .report.closing import Closing, Conditions, HeldOut, closing_of
+from .report.closing import closing_of
+from .report.closing_table import Closing, Conditions, HeldOut
 from .report.history import UNREAD_ROWS, UNREAD_STEPS, History
 
 log = logging.getLogger(__name__)

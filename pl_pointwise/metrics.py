@@ -41,7 +41,9 @@ def cvar(values: Tensor, level: float = 0.95) -> Tensor:
         return ordered.new_tensor(math.nan)
     # Rounded, because 0.55 · 100 is 55.000000000000007 in binary, and its ceiling 56.
     position = math.ceil(round(level * (len(ordered) - 1), 6))
-    return ordered[torch.searchsorted(ordered, ordered[position].detach()) :].mean()
+    # The first of those that tie with it: all of them count.
+    start = torch.searchsorted(ordered, ordered[position].detach())
+    return ordered[start:].mean()
 
 
 def empirical_cdf(values: Tensor, points: Tensor) -> Tensor:
@@ -55,11 +57,13 @@ def empirical_cdf(values: Tensor, points: Tensor) -> Tensor:
     """
     values = pool(values)
     dtype = torch.promote_types(values.dtype, points.dtype)
-    values, points = values.to(dtype).sort().values, points.to(dtype)
+    values = values.to(dtype).sort().values
+    points = points.to(dtype)
     if not len(values) or values[-1].isnan():
         return torch.full_like(points, math.nan)
-    below = torch.searchsorted(values, points.contiguous(), right=True)
-    return (below.to(dtype) / len(values)).masked_fill(points.isnan(), math.nan)
+    at_most = torch.searchsorted(values, points.contiguous(), right=True)
+    share = at_most.to(dtype) / len(values)
+    return share.masked_fill(points.isnan(), math.nan)
 
 
 def quantiles(values: Tensor, at: Tensor | Sequence[float] | float) -> Tensor:
@@ -80,9 +84,8 @@ def quantiles(values: Tensor, at: Tensor | Sequence[float] | float) -> Tensor:
         return ordered.new_full(at.shape, math.nan)
     position = at * (len(ordered) - 1)
     share = (position % 1).to(values)
-    below, above = (
-        ordered[whole.long().to(values.device)] for whole in (position, position.ceil())
-    )
+    below = ordered[position.long().to(values.device)]
+    above = ordered[position.ceil().long().to(values.device)]
     # Where the position is whole, the value itself: 0 · inf would be NaN.
     return torch.where(share == 0, below, below + share * (above - below))
 
@@ -94,7 +97,8 @@ def share_violated(values: Tensor) -> Tensor:
     tensor(0.5000)
     """
     values = pool(values)
-    return torch.where(values.isnan(), values, (values > 0).to(values.dtype)).mean()
+    violated = (values > 0).to(values.dtype)
+    return torch.where(values.isnan(), values, violated).mean()  # NaN in, NaN out.
 
 
 def violation_statistics(values: Tensor) -> dict[str, Tensor]:

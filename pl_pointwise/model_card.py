@@ -45,15 +45,17 @@ def write_card(
     with needs("language", "A model card"):
         from huggingface_hub import ModelCard, ModelCardData
     name = type(module).__name__.removesuffix("Module")
+    facts = {key: fact for key, fact in notes_of(module).facts.items() if fact}
+    metadata = ModelCardData(
+        base_model=public_name(base_model),
+        library_name=library_name,
+        pipeline_tag=pipeline_tag,
+        tags=["pl-pointwise", "constrained-fine-tuning"],
+        model_name=name,
+        **facts,
+    )
     card = ModelCard.from_template(
-        ModelCardData(
-            base_model=public_name(base_model),
-            library_name=library_name,
-            pipeline_tag=pipeline_tag,
-            tags=["pl-pointwise", "constrained-fine-tuning"],
-            model_name=name,
-            **{name: fact for name, fact in notes_of(module).facts.items() if fact},
-        ),
+        metadata,
         template_path=str(TEMPLATE),
         name=name,
         version=version("pl-pointwise"),
@@ -85,13 +87,15 @@ def _applied(module: PointwiseModule) -> list[str]:
     history = history_of(module)
     history.read()
     names = list(module.constraints)
+    # Not known of a run that began at a checkpoint, nor of a stream.
     if not history.steps or history.partial or not history.samples:
         return names
     return [name for name in names if not bool(history.last[name].isnan().all())]
 
 
-def _statement(found: SampleViolations) -> str:
+def _statement(violations: SampleViolations) -> str:
+    """What held-out violations certify, for the template."""
     try:
-        return certify(found.worst()).statement()
+        return certify(violations.worst()).statement()
     except ValueError as error:
         return f"No certificate: {error}"

@@ -16,13 +16,14 @@ from torch import Tensor
 from .constraint import Constraint
 from .evaluation import Evaluator, SampleValues, SampleViolations
 from .formulations import Formulation
+from .lagrangian.declared import declared_constraints
 from .lagrangian.prices import Prices
 from .lagrangian.terms import DualStep, Measured
 from .loss import PointwiseLoss
 from .multipliers import Multipliers
 from .optimizers import Training, keeping_monitors
-from .plain import declared_constraints, from_plain, plain_arguments
-from .report.closing import Closing
+from .plain import from_plain, plain_arguments
+from .report.closing_table import Closing
 from .task import Notes, Task
 from .training.checkpoints import constructor_frame
 from .training.checks import check_trained
@@ -40,16 +41,16 @@ def annotate(constructor: Any) -> None:
     Of an argument without a type the command line's parser takes the last configuration's value
     whole, so that a method that gives ``init_args`` alone would lose the class.
     """
-    given = getattr(constructor, "__annotations__", None)
-    if given is None or not inspect.isfunction(constructor):
+    annotations = getattr(constructor, "__annotations__", None)
+    if annotations is None or not inspect.isfunction(constructor):
         return
-    known: dict[str, Any] = {
+    types: dict[str, Any] = {
         "formulation": Formulation | dict[str, Formulation] | None,
         "training": Training | None,
     }
     for name, parameter in inspect.signature(constructor).parameters.items():
-        if name in known and parameter.annotation is inspect.Parameter.empty:
-            given[name] = known[name]
+        if name in types and parameter.annotation is inspect.Parameter.empty:
+            annotations[name] = types[name]
 
 
 def _held_by(part: str, name: str) -> Any:
@@ -57,19 +58,40 @@ def _held_by(part: str, name: str) -> Any:
     return property(lambda module: getattr(vars(module)[part], name))
 
 
-HOOKS = [name for name in vars(Run) if name[0] != "_" and hasattr(LightningModule, name)]
-"""Those of Lightning's hooks in which the base module does something."""
+HOOKS = (
+    "configure_callbacks",
+    "setup",
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
+    "on_validation_model_zero_grad",
+    "on_validation_epoch_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+    "on_validation_end",
+    "on_test_epoch_start",
+    "on_test_batch_end",
+    "on_test_epoch_end",
+    "on_save_checkpoint",
+    "on_load_checkpoint",
+)
+"""Lightning's hooks in which the base module does something, in methods of :class:`Run`."""
 
 
-def _with_own_part(module: PointwiseModule, hook: str, *args: Any, **named: Any) -> Any:
+def _with_run(module: PointwiseModule, hook: str, *args: Any, **named: Any) -> Any:
     """Calls a hook and what the base module does in it, which needs no ``super()`` in overrides."""
-    own, late = getattr(module._run, hook), hook == "on_train_epoch_end"
-    if not late:
-        own(*args, **named)
-    result = getattr(type(module), hook)(module, *args, **named)
-    if late:  # A scheduler may monitor what an override logs.
-        own(*args, **named)
-    return result
+    of_run = getattr(module._run, hook)
+    of_module = getattr(type(module), hook)
+    if hook == "on_train_epoch_end":  # A scheduler may monitor what an override logs.
+        result = of_module(module, *args, **named)
+        of_run(*args, **named)
+        return result
+    of_run(*args, **named)
+    return of_module(module, *args, **named)
 
 
 class PointwiseModule(Task):
@@ -178,7 +200,7 @@ class PointwiseModule(Task):
         self._evaluator = Evaluator(self)
         self._run = Run(self, self._lagrangian, self._stepper, self._evaluator)
         for hook in HOOKS:
-            setattr(self, hook, partial(_with_own_part, self, hook))
+            setattr(self, hook, partial(_with_run, self, hook))
         self.save_hyperparameters(frame=constructor_frame(self))
 
     def _attach(self, trainer: Any) -> None:
@@ -229,9 +251,9 @@ class PointwiseModule(Task):
             return [self.transfer_batch_to_device(b, device, dataloader_idx) for b in batch]
         if not isinstance(batch, Mapping):
             return super().transfer_batch_to_device(batch, device, dataloader_idx)
-        kept = {key: value for key, value in batch.items() if key in self.host_keys}
-        moved = {key: value for key, value in batch.items() if key not in self.host_keys}
-        return {**super().transfer_batch_to_device(moved, device, dataloader_idx), **kept}
+        on_host = {key: value for key, value in batch.items() if key in self.host_keys}
+        to_move = {key: value for key, value in batch.items() if key not in self.host_keys}
+        return {**super().transfer_batch_to_device(to_move, device, dataloader_idx), **on_host}
 
     # Checkpoints --------------------------------------------------------------------------------
 

@@ -110,14 +110,20 @@ def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
         result = configure(module)
         for part in result if isinstance(result, (list, tuple)) else [result]:
             for entry in part if isinstance(part, (list, tuple)) else [part]:
-                beside: dict[str, Any] = {}
-                if isinstance(entry, dict) and "lr_scheduler" in entry:
-                    beside, entry = entry, entry["lr_scheduler"]
-                declared = entry if isinstance(entry, dict) else {}
-                for key in ("monitor", "strict"):
-                    if key in declared or key in beside:
-                        value = declared.pop(key, beside.get(key))
-                        setattr(declared.get("scheduler", entry), key, value)
+                _keep_monitor(entry)
         return result
 
     return configured
+
+
+def _keep_monitor(entry: Any) -> None:
+    """Sets "monitor" and "strict" on the scheduler itself, in whichever form it is declared."""
+    beside: dict[str, Any] = {}
+    if isinstance(entry, dict) and "lr_scheduler" in entry:  # Lightning takes them there, too.
+        beside = entry
+        entry = entry["lr_scheduler"]
+    declared = entry if isinstance(entry, dict) else {}
+    for key in ("monitor", "strict"):
+        if key in declared or key in beside:
+            value = declared.pop(key, beside.get(key))
+            setattr(declared.get("scheduler", entry), key, value)

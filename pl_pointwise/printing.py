@@ -26,13 +26,21 @@ class Table:
     cells: DataFrame
 
     def markdown(self) -> str:
-        lines = [list(self.cells), ["---"] * self.cells.shape[1], *self.cells.to_numpy().tolist()]
-        body = "\n".join("| " + " | ".join(map(one_line, line)) + " |" for line in lines)
+        """The table with its title and note."""
+        head = [*self.cells]
+        lines = [head, ["---"] * len(head), *self.cells.to_numpy().tolist()]
+        body = "\n".join(f"| {' | '.join(map(one_line, line))} |" for line in lines)
         return f"## {self.title}\n\n{self.note}\n\n{body}\n"
 
 
+LONGEST = 200
+"""Characters of a cell."""
+
+
 def one_line(text: str) -> str:
-    return escaped(printable(text).replace("|", "/")[:200])
+    """Returns a text for a cell of a table in Markdown."""
+    in_a_cell = printable(text).replace("|", "/")[:LONGEST]
+    return escaped(in_a_cell)
 
 
 def csv_cell(value: Any) -> Any:

@@ -22,7 +22,7 @@ from .constraint import Constraint
 from .errors import TrainingError
 from .formulations import Formulation
 from .optimizers import Training
-from .report.closing import Closing
+from .report.closing_table import Closing
 from .report.history import History
 
 log = logging.getLogger(__name__)
@@ -113,16 +113,7 @@ class Task(LightningModule):
         batches: float = trainer.num_training_batches
         epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
         if trainer.train_dataloader is None and epochs < math.inf:
-            made = trainer.fit_loop._data_source.dataloader()
-            loader: Any = _process_dataloader(
-                trainer, TrainerFn.FITTING, RunningStage.TRAINING, made
-            )
-            limit = trainer.overfit_batches or trainer.limit_train_batches
-            batches = len(loader) if hasattr(loader, "__len__") else math.inf
-            if isinstance(limit, int):
-                batches = min(batches, limit)
-            elif batches < math.inf:
-                batches = int(batches * limit)
+            batches = self._batches_before_the_loaders()
         steps = math.inf if trainer.max_steps in (None, -1) else trainer.max_steps
         if epochs < math.inf:
             steps = min(steps, epochs * batches)
@@ -132,6 +123,21 @@ class Task(LightningModule):
                 'schedule="constant" without a warm-up.'
             )
         return int(steps)
+
+    def _batches_before_the_loaders(self) -> float:
+        """Batches of an epoch, by a loader that is made for it alone."""
+        trainer = self.trainer
+        loader: Any = _process_dataloader(
+            trainer,
+            TrainerFn.FITTING,
+            RunningStage.TRAINING,
+            trainer.fit_loop._data_source.dataloader(),
+        )
+        batches = len(loader) if hasattr(loader, "__len__") else math.inf
+        limit = trainer.overfit_batches or trainer.limit_train_batches
+        if isinstance(limit, int):  # A number of batches; else a share of them.
+            return min(batches, limit)
+        return int(batches * limit) if batches < math.inf else batches
 
     # Evaluation and export ----------------------------------------------------------------------
 
@@ -204,13 +210,13 @@ def log_of_all_ranks(
     module.log_dict(values, sync_dist=ranks, reduce_fx="max" if ranks else "mean", **options)
 
 
-def objects_of_all_ranks(own: Any) -> list[Any]:
+def objects_of_all_ranks(of_this_rank: Any) -> list[Any]:
     """What every rank gives, in their order: a collective."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [own]
-    found = [own] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, own)
-    return found
+        return [of_this_rank]
+    of_all = [of_this_rank] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(of_all, of_this_rank)
+    return of_all
 
 
 def take_rows(batch: Mapping[str, Any], rows: Tensor) -> Any:
@@ -233,11 +239,12 @@ def _take(value: Any, rows: Tensor, size: int) -> Any:
         return value
     if len(value) == size:
         taken = [value[position] for position in rows.tolist()]
-    else:
+    else:  # A list of tensors, say: each has rows.
         taken = [_take(entry, rows, size) for entry in value]
     if isinstance(value, list):
         return taken
-    return type(value)._make(taken) if hasattr(value, "_make") else tuple(taken)
+    make = getattr(value, "_make", tuple)  # A named tuple's.
+    return make(taken)
 
 
 @contextmanager

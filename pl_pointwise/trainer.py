@@ -16,13 +16,13 @@ from transformers import TrainerCallback
 
 from .constraint import Constraint
 from .data import without_index
+from .data.fingerprints import fingerprint_of_content
 from .errors import TrainingError
-from .fingerprints import fingerprint_of_content
 from .formulations import Formulation
 from .lagrangian.terms import OBJECTIVE, build_terms, carries, masks_from
 from .loss import PointwiseLoss
 from .printing import say
-from .report.closing import Conditions, HeldOut
+from .report.closing_table import Conditions, HeldOut
 from .trainer_checkpoints import FILE as FILE
 from .trainer_checkpoints import (
     MARK,

@@ -92,7 +92,7 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(compare, "check_requirements", lambda *_: None)
     monkeypatch.setattr(compare, "compare", lambda comparison, *_: taken.append(comparison))
     monkeypatch.setattr(monitor, "monitor", lambda *_: [])
-    monkeypatch.setattr(check, "check_models", lambda *_: [])
+    monkeypatch.setattr(check, "check_models", lambda *_, **__: [])
     monkeypatch.setattr(check, "report", lambda *_: "")
     if words[0] == "compare":
         main(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -16,15 +17,17 @@ import pl_pointwise.tasks
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"pl_pointwise": "pl_pointwise", "pl_pointwise.tasks": "tasks"}
 FOLDERS["pl_pointwise.callbacks"] = "callbacks"
-USERS = {"__init__", "cli", "export", "model_card", "samples", "certification", "of_test"}
-"""Files that take a whole module, as users do."""
-ABOVE = {
-    "lagrangian": {"training", "command_line", "compare", "requirements", "module", "run"},
-    "training": {"command_line", "compare", "requirements", "module"},
-    "requirements": {"compare"},
-    "tasks.language_model.text": {"tasks.language_model.likelihood", "tasks.language_model.model"},
-}
-"""What a room does not import."""
+
+
+def floors() -> dict[str, int]:
+    """The floor of each module or package in the drawing of CONTRIBUTING.md, 0 on top."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    drawing = text.partition("## The tree")[2].partition("```\n")[2].partition("```")[0]
+    found: dict[str, int] = {}
+    for floor, line in enumerate(drawing.splitlines()):
+        names = re.match(r"(?:[a-z_.]+(?:  |$))*", line)
+        found |= dict.fromkeys(names[0].split() if names else [], floor)
+    return found
 
 
 @cache
@@ -42,8 +45,9 @@ def imports() -> dict[str, set[str]]:
                 continue
             base = name.split(".")[: -node.level] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
-            named = {source} | {f"{source}.{each.name}" for each in node.names}
-            found[name].update(files.keys() & named)
+            named = {source, f"{source}.__init__"}
+            named |= {f"{source}.{alias.name}" for alias in node.names}
+            found[name].update(files.keys() & named - {name})
     return found
 
 
@@ -52,22 +56,48 @@ def test_no_file_imports_another_in_a_circle() -> None:
     TopologicalSorter(imports()).prepare()
 
 
-def test_the_parts_of_the_module_do_not_import_it() -> None:
-    tops = ("pl_pointwise.tasks", "pl_pointwise.callbacks")
-    found = {
-        name.rpartition(".")[2]
-        for name, used in imports().items()
-        if "pl_pointwise.module" in used and not name.startswith(tops)
+def floor_of(name: str) -> int:
+    """The floor of a file; a file that is drawn by itself stands there, and not with its folder."""
+    drawn, parts = floors(), name.split(".")[1:]
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next(drawn[prefix] for prefix in prefixes if prefix in drawn)
+
+
+def test_imports_go_down() -> None:
+    doors = {"pl_pointwise.__init__", "pl_pointwise.__main__"}  # What users name, of all floors.
+    assert len(floors()) > 30
+    upwards = {
+        (name, used)
+        for name, of_file in imports().items()
+        for used in of_file - doors
+        if name not in doors and floor_of(used) < floor_of(name)
     }
-    assert found <= USERS
+    assert not upwards
 
 
-@pytest.mark.parametrize("room", ABOVE)
-def test_a_room_imports_none_above_it(room: str) -> None:
-    inside = {n: used for n, used in imports().items() if n.startswith(f"pl_pointwise.{room}.")}
-    assert inside
-    above = tuple(f"pl_pointwise.{other}" for other in ABOVE[room])
-    assert not {(n, u) for n, used in inside.items() for u in used if u.startswith(above)}
+def test_what_is_drawn_is_there() -> None:
+    there = {name.removeprefix("pl_pointwise.").removesuffix(".__init__") for name in imports()}
+    assert {name for name in floors() if name not in there} == set()
+
+
+def test_only_what_loads_a_model_knows_tasks() -> None:
+    above = ("pl_pointwise.tasks", "pl_pointwise.callbacks")
+    knowing = {
+        name
+        for name, used in imports().items()
+        if not name.startswith(above) and any(other.startswith(above) for other in used)
+    }
+    assert knowing == {"pl_pointwise.export.loading"}
+
+
+def test_no_task_knows_another() -> None:
+    shared = ("common", "language_model", "__init__")
+    for name, used in imports().items():
+        if name.startswith("pl_pointwise.tasks."):
+            task = name.split(".")[2]
+            others = {other.split(".")[2] for other in used if "pl_pointwise.tasks." in other}
+            if task != "__init__":
+                assert not others - {task, *shared}, name
 
 
 @pytest.mark.parametrize("package", [pl_pointwise, pl_pointwise.callbacks, pl_pointwise.tasks])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pl_pointwise.compare.results import BLUE, CYAN, GREEN, RED
+from pl_pointwise.compare.plots import BLUE, CYAN, GREEN, RED
 
 if TYPE_CHECKING:
     from .statistics import Estimate

@@ -70,7 +70,7 @@ def _one(run: Run, deadline: float | None, execute: Execute | None) -> float | N
     if deadline is not None and time.time() > deadline:
         return None
     if execute is None:
-        from pl_pointwise.compare.command import execute as execute_run
+        from pl_pointwise.compare.execution import execute as execute_run
 
         execute = execute_run
     started = time.perf_counter()

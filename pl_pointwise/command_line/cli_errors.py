@@ -62,10 +62,9 @@ class ShortErrorParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not debugging():
-            said = sentence(ex or ValueError(message))
-            if HINT not in said and RATE not in said:  # A parser within has not said it.
-                said = f"{said.rstrip('.')}.{self._hint(said)}"
-            message = said
+            message = sentence(ex or ValueError(message))
+            if HINT not in message and RATE not in message:  # A parser within has not said it.
+                message = f"{message.rstrip('.')}.{self._hint(message)}"
             if self.exit_on_error:
                 end(self.prog.replace(" [options]", ""), message)
         super().error(message, ex)
@@ -76,9 +75,11 @@ class ShortErrorParser(LightningArgumentParser):
             return " Give a configuration: --config TASK."
         if re.search(r"\b(lr|l\w+_rate)\b", reason):
             return RATE
-        classes = [name for each in WITH_CLASSES for name in import_module(each).__all__]
-        known = [*(plain(action.dest) for action in self._actions), *classes]
-        lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
+        known = [plain(action.dest) for action in self._actions]
+        for module in WITH_CLASSES:
+            known += import_module(module).__all__
+        # By the last part, which is what people misspell; of several of one the first.
+        lasts = {name.rpartition(".")[2]: name for name in reversed(known)}
         for name in NAME.findall(reason):
             near = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
             if near and name not in known:
@@ -112,8 +113,10 @@ def sentence(error: BaseException) -> str:
     cause = innermost(error)
     reason = str(cause).strip() or type(cause).__name__
     keys = re.findall(r'Parser key "([\w.]+)"', str(error).partition(reason)[0])
-    if own := KEY.match(reason):
-        keys, reason = [*keys, own[1]], reason[own.end() :]
+    in_reason = KEY.match(reason)
+    if in_reason is not None:  # An inner parser has put its own key in front.
+        keys.append(in_reason[1])
+        reason = reason[in_reason.end() :]
     option = f"--{plain('.'.join(keys))}: " if keys else ""
     return option + printable(reason)
 

@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 from ..errors import DataError, printable
-from ..plain import known_class
+from ..lagrangian.declared import known_class
 
 OPTIONS = ("--config", "-c")
 PACKAGE = __name__.partition(".")[0]
@@ -38,32 +38,42 @@ LONGEST = 100_000  # Bytes of a stranger's; configurations of runs have some tho
 @functools.cache  # Every command line reads them, for its help.
 def by_kind() -> dict[str, dict[str, list[str]]]:
     """Returns what is packaged, by kind and name its parts."""
-    found: dict[str, dict[str, list[str]]] = {
-        kind: {} for kind in ("base", "variants", "methods", "comparisons")
+    packaged: dict[str, dict[str, list[str]]] = {
+        "base": {},
+        "variants": {},
+        "methods": {},
+        "comparisons": {},
     }
     for root in map(Path, importlib.import_module("pl_pointwise.tasks").__path__):
         shared = sorted(root.glob("common/configs/methods/*.yaml"))
         for base in sorted(root.glob("*/configs/base.yaml")):
-            folder, task = base.parent, base.parts[-3]
-            found["base"][task] = [str(base)]
+            folder = base.parent
+            task = base.parts[-3]
+            packaged["base"][task] = [str(base)]
             for path in sorted(folder.glob("*.yaml")):
                 if path.stem not in ("base", "methods"):
-                    found["variants"][f"{task}/{path.stem}"] = [str(path)]
-            methods = {f"{task}/{path.stem}": [str(path)] for path in shared}
-            own = folder / "methods.yaml"
-            for name, overlay in yaml.safe_load(own.read_text()).items() if own.is_file() else ():
-                overlay = yaml.safe_dump(overlay, sort_keys=False)
-                methods.setdefault(f"{task}/{name}", []).append(overlay)
-            found["methods"] |= methods
+                    packaged["variants"][f"{task}/{path.stem}"] = [str(path)]
+            packaged["methods"] |= _methods_of(task, folder, shared)
             for path in sorted(folder.glob("compare/*.yaml")):
-                found["comparisons"][f"{task}/{path.stem}"] = [str(path)]
-    return found
+                packaged["comparisons"][f"{task}/{path.stem}"] = [str(path)]
+    return packaged
+
+
+def _methods_of(task: str, folder: Path, shared: Iterable[Path]) -> dict[str, list[str]]:
+    """The methods of a task: those that all share, with the task's own words over them."""
+    methods = {f"{task}/{path.stem}": [str(path)] for path in shared}
+    overlays = folder / "methods.yaml"
+    if overlays.is_file():
+        for name, overlay in yaml.safe_load(overlays.read_text()).items():
+            text = yaml.safe_dump(overlay, sort_keys=False)
+            methods.setdefault(f"{task}/{name}", []).append(text)
+    return methods
 
 
 def packaged_configs() -> dict[str, list[str]]:
     """Returns the parts of what ``--config`` finds by name: bases, variants and methods."""
-    found = by_kind()
-    return found["base"] | found["variants"] | found["methods"]
+    packaged = by_kind()
+    return packaged["base"] | packaged["variants"] | packaged["methods"]
 
 
 def packaged_comparisons() -> dict[str, Path]:
@@ -73,13 +83,17 @@ def packaged_comparisons() -> dict[str, Path]:
 
 def overview() -> str:
     """Returns the names by kind, one line per task, for the help of the commands."""
-    found = by_kind()
+    packaged = by_kind()
     lines = ["packaged configurations", "", "  base (--config NAME):"]
-    lines.append(f"    {', '.join(found['base'])}")
-    options = {"variants": "--config", "methods": "--config", "comparisons": "compare --methods"}
+    lines.append(f"    {', '.join(packaged['base'])}")
+    options = {
+        "variants": "--config",
+        "methods": "--config",
+        "comparisons": "compare --methods",
+    }
     for kind, option in options.items():
         lines.append(f"  {kind} ({option} TASK/NAME):")
-        for task, names in groupby(found[kind], lambda name: name.partition("/")[0]):
+        for task, names in groupby(packaged[kind], lambda name: name.partition("/")[0]):
             short = ", ".join(name.partition("/")[2] for name in names)
             lines.append(f"    {task + ':':<13}{short}")
     return "\n".join(lines)
@@ -134,36 +148,47 @@ class DistinctLoader(yaml.SafeLoader):
 def read_mapping(path: str | Path, loader: type[yaml.SafeLoader] = DistinctLoader) -> Any:
     """Returns what a YAML file maps names to."""
     try:
-        read = yaml.load(Path(path).read_bytes(), loader)
+        content = yaml.load(Path(path).read_bytes(), loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as YAML: {printable(error)}") from error
-    if not isinstance(read, dict) or not read:
-        what = "empty" if not read else f"a {type(read).__name__}"
-        raise DataError(f"{path} is {what}, and has to map names to values.")
-    return read
+    if not isinstance(content, dict) or not content:
+        kind = f"a {type(content).__name__}" if content else "empty"
+        raise DataError(f"{path} is {kind}, and has to map names to values.")
+    return content
 
 
 def with_config_parts(args: Iterable[str]) -> list[str]:
     """Returns a command line with the parts instead of names."""
-    found, names, words = list[str](), list[str](), iter(args)
-    for word in words:
+    words = list[str]()
+    names = list[str]()
+    rest = iter(args)
+    for word in rest:
         option, equals, name = word.partition("=")
-        name = name if equals else next(words, "") if option in OPTIONS else ""
-        if option not in OPTIONS or not name:
-            found.append(word)
+        if option not in OPTIONS:
+            words.append(word)
+            continue
+        if not equals:  # The name is the next word.
+            name = next(rest, "")
+        if not name:  # Missing, which the parser says.
+            words.append(word)
             continue
         names.append(name)
-        found += [each for part in config_parts(name) for each in (option, part)]
+        for part in config_parts(name):
+            words += [option, part]
     require_order(names)
-    return found
+    return words
 
 
 def require_order(names: Sequence[str]) -> None:
     """Refuses a variant or method without its base, or a file, in front of it."""
+    known = packaged_configs()
     for number, name in enumerate(names):
-        task, before, known = name.partition("/")[0], names[:number], packaged_configs()
-        over_none = task in names or known.keys() >= {*before}
-        if name in known and name != task and task not in before and over_none:
+        task = name.partition("/")[0]
+        before = names[:number]
+        if name not in known or name == task or task in before:
+            continue
+        # A file in front of it may be the base.
+        if task in names or known.keys() >= {*before}:
             raise DataError(f"{name} goes behind its base: --config {task} --config {name}.")
 
 
@@ -188,8 +213,8 @@ def read_foreign(path: Path) -> dict[str, Any]:
     """Returns what a stranger's configuration maps names to; DataError where that is unreadable."""
     if path.stat().st_size > LONGEST:
         raise DataError(f"{path} has more than {LONGEST:,} bytes. Export again.")
-    found: dict[str, Any] = read_mapping(path, _PlainLoader)
-    return found
+    content: dict[str, Any] = read_mapping(path, _PlainLoader)
+    return content
 
 
 def foreign_names(value: Any) -> Iterator[str]:
@@ -203,22 +228,28 @@ def foreign_names(value: Any) -> Iterator[str]:
             yield str(value["class_path"])
         value = [*value, *value.values()]
     if isinstance(value, (list, tuple, set)):
-        yield from (name for entry in value for name in foreign_names(entry))
+        for entry in value:
+            yield from foreign_names(entry)
     elif isinstance(value, str):
-        for name in re.findall(r"[^\W\d]\w*(?:\.\w+)+", value):
-            first = name.partition(".")[0]
-            if (first in sys.modules or find_spec(first)) and not known_class(name):
-                yield name
-        if _is_elsewhere(value):
-            yield value
-        try:
-            inner = yaml.load(value, _PlainLoader)
-        except (DataError, RecursionError):
-            yield value
-        except (yaml.YAMLError, ValueError):
-            pass  # A text for the parser too.
-        else:
-            yield from () if inner == value else foreign_names(inner)
+        yield from _foreign_names_in(value)
+
+
+def _foreign_names_in(text: str) -> Iterator[str]:
+    for name in re.findall(r"[^\W\d]\w*(?:\.\w+)+", text):
+        first = name.partition(".")[0]
+        if (first in sys.modules or find_spec(first)) and not known_class(name):
+            yield name
+    if _is_elsewhere(text):
+        yield text
+    try:
+        inner = yaml.load(text, _PlainLoader)
+    except (DataError, RecursionError):
+        yield text
+    except (yaml.YAMLError, ValueError):
+        pass  # A text for the parser too.
+    else:
+        if inner != text:
+            yield from foreign_names(inner)
 
 
 def _is_elsewhere(text: str) -> bool:

@@ -32,16 +32,18 @@ class OwnCodeFinder(MetaPathFinder):
     """
 
     def __init__(self, folder: str, names: Iterable[str] = ()) -> None:
-        self.folder, self.names = folder, set(names)
+        self.folder = folder
+        self.names = set(names)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if path is not None:  # Within a package, whose own path is known.
             return None
-        own = name in self.names or self._is_asked_by_own_code()
-        found = PathFinder.find_spec(name, [self.folder]) if own else None
-        if found is not None:  # A worker that is handed its objects asks for it by name.
+        if name not in self.names and not self._is_asked_by_own_code():
+            return None
+        spec = PathFinder.find_spec(name, [self.folder])
+        if spec is not None:  # A worker that is handed its objects asks for it by name.
             self.allow([name])
-        return found
+        return spec
 
     def allow(self, names: Iterable[str]) -> None:
         """Adds names, for the processes that this one starts too."""
@@ -66,22 +68,29 @@ class OwnCodeFinder(MetaPathFinder):
 
 def installed() -> OwnCodeFinder | None:
     """The finder of this process, if it has one."""
-    return next((each for each in sys.meta_path if isinstance(each, OwnCodeFinder)), None)
+    for finder in sys.meta_path:
+        if isinstance(finder, OwnCodeFinder):
+            return finder
+    return None
 
 
 def allow_current_folder(words: Iterable[str]) -> None:
     """Lets the command's words, and the configurations that it will read, name own code."""
     finder = installed()
     if finder is None or finder.folder != os.getcwd():
-        sys.meta_path[:] = [each for each in sys.meta_path if each is not finder]
+        if finder is not None:
+            sys.meta_path.remove(finder)  # Of another folder.
         finder = OwnCodeFinder(os.getcwd())
         sys.meta_path.append(finder)
-    finder.allow(name for word in words for name in named_in(word.partition("=")[2] or word))
+    for word in words:
+        value = word.partition("=")[2]
+        finder.allow(named_in(value or word))
 
 
 def allow_named(value: Any) -> None:
     """Adds what a configuration's value names, where the current folder's code may be named."""
-    if (finder := installed()) is not None:
+    finder = installed()
+    if finder is not None:
         finder.allow(named_in(value))
 
 
@@ -94,7 +103,10 @@ def named_in(value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return named_in(list(value.values()))
     if isinstance(value, (list, tuple)):
-        return [name for entry in value for name in named_in(entry)]
+        names = []
+        for entry in value:
+            names += named_in(entry)
+        return names
     text = value.strip() if isinstance(value, str) else ""
     if CLASS_PATH.fullmatch(text) and not os.path.exists(text):
         return [text.partition(".")[0]]

@@ -13,7 +13,7 @@ from pl_pointwise.report.of_test import by_name
 from pl_pointwise.report.page import FILE, Page, Picture
 from pl_pointwise.report.stored import stored
 
-from .results import PLOTS
+from .plots import PLOTS
 from .runs import Outcome
 
 CAPTIONS = {
@@ -33,6 +33,10 @@ def page_of_comparison(
         output: the folder of the comparison, with its plots.
         note: stands above all else.
     """
+    pictures = []
+    for name in PLOTS:
+        if (output / name).is_file():
+            pictures.append(Picture(CAPTIONS[name], (output / name).read_bytes()))
     return Page(
         title=f"Comparison of {len({run.method for run, _ in outcomes})} methods",
         facts={
@@ -43,20 +47,17 @@ def page_of_comparison(
         },
         warning=note,
         tables=tables,
-        pictures=[
-            Picture(CAPTIONS[name], (output / name).read_bytes())
-            for name in PLOTS
-            if (output / name).is_file()
-        ],
+        pictures=pictures,
         runs=[_drawer(outcome, output) for outcome in outcomes],
     )
 
 
 def _drawer(outcome: Outcome, output: Path) -> Page:
+    """The end of one run."""
     run, result = outcome
     closing, plots = stored(run.folder)
     seconds = result.get("fit_seconds")
-    own = run.folder / FILE
+    page = run.folder / FILE
     error = str(result.get("error", ""))
     return Page(
         title=run.title,
@@ -65,5 +66,5 @@ def _drawer(outcome: Outcome, output: Path) -> Page:
         closing=closing,
         plots=plots,
         metrics=by_name(result.get("metrics", {}), {}),
-        link=quote(own.relative_to(output).as_posix()) if own.is_file() else "",
+        link=quote(page.relative_to(output).as_posix()) if page.is_file() else "",
     )

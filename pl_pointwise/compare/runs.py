@@ -31,8 +31,8 @@ from pl_pointwise.command_line.configs import (
     text_of,
 )
 from pl_pointwise.errors import DataError
-from pl_pointwise.files import digest_now
-from pl_pointwise.identity import is_as_it_was
+from pl_pointwise.identity.files import digest_now
+from pl_pointwise.identity.models import is_as_it_was
 from pl_pointwise.requirements import Requirement
 from pl_pointwise.requirements.requirement import distinct
 
@@ -64,15 +64,18 @@ class Run:
         None also where a file that it read or wrote, its base model or its code is another now.
         """
         try:
-            found: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
+            result: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
         except (OSError, ValueError):
             return None
-        if not isinstance(found, dict):  # Damaged.
+        if not isinstance(result, dict):  # Damaged.
             return None
-        wrote, read = found.get("wrote", {}), found.get("read", {})
-        same = all(digest_now(self.folder / name) == was for name, was in wrote.items())
-        same = same and all(is_as_it_was(name, was) for name, was in read.items())
-        return found if same and found.get("digest") == self.digest else None
+        for name, digest in result.get("wrote", {}).items():
+            if digest_now(self.folder / name) != digest:
+                return None
+        for name, digest in result.get("read", {}).items():
+            if not is_as_it_was(name, digest):
+                return None
+        return result if result.get("digest") == self.digest else None
 
     @property
     def finished(self) -> bool:
@@ -118,39 +121,65 @@ class Comparison:
     def runs(self) -> list[Run]:
         """Every run, in the methods file's order; a method that is wrong is a DataError."""
         require_order(self.configs)
-        base = [part for config in self.configs for part in config_parts(config)]
+        base = list[str]()
+        for config in self.configs:
+            base += config_parts(config)
+        runs = list[Run]()
+        methods_by_folder = dict[Path, str]()
         swept = product_of(self.settings)
-        runs, taken = list[Run](), dict[Path, str]()
-        last = self.configs[-1]
-        overlays: Mapping[str, Any] = {Path(last).stem if Path(last).suffix else last: None}
-        if self.methods is not None:
-            overlays = read_mapping(comparison_path(self.methods))
-        certified = bool(self.requirements)
-        for (method, overlay), (label, options) in itertools.product(overlays.items(), swept):
+        for (method, overlay), (label, options) in itertools.product(
+            self._overlays().items(), swept
+        ):
             name = f"{method}, {label}" if label else str(method)
-            below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
+            folder = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
             with errors_of(name):
-                if below.parent.name != "runs" or not below.name.strip("."):
+                if folder.parent.name != "runs" or not folder.name.strip("."):
                     raise DataError("gives its folder no name. Put a letter or digit in it.")
-                if taken.setdefault(below, name) != name:
-                    raise DataError(f"would share the folder {below} with {taken[below]!r}.")
+                other = methods_by_folder.setdefault(folder, name)
+                if other != name:
+                    raise DataError(f"would share the folder {folder} with {other!r}.")
                 parts, untrained = _parts_of(overlay)
-                configs, words = [*base, *parts], [*self.overrides, *untrained, *options]
-                given = [*(word for each in configs for word in ("--config", each)), *words]
+                words = [*self.overrides, *untrained, *options]
                 for seed in self.seeds:
-                    described = [[text_of(each) for each in configs], words, seed]
-                    described += ["certified"] if certified else []  # Another run, of more files.
-                    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
-                    folder = below / f"seed-{seed}"
-                    arguments = [*given, "--seed_everything", str(seed)]
-                    arguments += ["--trainer.default_root_dir", str(folder)]
-                    runs.append(Run(name, seed, folder, arguments, digest, certified))
+                    runs.append(self._run(name, seed, folder, [*base, *parts], words))
         return runs
+
+    def _overlays(self) -> Mapping[str, Any]:
+        """The methods: changes of the configuration by name."""
+        if self.methods is not None:
+            overlays: Mapping[str, Any] = read_mapping(comparison_path(self.methods))
+            return overlays
+        last = self.configs[-1]
+        name = Path(last).stem if Path(last).suffix else last
+        return {name: None}
+
+    def _run(
+        self, method: str, seed: int, folder: Path, configs: Sequence[str], words: Sequence[str]
+    ) -> Run:
+        """The run of a method, in its own folder, at one seed."""
+        described: list[Any] = [[text_of(config) for config in configs], words, seed]
+        if self.requirements:
+            described.append("certified")  # Another run, of more files.
+        own_folder = folder / f"seed-{seed}"
+        arguments = list[str]()
+        for config in configs:
+            arguments += ["--config", config]
+        arguments += [*words, "--seed_everything", str(seed)]
+        arguments += ["--trainer.default_root_dir", str(own_folder)]
+        return Run(
+            method=method,
+            seed=seed,
+            folder=own_folder,
+            arguments=arguments,
+            digest=hashlib.sha256(json.dumps(described).encode()).hexdigest(),
+            certified=bool(self.requirements),
+        )
 
 
 def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
     """Returns the configurations of a change, and the option of a method that is not trained."""
-    configs, untrained = list[str](), list[str]()
+    configs = list[str]()
+    untrained = list[str]()
     for part in overlay if isinstance(overlay, list) else [overlay]:
         if isinstance(part, str):
             configs += config_parts(part)
@@ -158,6 +187,7 @@ def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
             configs.append(yaml.safe_dump(dict(part), sort_keys=False))
             trainer = part.get("trainer")
             if isinstance(trainer, Mapping) and "max_epochs" in trainer:
+                # Behind the options of all runs, whose number of epochs is for trained methods.
                 untrained = ["--trainer.max_epochs", "0"] if trainer["max_epochs"] == 0 else []
         elif part is not None:
             raise DataError(f"{part!r} is no configuration: write a mapping, a name or a path.")
@@ -191,15 +221,16 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
             raise DataError(f"--set {setting}: write a dotted path and its values, a.b=0.1,1,10")
         if path in swept:
             raise DataError(f"--set {path} is given twice: write all its values behind one.")
-        given = [*dict.fromkeys(value.strip() for value in values.split(","))]
-        if not all(given):
+        distinct_values = [*dict.fromkeys(value.strip() for value in values.split(","))]
+        if not all(distinct_values):
             raise DataError(f"--set {setting}: a value is missing.")
         name = path.rpartition(".")[2]
-        swept[path] = [(f"{name}={value}", f"--{path}={value}") for value in given]
-    return [
-        (", ".join(label for label, _ in chosen), [option for _, option in chosen])
-        for chosen in itertools.product(*swept.values())
-    ]
+        swept[path] = [(f"{name}={value}", f"--{path}={value}") for value in distinct_values]
+    combinations = []
+    for combination in itertools.product(*swept.values()):
+        labels = [label for label, _ in combination]
+        combinations.append((", ".join(labels), [option for _, option in combination]))
+    return combinations
 
 
 def on_first_rank() -> bool:

@@ -7,7 +7,7 @@ a small model takes less time than the sums over it. Nothing here moves a weight
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -44,32 +44,34 @@ class _Points:
 
     def __init__(self, sums: int, maxima: int) -> None:
         self.width = 1  # Steps a point.
-        self.sums, self.maxima = torch.zeros(0, sums), torch.zeros(0, maxima)
-        self.sums, self.maxima = self.sums.double(), self.maxima.double()
+        self.sums = torch.zeros(0, sums, dtype=torch.float64)
+        self.maxima = torch.zeros(0, maxima, dtype=torch.float64)
         self.open = (self.sums, self.maxima)  # Of steps that are no whole point yet.
 
     def add(self, sums: Tensor, maxima: Tensor) -> None:
         """Adds steps, (steps, columns) each."""
-        sums, maxima = torch.cat([self.open[0], sums]), torch.cat([self.open[1], maxima])
+        sums = torch.cat([self.open[0], sums])
+        maxima = torch.cat([self.open[1], maxima])
         whole = len(sums) // self.width * self.width
         self.open = (sums[whole:], maxima[whole:])
-        self._append(*_joined(sums[:whole], maxima[:whole], self.width))
+        new_sums, new_maxima = _joined(sums[:whole], maxima[:whole], self.width)
+        self.sums = torch.cat([self.sums, new_sums])
+        self.maxima = torch.cat([self.maxima, new_maxima])
         while len(self.sums) > POINTS:
             self._halve()
 
-    def _append(self, sums: Tensor, maxima: Tensor) -> None:
-        self.sums = torch.cat([self.sums, sums])
-        self.maxima = torch.cat([self.maxima, maxima])
-
     def _halve(self) -> None:
         """Two points become one; an odd one waits with the steps that are no whole point."""
-        sums, maxima = self.sums, self.maxima
+        sums = self.sums
+        maxima = self.maxima
         even = len(sums) // 2 * 2
         if len(sums) > even:
             # A point of the old width stands for its steps, as one row of their sums.
+            open_sums = _as_steps(sums[even:], self.width)
+            open_maxima = maxima[even:].repeat(self.width, 1)
             self.open = (
-                torch.cat([_as_steps(sums[even:], self.width), self.open[0]]),
-                torch.cat([maxima[even:].repeat(self.width, 1), self.open[1]]),
+                torch.cat([open_sums, self.open[0]]),
+                torch.cat([open_maxima, self.open[1]]),
             )
         self.sums, self.maxima = _joined(sums[:even], maxima[:even], 2)
         self.width *= 2
@@ -79,8 +81,8 @@ class _Points:
         sums, maxima = self.open
         if not len(sums):
             return self.sums, self.maxima
-        rest = _joined(sums, maxima, len(sums))
-        return torch.cat([self.sums, rest[0]]), torch.cat([self.maxima, rest[1]])
+        open_sums, open_maxima = _joined(sums, maxima, len(sums))
+        return torch.cat([self.sums, open_sums]), torch.cat([self.maxima, open_maxima])
 
 
 def _joined(sums: Tensor, maxima: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -116,12 +118,17 @@ class History:
     """
 
     def __init__(self, constraints: Mapping[str, Constraint], samples: int) -> None:
-        self.constraints, self.samples = dict(constraints), samples
+        self.constraints = dict(constraints)
+        self.samples = samples
         self.unread: list[Step] = []
         self.prices = Prices(samples)
-        self.steps = self.rows = 0
-        self.start, self.norm, self.partial = math.nan, math.nan, False
-        self.start_worst, self.ever = dict[str, float](), set[str]()
+        self.steps = 0
+        self.rows = 0
+        self.start = math.nan
+        self.norm = math.nan
+        self.partial = False
+        self.start_worst = dict[str, float]()
+        self.ever = set[str]()
         self._totals: dict[str, float] = {}  # Of what was read, once they were asked for.
         unknown = torch.full((samples,), math.nan, dtype=torch.float32)
         self.seen = torch.zeros(samples, dtype=torch.bool)
@@ -134,8 +141,10 @@ class History:
 
     def read(self) -> None:
         """Reads what steps appended."""
-        unread, self.unread, self._totals = self.unread, [], {}
-        for _, alike in groupby(unread, key=_shapes):
+        unread = self.unread
+        self.unread = []
+        self._totals = {}
+        for _, alike in groupby(unread, key=_shapes):  # Those are stacked.
             steps = list(alike)
             self._read(steps)
             self.prices.add_steps(steps)
@@ -149,39 +158,43 @@ class History:
             return
         real = index != PADDING
         objective = torch.stack([step.objective for step in steps]).double()
-        carried = torch.stack([step.masks[OBJECTIVE] for step in steps]) & real
-        objective = objective.masked_fill(~carried, 0.0)
-        number = carried.sum(1)
+        applies = torch.stack([step.masks[OBJECTIVE] for step in steps]) & real
+        objective = objective.masked_fill(~applies, 0.0)
+        number = applies.sum(1)
         sums = [torch.ones(len(steps)), objective.sum(1), number]
-        first = not (self.steps or self.partial)
-        if first and number[0]:
+        maxima = []
+        is_start = not (self.steps or self.partial)
+        if is_start and number[0]:
             self.start = float(objective[0].sum() / number[0])
         self.steps += len(steps)
         self.rows += int(real.sum())
-        maxima, worst = [], dict[str, Tensor]()
+        worst = dict[str, Tensor]()
         for name in self.constraints:
-            values = self._worst(name, steps)
-            values = values.masked_fill(~real, -math.inf)
-            applies = values > -math.inf
-            violated = values > 0
-            if name not in self.ever and violated.any():
-                self.ever.add(name)
-            sums += [applies.sum(1), violated.sum(1), *_multipliers(name, unread)]
+            # −∞ stands where the constraint does not apply: the largest of several is right then.
+            values = self._worst(name, steps).masked_fill(~real, -math.inf)
+            sums += [(values > -math.inf).sum(1), (values > 0).sum(1)]
+            sums += _multipliers(name, unread)
             maxima.append(values.amax(1))
-            if first and applies[0].any():
-                self.start_worst[name] = float(values[0].max())
-            worst[name] = values.masked_fill(~applies, math.nan)
-        width = len(self.constraints)
+            self._note_violations(name, values, is_start)
+            worst[name] = values.masked_fill(values == -math.inf, math.nan)
+        no_maxima = torch.zeros(len(steps), 0, dtype=torch.float64)
         self._points.add(
-            torch.stack([each.double() for each in sums], 1),
-            torch.stack(maxima, 1).double() if width else torch.zeros(len(steps), 0).double(),
+            torch.stack([column.double() for column in sums], 1),
+            torch.stack(maxima, 1).double() if maxima else no_maxima,
         )
-        self._visit(index.flatten(), objective.masked_fill(~carried, math.nan).flatten(), worst)
+        self._visit(index.flatten(), objective.masked_fill(~applies, math.nan).flatten(), worst)
+
+    def _note_violations(self, name: str, values: Tensor, is_start: bool) -> None:
+        """Whether it was ever violated, and how far at the start; (steps, R), −∞ of none."""
+        if name not in self.ever and (values > 0).any():
+            self.ever.add(name)
+        if is_start and (values[0] > -math.inf).any():
+            self.start_worst[name] = float(values[0].max())
 
     def _worst(self, name: str, steps: Sequence[Measured]) -> Tensor:
         """(steps, R), the largest violation of each sample; −inf where none applies."""
         violation = torch.stack([step.judged[name] for step in steps])
-        if self.constraints[name].equals is not None:
+        if self.constraints[name].is_equality:
             violation = violation.abs()
         if not all(step.whole for step in steps):
             masks = torch.stack([step.masks[name] for step in steps])
@@ -191,42 +204,53 @@ class History:
     def _visit(self, index: Tensor, objective: Tensor, worst: Mapping[str, Tensor]) -> None:
         """Keeps the values of samples, (n,) each, in the order of their steps."""
         rows = (index != PADDING).nonzero()[:, 0]
-        index, objective = index[rows], objective[rows].float()
-        values = {name: found.flatten()[rows].float() for name, found in worst.items()}
-        if not self.samples:
+        index = index[rows]
+        objective = objective[rows].float()
+        values = {name: of_steps.flatten()[rows].float() for name, of_steps in worst.items()}
+        if not self.samples:  # Of a stream: no sample has a row of its own.
             self.objective = torch.cat([self.objective, objective])[-RECENT:]
-            for name, found in values.items():
-                self.last[name] = torch.cat([self.last[name], found])[-RECENT:]
+            for name, value in values.items():
+                self.last[name] = torch.cat([self.last[name], value])[-RECENT:]
             return
         inside = index < self.samples  # A larger one is refused where λ is looked up.
         rows = inside.nonzero()[:, 0]
         rows = rows[last_visits(index[rows])]
         last = index[rows]
         self.objective[last] = objective[rows]
-        for name, found in values.items():
-            self.last[name][last] = found[rows]
+        for name, value in values.items():
+            self.last[name][last] = value[rows]
         if not self.seen.all():
             self._visit_first(index, inside, values)
             self.seen[last] = True
 
     def _visit_first(self, index: Tensor, inside: Tensor, values: Mapping[str, Tensor]) -> None:
-        new = (inside & ~self.seen[index.clamp(max=self.samples - 1)]).nonzero()[:, 0].flip(0)
-        rows = new[last_visits(index[new])]
-        for name, found in values.items():
-            self.first[name][index[rows]] = found[rows]
+        """Keeps the values of samples that no step had before."""
+        seen = self.seen[index.clamp(max=self.samples - 1)]
+        new = (inside & ~seen).nonzero()[:, 0]
+        # The first visit is the last one in reverse.
+        backwards = new.flip(0)
+        rows = backwards[last_visits(index[backwards])]
+        for name, value in values.items():
+            self.first[name][index[rows]] = value[rows]
 
     def curves(self) -> Curves:
         """What :meth:`read` has read, in up to 512 points."""
         sums, maxima = self._points.all()
         ends = sums[:, 0].cumsum(0).round().long().tolist()
-        violated, worst, multiplier = {}, {}, {}
+        curves = Curves(
+            steps=ends,
+            objective=(sums[:, 1] / sums[:, 2]).tolist(),
+            violated={},
+            worst={},
+            multiplier={},
+        )
         for position, name in enumerate(self.constraints):
-            of = sums[:, 3 + 4 * position : 7 + 4 * position]
-            violated[name] = (of[:, 1] / of[:, 0]).tolist()
-            worst[name] = maxima[:, position].tolist()
-            multiplier[name] = (of[:, 2] / of[:, 3]).tolist()
-        objective = (sums[:, 1] / sums[:, 2]).tolist()
-        return Curves(ends, objective, violated, worst, multiplier)
+            start = 3 + 4 * position  # Behind those of the objective; see __init__.
+            samples, violated, multipliers, count = sums[:, start : start + 4].unbind(1)
+            curves.violated[name] = (violated / samples).tolist()
+            curves.worst[name] = maxima[:, position].tolist()
+            curves.multiplier[name] = (multipliers / count).tolist()
+        return curves
 
     # In a checkpoint ----------------------------------------------------------------------------
 
@@ -265,18 +289,24 @@ class History:
             history.partial = True
             return history
         history = cls(constraints, int(state["samples"]))
-        history.steps, history.rows = int(state["steps"]), int(state["rows"])
-        history.start, history.norm = float(state["start"]), float(state["norm"])
+        history.steps = int(state["steps"])
+        history.rows = int(state["rows"])
+        history.start = float(state["start"])
+        history.norm = float(state["norm"])
         history.start_worst = dict(state["start_worst"])
-        history.partial, history.ever = bool(state["partial"]), set(state["ever"])
-        history.seen, history.objective = state["seen"].clone(), state["objective"].clone()
+        history.partial = bool(state["partial"])
+        history.ever = set(state["ever"])
+        history.seen = state["seen"].clone()
+        history.objective = state["objective"].clone()
         history.first = {name: table.clone() for name, table in state["first"].items()}
         history.last = {name: table.clone() for name, table in state["last"].items()}
         history.prices.load_state_dict(state["prices"])
         points = history._points
         points.width = int(state["width"])
-        sums, maxima, open_sums, open_maxima = [part.clone() for part in state["points"]]
-        points.sums, points.maxima, points.open = sums, maxima, (open_sums, open_maxima)
+        sums, maxima, open_sums, open_maxima = state["points"]
+        points.sums = sums.clone()
+        points.maxima = maxima.clone()
+        points.open = (open_sums.clone(), open_maxima.clone())
         return history
 
     def totals(self) -> dict[str, float]:
@@ -296,20 +326,24 @@ class History:
 
 
 def _shapes(step: Step) -> tuple[int, ...]:
+    """The rows of a step, and the columns of each constraint."""
     measured = step.measured
-    return (len(measured.index), *(table.shape[1] for table in measured.judged.values()))
+    columns = [table.shape[1] for table in measured.judged.values()]
+    return (len(measured.index), *columns)
 
 
-def _multipliers(name: str, unread: Sequence[Step]) -> Iterator[Tensor]:
+def _multipliers(name: str, unread: Sequence[Step]) -> list[Tensor]:
     """Of each step the sum of |λ| and how many there are: those of its samples, or of the batch."""
     steps = [step.measured for step in unread]
     if all(name in step.multipliers for step in steps):
-        found = torch.stack([step.multipliers[name] for step in steps]).abs().flatten(1)
+        multipliers = torch.stack([step.multipliers[name] for step in steps]).abs().flatten(1)
         masks = torch.stack([step.masks[name] for step in steps]).flatten(1)
-        yield found.masked_fill(~masks, 0.0).sum(1)
-        yield masks.sum(1)
-        return
+        return [multipliers.masked_fill(~masks, 0.0).sum(1), masks.sum(1)]
+    # λ of a statistic; a constraint that is only measured has none, and counts none.
     tables = [step.statistics.get(name) for step in unread]
     means = [0.0 if table is None else float(table.abs().mean()) for table in tables]
-    yield torch.tensor(means, dtype=torch.float64)
-    yield torch.tensor([table is not None for table in tables], dtype=torch.float64)
+    counts = [table is not None for table in tables]
+    return [
+        torch.tensor(means, dtype=torch.float64),
+        torch.tensor(counts, dtype=torch.float64),
+    ]

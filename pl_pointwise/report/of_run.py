@@ -14,7 +14,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from ..task import Task, history_of
-from .page import Page, Sample, plots_of, write_if_possible
+from .page import Page, Sample, write_if_possible
+from .plots import plots_of
 from .samples import described, source_of, without_source
 
 SAMPLES = 1000
@@ -28,7 +29,8 @@ def write_fit_page(module: Task, trainer: Trainer, path: Path) -> Path | None:
 
 def page_of_fit(module: Task, trainer: Trainer) -> Page:
     """What is known of the last fit of a module."""
-    history, closing = history_of(module), module.closing
+    history = history_of(module)
+    closing = module.closing
     assert closing is not None
     optimizer = trainer.optimizers[0]
     rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
@@ -68,13 +70,15 @@ def hardest_samples(module: Task, trainer: Trainer, count: int = SAMPLES) -> lis
     data: Any = getattr(trainer, "datamodule", None)
     rows: Any = getattr(trainer.train_dataloader, "dataset", None)
     seen: dict[int, Any] = {}  # A sample may be under several requirements.
-    found, prices = [], dict(history.prices)
+    samples = []
+    prices = dict(history.prices)
     for name, index in places[:count]:
-        constraint, violation = history.constraints[name], float(history.last[name][index])
+        constraint = history.constraints[name]
+        violation = float(history.last[name][index])
         if index not in seen:
             seen[index] = described(data, rows, index, "train")
         fields, image = seen[index]
-        found.append(
+        samples.append(
             Sample(
                 index=index,
                 constraint=name,
@@ -87,7 +91,7 @@ def hardest_samples(module: Task, trainer: Trainer, count: int = SAMPLES) -> lis
                 source=source_of(fields),
             )
         )
-    return found
+    return samples
 
 
 def price_of(table: Tensor | None, index: int, sides: int) -> float | None:
@@ -107,6 +111,9 @@ def ranked_by(worst: Tensor) -> list[int]:
 
 def in_turn(ranked: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
     """(requirement, row): the first of every requirement, then the second, and so on."""
-    places = [(rank, name, row) for name, order in ranked.items() for rank, row in enumerate(order)]
-    places.sort(key=lambda place: place[0])
+    places = []
+    for name, order in ranked.items():
+        for rank, row in enumerate(order):
+            places.append((rank, name, row))
+    places.sort(key=lambda place: place[0])  # Stable: of a rank in the order of requirements.
     return [(name, row) for _, name, row in places]

@@ -46,13 +46,14 @@ def page_of_test(
 ) -> Page:
     """What the last ``test`` of a module measured."""
     answers = {stage: _answers(trainer, stage) for stage in getattr(module, "answers", {})}
-    stages = [stage for stage in module.evaluated if not stage.startswith(BEFORE)]
+    shown = list[Sample]()
     with isolate_rng():  # Reading a row may draw.
-        shown = [
-            sample
-            for stage in stages
-            for sample in _samples(module, trainer, stage, answers.get(stage, {}))
-        ]
+        for stage in module.evaluated:
+            if not stage.startswith(BEFORE):
+                shown += _samples(module, trainer, stage, answers.get(stage, {}))
+    title = "Samples, the hardest first"
+    if any(answers.values()):
+        title += ", and answers"
     return Page(
         title=f"{type(module).__name__.removesuffix('Module')}: a test",
         facts={
@@ -62,20 +63,22 @@ def page_of_test(
         },
         metrics=by_name(trainer.callback_metrics, samples),
         samples=shown,
-        samples_title="Samples, the hardest first"
-        + (", and answers" if any(answers.values()) else ""),
+        samples_title=title,
         samples_note="Values are in the unit of each requirement's bound.",
     )
 
 
 def by_name(metrics: Mapping[str, Any], samples: Mapping[str, int]) -> dict[str, dict[str, str]]:
     """Metrics by name and data set, as text, of how many in brackets."""
-    found: dict[str, dict[str, str]] = {}
+    cells: dict[str, dict[str, str]] = {}
     for key, value in metrics.items():
         stage, _, name = key.partition("/")
         of = f" ({samples[key]:,})" if key in samples else ""
-        found.setdefault(name, {})[stage] = f"{float(value):.4g}{of}"
-    return {name: {s: of[s] for s in sorted(of, key=_before_after)} for name, of in found.items()}
+        cells.setdefault(name, {})[stage] = f"{float(value):.4g}{of}"
+    for name, by_stage in cells.items():
+        stages = sorted(by_stage, key=_before_after)
+        cells[name] = {stage: by_stage[stage] for stage in stages}
+    return cells
 
 
 def _before_after(stage: str) -> tuple[str, bool]:
@@ -88,25 +91,26 @@ def _samples(
 ) -> Iterator[Sample]:
     """The hardest of a data set, each with its answer; then the other answers."""
     evaluated = module.evaluated[stage]
-    worst = {name: found.worst() for name, found in evaluated.items()}
-    ranked = {name: ranked_by(violations) for name, violations in worst.items()}
-    told = set()
+    worst = {name: violations.worst() for name, violations in evaluated.items()}
+    ranked = {name: ranked_by(of_samples) for name, of_samples in worst.items()}
+    shown = set()
     for name, row in in_turn(ranked)[:SAMPLES]:
         sample = _violation(module, name, evaluated[name], row, float(worst[name][row]))
-        told.add(sample.index)
+        shown.add(sample.index)
         yield _with_text(sample, module, trainer, stage, answers.get(sample.index, {}))
-    rest = [index for index in answers if index not in told]
-    for index in rest[: max(SAMPLES - len(told), 0)]:
+    rest = [index for index in answers if index not in shown]
+    for index in rest[: max(SAMPLES - len(shown), 0)]:
         yield _with_text(Sample(index), module, trainer, stage, answers[index])
 
 
 def _violation(
-    module: PointwiseModule, name: str, found: SampleViolations, row: int, violation: float
+    module: PointwiseModule, name: str, evaluated: SampleViolations, row: int, violation: float
 ) -> Sample:
+    """A row of what was evaluated under one requirement."""
     constraint = module.evaluation_constraints[name]
     known = math.isfinite(violation)
     return Sample(
-        index=int(found.index[row]),
+        index=int(evaluated.index[row]),
         constraint=name,
         bound=constraint.in_words(),
         value=constraint.value_at(violation) if known else None,
@@ -122,8 +126,9 @@ def _with_text(
     answer: Mapping[str, Any],
 ) -> Sample:
     """The sample with what it is and, where there is one, with its answer."""
-    fields, image = dict[str, str](), None
-    if "prompt" in answer:
+    fields: dict[str, str]
+    image = None
+    if "prompt" in answer:  # The text that was answered, templates and all: more than the row.
         fields = {"prompt": str(answer["prompt"])}
     else:
         rows = module._evaluator.datasets.get(stage)
@@ -132,9 +137,9 @@ def _with_text(
     if "file" in answer:
         line = f", line {answer['line']}" if "line" in answer else ""
         source = f"{Path(answer['file']).name}{line}"
-    said = [name for name in ("exact", "refused", "flipped", "cut") if answer.get(name)]
-    if said:
-        fields["the answer is"] = ", ".join(said)
+    judgements = [name for name in ("exact", "refused", "flipped", "cut") if answer.get(name)]
+    if judgements:
+        fields["the answer is"] = ", ".join(judgements)
     return replace(
         sample,
         fields=without_source(fields),
@@ -155,9 +160,9 @@ def _text(answer: Mapping[str, Any], name: str) -> str | None:
 def _answers(trainer: Trainer, stage: str) -> dict[int, dict[str, Any]]:
     """The lines of a language task's file of answers to a data set, which this test wrote."""
     path = Path(trainer.default_root_dir) / "answers" / f"{stage}.jsonl"
-    found: dict[int, dict[str, Any]] = {}
-    with suppress(OSError):
+    answers: dict[int, dict[str, Any]] = {}
+    with suppress(OSError):  # None were generated.
         for line in path.read_text(encoding="utf-8").splitlines():
             answer = json.loads(line)
-            found[int(answer["index"])] = answer
-    return found
+            answers[int(answer["index"])] = answer
+    return answers

@@ -29,11 +29,13 @@ class RunProgressBar(TQDMProgressBar):
 
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
         bar = self.train_progress_bar
-        bar.total, bar.initial = _steps_of_run(trainer), 0
+        bar.total = _steps_of_run(trainer)
+        bar.initial = 0
         bar.set_description(f"Epoch {trainer.current_epoch}")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        bar, step = self.train_progress_bar, trainer.global_step
+        bar = self.train_progress_bar
+        step = trainer.global_step
         last = bar.total is not None and step >= bar.total
         if self.is_enabled and (last or step % self.refresh_rate == 0):
             bar.n = step
@@ -58,12 +60,12 @@ class RunProgressBar(TQDMProgressBar):
         self, trainer: Trainer, pl_module: LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
         """Objective and violated requirements as counts; what else is logged for a bar as it is."""
-        found = super().get_metrics(trainer, pl_module)
-        found.pop("v_num", None)
-        if "violated" in found and isinstance(pl_module, Task):
+        shown = super().get_metrics(trainer, pl_module)
+        shown.pop("v_num", None)  # The number of the run's folder, which its end prints.
+        if "violated" in shown and isinstance(pl_module, Task):
             totals = history_of(pl_module).totals()
-            found["violated"] = f"{totals['violated']:,.0f} of {totals['of']:,.0f}"
-        return found
+            shown["violated"] = f"{totals['violated']:,.0f} of {totals['of']:,.0f}"
+        return shown
 
 
 def _steps_of_run(trainer: Trainer) -> int | None:

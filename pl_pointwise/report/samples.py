@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 LONGEST = 4000
 """Characters of a text; the rest is in the data."""
-
+MOST_NUMBERS = 16
+"""Numbers of a vector that are shown."""
+FEWEST_PIXELS, MOST_PIXELS = 4, 1024
+"""The sides of an image: a smaller table is no image, a larger one too much for a page."""
 
 SOURCE = "record"
 """The field of ``describe`` that says where a sample is from."""
@@ -31,6 +35,7 @@ def described(
     describe = getattr(data, "describe", None)
     if describe is not None and "dataset" in signature(describe).parameters:
         return fields_and_image(describe(index, dataset=dataset))
+    # An earlier version's describe() took no data set.
     if describe is not None and dataset == "train":
         return fields_and_image(describe(index))
     return fields_and_image(rows[index]) if rows is not None else ({}, None)
@@ -42,20 +47,24 @@ def source_of(fields: Mapping[str, str]) -> str | None:
 
 
 def without_source(fields: Mapping[str, str]) -> dict[str, str]:
+    """The fields that say what a sample is, not where it is from."""
     return {name: text for name, text in fields.items() if name != SOURCE}
 
 
 def fields_and_image(row: Any) -> tuple[dict[str, str], bytes | None]:
     """The entries of a row that can be read, by name, and the first that is an image, as a PNG."""
     entries = row.items() if isinstance(row, Mapping) else [("row", row)]
-    fields, image = dict[str, str](), None
+    fields = dict[str, str]()
+    image = None
     for name, value in entries:
-        if image is None and (drawn := png_of(value)) is not None:
+        drawn = png_of(value) if image is None else None
+        if drawn is not None:
             image = drawn
             continue
         text = text_of(value)
-        if text not in (None, "nan") and name != "index":  # NaN: what this row does not have.
-            fields[str(name)] = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+        if text is None or text == "nan" or name == "index":  # NaN: what this row does not have.
+            continue
+        fields[str(name)] = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
     return fields, image
 
 
@@ -63,12 +72,20 @@ def text_of(value: Any) -> str | None:
     """A text, a number, or a vector of up to 16; None of anything else."""
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         value = value.tolist()
-    if isinstance(value, list) and not any(isinstance(each, list) for each in value):
-        texts = [text_of(each) for each in value[:17]]
-        return ", ".join(filter(None, texts)) if None not in texts and len(texts) <= 16 else None
+    if isinstance(value, list):
+        return _vector_text(value)
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value) if isinstance(value, (str, int)) else None
+
+
+def _vector_text(numbers: list[Any]) -> str | None:
+    if len(numbers) > MOST_NUMBERS or any(isinstance(entry, list) for entry in numbers):
+        return None
+    texts = [text_of(entry) for entry in numbers]
+    if None in texts:
+        return None
+    return ", ".join(text for text in texts if text)
 
 
 def png_of(value: Any) -> bytes | None:
@@ -81,22 +98,43 @@ def png_of(value: Any) -> bytes | None:
     pixels = torch.as_tensor(value).detach().cpu()
     if pixels.dim() == 2:
         pixels = pixels[None]
-    if pixels.dim() != 3 or pixels.shape[0] not in (1, 3) or min(pixels.shape[1:]) < 4:
-        return None
-    if max(pixels.shape[1:]) > 1024 or pixels.dtype == torch.bool or pixels.is_complex():
+    if not _is_an_image(pixels):
         return None
     pixels = pixels.double().nan_to_num()
-    low, high = float(pixels.min()), float(pixels.max())
+    low = float(pixels.min())
+    high = float(pixels.max())
     if pixels.shape[0] == 3 and low >= 0 and high <= 255:  # Colours keep their brightness.
-        low, high = 0.0, 1.0 if high <= 1 else 255.0
+        low = 0.0
+        high = 1.0 if high <= 1 else 255.0
     shades = (pixels - low) / ((high - low) or 1.0) * 255
     rows = shades.round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
+    return _png(rows)
+
+
+def _is_an_image(pixels: Tensor) -> bool:
+    if pixels.dim() != 3 or pixels.shape[0] not in (1, 3):
+        return False
+    if pixels.dtype == torch.bool or pixels.is_complex():  # A mask, or a spectrum.
+        return False
+    sides = pixels.shape[1:]
+    return min(sides) >= FEWEST_PIXELS and max(sides) <= MOST_PIXELS
+
+
+def _png(rows: NDArray[np.uint8]) -> bytes:
+    """A PNG of (height, width, 1 or 3), 8 bits a channel, in its three chunks."""
     height, width, channels = rows.shape
+    grey, colours = 0, 2  # The format's numbers.
+    kind = grey if channels == 1 else colours
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
     body = b"".join(b"\0" + row.tobytes() for row in rows)  # Each row without a filter.
-    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(body, 9)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + _chunk(b"IHDR", header)
+        + _chunk(b"IDAT", zlib.compress(body, 9))
+        + _chunk(b"IEND", b"")
+    )
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
+    """Its length, its kind, what it holds, and a check sum."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -87,14 +87,10 @@ class Finding:
             better = f"{_better(self.share)} than the predecessor over {self.n:,} {units}"
             return f"{better}, p = {self.p:.2g}, at worst {_better(self.bound)}"
         if self.requirement.beyond is None:
-            what = f"mean loss {self.share:.3g} over {self.n:,} {units}"
+            loss = f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
-            what = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
-        within = f"at most {100 * self.bound:.3g} %"
-        if self.certified and self.bound > self.requirement.at_most:
-            within = f"at most {100 * self.requirement.at_most:.3g} % by the test, and by a bound "
-            within += f"that holds for every model {100 * self.bound:.3g} %"
-        seen = f"{what}, p = {self.p:.2g}, {within}"
+            loss = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
+        seen = f"{loss}, p = {self.p:.2g}, {self._within()}"
         if self.requirement.beside == "lost":
             share = (self.lines.groupby("unit")["before"].max() <= 0).mean()
             seen += f"; the predecessor meets it on {100 * share:.3g} % of them"
@@ -104,6 +100,16 @@ class Finding:
                 seen += f"; if that share holds, {needed:,} samples show it four times in five"
         return seen
 
+    def _within(self) -> str:
+        """The bound; where the test says more than it, both."""
+        bound = f"{100 * self.bound:.3g} %"
+        if not self.certified or self.bound <= self.requirement.at_most:
+            return f"at most {bound}"
+        return (
+            f"at most {100 * self.requirement.at_most:.3g} % by the test, and by a bound that "
+            f"holds for every model {bound}"
+        )
+
 
 def _better(loss: float) -> str:
     """A difference of metrics from its loss (1 + d) / 2, where d is how much worse it is."""
@@ -111,18 +117,20 @@ def _better(loss: float) -> str:
     return f"{abs(worse):.3g} {'worse' if worse >= 0 else 'better'}"
 
 
-def repetitions(found: Sequence[Finding]) -> list[str]:
+def repetitions(findings: Sequence[Finding]) -> list[str]:
     """Returns what is to be said where units have several samples, which count as one."""
-    most = max(found, key=lambda each: len(each.lines) / each.n)
+    most = max(findings, key=lambda finding: len(finding.lines) / finding.n)
     samples = len(most.lines)
     if samples == most.n:
         return []
     largest = most.lines["unit"].value_counts(normalize=True).max()
-    told = f"Each distinct prompt or query counts once: {samples:,} samples are of {most.n:,}"
-    told += f", the largest has {100 * largest:.3g} % of them"
+    sentence = (
+        f"Each distinct prompt or query counts once: {samples:,} samples are of {most.n:,}, the "
+        f"largest has {100 * largest:.3g} % of them"
+    )
     if samples > 1.1 * most.n:
-        told += ". Warning: of inputs that come as often as these, another share may fail"
-    return [f"{told}."]
+        sentence += ". Warning: of inputs that come as often as these, another share may fail"
+    return [f"{sentence}."]
 
 
 @dataclass
@@ -137,16 +145,18 @@ class Answer:
     @property
     def predecessor(self) -> str | None:
         """The model that requirements compare with, if any does."""
-        if not any(each.beside for each in self.requirements):
+        if not any(requirement.beside for requirement in self.requirements):
             return None
         return f"the model of {self.models[0].name} before training"
 
     @cached_property
     def shown(self) -> int:
         """The position of the chosen model, else of the one whose largest p-value is smallest."""
-        chosen, tested = self.selection.position, self.selection.tested
-        nearest = min(range(len(self.models)), key=lambda each: tested[each].p)
-        return nearest if chosen is None else chosen
+        chosen = self.selection.position
+        if chosen is not None:
+            return chosen
+        p_values = [tested.p for tested in self.selection.tested]
+        return p_values.index(min(p_values))
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -157,59 +167,81 @@ class Answer:
         """
         # Over all models and requirements, of which the split's own values chose what is shown.
         sure = 1 - (1 - self.confidence) / (len(self.models) * len(self.requirements))
-        samples, kinds = self.models[self.shown].samples, self.selection.zero_one
-        found = [
-            Finding.of(samples, requirement, kind, self.confidence, sure)
-            for requirement, kind in zip(self.requirements, kinds, strict=True)
-        ]
-        return [replace(each, certified=self.selection.position is not None) for each in found]
+        samples = self.models[self.shown].samples
+        certified = self.selection.position is not None
+        findings = []
+        kinds = zip(self.requirements, self.selection.zero_one, strict=True)
+        for requirement, zero_one in kinds:
+            finding = Finding.of(samples, requirement, zero_one, self.confidence, sure)
+            findings.append(replace(finding, certified=certified))
+        return findings
 
     def statement(self) -> str:
         """Returns the answer in plain sentences."""
-        count, name = len(self.models), self.models[self.shown].name
-        sure = f"{100 * self.confidence:g} %"
-        wrong = f"{100 * (1 - self.confidence):.3g}"
         met = "the requirement" if len(self.requirements) == 1 else "all requirements together"
-        reached, position = len(self.selection.reached), self.selection.position
-        bounds = (
-            "The bounds in percent hold together, whichever model is shown (Bonferroni over "
-            f"{count} models and {len(self.requirements)} requirements), with {sure} confidence"
-        )
-        if position is None:
-            first = (
-                f"None of the {reached} tested of {count} models is certified to meet {met} with "
-                f"{sure} confidence: they are tested one after the other until one fails. {name} "
-                "comes nearest, as its largest p is the smallest"
-            )
-            if not self.selection.tested[self.shown].reached:
-                first += "; it was not tested, so that no certificate could follow from that"
-            first += ":"
-            after = [
-                f"{bounds}.",
-                "These certification samples are used: take new ones, and another --output.",
-            ]
-        else:
-            first = (
-                f"{name} was shown to meet {met} on new inputs, with {sure} confidence: by a test "
-                f"that passes a model which does not in at most {wrong} % of cases."
-            )
-            after = [
-                f"The confidence accounts for the choice among {count} models: their order comes "
-                f"from the selection split, and {reached} of {len(self.selection.order)} in it "
-                "were tested one after the other on the certification split (fixed-sequence "
-                "testing), which no other comparison has used by this user's record. "
-                f"{bounds}: that is another statement than the test's, with an error of its own.",
-                f"Assumptions: {ASSUMPTIONS}",
-            ]
-        seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings]
+        certified = self.selection.position is not None
+        first = self._that_one_is_certified(met) if certified else self._that_none_is(met)
+        lines = [first, ""]
+        lines += [f"- {finding.requirement.text}: {finding.text()}" for finding in self.findings]
         if self.predecessor is not None:
-            seen.append(f"- The predecessor is {self.predecessor}.")
-        ties = self._ties()
-        return "\n".join([first, "", *seen, "", *repetitions(self.findings), *ties, *after])
+            lines.append(f"- The predecessor is {self.predecessor}.")
+        lines.append("")
+        lines += repetitions(self.findings)
+        lines += self._ties()
+        lines += self._what_holds() if certified else self._what_is_left()
+        return "\n".join(lines)
+
+    @property
+    def _sure(self) -> str:
+        return f"{100 * self.confidence:g} %"
+
+    def _that_none_is(self, met: str) -> str:
+        count = len(self.models)
+        name = self.models[self.shown].name
+        sentence = (
+            f"None of the {len(self.selection.reached)} tested of {count} models is certified to "
+            f"meet {met} with {self._sure} confidence: they are tested one after the other until "
+            f"one fails. {name} comes nearest, as its largest p is the smallest"
+        )
+        if not self.selection.tested[self.shown].reached:
+            sentence += "; it was not tested, so that no certificate could follow from that"
+        return f"{sentence}:"
+
+    def _that_one_is_certified(self, met: str) -> str:
+        name = self.models[self.shown].name
+        wrong = f"{100 * (1 - self.confidence):.3g}"
+        return (
+            f"{name} was shown to meet {met} on new inputs, with {self._sure} confidence: by a "
+            f"test that passes a model which does not in at most {wrong} % of cases."
+        )
+
+    def _bounds(self) -> str:
+        return (
+            "The bounds in percent hold together, whichever model is shown (Bonferroni over "
+            f"{len(self.models)} models and {len(self.requirements)} requirements), with "
+            f"{self._sure} confidence"
+        )
+
+    def _what_is_left(self) -> list[str]:
+        return [
+            f"{self._bounds()}.",
+            "These certification samples are used: take new ones, and another --output.",
+        ]
+
+    def _what_holds(self) -> list[str]:
+        reached = len(self.selection.reached)
+        return [
+            f"The confidence accounts for the choice among {len(self.models)} models: their order "
+            f"comes from the selection split, and {reached} of {len(self.selection.order)} in it "
+            "were tested one after the other on the certification split (fixed-sequence testing), "
+            f"which no other comparison has used by this user's record. {self._bounds()}: that is "
+            "another statement than the test's, with an error of its own.",
+            f"Assumptions: {ASSUMPTIONS}",
+        ]
 
     def _ties(self) -> list[str]:
         """Says that the selection split is too small to tell candidates apart, where it is."""
-        p_values = [each.selection_p for each in self.selection.tested]
+        p_values = [tested.selection_p for tested in self.selection.tested]
         least = min(p_values)  # Of those behind it hardly anything depends on the order.
         if p_values.count(least) < 2:
             return []
@@ -221,8 +253,8 @@ class Answer:
 
     def table(self) -> Table:
         """What happened to each candidate, in the order of the test; the rest behind it."""
-        tested, order = self.selection.tested, self.selection.order
-        rest = [position for position in range(len(tested)) if position not in order]
+        order = self.selection.order
+        rest = [position for position in range(len(self.models)) if position not in order]
         lines = [self._line(position) for position in [*order, *rest]]
         note = (
             "From the selection split come p against each model, the objective, and the size of "
@@ -233,23 +265,23 @@ class Answer:
         return Table("Candidates", note, DataFrame(lines))
 
     def _line(self, position: int) -> dict[str, str]:
-        found = self.selection.tested[position]
-        what = "not reached"
-        if found.beaten_by is not None:
-            what = f"dropped: {self.models[found.beaten_by].name} is no worse"
-        elif found.reached:
-            what = "tested: certified" if found.certified else "tested: not certified"
+        tested = self.selection.tested[position]
+        happened = "not reached"
+        if tested.beaten_by is not None:
+            happened = f"dropped: {self.models[tested.beaten_by].name} is no worse"
+        elif tested.reached:
+            happened = "tested: certified" if tested.certified else "tested: not certified"
         if position == self.selection.position:
-            what += ", chosen"
+            happened += ", chosen"
         line = {
-            "model": found.candidate.name,
-            "what happened": what,
-            "selection: p": f"{found.selection_p:.2g}",
-            "objective": f"{found.candidate.objective:.4g}",
+            "model": tested.candidate.name,
+            "what happened": happened,
+            "selection: p": f"{tested.selection_p:.2g}",
+            "objective": f"{tested.candidate.objective:.4g}",
         }
-        for requirement, size in zip(self.requirements, found.candidate.sizes, strict=True):
+        for requirement, size in zip(self.requirements, tested.candidate.sizes, strict=True):
             line[f"size, {requirement.text}"] = f"{size:.3g}"
-        for requirement, p in zip(self.requirements, found.p_by_requirement, strict=True):
+        for requirement, p in zip(self.requirements, tested.p_by_requirement, strict=True):
             line[f"p, {requirement.text}"] = f"{p:.2g}"
         return line
 
@@ -264,20 +296,25 @@ class Answer:
             "models": [self._line(position) for position in range(len(self.models))],
             "predecessor": self.predecessor,
             "nearest": model.name,
-            "requirements": [
-                {
-                    "text": each.requirement.text,
-                    "seen": each.text(),
-                    "quantity": each.requirement.quantity,
-                    "category": each.requirement.category or None,
-                    "at_most": each.requirement.at_most,
-                    **{name: getattr(each, name) for name in ("n", "share", "p", "bound")},
-                }
-                for each in self.findings
-            ],
+            "requirements": [_as_dict(finding) for finding in self.findings],
             "objective": model.objective,
             "statement": self.statement(),
         }
+
+
+def _as_dict(finding: Finding) -> dict[str, Any]:
+    requirement = finding.requirement
+    return {
+        "text": requirement.text,
+        "seen": finding.text(),
+        "quantity": requirement.quantity,
+        "category": requirement.category or None,
+        "at_most": requirement.at_most,
+        "n": finding.n,
+        "share": finding.share,
+        "p": finding.p,
+        "bound": finding.bound,
+    }
 
 
 def size_of_violations(samples: DataFrame, requirement: Requirement) -> float:
@@ -300,15 +337,28 @@ def choose_model(
     confidence: float = 0.95,
 ) -> Answer:
     """Which model meets all requirements, with its certificate."""
-    candidates = []
-    for model in models:
-        before, after = (
-            [losses_by_unit(lines_about(model.samples, each, key), each) for each in requirements]
-            for key in (VAL.key, TEST.key)
-        )
-        objective = float(np.nan_to_num(model.objective, nan=np.inf))
-        sizes = [size_of_violations(model.samples, each) for each in requirements]
-        candidates.append(Candidate(model.name, objective, before, after, sizes))
+    candidates = [_candidate(model, requirements) for model in models]
     rates = [requirement.at_most for requirement in requirements]
     selection = select(candidates, rates, confidence)
     return Answer(models, requirements, confidence, selection)
+
+
+def _candidate(model: MeasuredModel, requirements: Sequence[Requirement]) -> Candidate:
+    """The losses of a model by requirement, on both splits."""
+    selection = []
+    certification = []
+    sizes = []
+    for requirement in requirements:
+        on_selection = lines_about(model.samples, requirement, VAL.key)
+        on_certification = lines_about(model.samples, requirement, TEST.key)
+        selection.append(losses_by_unit(on_selection, requirement))
+        certification.append(losses_by_unit(on_certification, requirement))
+        sizes.append(size_of_violations(model.samples, requirement))
+    return Candidate(
+        name=model.name,
+        # A model whose objective is not a number is behind all others.
+        objective=float(np.nan_to_num(model.objective, nan=np.inf)),
+        selection=selection,
+        certification=certification,
+        sizes=sizes,
+    )

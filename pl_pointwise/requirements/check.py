@@ -21,7 +21,7 @@ from pandas import DataFrame
 
 from pl_pointwise.certificates import ASSUMPTIONS
 from pl_pointwise.command_line.cli_errors import CommandParser, fraction
-from pl_pointwise.files import digest_now
+from pl_pointwise.identity.files import digest_now
 
 from .answer import Finding, repetitions
 from .exported import CERTIFICATE, CHECKPOINT, START, measure_new_records, read_certificate
@@ -47,10 +47,16 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--confidence", type=fraction, default=0.95)
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
-    rest = known.require, known.confidence, known.config
-    found = check_models(known.folder, known.against, options, *rest)
-    print(report(found))
-    if not all(each.met for each in found):
+    findings = check_models(
+        known.folder,
+        known.against,
+        options,
+        require=known.require,
+        confidence=known.confidence,
+        configs=known.config,
+    )
+    print(report(findings))
+    if not all(finding.met for finding in findings):
         raise SystemExit(1)
 
 
@@ -63,37 +69,38 @@ def check_models(
     configs: Sequence[str] = (),
 ) -> list[Finding]:
     """A verdict per requirement; options, configs: as of :func:`~.exported.measure_new_records`."""
-    certificate, _ = read_certificate(folder)
+    certificate, samples = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
-    old = folder if against == START else against
-    known = {mark for each in (folder, old) for mark in marks_of(read_certificate(each)[1])}
+    start = against == START
+    old = folder if start else against
+    _, samples_of_old = read_certificate(old)
+    known = marks_of(samples) | marks_of(samples_of_old)
     new, left_out = records_not_known(new, known)
     if new.empty:
         raise RequirementError(
             f"All {left_out:,} records trained, selected or certified one of the models, so they "
             "show nothing. Give new ones."
         )
-    start = against == START
-    before, theirs = measure_new_records(
+    before, bounds_of_old = measure_new_records(
         old, options, configs, trained=not start, own_arguments=start or not configs
     )
-    require_same_bounds({str(folder): bounds, str(against): theirs})
-    texts = require or [
-        *(each["text"] for each in certificate["requirements"]),
-        *(f"lost({name}) <= 0.05" for name in quantities_in(new, "constraint")),
-    ]
+    require_same_bounds({str(folder): bounds, str(against): bounds_of_old})
+    texts = list(require)
+    if not texts:
+        texts += [requirement["text"] for requirement in certificate["requirements"]]
+        texts += [f"lost({name}) <= 0.05" for name in quantities_in(new, "constraint")]
     requirements = distinct(texts)
-    found = check(beside(new, before, requirements), requirements, confidence)
-    weights = [digest_now(Path(each) / CERTIFICATE / CHECKPOINT) for each in (folder, old)]
+    findings = check(beside(new, before, requirements), requirements, confidence)
+    weights = [digest_now(Path(model) / CERTIFICATE / CHECKPOINT) for model in (folder, old)]
     use = {"requirements": sorted(texts), "confidence": confidence, "weights": weights}
     units = units_in(new)
-    used = sum(each["use"] != use for each in uses_of(units).values())
+    others = sum(record["use"] != use for record in uses_of(units).values())
     remember_use(use, units, Path(folder))
     note = (
         f"{left_out:,} records that trained, selected or certified one of the models are left out; "
-        f"{used:,} other checks or comparisons on record have used some of the rest."
+        f"{others:,} other checks or comparisons on record have used some of the rest."
     )
-    return [replace(each, note=note) for each in found]
+    return [replace(finding, note=note) for finding in findings]
 
 
 def check(
@@ -107,30 +114,42 @@ def check(
     """
     verdicts = list[Finding]()
     require_known(samples, requirements)
-    for each in requirements:
-        zero_one = each.beyond is not None  # Not by a look at the losses.
-        verdicts.append(Finding.of(samples, each, zero_one, confidence, confidence))
-        if not verdicts[-1].n:
-            raise RequirementError(f"{each.text!r}: none of the records is about it.")
+    for requirement in requirements:
+        zero_one = requirement.beyond is not None  # Not by a look at the losses.
+        finding = Finding.of(samples, requirement, zero_one, confidence, confidence)
+        if not finding.n:
+            raise RequirementError(f"{requirement.text!r}: none of the records is about it.")
+        verdicts.append(finding)
     return verdicts
 
 
-def report(found: Sequence[Finding]) -> str:
+def report(findings: Sequence[Finding]) -> str:
     """Returns the answer as Markdown."""
-    confidence = found[0].confidence
-    sure, wrong = f"{100 * confidence:g} %", f"{100 * (1 - confidence):.3g} %"
-    lines = [f"**No**: not shown with {sure} confidence.", ""]
-    if all(each.met for each in found):
-        lines[0] = (
+    confidence = findings[0].confidence
+    sure = f"{100 * confidence:g} %"
+    wrong = f"{100 * (1 - confidence):.3g} %"
+    answer = f"**No**: not shown with {sure} confidence."
+    if all(finding.met for finding in findings):
+        answer = (
             f"**Yes**, with {sure} confidence: every requirement was shown to be met on inputs "
             f"like these, by a test that says so wrongly in at most {wrong} of cases."
         )
-    for each in found:
-        said = "met" if each.met else "not shown"
-        line = f"- {each.requirement.text}: **{said}**. {each.text()}."
-        counts_against = each.lines["loss"] > (0.0 if each.zero_one else 0.5)
-        if positions := each.lines[counts_against]["index"].sort_values()[:5].tolist():
-            line += f" First samples against it: {', '.join(map(str, positions))}."
-        lines.append(line)
-    each_alone = f"Each bound holds alone with {sure}. Assumptions: {ASSUMPTIONS} {found[0].note}"
-    return "\n".join([*lines, "", *repetitions(found), each_alone.strip()])
+    lines = [answer, ""]
+    lines += [_line(finding) for finding in findings]
+    lines.append("")
+    lines += repetitions(findings)
+    alone = f"Each bound holds alone with {sure}. Assumptions: {ASSUMPTIONS} {findings[0].note}"
+    lines.append(alone.strip())
+    return "\n".join(lines)
+
+
+def _line(finding: Finding) -> str:
+    """A verdict, with the first samples that speak against it."""
+    verdict = "met" if finding.met else "not shown"
+    line = f"- {finding.requirement.text}: **{verdict}**. {finding.text()}."
+    # Of a metric a sample with more than half of the largest loss.
+    counts_against = finding.lines["loss"] > (0.0 if finding.zero_one else 0.5)
+    positions = finding.lines[counts_against]["index"].sort_values()[:5].tolist()
+    if positions:
+        line += f" First samples against it: {', '.join(map(str, positions))}."
+    return line

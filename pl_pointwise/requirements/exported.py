@@ -26,15 +26,11 @@ from pandas import DataFrame
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.command_line.configs import foreign_names, read_foreign
 from pl_pointwise.errors import printable
-from pl_pointwise.files import digest_now, files_of_an_export, share_modes
-from pl_pointwise.identity import (
-    another_base,
-    bases_of,
-    digest_of_code,
-    is_a_base,
-    own_code,
-)
-from pl_pointwise.loading import certificate_in
+from pl_pointwise.export.folder import share_modes
+from pl_pointwise.export.loading import certificate_in
+from pl_pointwise.identity.code import digest_of_code, own_code
+from pl_pointwise.identity.files import digest_now, files_of_an_export
+from pl_pointwise.identity.models import another_base, bases_of, is_a_base
 from pl_pointwise.training.checkpoints import differences, hyperparameters
 
 from .requirement import RequirementError
@@ -115,27 +111,16 @@ def require_certified_parts(folder: Path, cli: PointwiseCLI, own_arguments: bool
     """Refuses what is not the model that was certified, though its weights are: another base under
     it, other bounds or arguments than those on record. Says where code of one's own is another.
     """
-    certificate, bounds = certificate_in(folder, others=False), bounds_of(cli.model)
-    if (was := certificate.get("bounds")) and was != bounds:
+    certificate = certificate_in(folder, others=False)
+    bounds = bounds_of(cli.model)
+    certified_bounds = certificate.get("bounds")  # Which earlier versions did not write.
+    if certified_bounds and certified_bounds != bounds:
         raise RequirementError(
-            f"{folder} was certified by the bounds {was}, and the configuration gives {bounds}. "
-            f"Give its own: --config {folder / CERTIFICATE / 'config.yaml'}"
+            f"{folder} was certified by the bounds {certified_bounds}, and the configuration "
+            f"gives {bounds}. Give its own: --config {folder / CERTIFICATE / 'config.yaml'}"
         )
-    stored = hyperparameters(str(folder / CERTIFICATE / CHECKPOINT))
-    stored.pop("_class_path", None)
-    given = cli.config.model.as_dict()["init_args"]
-    # Where the base lies may differ; what it is has a digest.
-    changed = {
-        name: values
-        for name, values in differences(stored, given).items()
-        if own_arguments and name.rpartition(".")[2] not in ("model_name", "revision")
-    }
-    for name, (old, new) in changed.items():
-        raise RequirementError(
-            f"{folder} was certified with --model.{name} {printable(old, 80)}, and the "
-            f"configuration gives {printable(new, 80)}. Give its own: --config "
-            f"{folder / CERTIFICATE / 'config.yaml'}"
-        )
+    if own_arguments:
+        _require_own_arguments(folder, cli)
     now = bases_of(cli.config_dump.get("model"))
     for name, digest in (certificate.get("base") or {}).items():
         if not is_a_base(digest, now.values()):
@@ -149,16 +134,32 @@ def require_certified_parts(folder: Path, cli: PointwiseCLI, own_arguments: bool
         )
 
 
+def _require_own_arguments(folder: Path, cli: PointwiseCLI) -> None:
+    """Refuses arguments of the module that are not those of the certified checkpoint."""
+    stored = hyperparameters(str(folder / CERTIFICATE / CHECKPOINT))
+    stored.pop("_class_path", None)
+    arguments = cli.config.model.as_dict()["init_args"]
+    for name, (old, new) in differences(stored, arguments).items():
+        # Where the base lies may differ; what it is has a digest.
+        if name.rpartition(".")[2] in ("model_name", "revision"):
+            continue
+        raise RequirementError(
+            f"{folder} was certified with --model.{name} {printable(old, 80)}, and the "
+            f"configuration gives {printable(new, 80)}. Give its own: --config "
+            f"{folder / CERTIFICATE / 'config.yaml'}"
+        )
+
+
 def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = False) -> DataFrame:
     """Returns the table of samples.py of a model's test data, with ``selection`` of its validation
     data too, by a forward pass. Without a checkpoint it has the weights that it starts with.
     """
-    read: dict[str, Any] = {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
+    options: dict[str, Any] = {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
     trainer: Any = cli.trainer
     if selection:
         trainer.limit_val_batches = 1.0  # 0 is for the fit.
-        trainer.validate(cli.model, cli.datamodule, **read)
-    trainer.test(cli.model, cli.datamodule, **read)
+        trainer.validate(cli.model, cli.datamodule, **options)
+    trainer.test(cli.model, cli.datamodule, **options)
     return samples_of(cli.model)
 
 
@@ -166,27 +167,37 @@ def own_classes_only(path: Path) -> dict[str, Any]:
     """Returns model, data and precision; refuses classes that this package does not ship, and what
     the parser would read from elsewhere.
     """
-    given = read_foreign(path)
-    parts = ("model", "data", "trainer")  # Mappings: of a text the parser would go on elsewhere.
-    found = [(each, given[each]) for each in parts if not isinstance(given.get(each) or {}, dict)]
-    config = {} if found else config_for_new_records(given)
-    found += [(part, name) for part in config for name in foreign_names(config[part])]
-    for part, name in found:
-        raise RequirementError(
-            f"{path}: {part} names {printable(name, 80)}, which pl_pointwise does not "
-            "ship, and a folder's own word is not imported or followed. Read the file; if you "
-            f"trust it: --config {path}"
-        )
+    content = read_foreign(path)
+    for part in ("model", "data", "trainer"):
+        value = content.get(part) or {}
+        if not isinstance(value, dict):  # Of a text the parser would go on elsewhere.
+            raise _not_shipped(path, part, value)
+    config = config_for_new_records(content)
+    for part, value in config.items():
+        for name in foreign_names(value):
+            raise _not_shipped(path, part, name)
     return config
+
+
+def _not_shipped(path: Path, part: str, name: Any) -> RequirementError:
+    return RequirementError(
+        f"{path}: {part} names {printable(name, 80)}, which pl_pointwise does not ship, and a "
+        "folder's own word is not imported or followed. Read the file; if you trust it: --config "
+        f"{path}"
+    )
 
 
 def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns model, data and precision of a run's configuration, without the run's files."""
-    data = config.get("data")
-    if isinstance(data, dict) and isinstance(arguments := data.get("init_args"), dict):
-        given: dict[str, Any] = {n: None for n in arguments if n.endswith(("_file", "hub_path"))}
+    data: Any = config.get("data")
+    arguments = data.get("init_args") if isinstance(data, dict) else None
+    if isinstance(arguments, dict):
+        arguments = dict(arguments)
+        for name in arguments:
+            if name.endswith(("_file", "hub_path")):
+                arguments[name] = None
         if "source" in arguments:
-            given["source"] = "files"
-        data = {**data, "init_args": {**arguments, **given}}
+            arguments["source"] = "files"
+        data = {**data, "init_args": arguments}
     precision = (config.get("trainer") or {}).get("precision")
     return {"model": config.get("model"), "data": data, "trainer": {"precision": precision}}

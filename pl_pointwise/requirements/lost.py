@@ -56,23 +56,23 @@ def main(args: Sequence[str]) -> None:
         default="old",
         help="what is to be learnt again: what OLD wrote, or the target; default: %(default)s",
     )
-    given = parser.parse_args(list(args))
-    old, new = read_items(given.old, given.metric), read_items(given.new, given.metric)
-    lost, kept, text = compared(old, new, given.old, given.new)
+    options = parser.parse_args(list(args))
+    old, new = read_items(options.old, options.metric), read_items(options.new, options.metric)
+    lost, kept, text = compared(old, new, options.old, options.new)
     print(text)
     if lost:
-        write_records(given.output / "learn.jsonl", [_record(old[key], given) for key in lost])
-        write_records(given.output / "keep.jsonl", [_record(new[key], given) for key in kept])
+        write_records(options.output / "learn.jsonl", [_record(old[key], options) for key in lost])
+        write_records(options.output / "keep.jsonl", [_record(new[key], options) for key in kept])
         print(
-            f"Written to {given.output}: learn.jsonl, the lost items with "
-            f"{'the answers of OLD' if given.answers == 'old' else 'their targets'}, and "
+            f"Written to {options.output}: learn.jsonl, the lost items with "
+            f"{'the answers of OLD' if options.answers == 'old' else 'their targets'}, and "
             "keep.jsonl, what both have right. Repair, from the new model:\n\n"
             "  pl-pointwise fit --config keep --model.init_args.policy.model_name NEW_MODEL \\\n"
             f"    --data.init_args.source files --data.init_args.learn_file "
-            f"{given.output / 'learn.jsonl'} \\\n"
-            f"    --data.init_args.keep_file {given.output / 'keep.jsonl'}"
+            f"{options.output / 'learn.jsonl'} \\\n"
+            f"    --data.init_args.keep_file {options.output / 'keep.jsonl'}"
         )
-    if given.allow is not None and len(lost) > given.allow:
+    if options.allow is not None and len(lost) > options.allow:
         raise SystemExit(1)
 
 
@@ -275,18 +275,18 @@ def _right(value: Any) -> bool | None:
     return False if text in WRONG | PARTLY else None
 
 
-def _record(item: Item, given: argparse.Namespace) -> dict[str, Any]:
-    answer = item.target if given.answers == "target" else item.answer
+def _record(item: Item, options: argparse.Namespace) -> dict[str, Any]:
+    answer = item.target if options.answers == "target" else item.answer
     if item.prompt is None or answer is None:
         lacks = "a prompt" if item.prompt is None else "a text as answer"
         raise DataError(
-            f"{given.old}: the item {item.key!r} lacks {lacks}, so that nothing can be trained on "
-            f"it{'' if given.answers == 'target' else ': try --answers target'}."
+            f"{options.old}: the item {item.key!r} lacks {lacks}, so that nothing can be trained "
+            f"on it{'' if options.answers == 'target' else ': try --answers target'}."
         )
     name = "messages" if isinstance(item.prompt, list) else "prompt"
     prompt = item.prompt
     if isinstance(prompt, list):  # Other fields of a harness's messages are not the model's.
-        prompt = [{"role": each["role"], "content": each["content"]} for each in prompt]
+        prompt = [{"role": turn["role"], "content": turn["content"]} for turn in prompt]
         return {name: [*prompt, {"role": "assistant", "content": answer}]}
     return {name: prompt, "answer": answer}
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_only
@@ -33,7 +32,6 @@ from .monitor_state import Calls, State, digest_of
 from .p_values import MeanAbove, p_value_against
 from .requirement import Requirement, RequirementError, distinct
 from .samples import (
-    CONTENT,
     lines_about,
     losses_by_unit,
     marks_of,
@@ -41,6 +39,7 @@ from .samples import (
     require_known,
     with_content,
 )
+from .source import CONTENT
 
 BROKEN, BELIEVABLE, NOT_WATCHED = "broken", "believable", "not watched"
 STATE = "monitor.json"
@@ -81,12 +80,12 @@ class Check:
         """Returns the check in one line."""
         if self.verdict == NOT_WATCHED:
             return f"{self.requirement}: not watched: needs the predecessor, pl-pointwise check"
-        said = self.verdict
-        if said == BELIEVABLE:
-            said = "nothing speaks against it yet"
+        verdict = self.verdict
+        if verdict == BELIEVABLE:
+            verdict = "nothing speaks against it yet"
             if self.alone <= self.delta:
-                said = "not broken by all records so far, though these alone speak against it"
-        sentences = [said, self._of_this_call()]
+                verdict = "not broken by all records so far, though these alone speak against it"
+        sentences = [verdict, self._of_this_call()]
         if self.so_far:
             sentences.append(self._against_it())
         if self.share is not None and self.verdict == BELIEVABLE:
@@ -125,7 +124,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
     checks = monitor(known.folder, options, known.config, known.state)
-    print(*(each.statement() for each in checks), sep="\n", flush=True)
+    print("\n".join(check.statement() for check in checks), flush=True)
     if any(check.verdict == BROKEN for check in checks):
         raise SystemExit(1)
 
@@ -156,10 +155,10 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
             certificate, or that cannot be written: then it says the checks too.
     """
     certificate, before = read_certificate(folder, besides=_named(state))
-    requirements = distinct(each["text"] for each in certificate["requirements"])
+    requirements = distinct(certified["text"] for certified in certificate["requirements"])
     require_known(before, requirements)  # A certificate of an earlier version may name more.
     # Those against a predecessor need its values of the new records.
-    watched = [each for each in requirements if not each.beside]
+    watched = [requirement for requirement in requirements if not requirement.beside]
     if not watched:
         raise RequirementError(
             f"{folder} is certified only against a predecessor. With it: pl-pointwise check "
@@ -168,20 +167,22 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     path = Path(state or Path(folder) / CERTIFICATE / STATE)
     digest = digest_of({**certificate, "date": None})  # Written again on another day: the same.
     kept = State(path, digest, named=state is not None)
-    zero_one = [each.text for each in watched if each.beyond is not None]
-    delta, checks = (1 - certificate["confidence"]) / len(watched), list[Check]()
+    zero_one = [requirement.text for requirement in watched if requirement.beyond is not None]
+    delta = (1 - certificate["confidence"]) / len(watched)  # Bonferroni.
+    checks = list[Check]()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT):
             calls = kept.read(zero_one)
-            checks = [_judge(each, before, samples, calls, delta) for each in requirements]
+            for requirement in requirements:
+                checks.append(_judge(requirement, before, samples, calls, delta))
             if not getattr(rank_zero_only, "rank", 0):  # The others have the same values.
                 kept.write(calls)
     except OSError as error:  # Also of a lock that another monitor holds.
-        said = "\n".join(each.statement() for each in checks)
+        statements = "\n".join(check.statement() for check in checks)
         raise RequirementError(
             f"{path}: {error.strerror or error}. These records are not on record: make room or "
-            f"name another --state, and give them again.\n{said}"
+            f"name another --state, and give them again.\n{statements}"
         ) from None
     return checks
 
@@ -198,7 +199,7 @@ def _judge(
     delta: float,
 ) -> Check:
     """Adds the new records' losses to the requirement's calls."""
-    text, at_most = requirement.text, requirement.at_most
+    text = requirement.text
     if requirement.beside:
         return Check(text, NOT_WATCHED)
     past = calls.get(text, {"units": [], "losses": [], "contents": [], "looks": 0})
@@ -206,24 +207,35 @@ def _judge(
     known = {*marks_of(before), *past["units"], *past["contents"]}
     lines, again = records_not_known(lines, known)
     losses = losses_by_unit(lines, requirement)
-    mean = MeanAbove(at_most)
+    mean = MeanAbove(requirement.at_most)
     mean.add(past["losses"])
-    found: dict[str, Any] = {"n": len(losses), "again": again, "delta": delta}
+    share = None
+    alone = 1.0
+    seen = None
     if len(losses):
         zero_one = requirement.beyond is not None  # Not by a look at the losses.
-        found |= {
-            "share": float(losses.mean()),
-            "alone": p_value_against(losses, at_most, 1 - delta, zero_one),
-            "seen": mean.rate_seen(len(losses), delta, POWER),
-        }
+        share = float(losses.mean())
+        alone = p_value_against(losses, requirement.at_most, 1 - delta, zero_one)
+        seen = mean.rate_seen(len(losses), delta, POWER)
         mean.add(losses)
-        calls[text] = past = {
+        past = {
             # In the order of the losses: by unit.
             "units": [*past["units"], *sorted(lines["unit"].unique())],
             "losses": [*past["losses"], *losses.tolist()],
             "contents": sorted({*past["contents"], *with_content(lines)[CONTENT]}),
             "looks": past["looks"] + 1,
         }
-    verdict = BROKEN if mean.p_value <= delta else BELIEVABLE
-    of_all = {"so_far": len(past["units"]), "looks": past["looks"], "broken": mean.p_value}
-    return Check(text, verdict, **found, **of_all)
+        calls[text] = past
+    return Check(
+        requirement=text,
+        verdict=BROKEN if mean.p_value <= delta else BELIEVABLE,
+        n=len(losses),
+        share=share,
+        alone=alone,
+        seen=seen,
+        so_far=len(past["units"]),
+        looks=past["looks"],
+        broken=mean.p_value,
+        delta=delta,
+        again=again,
+    )

@@ -42,7 +42,9 @@ class State:
     """
 
     def __init__(self, path: Path, certificate: str, named: bool) -> None:
-        self.path, self.certificate, self.named = path, certificate, named
+        self.path = path
+        self.certificate = certificate
+        self.named = named
 
     def read(self, zero_one: Collection[str]) -> Calls:
         """Returns the calls so far; zero_one: the texts of requirements that count 0 or 1.
@@ -53,9 +55,9 @@ class State:
         """
         if not self.path.is_file():
             return {}
-        found = self._parse(zero_one)
-        calls: Calls = found["calls"]
-        if found.get("certificate") != self.certificate:
+        content = self._parse(zero_one)
+        calls: Calls = content["calls"]
+        if content.get("certificate") != self.certificate:
             raise RequirementError(
                 f"{self.path} holds the calls of another certificate. Move it away, or name "
                 "another --state."
@@ -73,16 +75,20 @@ class State:
         digest = digest_of(calls)
         if not self.named:
             self._note(digest)
-        found = {"certificate": self.certificate, "digest": digest, "calls": calls}
-        write_whole(self.path, json.dumps(found))
+        content = {"certificate": self.certificate, "digest": digest, "calls": calls}
+        write_whole(self.path, json.dumps(content))
 
     def _parse(self, zero_one: Collection[str]) -> dict[str, Any]:
+        """The content of the file, none of which its calls contradict."""
+        content: Any = {}
+        calls = None
+        whole = False
         try:
-            found = json.loads(self.path.read_text("utf-8"))
-            calls = found["calls"]
-            whole = found["digest"] == digest_of(calls)
+            content = json.loads(self.path.read_text("utf-8"))
+            calls = content["calls"]
+            whole = content["digest"] == digest_of(calls)
         except (ValueError, LookupError, TypeError, RecursionError):
-            whole, calls = False, None
+            pass  # Damaged: not whole.
         if whole and _is_of_an_earlier_version(calls):
             raise RequirementError(
                 f"{self.path} is of an earlier version, which kept no losses and was blind to "
@@ -95,7 +101,7 @@ class State:
                 "whole, or move it away: then the calls so far, and their share of the error, are "
                 "forgotten."
             )
-        return dict(found)
+        return dict(content)
 
     @property
     def _notes(self) -> Path:
@@ -104,15 +110,17 @@ class State:
     def _noted(self) -> list[str]:
         """Digests of the states that monitor wrote for this user, of this certificate."""
         try:
-            found = json.loads(self._notes.read_text("utf-8"))
+            notes = json.loads(self._notes.read_text("utf-8"))
         except (OSError, ValueError):
             return []
-        return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+        if not isinstance(notes, list):
+            return []
+        return [digest for digest in notes if isinstance(digest, str)]
 
     def _note(self, digest: str) -> None:
         # The last one too: the process may die before the state is written.
         try:
-            kept = [each for each in self._noted() if each != digest]
+            kept = [noted for noted in self._noted() if noted != digest]
             write_whole(self._notes, json.dumps([*kept[-20:], digest]))
         except OSError as error:
             log.warning(
@@ -126,28 +134,34 @@ class State:
 def _is_of_an_earlier_version(calls: Any) -> bool:
     """Of the versions that kept a gambler's wealth instead of losses."""
     entries = calls.values() if isinstance(calls, dict) else []
-    return any(isinstance(each, dict) and "mean" in each for each in entries)
+    return any(isinstance(entry, dict) and "mean" in entry for entry in entries)
 
 
 def _is_possible(calls: Any, zero_one: Collection[str]) -> bool:
     """Whether records can have led to these calls."""
     if not isinstance(calls, dict):
         return False
-    return all(_are_of_records(found, text in zero_one) for text, found in calls.items())
+    return all(_are_of_records(entry, text in zero_one) for text, entry in calls.items())
 
 
-def _are_of_records(found: Any, zero_one: bool) -> bool:
-    if not isinstance(found, dict) or set(found) != PARTS:
+def _are_of_records(entry: Any, zero_one: bool) -> bool:
+    """Whether records can have led to what is kept of one requirement."""
+    if not isinstance(entry, dict) or set(entry) != PARTS:
         return False
-    units, losses, looks = found["units"], found["losses"], found["looks"]
-    contents = found["contents"]
-    lists = isinstance(units, list) and isinstance(losses, list) and len(units) == len(losses)
-    if not lists or type(looks) is not int or not 1 <= looks <= len(units):
+    units = entry["units"]
+    losses = entry["losses"]
+    if not _are_texts(units) or not isinstance(losses, list) or len(units) != len(losses):
         return False
-    if not all(isinstance(unit, str) for unit in units) or len({*units}) < len(units):
+    looks = entry["looks"]
+    # Each look had a new unit, and no unit comes twice.
+    if type(looks) is not int or not 1 <= looks <= len(units) or len({*units}) < len(units):
         return False
-    if not isinstance(contents, list) or not all(isinstance(each, str) for each in contents):
+    if not _are_texts(entry["contents"]):
         return False
-    if not all(type(loss) in (int, float) for loss in losses):
+    if not all(type(loss) in (int, float) for loss in losses):  # bool is no number here.
         return False
     return all(loss in (0, 1) if zero_one else 0 <= loss <= 1 for loss in losses)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)

@@ -29,8 +29,15 @@ Losses = NDArray[np.float64]
 """(n,), one per independent sample, within [0, 1]."""
 
 
+MOST_SAMPLES = 100_000
+"""What :func:`samples_needed` looks at."""
+
+
 def p_value(
-    losses: Losses, at_most: float, confidence: float = 0.95, zero_one: bool | None = None
+    losses: Losses,
+    at_most: float,
+    confidence: float = 0.95,
+    zero_one: bool | None = None,
 ) -> float:
     """Returns the p-value of "the mean loss is above ``at_most``": 1 without any sample.
 
@@ -54,9 +61,14 @@ def p_value(
         return 1.0
     if not ((losses >= 0) & (losses <= 1)).all():  # NaN is refused too.
         raise ValueError("losses must lie within [0, 1].")
-    if are_zero_one(losses) if zero_one is None else zero_one:
+    if _takes_binomial(losses, zero_one):
         return binomial(int(np.count_nonzero(losses)), len(losses), at_most)
     return betting(losses, at_most, confidence)
+
+
+def _takes_binomial(losses: Losses, zero_one: bool | None) -> bool:
+    """What the caller knows of the losses, else what they look like."""
+    return are_zero_one(losses) if zero_one is None else zero_one
 
 
 def are_zero_one(losses: Losses) -> bool:
@@ -100,8 +112,9 @@ def p_value_against(
     """
     if not len(losses):
         return 1.0
-    if are_zero_one(losses) if zero_one is None else zero_one:
-        return float(binom.sf(int(np.count_nonzero(losses)) - 1, len(losses), at_most))
+    if _takes_binomial(losses, zero_one):
+        violated = int(np.count_nonzero(losses))
+        return float(binom.sf(violated - 1, len(losses), at_most))
     return betting(1 - losses, 1 - at_most, confidence)
 
 
@@ -113,9 +126,10 @@ def upper_bound(losses: Losses, confidence: float, zero_one: bool | None = None)
     """
     if not len(losses):
         return 1.0
-    if are_zero_one(losses) if zero_one is None else zero_one:
+    if _takes_binomial(losses, zero_one):
         return violation_bound(int(np.count_nonzero(losses)), len(losses), confidence)
-    low, high = float(losses.mean()), 1.0
+    low = float(losses.mean())
+    high = 1.0
     for _ in range(50):  # p-values fall as the rate rises.
         middle = (low + high) / 2
         if middle < 1 and betting(losses, middle, confidence) > 1 - confidence:
@@ -145,16 +159,23 @@ def samples_needed(
     >>> samples_needed(0.05, 0.0), samples_needed(0.05, 0.02), samples_needed(0.05, 0.05)
     (59, 286, None)
     """
-    n, delta = np.arange(1, 100_001), 1 - confidence
+    if share >= at_most:
+        return None
+    n = np.arange(1, MOST_SAMPLES + 1)
+    delta = 1 - confidence
     allowed = binom.ppf(delta, n, at_most)  # The first count that reaches δ,
     allowed -= binom.cdf(allowed, n, at_most) > delta  # and may be above it.
     # Not by bisection: the power falls while the number that may be violated stays.
-    lapses = np.append(0, n[binom.cdf(allowed, n, share) < power])
-    return None if share >= at_most or lapses[-1] == n[-1] else int(lapses[-1]) + 1
+    too_few = n[binom.cdf(allowed, n, share) < power]
+    last = int(too_few[-1]) if len(too_few) else 0
+    return None if last == MOST_SAMPLES else last + 1
 
 
-BETS, BOLDEST, FINEST = 24, 0.95, 0.01
-"""How many bets; the largest; how much above ``at_most``, as a part of it, the smallest sees."""
+BETS = 24
+BOLDEST = 0.95
+"""The largest bet."""
+FINEST = 0.01
+"""How much above ``at_most``, as a part of it, the smallest bet sees."""
 AT_ONCE = 4096
 """Losses that are read together."""
 
@@ -214,11 +235,11 @@ class MeanAbove:
 
     def add(self, losses: Iterable[float]) -> None:
         """Bets on these losses, in an order that does not depend on them."""
-        found = np.array(list(losses), dtype=np.float64)
-        if not ((found >= 0) & (found <= 1)).all():  # NaN is refused too.
+        values = np.array(list(losses), dtype=np.float64)
+        if not ((values >= 0) & (values <= 1)).all():  # NaN is refused too.
             raise ValueError("losses must lie within [0, 1].")
-        for start in range(0, len(found), AT_ONCE):
-            self._bet(found[start : start + AT_ONCE])
+        for start in range(0, len(values), AT_ONCE):
+            self._bet(values[start : start + AT_ONCE])
 
     def _bet(self, losses: Losses) -> None:
         # α = 0 is broken by any loss above 0; the least number stands for it.
@@ -230,7 +251,8 @@ class MeanAbove:
         joining = np.column_stack([self.log_started, _log_joining(numbers) - before])
         started = np.logaddexp.accumulate(joining, axis=1)[:, 1:] + grown
         wealth = np.logaddexp(_log_mean(started), _log_waiting(numbers))
-        self.n, self.log_started = self.n + len(losses), started[:, -1]
+        self.n += len(losses)
+        self.log_started = started[:, -1]
         self.log_most = max(self.log_most, float(wealth.max()))
 
     def violations_that_break(self, n: int, delta: float) -> int | None:
@@ -239,15 +261,17 @@ class MeanAbove:
         even n.
         """
         started = np.logaddexp(self.log_started, _log_joining(np.array(self.n + 1)))
-        won, lost = np.log1p(self.bets * (1 / max(self.at_most, 1e-9) - 1)), np.log1p(-self.bets)
+        # log f_b(1) and log f_b(0).
+        won = np.log1p(self.bets * (1 / max(self.at_most, 1e-9) - 1))
+        lost = np.log1p(-self.bets)
         waiting = _log_waiting(self.n + n)
 
         def breaks(violated: int) -> bool:
             after = started + violated * won + (n - violated) * lost
             return bool(np.logaddexp(_log_mean(after), waiting) >= -math.log(delta))
 
-        found = bisect_left(range(n + 1), True, key=breaks)
-        return found if found <= n else None
+        violated = bisect_left(range(n + 1), True, key=breaks)
+        return violated if violated <= n else None
 
     def rate_seen(self, n: int, delta: float, power: float = 0.8) -> float | None:
         """From which rate on n more losses of 0 and 1 end in p ≤ δ, with a probability of at least

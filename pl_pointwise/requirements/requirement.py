@@ -78,55 +78,75 @@ class Requirement:
             limit = f"at most {LONGEST} characters, all printable"
             raise RequirementError(f"{text[:40]!r} …: a requirement has {limit}.")
         match = FORM.fullmatch(" ".join(text.split()))
-        found: dict[str, Any] = match.groupdict() if match else {}
-        change, statistic, bound = (found.get(key) for key in ("change", "statistic", "bound"))
-        quantity, slash, category = (found.get("of") or found.get("name") or "/").partition("/")
-        about = text, quantity.strip(), category.strip()
+        if match is None:
+            raise _no_requirement(text)
+        parts: dict[str, str | None] = match.groupdict()
+        name, slash, category = str(parts["of"] or parts["name"]).partition("/")
+        category = category.strip()
         # Behind a slash nothing would be about all inputs.
-        if (slash and not about[-1]) or (bound is None and (change or statistic)):
-            raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
-        large = found["sign"] == ">="
-        number = float("".join((bound or found["margin"] or "0").split()))
+        if slash and not category:
+            raise _no_requirement(text)
+        about = cls(text, name.strip(), category, at_most=1.0, beyond=None)
+        large = parts["sign"] == ">="
+        statistic = parts["statistic"]
+        change: Any = parts["change"]
+        if parts["bound"] is None:
+            if change or statistic:  # Only a metric is compared with the predecessor's.
+                raise _no_requirement(text)
+            return about._of_difference(_number(parts["margin"] or "0"), large)
+        number = _number(parts["bound"])
         if large and (statistic or change):
             raise RequirementError(f"{text!r}: what is violated or lost has to be small. Write <=.")
-        if bound is None:
-            if number and large != (number < 0):
-                raise RequirementError(
-                    f"{text!r}: an improvement of every draw of inputs. Write "
-                    '">= predecessor - 0.02" or "<= predecessor + 0.02".'
-                )
-            share = abs(number)
-            read = cls(*about, (1 + share) / 2, None, large, "difference")
-        elif statistic and statistic != "violated":
+        if statistic is not None and statistic != "violated":
             share = float(statistic[1:]) / 100
-            read = cls(*about, 1 - share, number)
-        else:
-            share, of_metric = number, not statistic and not change
-            rate, beyond = 1 - share if large else share, None if of_metric else 0.0
-            read = cls(*about, rate, beyond, of_metric and large, change)
+            return about._with_share(share, at_most=1 - share, beyond=number)
+        if statistic is not None or change is not None:
+            return about._with_share(number, at_most=number, beyond=0.0, beside=change)
+        rate = 1 - number if large else number
+        return about._with_share(number, at_most=rate, complement=large)
+
+    def _of_difference(self, margin: float, large: bool) -> Requirement:
+        """A metric beside the predecessor's: at most ``margin`` worse."""
+        if margin and large != (margin < 0):
+            raise RequirementError(
+                f"{self.text!r}: an improvement of every draw of inputs. Write "
+                '">= predecessor - 0.02" or "<= predecessor + 0.02".'
+            )
+        share = abs(margin)
+        return self._with_share(
+            share, at_most=(1 + share) / 2, complement=large, beside="difference"
+        )
+
+    def _with_share(self, share: float, **fields: Any) -> Requirement:
+        """With these fields; ``share`` is what was written, for the error."""
+        read = replace(self, **fields)
         if not 0 < read.at_most < 1:
-            raise RequirementError(f"{text!r}: {share:g} is no share between 0 and 1.")
+            raise RequirementError(f"{self.text!r}: {share:g} is no share between 0 and 1.")
         return read
 
     def from_on(self, loss: float) -> str:
         """Returns "from this mean loss on" in the requirement's own terms."""
         if self.beyond is not None:
             return f"from a rate of {100 * loss:.3g} % on"
-        value, way = (1 - loss, "down") if self.complement else (loss, "up")
-        return f"from a mean of {value:.3g} {way}, of values that are 0 or 1"
+        direction = "down" if self.complement else "up"
+        return f"from a mean of {self._value(loss):.3g} {direction}, of values that are 0 or 1"
 
     def in_words(self, loss: float) -> str:
         """Returns what a mean loss says of samples."""
         if self.beyond is not None:
             return f"{100 * loss:.3g} % fail"
-        return f"mean {1 - loss if self.complement else loss:.3g}"
+        return f"mean {self._value(loss):.3g}"
 
     def allowed(self) -> str:
         """Returns the bound in the same terms."""
         if self.beyond is not None:
             return f"{100 * self.at_most:.3g} % may"
         sign = "at least" if self.complement else "at most"
-        return f"it has to be {sign} {1 - self.at_most if self.complement else self.at_most:.3g}"
+        return f"it has to be {sign} {self._value(self.at_most):.3g}"
+
+    def _value(self, loss: float) -> float:
+        """The metric of a mean loss."""
+        return 1 - loss if self.complement else loss
 
     @property
     def kind(self) -> Literal["constraint", "metric"]:
@@ -139,7 +159,8 @@ class Requirement:
         zero_one: whether its losses are 0 or 1, so that the binomial test is made. None: only
             those of a constraint are.
         """
-        if self.beyond is not None if zero_one is None else zero_one:
+        binomial = self.beyond is not None if zero_one is None else zero_one
+        if binomial:
             return fewest_samples(self.at_most, confidence)
         equal = self.beside == "difference" and self.at_most > 0.5
         losses = np.full(1_000_000, 0.5 if equal else 0.0)
@@ -157,8 +178,11 @@ class Requirement:
             raise RequirementError(
                 f"{self.text!r} is about a predecessor: pl-pointwise check MODEL --against OLD."
             )
-        now, then = self._losses(values), self._losses(before)
-        return (1 + now - then) / 2 if self.beside == "difference" else (now > then).astype(float)
+        now = self._losses(values)
+        then = self._losses(before)
+        if self.beside == "difference":
+            return (1 + now - then) / 2
+        return (now > then).astype(float)  # Lost is what was no loss and is one.
 
     def _losses(self, values: np.ndarray) -> Losses:
         """The losses of one model."""
@@ -172,13 +196,22 @@ class Requirement:
         return losses
 
 
+def _no_requirement(text: str) -> RequirementError:
+    return RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
+
+
+def _number(text: str) -> float:
+    """Of a text that may have blanks behind its sign."""
+    return float("".join(text.split()))
+
+
 def distinct(texts: Iterable[str]) -> list[Requirement]:
     """Reads requirements; what is the same as an earlier one, spelt in another way too, is left
     out, as it would be tested twice.
     """
-    found = list[Requirement]()
+    requirements = list[Requirement]()
     for text in texts:
-        read = Requirement.parse(text)
-        if all(replace(read, text=each.text) != each for each in found):
-            found.append(read)
-    return found
+        requirement = Requirement.parse(text)
+        if all(replace(requirement, text=other.text) != other for other in requirements):
+            requirements.append(requirement)
+    return requirements

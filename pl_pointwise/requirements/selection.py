@@ -10,7 +10,7 @@ because it fails if it fails one; so several requirements cost no confidence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .p_values import Losses, are_zero_one, p_value
 
@@ -70,17 +70,19 @@ def select(
     candidates: Sequence[Candidate], rates: Sequence[float], confidence: float = 0.95
 ) -> Selection:
     """Orders on the selection split, tests on the certification split at ``rates``, chooses."""
-    by_requirement = zip(*(each.selection for each in candidates), strict=True)
-    kinds = [all(map(are_zero_one, losses)) for losses in by_requirement]
+    of_all = zip(*[candidate.selection for candidate in candidates], strict=True)
+    zero_one = [all(map(are_zero_one, losses)) for losses in of_all]
 
     def p_values(losses: Sequence[Losses]) -> list[float]:
-        found = zip(losses, rates, kinds, strict=True)
-        return [p_value(each, rate, confidence, kind) for each, rate, kind in found]
+        """By requirement, of one candidate on one split."""
+        by_requirement = zip(losses, rates, zero_one, strict=True)
+        return [p_value(of_one, rate, confidence, kind) for of_one, rate, kind in by_requirement]
 
-    before = [max(p_values(each.selection)) for each in candidates]
-    after = [p_values(each.certification) for each in candidates]
-    objectives = [each.objective for each in candidates]
-    order = pareto_order(before, objectives, margins_of([each.sizes for each in candidates]))
+    before = [max(p_values(candidate.selection)) for candidate in candidates]
+    after = [p_values(candidate.certification) for candidate in candidates]
+    objectives = [candidate.objective for candidate in candidates]
+    margins = margins_of([candidate.sizes for candidate in candidates])
+    order = pareto_order(before, objectives, margins)
     # A fixed sequence: rejected are those before the first that is above δ.
     passed = 0
     while passed < len(order) and max(after[order[passed]]) <= 1 - confidence:
@@ -88,31 +90,36 @@ def select(
     tested = []
     for position, candidate in enumerate(candidates):
         place = order.index(position) if position in order else None
-        found = Tested(
-            candidate,
-            max(after[position]),
-            place,
+        beaten_by = None
+        if place is None:
+            beaten_by = _first_no_worse(position, order, before, objectives)
+        result = Tested(
+            candidate=candidate,
+            p=max(after[position]),
+            place=place,
             certified=place is not None and place < passed,
+            # The first that is not certified was tested too, and ended the test.
             reached=place is not None and place <= passed,
             selection_p=before[position],
             p_by_requirement=after[position],
+            beaten_by=beaten_by,
         )
-        if place is None:
-            beaten = (before[position], objectives[position])
-            found = replace(found, beaten_by=_first_no_worse(beaten, order, before, objectives))
-        tested.append(found)
-    return Selection(tested, order, kinds)
+        tested.append(result)
+    return Selection(tested, order, zero_one)
 
 
 def _first_no_worse(
-    beaten: tuple[float, float],
+    beaten: int,
     order: Sequence[int],
     p_values: Sequence[float],
     objectives: Sequence[float],
 ) -> int:
     """The position of the first of the sequence that is no worse in p-value and objective."""
-    p, objective = beaten
-    return next(each for each in order if p_values[each] <= p and objectives[each] <= objective)
+    for position in order:
+        no_worse_p = p_values[position] <= p_values[beaten]
+        if no_worse_p and objectives[position] <= objectives[beaten]:
+            return position
+    raise AssertionError("What is not in the sequence is beaten by one in it.")
 
 
 def margins_of(sizes: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
@@ -124,10 +131,11 @@ def margins_of(sizes: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
     >>> margins_of([[0.1, 9.0], [0.2, 3.0], [0.3, 4.0]])
     [(2, 2), (1, 1), (2, 3)]
     """
-    columns = list(zip(*sizes, strict=True))
-    ranks = [[sum(other < each for other in column) for each in column] for column in columns]
-    by_candidate = list(zip(*ranks, strict=True)) or [(0,)] * len(sizes)
-    return [(max(each), sum(each)) for each in by_candidate]
+    ranks: list[list[int]] = [[] for _ in sizes]
+    for column in zip(*sizes, strict=True):  # The sizes of one requirement.
+        for of_candidate, size in zip(ranks, column, strict=True):
+            of_candidate.append(sum(other < size for other in column))
+    return [(max(of_one, default=0), sum(of_one)) for of_one in ranks]
 
 
 def pareto_order(
@@ -147,8 +155,8 @@ def pareto_order(
     """
     ties = [(0.0, 0.0)] * len(p_values) if margins is None else margins
 
-    def key(each: int) -> tuple[float, tuple[float, float], float]:
-        return p_values[each], ties[each], objectives[each]
+    def key(position: int) -> tuple[float, tuple[float, float], float]:
+        return p_values[position], ties[position], objectives[position]
 
     kept: list[int] = []
     for position in sorted(range(len(p_values)), key=key):

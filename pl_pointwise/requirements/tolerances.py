@@ -38,10 +38,17 @@ def main(args: Sequence[str]) -> None:
         "those of pl-pointwise test.",
         overview(),
     )
-    which, default = "base, then what changes it; name or path", "default: %(default)s"
-    parser.add_argument("-c", "--config", action="append", default=[], help=which)
+    parser.add_argument(
+        "-c",
+        "--config",
+        action="append",
+        default=[],
+        help="base, then what changes it; name or path",
+    )
     parser.add_argument("--ckpt_path", help="of a model that is trained already")
-    parser.add_argument("--output", type=Path, default="results/tolerances", help=default)
+    parser.add_argument(
+        "--output", type=Path, default="results/tolerances", help="default: %(default)s"
+    )
     known, options = parser.parse_known_args(list(args))
     quieten()
     options += ["--trainer.default_root_dir", str(known.output)]
@@ -61,13 +68,15 @@ def main(args: Sequence[str]) -> None:
 
 def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> DataFrame:
     """Runs the model over the data, not its metrics; returns the table of samples.py."""
-    module, data, trainer = cli.model, cli.datamodule, cli.trainer
+    module = cli.model
+    data = cli.datamodule
     if not isinstance(data, PointwiseDataModule):
         raise DataError("tolerances reads the splits of a PointwiseDataModule: give --data one.")
     module.evaluation_metrics = dict
-    module.update_evaluation_metrics = module.finish_evaluation_metrics = lambda *_: None
+    module.update_evaluation_metrics = lambda *_: None
+    module.finish_evaluation_metrics = lambda *_: None
     vars(data)["test_dataloader"] = lambda: open_loaders(data)
-    trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
+    cli.trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
     samples = samples_of(module, training=True)
     if samples.empty:
         raise DataError(
@@ -90,43 +99,29 @@ def met_shares(samples: DataFrame, constraints: Mapping[str, Constraint]) -> Dat
     """A line per group: the share that meets the bounds, and the ε, observed, that shares meet."""
     groups = pd.concat([samples.assign(category=""), samples[samples["category"] != ""]])
     lines = []
-    for (dataset, name, category), found in groups.groupby(["dataset", "quantity", "category"]):
-        worst = found["value"].fillna(np.inf).to_numpy(float)  # NaN meets no ε.
-        shifts = np.quantile(worst, SHARES, method="inverted_cdf")
-        met = (tolerance(constraints[name], shift) for shift in shifts.tolist())
-        lines.append(
-            {
-                "data": dataset,
-                "constraint": name,
-                "category": category,
-                "samples": len(found),
-                "units": found["unit"].nunique(),
-                "met": float((worst <= 0).mean()),
-                **dict(zip((f"{100 * share:g}%" for share in SHARES), met, strict=True)),
-            }
-        )
+    for (dataset, name, category), group in groups.groupby(["dataset", "quantity", "category"]):
+        worst = group["value"].fillna(np.inf).to_numpy(float)  # NaN meets no ε.
+        line = {
+            "data": dataset,
+            "constraint": name,
+            "category": category,
+            "samples": len(group),
+            "units": group["unit"].nunique(),
+            "met": float((worst <= 0).mean()),
+        }
+        shifts = np.quantile(worst, SHARES, method="inverted_cdf").tolist()
+        for share, shift in zip(SHARES, shifts, strict=True):
+            # ε of a bound that is moved outwards by the shift.
+            line[f"{100 * share:g}%"] = constraints[name].value_at(shift)
+        lines.append(line)
     return DataFrame(lines)
-
-
-def tolerance(constraint: Constraint, shift: float) -> float:
-    """Returns ε of a bound moved outwards by ``shift``.
-
-    Of an interval, ``shift`` itself; of an equality to c, δ of c ± δ, which is ``shift`` too.
-
-    >>> tolerance(Constraint(at_least=3.0), 0.5), tolerance(Constraint(at_most=3.0), 0.5)
-    (2.5, 3.5)
-    """
-    low, high = constraint.at_least, constraint.at_most
-    if low is not None and high is None:
-        return low - shift
-    return shift if high is None or low is not None else high + shift
 
 
 def tolerance_table(shares: DataFrame, constraints: Mapping[str, Constraint]) -> Table:
     """Returns the lines, rounded, with the constraints as configured."""
     cells = shares.assign(
         data=shares["data"].map(title_of),
-        constraint=shares["constraint"].map(lambda name: in_words(name, constraints[name])),
+        constraint=shares["constraint"].map(lambda name: f"{name} {constraints[name].in_words()}"),
         category=shares["category"].replace("", "all"),
     ).map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
     note = (
@@ -136,8 +131,3 @@ def tolerance_table(shares: DataFrame, constraints: Mapping[str, Constraint]) ->
         "(docs/settings.md)."
     )
     return Table("Tolerances", note, cells)
-
-
-def in_words(name: str, constraint: Constraint) -> str:
-    """Returns the constraint as configured."""
-    return f"{name} {constraint.in_words()}"

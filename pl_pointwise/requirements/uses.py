@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ SHOWN: dict[str, Any] = {"requirements": []}
 
 
 def users_folder() -> Path:
+    """Where this user's uses are on record, of all comparisons."""
     usual = Path.home() / ".local/share/pl-pointwise/certification"
     return Path(os.environ.get("PL_POINTWISE_USES") or usual)
 
@@ -58,11 +59,18 @@ def remember_use(
     use: Mapping[str, Any], units: Units, by: Path, output: Path | None = None
 ) -> None:
     """Records, on rank 0, that ``by`` used units; in ``output`` and the user's folder."""
-    known, name = sorted(units), id_of(use, units)
-    if not known:
+    if not units:
         return
-    contents = sorted({content for each in units.values() for content in each})
-    record = {"use": use, "by": str(by.absolute()), "units": known, "contents": contents}
+    name = id_of(use, units)
+    contents = set[str]()
+    for of_unit in units.values():
+        contents.update(of_unit)
+    record = {
+        "use": use,
+        "by": str(by.absolute()),
+        "units": sorted(units),
+        "contents": sorted(contents),
+    }
     text = json.dumps(record)
     if output is not None:
         write_whole(output / "certification" / f"{name}.json", text)
@@ -73,27 +81,38 @@ def remember_use(
 
 
 def id_of(use: Mapping[str, Any], units: Iterable[str]) -> str:
+    """The name of a use: the same use of the same units has the same."""
     text = json.dumps([use, sorted(set(units))], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def uses_of(units: Units, output: Path | None = None) -> dict[Path, dict[str, Any]]:
     """The uses on record of any of the units, by their files; ``output``: of a comparison."""
-    found = dict[Path, dict[str, Any]]()
-    folders = [users_folder()] if output is None else [output / "certification", users_folder()]
-    for path in [path for folder in folders for path in sorted(folder.glob("*.json"))]:
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            record["by"], ", ".join(record["use"]["requirements"])
-            record["marks"] = {*record["units"], *record.get("contents", [])}
+    folders = [users_folder()]
+    if output is not None:
+        folders.insert(0, output / "certification")
+    records = dict[Path, dict[str, Any]]()
+    for folder in folders:
+        for path in sorted(folder.glob("*.json")):
+            record = _read_record(path)
             if known_among(units, record["marks"]):
-                found[path] = record
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RequirementError(
-                f"{path}: this record of used samples cannot be read ({type(error).__name__}). "
-                "Restore it; or delete it, if what it recorded is no certification split any more."
-            ) from error
-    return found
+                records[path] = record
+    return records
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """A use with its ``marks``, by which units are known to be among its own."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        # What an error would say, read now: a record that lacks it is damaged.
+        _ = record["by"], ", ".join(record["use"]["requirements"])
+        record["marks"] = {*record["units"], *record.get("contents", [])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequirementError(
+            f"{path}: this record of used samples cannot be read ({type(error).__name__}). "
+            "Restore it; or delete it, if what it recorded is no certification split any more."
+        ) from error
+    return record
 
 
 def check_unused(use: Mapping[str, Any], units: Units, output: Path) -> None:
@@ -101,26 +120,41 @@ def check_unused(use: Mapping[str, Any], units: Units, output: Path) -> None:
 
     use: before training without the digests of weights, which are then not compared.
     """
-    others = dict[Path, list[str]]()
+    differences = dict[Path, list[str]]()
     records = uses_of(units, output)
     for path, record in records.items():
-        was = record["use"]
-        compared = [name for name in use if name in was or name not in NOT_ON_OLD_RECORDS]
-        others[path] = [name for name in compared if was.get(name) != use[name]]
-        if not others[path] and {*record["units"]} == {*units}:
+        differences[path] = _differences(record["use"], use)
+        if not differences[path] and {*record["units"]} == {*units}:
             return
-    for path, record in records.items():
-        what, how = ", ".join(record["use"]["requirements"]), "shown before"
-        if what:
-            models = len(record["use"].get("runs", [""]))
-            how = f"used for another choice before: requirements {what} among {models} models"
-            shown = ("weights", *NOT_ON_OLD_RECORDS)
-            if all(name in shown or name.endswith(" data") for name in others[path]):
-                how += f", with other {' and '.join(others[path])},"
+    for path, record in records.items():  # Of the first, if there is any.
+        how = _how_used(record["use"], differences[path])
+        known = len(known_among(units, record["marks"]))
         raise RequirementError(
-            f"{len(known_among(units, record['marks'])):,} of {len(units):,} certification units "
-            "were "
-            f"{how} in {record['by']}, so they would certify nothing. Certify on new ones (another "
-            "test file, and train again). If nothing here was chosen by what they showed, delete "
-            f"{path}."
+            f"{known:,} of {len(units):,} certification units were {how} in {record['by']}, so "
+            "they would certify nothing. Certify on new ones (another test file, and train "
+            f"again). If nothing here was chosen by what they showed, delete {path}."
         )
+
+
+def _differences(earlier: Mapping[str, Any], use: Mapping[str, Any]) -> list[str]:
+    """In what two uses differ, as far as both say it."""
+    names = []
+    for name, value in use.items():
+        is_recorded = name in earlier or name not in NOT_ON_OLD_RECORDS
+        if is_recorded and earlier.get(name) != value:
+            names.append(name)
+    return names
+
+
+def _how_used(use: Mapping[str, Any], differences: Sequence[str]) -> str:
+    """What a use was, in words."""
+    requirements = ", ".join(use["requirements"])
+    if not requirements:
+        return "shown before"
+    models = len(use.get("runs", [""]))
+    how = f"used for another choice before: requirements {requirements} among {models} models"
+    # The same comparison, but of other weights or data: said, as the options do not show it.
+    of_weights = ("weights", *NOT_ON_OLD_RECORDS)
+    if all(name in of_weights or name.endswith(" data") for name in differences):
+        how += f", with other {' and '.join(differences)},"
+    return how

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import random
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,6 @@ from types import FrameType
 from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
-import numpy as np
 import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -24,13 +22,15 @@ from ..errors import TrainingError
 
 def constructor_frame(module: Any) -> FrameType | None:
     """The frame of the outermost ``__init__`` that is making ``module``: its class's own."""
-    found, frame = None, inspect.currentframe()
+    outermost = None
+    frame = inspect.currentframe()
     while frame is not None:
         names = frame.f_code.co_varnames
-        if frame.f_code.co_name == "__init__" and names and frame.f_locals.get(names[0]) is module:
-            found = frame
+        is_constructor = frame.f_code.co_name == "__init__" and bool(names)
+        if is_constructor and frame.f_locals.get(names[0]) is module:
+            outermost = frame
         frame = frame.f_back
-    return found
+    return outermost
 
 
 # The module's entry -----------------------------------------------------------------------------
@@ -70,8 +70,8 @@ def hyperparameters(path: str | Path) -> dict[str, Any]:
             f"--ckpt_path {path} is a configuration, which --config takes. A checkpoint ends in "
             ".ckpt."
         )
-    found = WholeCheckpointIO().load_checkpoint(path, map_location="cpu")
-    stored = dict(found.get("hyper_parameters") or {})
+    checkpoint = WholeCheckpointIO().load_checkpoint(path, map_location="cpu")
+    stored = dict(checkpoint.get("hyper_parameters") or {})
     stored.pop("_instantiator", None)
     return stored
 
@@ -83,10 +83,12 @@ def differences(before: Any, now: Any, name: str = "") -> dict[str, tuple[Any, A
     {'b.c': (2, 4)}
     """
     if isinstance(before, Mapping) and isinstance(now, Mapping):
-        found: dict[str, tuple[Any, Any]] = {}
-        for key in [key for key in before if key in now]:
-            found |= differences(before[key], now[key], f"{name}.{key}" if name else str(key))
-        return found
+        changed: dict[str, tuple[Any, Any]] = {}
+        for key in before:
+            if key in now:
+                inner = f"{name}.{key}" if name else str(key)
+                changed |= differences(before[key], now[key], inner)
+        return changed
     if name.endswith("class_path"):  # One class has several: pl_pointwise.Pointwise and longer.
         same = str(before).rpartition(".")[2] == str(now).rpartition(".")[2]
     elif isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor):
@@ -94,30 +96,6 @@ def differences(before: Any, now: Any, name: str = "") -> dict[str, tuple[Any, A
     else:
         same = bool(before == now)
     return {} if same else {name: (before, now)}
-
-
-# Python's, numpy's and torch's generators ---------------------------------------------------------
-
-
-def random_state(device: torch.device | None = None) -> dict[str, Any]:
-    """The state of this process's generators, as plain values and tensors."""
-    numbers: Any = np.random.get_state()
-    kind, keys, *rest = numbers
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    state["numpy"] = [kind, keys.tolist(), *rest]
-    if device is not None and device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 # Files -------------------------------------------------------------------------------------------
@@ -168,7 +146,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """Loads tensors and plain values only, and compares check sums, unless asked otherwise."""
         try:
             _verify(str(path))
-            found = super().load_checkpoint(
+            checkpoint = super().load_checkpoint(
                 path, map_location, weights_only=True if weights_only is None else weights_only
             )
         except FileNotFoundError:
@@ -181,9 +159,10 @@ class WholeCheckpointIO(TorchCheckpointIO):
                 "damaged, or holds more than tensors and plain values, of which nothing was run. "
                 "Resume from another one."
             ) from error
-        if not isinstance(found, dict) or not {"state_dict", LIGHTNING_VERSION} <= found.keys():
+        entries = {"state_dict", LIGHTNING_VERSION}
+        if not isinstance(checkpoint, dict) or not entries <= checkpoint.keys():
             raise TrainingError(f"{path} is no checkpoint of Lightning: give ckpt_path one.")
-        return found
+        return checkpoint
 
 
 def _verify(path: str) -> None:
@@ -193,8 +172,9 @@ def _verify(path: str) -> None:
         with ZipFile(local) as archive:
             # torch stores without compression; a size that says otherwise ends testzip early. Of
             # what is marked a folder torch reads nothing: the tensor is what its memory held.
-            entries = archive.infolist()
-            odd = [i.filename for i in entries if i.file_size != i.compress_size or i.external_attr]
-            damaged = next(iter(odd), None) or archive.testzip()
+            for entry in archive.infolist():
+                if entry.file_size != entry.compress_size or entry.external_attr:
+                    raise BadZipFile(f"check sum of {entry.filename}")
+            damaged = archive.testzip()
         if damaged is not None:
             raise BadZipFile(f"check sum of {damaged}")

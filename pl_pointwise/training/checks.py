@@ -1,4 +1,4 @@
-"""What is refused before training and in its first steps; docs/lightning.md lists all of it."""
+"""Settings that are refused before training; docs/lightning.md lists all of it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,21 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DistributedSampler
 
-from ..data import PointwiseSampler, dataset_of
 from ..errors import TrainingError
 from ..task import Task, warn
-
-# Settings ----------------------------------------------------------------------------------------
-
-
-def refuse(found: Any, sentence: str) -> None:
-    """Raises the sentence if what it speaks of was found."""
-    if found:
-        raise TrainingError(sentence)
+from .training_set import has_multipliers_per_sample, refuse
 
 
 def check_settings(task: Task) -> None:
     """Refuses what a Trainer may be given and a PointwiseModule would ignore or get wrong."""
-    trainer, callbacks = task.trainer, task.trainer.callbacks
-    kinds = {kind for callback in callbacks for kind in type(callback).__mro__}
+    trainer = task.trainer
+    callbacks = trainer.callbacks
+    kinds = set[type]()
+    for callback in callbacks:
+        kinds.update(type(callback).__mro__)
     refuse(
         trainer.gradient_clip_val,
         "Trainer(gradient_clip_val=…): the module clips its gradient itself. Give it "
@@ -47,7 +40,7 @@ def check_settings(task: Task) -> None:
         "Take a larger batch_size, and training=Training(micro_batch_size=…).",
     )
     refuse(
-        any(getattr(each, "_train_time_interval", None) is not None for each in callbacks),
+        any(getattr(saver, "_train_time_interval", None) is not None for saver in callbacks),
         "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
         "every_n_train_steps, or SaveOnTermination.",
     )
@@ -68,7 +61,7 @@ def check_settings(task: Task) -> None:
         "training set in one order. Leave it out.",
     )
     refuse(
-        any(getattr(each, "_update_attr", False) for each in callbacks)
+        any(getattr(finder, "_update_attr", False) for finder in callbacks)
         # Neither a subclass's nor the command line's.
         and task.configure_optimizers.__qualname__ == "PointwiseModule.configure_optimizers",
         "LearningRateFinder, or Tuner.lr_find(), sets an attribute that nothing reads: the rate is "
@@ -98,8 +91,9 @@ def _check_hooks(task: Task) -> None:
             f"{type(task).__name__} overrides {hook}, which is never called under manual "
             "optimization: set Training(gradient_clip_val=…), or use on_before_optimizer_step.",
         )
+    overriding = (*task.trainer.callbacks, task)
     refuse(
-        any(is_overridden("on_before_zero_grad", each) for each in (*task.trainer.callbacks, task)),
+        any(is_overridden("on_before_zero_grad", instance) for instance in overriding),
         "on_before_zero_grad is never called under manual optimization: use on_train_batch_end, or "
         "on_before_optimizer_step.",
     )
@@ -108,11 +102,27 @@ def _check_hooks(task: Task) -> None:
 def check_module(task: Task) -> None:
     """Refuses no weight or optimizer to train, and shards whose gradients nothing adds up."""
     check_trained(task)
-    optimizers, strategy = task.trainer.optimizers, task.trainer.strategy
-    found = "None" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
+    _check_optimizer(task)
+    schedulers = task.trainer.lr_scheduler_configs
+    refuse(
+        any(config.interval not in ("step", "epoch") for config in schedulers)
+        or any(config.frequency < 1 for config in schedulers),
+        'A scheduler steps every "step" or "epoch" (its "interval"), and at a "frequency" of at '
+        "least 1.",
+    )
+    groups = task.trainer.optimizers[0].param_groups
+    if not any(group.get("initial_lr", group["lr"]) for group in groups):
+        warn(task, "The learning rate is 0: no weight will change.")
+    _check_shards(task)
+
+
+def _check_optimizer(task: Task) -> None:
+    """Refuses another number of optimizers than one, and one that does not train this module."""
+    optimizers = task.trainer.optimizers
+    returned = "None" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
     refuse(
         len(optimizers) != 1 or isinstance(optimizers[0], _MockOptimizer),
-        f"configure_optimizers returned {found}; a PointwiseModule has one optimizer, for the "
+        f"configure_optimizers returned {returned}; a PointwiseModule has one optimizer, for the "
         "weights, perhaps of several groups; leave the method out for AdamW.",
     )
     closure = signature(type(optimizers[0]).step).parameters.get("closure")
@@ -121,20 +131,19 @@ def check_module(task: Task) -> None:
         f"{type(optimizers[0]).__name__} needs a closure that computes the loss again; a step "
         "here is computed once. Take an optimizer that steps without one, such as AdamW.",
     )
-    groups = optimizers[0].param_groups
+    trained = set[int]()
+    for group in optimizers[0].param_groups:
+        trained.update(id(weight) for weight in group["params"])
     refuse(
-        {id(p) for group in groups for p in group["params"]}.isdisjoint(map(id, task.parameters())),
+        trained.isdisjoint(id(weight) for weight in task.parameters()),
         "The optimizer has no weight of this module: give it self.parameters(), in "
         "configure_optimizers, after the last weight was replaced.",
     )
-    declared = task.trainer.lr_scheduler_configs
-    refuse(
-        any(each.interval not in ("step", "epoch") or each.frequency < 1 for each in declared),
-        'A scheduler steps every "step" or "epoch" (its "interval"), and at a "frequency" of at '
-        "least 1.",
-    )
-    if not any(group.get("initial_lr", group["lr"]) for group in groups):
-        warn(task, "The learning rate is 0: no weight will change.")
+
+
+def _check_shards(task: Task) -> None:
+    """Refuses shards whose gradients nothing adds up over the ranks."""
+    strategy = task.trainer.strategy
     if not isinstance(strategy, ModelParallelStrategy):
         return
     refuse(
@@ -164,7 +173,8 @@ def why_no_step(trainer: Any) -> str:
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if getattr(trainer, name) == 0:
             return f"{name} is 0, so the weights are as they were."
-    for name, done in (("max_epochs", trainer.current_epoch), ("max_steps", trainer.global_step)):
+    counts = {"max_epochs": trainer.current_epoch, "max_steps": trainer.global_step}
+    for name, done in counts.items():
         limit = getattr(trainer, name)
         if limit is not None and 0 < limit <= done:
             return (
@@ -188,9 +198,12 @@ def check_frozen(task: Task, before: Sequence[str] | None, at_start: Sequence[st
 
     at_start: those before the hooks of this run, which may freeze and unfreeze.
     """
-    names, now = {name for name, _ in task.named_parameters()}, {*frozen_weights(task)}
-    # Of an older checkpoint it is not known. What the hooks changed is theirs to change.
-    changed = set() if before is None else (now ^ (names & {*before})) - (now ^ {*at_start})
+    if before is None:  # Of an older checkpoint it is not known.
+        return
+    names = {name for name, _ in task.named_parameters()}
+    now = {*frozen_weights(task)}
+    by_hooks = now ^ {*at_start}  # Which is theirs to change.
+    changed = (now ^ (names & {*before})) - by_hooks
     if changed:
         raise TrainingError(
             f"{len(changed)} weights ({min(changed)}, …) are frozen now and were not when this "
@@ -208,7 +221,8 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
             task,
             f"Checkpoints will not hold the arguments {names}: give them to load_from_checkpoint.",
         )
-    batches, loader = task.trainer.num_training_batches, task.trainer.train_dataloader
+    batches = task.trainer.num_training_batches
+    loader = task.trainer.train_dataloader
     savers = [c for c in task.trainer.callbacks if isinstance(c, ModelCheckpoint)]
     within = any((saver._every_n_train_steps or batches) % batches for saver in savers)
     if within and not hasattr(loader, "load_state_dict"):
@@ -221,93 +235,12 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
 
 def refuse_own_step(task: Task, name: str) -> None:
     """Refuses a ``training_step``, ``validation_step`` or ``test_step`` without the module's."""
-    without, own = "neither objective nor violations are evaluated", "update_evaluation_metrics()"
+    lost = "neither objective nor violations are evaluated"
+    instead = "update_evaluation_metrics()"
     if name == "training_step":
-        without, own = "no weight is trained", "objective() and constraint_values()"
+        lost = "no weight is trained"
+        instead = "objective() and constraint_values()"
     raise TrainingError(
-        f"{name} of {type(task).__name__} does not call super().{name}(…), so {without}. Leave it "
-        f"out, and write {own} instead; or call super().{name}(…) in it, in every batch."
-    )
-
-
-# The training set --------------------------------------------------------------------------------
-
-
-SHARED_ROWS = (
-    'batch["index"] must be the position of each sample in the training set, or samples share '
-    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…]))."
-)
-
-
-def training_set(task: Task) -> Any:
-    """The data set behind the training loader; None where there is none with positions."""
-    loader: Any = task.trainer.train_dataloader
-    dataset = dataset_of(loader)
-    if has_multipliers_per_sample(task):
-        if dataset is None:
-            stated = [f for f in task.formulations.values() if f.scope == "sample"]
-            kind = type(getattr(loader, "dataset", loader)).__name__
-            several = isinstance(loader, (list, tuple, Mapping))
-            if several or not all(formulation.adaptive for formulation in stated):
-                raise TrainingError(
-                    "Multipliers per sample need one training DataLoader over one map-style data "
-                    f"set with a length, as IndexedDataset(ConcatDataset([…])), got {kind}. "
-                    "Without a stated alpha one stream is trained without multipliers."
-                )
-            warn(
-                task,
-                f"{kind} is a stream, of which no sample comes again: λ stays 0, and the common "
-                "part of the force acts alone (docs/formulations.md).",
-            )
-            return None
-        check_sampler(loader, task.trainer.world_size)
-        check_index(dataset)
-    return dataset
-
-
-def check_index(dataset: Any) -> None:
-    """Refuses rows with another index than their position, of some; without one, collate adds it.
-
-    Steps show that a sample comes twice; not one in another order, nor behind a sampler that draws.
-    """
-    count, ends = len(dataset), getattr(dataset, "cumulative_sizes", ())
-    spread = range(0, count, 1 if count <= 1024 else count // 64)
-    probes = {*spread, *(end - 1 for end in ends if end)}
-    with isolate_rng(include_cuda=False):
-        for position in sorted(probes):
-            row = dataset[position]
-            if not isinstance(row, Mapping) or "index" not in row:
-                return
-            own = int(row["index"])
-            of = type(dataset).__name__
-            refuse(own != position, f'Row {position} of {of} has "index" {own}. {SHARED_ROWS}')
-
-
-def has_multipliers_per_sample(task: Task) -> bool:
-    return any(f.scope == "sample" for f in task.formulations.values())
-
-
-def sampler_of(loader: Any) -> Any:
-    """What gives a loader its positions."""
-    own = getattr(loader, "sampler", None)
-    return getattr(getattr(loader, "batch_sampler", None), "sampler", None) or own
-
-
-def check_sampler(loader: Any, ranks: int) -> None:
-    """Refuses, over several ranks, samplers that may give a sample to two of them."""
-    sampler = sampler_of(loader)
-    # Lightning puts torch's into a plain DataLoader; that repeats samples to fill up the ranks.
-    if type(sampler) is DistributedSampler and sampler.num_replicas == ranks:
-        repeated = max(0, sampler.total_size - len(loader.dataset))
-        refuse(
-            repeated,
-            f"{len(loader.dataset):,} samples over {ranks} ranks: the DistributedSampler repeats "
-            f"{repeated}. Use PointwiseDataModule, a PointwiseSampler with num_replicas and rank, "
-            "or a number of samples that the ranks share evenly.",
-        )
-        return
-    refuse(
-        ranks > 1 and not isinstance(sampler, PointwiseSampler),
-        f"A {type(sampler).__name__} over {ranks} ranks may give a sample to two of them. Use "
-        "PointwiseDataModule, or a PointwiseSampler with num_replicas and rank.",
+        f"{name} of {type(task).__name__} does not call super().{name}(…), so {lost}. Leave it "
+        f"out, and write {instead} instead; or call super().{name}(…) in it, in every batch."
     )

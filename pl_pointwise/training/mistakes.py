@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -25,29 +25,24 @@ def explain_own_errors(task: Task, batch: Any) -> Iterator[None]:
     try:
         yield
     except (TypeError, AttributeError, RuntimeError, ValueError) as error:
-        said = None if isinstance(error, TrainingError) else _in_words(task, batch, error)
-        if said is None:
+        words = None if isinstance(error, TrainingError) else _in_words(task, batch, error)
+        if words is None:
             raise
-        raise TrainingError(f"{said} ({str(error).partition(chr(10))[0]})") from error
+        first_line = str(error).partition("\n")[0]
+        raise TrainingError(f"{words} ({first_line})") from error
 
 
 def _in_words(task: Task, batch: Any, error: Exception) -> str | None:
     """Cause and remedy of a slip that is known; None of any other error."""
-    found = _method_of(task, error)
-    if found is None:
+    method = _method_of(task, error)
+    if method is None:
         return None
-    name, frame = found
-    batch = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
+    name, frame = method
+    if isinstance(batch, (list, tuple)) and batch:  # Micro-batches, all alike.
+        batch = batch[0]
     fields = [*batch] if isinstance(batch, Mapping) else []
     if _took_a_dict(error) and name == "forward" and fields:
-        own = [*inspect.signature(type(task).forward).parameters][1:2]
-        shown = next((field for field in fields if field != "index"), fields[0])
-        return (
-            f"forward({', '.join(['self', *own])}) of {type(task).__name__} was given the whole "
-            f"batch, a dict of {', '.join(map(str, fields))}. Where it takes that for a tensor, "
-            "write forward(self, batch), and take from it what the model reads, such as "
-            f'batch["{shown}"].'
-        )
+        return _on_a_dict(task, fields)
     if "NoneType" in str(error) and name != "forward" and _first_argument(frame) is None:
         return (
             f"forward() of {type(task).__name__} returned None, which {name}() was then given. Is "
@@ -55,12 +50,25 @@ def _in_words(task: Task, batch: Any, error: Exception) -> str | None:
         )
     wide = _wide_fields(batch)
     about_dtype = isinstance(error, RuntimeError) and "double" in str(error).lower()
-    if wide and about_dtype and all(w.dtype != torch.float64 for w in task.parameters()):
+    no_wide_weight = all(weight.dtype != torch.float64 for weight in task.parameters())
+    if wide and about_dtype and no_wide_weight:
         return (
             f'batch["{wide[0]}"] is in float64, as arrays of numpy are, and the weights are not. '
             "Give rows in float32: torch.as_tensor(values, dtype=torch.float32)."
         )
     return None
+
+
+def _on_a_dict(task: Task, fields: Sequence[Any]) -> str:
+    """On a ``forward`` that takes the batch for a tensor."""
+    first_argument = [*inspect.signature(type(task).forward).parameters][1:2]
+    shown = next((field for field in fields if field != "index"), fields[0])
+    return (
+        f"forward({', '.join(['self', *first_argument])}) of {type(task).__name__} was given the "
+        f"whole batch, a dict of {', '.join(map(str, fields))}. Where it takes that for a tensor, "
+        "write forward(self, batch), and take from it what the model reads, such as "
+        f'batch["{shown}"].'
+    )
 
 
 def _took_a_dict(error: Exception) -> bool:
@@ -71,15 +79,16 @@ def _took_a_dict(error: Exception) -> bool:
 
 def _method_of(task: Task, error: Exception) -> tuple[str, FrameType] | None:
     """The last of a task's own methods that an error came through, and its frame."""
-    found, trace = None, error.__traceback__
+    last = None
+    trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
         names = frame.f_code.co_varnames
         of_task = bool(names) and frame.f_locals.get(names[0]) is task
         if of_task and frame.f_code.co_name in METHODS:
-            found = frame.f_code.co_name, frame
+            last = frame.f_code.co_name, frame
         trace = trace.tb_next
-    return found
+    return last
 
 
 def _first_argument(frame: FrameType) -> Any:
@@ -90,9 +99,10 @@ def _first_argument(frame: FrameType) -> Any:
 
 def _wide_fields(batch: Any) -> list[str]:
     """Entries of a batch that are float64 tensors."""
-    entries = batch.items() if isinstance(batch, Mapping) else ()
-    return [
-        str(name)
-        for name, value in entries
-        if isinstance(value, Tensor) and value.dtype == torch.float64
-    ]
+    if not isinstance(batch, Mapping):
+        return []
+    wide = []
+    for name, value in batch.items():
+        if isinstance(value, Tensor) and value.dtype == torch.float64:
+            wide.append(str(name))
+    return wide

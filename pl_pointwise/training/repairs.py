@@ -32,7 +32,8 @@ class Repairs:
 
     def start_epoch(self) -> None:
         """Counts from 0, and looks for changing buffers again."""
-        self.taken_now = self.skipped_now = 0
+        self.taken_now = 0
+        self.skipped_now = 0
         self.buffers = Buffers()
 
     def without_non_finite(
@@ -48,7 +49,8 @@ class Repairs:
 
         measure: the step with these micro-batches, of so many rows where none is left.
         """
-        task, ranks = self.task, self.task.trainer.world_size
+        task = self.task
+        ranks = task.trainer.world_size
         bad = ~finite_samples(measured.objective, measured.followed, measured.judged)
         bad |= torch.isin(measured.index, measured.index[bad])  # A sample the batch has twice.
         self.left_out += int(bad.sum())
@@ -63,20 +65,25 @@ class Repairs:
         if not bad.any():
             return measured
         self.buffers.restore(task)
-        # Sharded weights are put together in every forward pass; SyncBatchNorm sums over ranks.
-        together = isinstance(task.trainer.strategy, ModelParallelStrategy) or (
-            ranks > 1 and any(isinstance(part, nn.SyncBatchNorm) for part in task.modules())
-        )
-        if together and not (~bad).view(ranks, -1).any(1).all():
+        a_rank_is_empty = not (~bad).view(ranks, -1).any(1).all()
+        if a_rank_is_empty and self._needs_every_rank():
             warn(task, "A rank has no sample left, and its forward pass needs one on every rank.")
-            found = replace(measured, gradient_norm=math.nan)
+            again = replace(measured, gradient_norm=math.nan)
         else:
             kept = without_samples(task, micro_batches, measured.index[bad])
-            found = measure(kept, len(measured.index) // ranks)
-        left = found.keep(~bad)
+            again = measure(kept, len(measured.index) // ranks)
+        left = again.keep(~bad)
         if not finite_samples(left.objective, left.followed, left.judged).all():
             left.gradient_norm = math.nan
         return replace(left, counts=measured.counts)
+
+    def _needs_every_rank(self) -> bool:
+        """Whether a forward pass is a collective."""
+        # Sharded weights are put together in every forward pass; SyncBatchNorm sums over ranks.
+        if isinstance(self.task.trainer.strategy, ModelParallelStrategy):
+            return True
+        syncs = any(isinstance(part, nn.SyncBatchNorm) for part in self.task.modules())
+        return syncs and self.task.trainer.world_size > 1
 
     def skip(self, measured: Measured, left: bool) -> None:
         """Warns of a step that is not taken; the same on every rank. left: any sample of it."""
@@ -89,7 +96,8 @@ class Repairs:
                 "a root, logarithm or division at 0, also of what membership() masks)"
             )
             expected = self.lower_scale()
-            reason = "the gradient overflows float16; its scale is lowered" if expected else reason
+            if expected:
+                reason = "the gradient overflows float16; its scale is lowered"
         self.task.optimizers().zero_grad()  # type: ignore[union-attr]
         self.buffers.restore(self.task)
         self.skipped_steps += 1
@@ -120,19 +128,22 @@ def without_samples(
     spare = next((position for position, keep in enumerate(keeps) if keep.any()), None)
     if spare is None:
         return []
-    found = []
+    repaired = []
     for position, (micro, keep) in enumerate(zip(micro_batches, keeps, strict=True)):
         if keep.all():
-            found.append(micro)
+            repaired.append(micro)
             continue
+        # Of a micro-batch without any left, one of another stands in.
         source = position if keep.any() else spare
         rows = torch.where(keep, torch.arange(len(keep)), int(keeps[source].nonzero()[0]))
         kept = keep.to(micro.masks[OBJECTIVE].device)
-        masks = {n: m & (kept if m.dim() == 1 else kept[:, None]) for n, m in micro.masks.items()}
+        masks = {}
+        for name, mask in micro.masks.items():
+            masks[name] = mask & (kept if mask.dim() == 1 else kept[:, None])
         index = micro.index.masked_fill(~keep, PADDING)
         batch = task.select(micro_batches[source].batch, rows)
-        found.append(MicroBatch(batch, index, masks, whole=False))
-    return found
+        repaired.append(MicroBatch(batch, index, masks, whole=False))
+    return repaired
 
 
 class Buffers:
@@ -153,11 +164,16 @@ class Buffers:
         """After it: from now on only those that it changed."""
         if self._changing is None:
             now = dict(module.named_buffers())
-            self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
-            self._changing, self.may_change = {*self._kept}, bool(self._kept)
+            changed = [name for name, old in self._kept.items() if not torch.equal(old, now[name])]
+            self._kept = {name: self._kept[name] for name in changed}
+            self._changing = {*changed}
+            self.may_change = bool(changed)
 
     def restore(self, module: nn.Module) -> None:
+        """Puts those that are kept back, before another forward pass of the step."""
+        if not self._kept:
+            return
         with torch.no_grad():
-            for name, buffer in module.named_buffers() if self._kept else ():
+            for name, buffer in module.named_buffers():
                 if name in self._kept:
                     buffer.copy_(self._kept[name])

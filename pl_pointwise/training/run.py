@@ -10,7 +10,6 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
@@ -18,24 +17,22 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..data import ResumableDataLoader, fingerprint, groups_of
+from ..data import fingerprint, groups_of
+from ..data.fingerprints import RANDOM_ROWS
 from ..errors import TrainingError
 from ..evaluation import Evaluator
-from ..fingerprints import RANDOM_ROWS
 from ..formulations import Formulation
 from ..lagrangian.checks import Door
 from ..lagrangian.gradient_units import norm_of
 from ..loss import PointwiseLoss
 from ..printing import say
-from ..report.closing import Conditions
+from ..report.closing_table import Conditions
 from ..task import Task, notes_of, objects_of_all_ranks, warn
 from .checkpoints import (
     STATE_KEY,
     VERSION,
     WholeCheckpointIO,
     damaged,
-    random_state,
-    restore_random_state,
     state_of,
 )
 from .checks import (
@@ -43,15 +40,15 @@ from .checks import (
     check_module,
     check_settings,
     frozen_weights,
-    refuse,
     refuse_own_step,
-    sampler_of,
-    training_set,
     warn_of_checkpoints,
     why_no_step,
 )
+from .random_states import generators_of, random_state, restore_random_state
+from .resume import Next, Resume, place_loops, resume_of
 from .shared_rows import warn_of_data, warn_of_shared_rows
 from .stepper import Stepper
+from .training_set import refuse, training_set
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +81,16 @@ class Run:
     def __init__(
         self, task: Task, loss: PointwiseLoss, stepper: Stepper, evaluator: Evaluator
     ) -> None:
-        self.task, self.loss, self.stepper, self.evaluator = task, loss, stepper, evaluator
-        self.loss.warn, self.loss.door = partial(warn, task), OF_MODULE
+        self.task = task
+        self.loss = loss
+        self.stepper = stepper
+        self.evaluator = evaluator
+        self.loss.warn = partial(warn, task)
+        self.loss.door = OF_MODULE
         self.total_steps: int | None = None  # None before training, and where the rate is constant.
         self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
         self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.
-        # What a checkpoint says, until the first step after it.
-        self._restored: dict[str, Any] | None = None
+        self._resume: Resume | None = None  # Until the first step after a checkpoint.
         # Random and loaders' states after training, which may be saved and prolonged later.
         self._at_end: dict[str, Any] = {}
         # The random state before an evaluation within the fit that may come, or has begun.
@@ -121,8 +121,13 @@ class Run:
             if context is not None:
                 setattr(self.task, step, context[f"original_{step}"])
         trainer = self.task.trainer
-        loops = trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop
-        for loop in (*loops, trainer.test_loop, trainer.predict_loop):
+        loops = (
+            trainer.fit_loop.epoch_loop.val_loop,
+            trainer.validate_loop,
+            trainer.test_loop,
+            trainer.predict_loop,
+        )
+        for loop in loops:
             # torch.no_grad() does, within which a task may enable gradients of inputs.
             loop.inference_mode = False
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
@@ -133,7 +138,8 @@ class Run:
         self.task.prepare_fit()
 
     def on_train_start(self) -> None:
-        task, trainer = self.task, self.task.trainer
+        task = self.task
+        trainer = task.trainer
         check_module(task)
         warn_of_checkpoints(task, self.arguments_left_out)
         # Lightning's 50 steps between two lines of the log are more than many an epoch has.
@@ -150,30 +156,33 @@ class Run:
         self.stepper.start_fit()
         if not self.loss.history.steps:
             self.loss.history.norm = norm_of(trained_weights(task))
-        self._at_end, self._epoch_is_open, self._stepped = {}, False, False
-        if (restored := self._restored) is not None:
-            self._epoch_is_open = restored["next"] != "epoch"
-            restored["frozen_at_start"] = frozen_weights(task)
-            self._place_loops(restored["next"], restored["loaders"])
-            self._restore_random_state(restored["random_states"])
+        self._at_end = {}
+        self._epoch_is_open = False
+        self._stepped = False
+        if self._resume is not None:
+            self._epoch_is_open = self._resume.next is not Next.EPOCH
+            self._resume.frozen_at_start = frozen_weights(task)
+            place_loops(trainer, self._resume)
+            self._restore_random_state(self._resume.entry["random_states"])
         task.prepare_training()
 
     def _start_multipliers(self, dataset: Any) -> None:
         """Keeps them if they are of this training set; refuses a checkpoint's of another."""
-        found, before = None, (self._restored or {}).get("fingerprint")
+        before = None if self._resume is None else self._resume.entry.get("fingerprint")
+        now = None
         groups = None if dataset is None else groups_of(dataset)
         if dataset is not None:
-            found = fingerprint(dataset)
+            now = fingerprint(dataset)
             if groups is not None:
-                found += f", groups {sha256(groups.numpy().tobytes()).hexdigest()}"
-            if found.startswith(RANDOM_ROWS):
+                now += f", groups {sha256(groups.numpy().tobytes()).hexdigest()}"
+            if now.startswith(RANDOM_ROWS):
                 warn(
                     self.task,
                     "Rows of the training set differ each time they are read, so a resume checks "
                     "only their number. Give the data set an attribute `fingerprint`, a text of "
                     "your own.",
                 )
-            if before is not None and before != found:
+            if before is not None and before != now:
                 raise TrainingError(
                     "These multipliers belong to another training set, order or groups "
                     f"(checkpoint: {self.loss.multipliers.samples:,} rows of λ; now: "
@@ -181,16 +190,17 @@ class Run:
                 )
         samples = 0 if dataset is None else len(dataset)
         resumed = dataset is not None and before is not None
-        first = self._restored is None and not self.task.global_step
+        first = self._resume is None and not self.task.global_step
         settings = self.task.training_settings
         self.loss.configure(self.task.formulations, settings.primal_steps, settings.order, groups)
-        self.loss.start(samples, found, resumed, first)
+        self.loss.start(samples, now, resumed, first)
 
     # Learning rates -----------------------------------------------------------------------------
 
     def factor(self, step: int) -> float:
         """The factor on the peak learning rate, as ``transformers.get_scheduler`` has it."""
-        optimization, total = self.task.training_settings.optimization, self.total_steps
+        optimization = self.task.training_settings.optimization
+        total = self.total_steps
         if total is None:  # Before the fit's start: step 0's.
             return 0.0 if optimization.warmup_ratio else 1.0
         warmup = math.ceil(optimization.warmup_ratio * total)
@@ -214,7 +224,7 @@ class Run:
             metric = self._monitored(scheduler) if on_plateau else None
             if not on_plateau or metric is not None:
                 self.task.lr_scheduler_step(scheduler, metric)
-            elif self._restored is None:  # Else the evaluation was still to come at the save.
+            elif self._resume is None:  # Else the evaluation was still to come at the save.
                 message = (
                     f'"monitor" of a {type(scheduler).__name__} is '
                     f"{getattr(scheduler, 'monitor', None)!r}, which is not logged. "
@@ -227,15 +237,15 @@ class Run:
     def _monitored(self, scheduler: Any) -> Any:
         """What the scheduler monitors: as logged, or as the checkpoint has it; else None."""
         name = getattr(scheduler, "monitor", None)
-        restored = (self._restored or {}).get("monitored", {})
-        return self.task.trainer.callback_metrics.get(name, restored.get(name))
+        before: Mapping[Any, Any] = {} if self._resume is None else self._resume.monitored
+        return self.task.trainer.callback_metrics.get(name, before.get(name))
 
     def in_force(self, name: str) -> Formulation:
         """A constraint's formulation with α a number: of the last training step, or of now."""
-        found = self.loss.in_force or self.loss.units.in_force(
+        in_force = self.loss.in_force or self.loss.units.in_force(
             self.task.formulations, self.task.constraints
         )
-        return found[name]
+        return in_force[name]
 
     # Epochs and the end -------------------------------------------------------------------------
 
@@ -248,7 +258,8 @@ class Run:
 
     def on_train_epoch_end(self) -> None:
         """After an override, since a scheduler may monitor what it logs."""
-        steps, loop = self.stepper.repairs, self.task.trainer.fit_loop.epoch_loop
+        steps = self.stepper.repairs
+        loop = self.task.trainer.fit_loop.epoch_loop
         if steps.skipped_now and not steps.taken_now:
             raise TrainingError(
                 f"All {steps.skipped_now} steps of epoch {self.task.current_epoch} were skipped: "
@@ -276,16 +287,19 @@ class Run:
             warn(self.task, f"No step was taken: {why_no_step(trainer)}")
         if self._stepped and not trainer.fast_dev_run:
             self._close()
-        if self._restored is not None:  # Resumed at its end: no step was taken.
-            self._restore_random_state(self._restored["random_states"])
-            loaders = self._restored["loaders"]
+        if self._resume is not None:  # Resumed at its end: no step was taken.
+            self._restore_random_state(self._resume.entry["random_states"])
+            loaders = self._resume.loaders
             self._at_end = {"random_state": self._random_state(), "loaders": loaders}
-        self._restored = None
+        self._resume = None
 
     def _close(self) -> None:
         """The closing table: shown, or where Lightning's own messages are off, what it asks for."""
-        task, trainer, history = self.task, self.task.trainer, self.loss.history
-        norm, repairs = norm_of(trained_weights(task)), self.stepper.repairs
+        task = self.task
+        trainer = task.trainer
+        history = self.loss.history
+        norm = norm_of(trained_weights(task))
+        repairs = self.stepper.repairs
         (optimizer,) = trainer.optimizers
         rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
         datamodule = getattr(trainer, "datamodule", None)
@@ -317,53 +331,46 @@ class Run:
 
     def on_validation_end(self) -> None:
         """A stop may add an evaluation, and a resume leave one out: neither may change the rest."""
-        kept, self._before_evaluation = self._before_evaluation, None
+        kept = self._before_evaluation
+        self._before_evaluation = None
         if kept is not None:
             restore_random_state(kept, self.task.device)
 
     def on_validation_epoch_start(self) -> None:
         self.evaluator.start()
         if self.task.trainer.testing and self.task.trainer.is_global_zero:
-            found = dict(self.evaluator.datasets)
-            train = found.pop("train", None)
-            known = {name: rows for name, rows in found.items() if name in ("val", "test")}
-            warn_of_shared_rows(self.task, train, known)
+            datasets = self.evaluator.datasets
+            held_out = {name: datasets[name] for name in datasets if name in ("val", "test")}
+            warn_of_shared_rows(self.task, datasets.get("train"), held_out)
 
     def on_validation_batch_end(self, *_: Any) -> None:
         if not self.evaluator.added:
-            refuse_own_step(
-                self.task, f"{'test' if self.task.trainer.testing else 'validation'}_step"
-            )
+            stage = "test" if self.task.trainer.testing else "validation"
+            refuse_own_step(self.task, f"{stage}_step")
 
     def on_validation_epoch_end(self) -> None:
         self.evaluator.finish()
 
     on_test_epoch_start = on_validation_epoch_start
-    on_test_batch_end, on_test_epoch_end = on_validation_batch_end, on_validation_epoch_end
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
 
     # Saving and loading -------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        trainer = self.task.trainer
         if self._at_end and "loops" in checkpoint:
             # Asked after training, a loader tells of an epoch that it did not begin.
             of_loop = checkpoint["loops"]["fit_loop"]["state_dict"]
             of_loop["combined_loader"] = self._at_end["loaders"]
-        evaluated = trainer.fit_loop.epoch_loop.val_loop.batch_progress
         checkpoint[STATE_KEY] = {
             "version": VERSION,
             **self.loss.dual_state(),
             "epoch_is_open": self._epoch_is_open,
-            "in_evaluation": self._before_evaluation is not None
-            and (trainer.state.status == TrainerStatus.INTERRUPTED or not evaluated.is_last_batch),
+            "in_evaluation": self._is_in_evaluation(),
             "frozen": frozen_weights(self.task),
             "left_out": self.stepper.repairs.left_out,
             "skipped_steps": self.stepper.repairs.skipped_steps,
-            "monitored": {
-                config.scheduler.monitor: float(value)
-                for config in trainer.lr_scheduler_configs
-                if (value := self._monitored(config.scheduler)) is not None
-            },
+            "monitored": self._all_monitored(),
             # After the last step: later draws belong to an evaluation, a fetch or nothing.
             "random_states": objects_of_all_ranks(
                 self._at_end.get("random_state") or self._before_evaluation or self._random_state()
@@ -371,6 +378,24 @@ class Run:
             "arguments_left_out": dict(self.arguments_left_out),
             "kept": dict(notes_of(self.task).kept),
         }
+
+    def _is_in_evaluation(self) -> bool:
+        """Whether one has begun and not ended."""
+        if self._before_evaluation is None:
+            return False
+        trainer = self.task.trainer
+        evaluated = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+        interrupted = trainer.state.status == TrainerStatus.INTERRUPTED
+        return bool(interrupted or not evaluated.is_last_batch)
+
+    def _all_monitored(self) -> dict[str, float]:
+        """What schedulers monitor, by its name in the log."""
+        monitored = {}
+        for config in self.task.trainer.lr_scheduler_configs:
+            value = self._monitored(config.scheduler)
+            if value is not None:
+                monitored[config.scheduler.monitor] = float(value)
+        return monitored
 
     def _random_state(self) -> dict[str, Any]:
         """Of this process, and of the training loader's own generators."""
@@ -384,65 +409,50 @@ class Run:
         resuming = trainer is not None and trainer.state.fn == TrainerFn.FITTING
         try:
             missing = sorted(set(state["arguments_left_out"]).difference(self.arguments_left_out))
-            if trainer is None and missing:  # Their defaults were taken.
-                raise TrainingError(
-                    "This checkpoint does not hold all arguments of the module. Give again: "
-                    f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
-                )
-            stored = {n for n in checkpoint.get("hyper_parameters") or {} if n[0] != "_"}
-            dropped = stored.difference(self.task.hparams, self.arguments_left_out)
-            if trainer is None and dropped:
-                log.warning(
-                    f"{type(self.task).__name__} does not take the checkpoint's "
-                    f"{', '.join(sorted(dropped))}, so their values are dropped. Of a renamed "
-                    "argument give load_from_checkpoint the value."
-                )
-            learned = [n for n, f in self.task.formulations.items() if f.scope != "none"]
-            unknown = sorted(set(state["multipliers"]).difference(learned))
-            if resuming and unknown:
-                raise TrainingError(
-                    f"This checkpoint has multipliers of constraint {', '.join(unknown)}, which "
-                    "has none in this module. Resume as it was configured, or load its weights."
-                )
+            if trainer is None:  # Made by load_from_checkpoint.
+                self._check_arguments(checkpoint, missing)
+            if resuming:
+                self._check_constraints(state)
             self.loss.load_dual_state(state)
             notes_of(self.task).kept = dict(state.get("kept", {}))
             self.stepper.repairs.left_out = int(state["left_out"])
             self.stepper.repairs.skipped_steps = int(state["skipped_steps"])
             self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))
-            self._at_end, self._restored = {}, {**state} if resuming else None
-            if resuming and "loops" in checkpoint:  # Else, of weights only, the trainer says so.
-                fit = checkpoint["loops"]["fit_loop"]
-                next_is = correct_loaded_progress(fit, state)
-                loaders = fit["state_dict"].get("combined_loader", [])
-                self._restored = {**state, "next": next_is, "loaders": loaders}
-                if next_is != "batch":  # Lightning would go on in the epoch that it is of.
-                    fit["state_dict"]["combined_loader"] = []
+            self._at_end = {}
+            self._resume = resume_of(checkpoint, state) if resuming else None
         except TrainingError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise damaged(str(error)) from error
 
-    # Going on -----------------------------------------------------------------------------------
+    def _check_arguments(self, checkpoint: Mapping[str, Any], missing: Sequence[str]) -> None:
+        """Refuses a module made without arguments that no checkpoint holds; names dropped ones."""
+        if missing:  # Their defaults were taken.
+            raise TrainingError(
+                "This checkpoint does not hold all arguments of the module. Give again: "
+                f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
+            )
+        stored = {name for name in checkpoint.get("hyper_parameters") or {} if name[0] != "_"}
+        dropped = stored.difference(self.task.hparams, self.arguments_left_out)
+        if dropped:
+            log.warning(
+                f"{type(self.task).__name__} does not take the checkpoint's "
+                f"{', '.join(sorted(dropped))}, so their values are dropped. Of a renamed "
+                "argument give load_from_checkpoint the value."
+            )
 
-    def _place_loops(self, next_is: str, loaders: Sequence[Any]) -> None:
-        """Makes Lightning's loops go on with what :func:`correct_loaded_progress` found."""
-        loop, loader = self.task.trainer.fit_loop, self.task.trainer.train_dataloader
-        batches, fetcher = loop.epoch_loop, loop._data_fetcher
-        if next_is != "batch" and hasattr(loader, "load_state_dict") and loaders:
-            # It has given its last batch: the iterator after this one is of the next epoch.
-            if isinstance(loader, ResumableDataLoader):
-                loader.sampler.seed = loaders[0]["seed"]
-            else:
-                loader.load_state_dict(loaders[0])
-                next(iter(fetcher).iterator, None)
-        if next_is == "epoch":
-            # As if nothing had been loaded: its iterator is made when it starts.
-            batches.restarting = loop._resuming_from_checkpoint = False
-            return
-        if next_is == "epoch's end":
-            fetcher.done, fetcher.batches = True, []
-        if batches._should_check_val_fx(fetcher):  # It, or its place, counts this batch once more.
-            batches._batches_that_stepped -= 1
+    def _check_constraints(self, state: Mapping[str, Any]) -> None:
+        """Refuses multipliers that a resume would drop."""
+        formulations = self.task.formulations
+        learned = [name for name in formulations if formulations[name].scope != "none"]
+        unknown = sorted(set(state["multipliers"]).difference(learned))
+        if unknown:
+            raise TrainingError(
+                f"This checkpoint has multipliers of constraint {', '.join(unknown)}, which has "
+                "none in this module. Resume as it was configured, or load its weights."
+            )
+
+    # Going on -----------------------------------------------------------------------------------
 
     def _restore_random_state(self, states: Sequence[Any]) -> None:
         """Puts it back where it stood, unless the number of ranks is another now."""
@@ -453,32 +463,36 @@ class Run:
         try:
             restore_random_state(state, task.device)
             generators = generators_of(task.trainer.train_dataloader)
-            for generator, own in zip(generators, state.get("loader", []), strict=False):
-                generator.set_state(own)
+            for generator, its_state in zip(generators, state.get("loader", []), strict=False):
+                generator.set_state(its_state)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise damaged(f"the random state of rank {task.global_rank}") from error
 
     def open_step(self, batch_idx: int) -> None:
         """Before a step; the first one after a resume goes on where the run stood."""
-        self._stepped = self._epoch_is_open = True
-        restored, self._restored = self._restored, None
+        self._stepped = True
+        self._epoch_is_open = True
         self._before_evaluation = None
-        if restored is None:
+        resume = self._resume
+        self._resume = None
+        if resume is None:
             return
-        loop, loader = self.task.trainer.fit_loop, self.task.trainer.train_dataloader
-        unused = getattr(loop, "_combined_loader_states_to_load", [])
+        loader = self.task.trainer.train_dataloader
+        # States that Lightning was to load and did not: something made the loaders too early.
+        unused = getattr(self.task.trainer.fit_loop, "_combined_loader_states_to_load", [])
         stands = getattr(loader, "position", batch_idx + 1) == batch_idx + 1
         goes_on = stands and not unused and hasattr(loader, "load_state_dict")
-        if restored["next"] == "batch" and not goes_on:
+        if resume.next is Next.BATCH and not goes_on:
             raise TrainingError(
                 f"This checkpoint stopped after {batch_idx} batches of an epoch, and the training "
                 "DataLoader cannot continue there. Use PointwiseDataModule, do not read "
                 "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
-        check_frozen(self.task, restored.get("frozen"), restored["frozen_at_start"])
+        check_frozen(self.task, resume.entry.get("frozen"), resume.frozen_at_start)
 
 
 def how_to_train_longer(trainer: Trainer) -> str:
+    """What a closing sentence advises where more steps would help."""
     epochs = trainer.max_epochs
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return "raise max_steps"
@@ -488,46 +502,5 @@ def how_to_train_longer(trainer: Trainer) -> str:
 
 
 def trained_weights(task: Task) -> list[Tensor]:
+    """The weights that a gradient reaches."""
     return [weight for weight in task.parameters() if weight.requires_grad]
-
-
-def generators_of(loader: Any) -> list[torch.Generator]:
-    """The random generators of a loader's own, and its sampler's; none of one with a state."""
-    if hasattr(loader, "load_state_dict"):
-        return []
-    found = [getattr(part, "generator", None) for part in (loader, sampler_of(loader))]
-    return [each for each in found if isinstance(each, torch.Generator)]
-
-
-def correct_loaded_progress(fit: dict[str, Any], entry: Mapping[str, Any]) -> str:
-    """Changes the counters of a checkpoint's fit loop to where the run stood; returns what is next.
-
-    That is a "batch", an "epoch's end" or an "epoch"; an evaluation that had not ended is repeated
-    whole. Lightning counts an epoch that was cut short as done, and leaves out what stands between
-    an epoch's last batch and the next. ``entry``: the module's own.
-    """
-    epochs, batches = fit["epoch_progress"], fit["epoch_loop.batch_progress"]
-    of_epoch, of_run = batches["current"], batches["total"]
-    if of_run["ready"] != of_run["processed"]:
-        raise TrainingError(
-            f"This checkpoint was written within step {of_run['ready']}: it may have new weights "
-            "and old multipliers. Resume from the one before it."
-        )
-    counted = epochs["current"]["started"] == epochs["current"]["processed"]
-    if entry["in_evaluation"] or (not counted and of_epoch["completed"] != of_epoch["processed"]):
-        evaluated = fit["epoch_loop.val_loop.batch_progress"]
-        evaluated["current"] = dict.fromkeys(evaluated["current"], 0)
-        evaluated["total"] = {**evaluated["current"], "ready": 1, "started": 1}
-        evaluated["is_last_batch"] = False
-    next_is = "epoch's end" if batches["is_last_batch"] and of_epoch["ready"] else "batch"
-    if counted and (not of_epoch["ready"] or (next_is != "batch" and not entry["epoch_is_open"])):
-        next_is = "epoch"
-        of_epoch["ready"], batches["is_last_batch"] = 0, False
-    for count in (epochs["total"], epochs["current"]) if counted else ():
-        count["ready"] = count["started"] = count["processed"]
-        count["processed"] -= next_is != "epoch"
-        count["completed"] = count["processed"]
-    fit["epoch_loop.state_dict"]["_batches_that_stepped"] = of_run["started"]
-    batches["current"] = dict.fromkeys(of_epoch, of_epoch["ready"])
-    batches["total"] = dict.fromkeys(of_run, of_run["ready"])
-    return next_is

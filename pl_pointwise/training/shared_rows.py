@@ -12,8 +12,8 @@ from typing import Any
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from ..data import IndexedDataset, dataset_of, units_of, without_index
+from ..data.fingerprints import digests_of_rows
 from ..evaluation import loaders_by_name
-from ..fingerprints import digests_of_rows
 from ..task import Task, warn
 
 READ = 1024
@@ -28,19 +28,23 @@ def warn_of_data(task: Task, train: Any) -> None:
     if train is None or not trainer.is_global_zero:
         return
     warn_of_own_index(task, train)
-    found = loaders_by_name("val", trainer.val_dataloaders or [])
-    held_out = {name: dataset_of(loader) for name, loader in found.items()}
-    of_data = getattr(getattr(trainer, "datamodule", None), "datasets", None)
-    if isinstance(of_data, Mapping):
-        held_out |= {name: of_data[name] for name in ("val", "test") if name in of_data}
+    loaders = loaders_by_name("val", trainer.val_dataloaders or [])
+    held_out = {name: dataset_of(loader) for name, loader in loaders.items()}
+    datasets = getattr(getattr(trainer, "datamodule", None), "datasets", None)
+    if isinstance(datasets, Mapping):  # Those that no loader of this fit reads, too.
+        for name in ("val", "test"):
+            if name in datasets:
+                held_out[name] = datasets[name]
     warn_of_shared_rows(task, train, held_out)
 
 
 def warn_of_shared_rows(task: Task, train: Any, held_out: Mapping[str, Any]) -> None:
     """Says of each held-out data set how many of its rows are rows of the training set."""
     trainer = task.trainer
-    told = getattr(getattr(trainer, "datamodule", None), "tells_of_shared_rows", False)
-    if told or getattr(trainer, "overfit_batches", 0) or train is None:
+    by_data_module = getattr(getattr(trainer, "datamodule", None), "tells_of_shared_rows", False)
+    if by_data_module or train is None:
+        return
+    if getattr(trainer, "overfit_batches", 0):  # Then they are the training set, as is meant.
         return
     known: set[Any] | None = None
     for name, rows in held_out.items():
@@ -49,17 +53,18 @@ def warn_of_shared_rows(task: Task, train: Any, held_out: Mapping[str, Any]) -> 
         if without_index(rows) is without_index(train):
             warn(task, f"The data set {name} is the training set itself: results on it flatter.")
             continue
-        known = set(_contents_of(train) or ()) if known is None else known
-        contents = _contents_of(rows) if known else None
-        shared = [place for place, each in enumerate(contents or ()) if each in known]
-        if contents and shared:
+        if known is None:  # Read once, and only where there is something to compare.
+            known = set(_contents_of(train) or ())
+        contents = (_contents_of(rows) if known else None) or []
+        shared = sum(content in known for content in contents)
+        if shared:
             whole = len(contents) == len(rows) and len(train) <= READ
             least = "" if whole else "At least "
-            some = f"{least}{len(shared):,} of {len(contents):,} rows"
             warn(
                 task,
-                f"{some} of the data set {name} that were read are rows of the training set "
-                "too, so results on it flatter. Take them out of one of the two.",
+                f"{least}{shared:,} of {len(contents):,} rows of the data set {name} that were "
+                "read are rows of the training set too, so results on it flatter. Take them out "
+                "of one of the two.",
             )
 
 
@@ -71,19 +76,20 @@ def _contents_of(rows: Any) -> list[Any] | None:
     units = units_of(rows)
     if units is not None:
         return list(units)
-    rows, started = without_index(rows), monotonic()
+    rows = without_index(rows)
+    started = monotonic()
     count = len(rows)
-    places = range(count) if count <= READ else [n * count // READ for n in range(READ)]
-    taken = list[Any]()
+    number = min(count, READ)
+    read = list[Any]()
     with isolate_rng(include_cuda=False):
-        for place in places:
-            row = rows[place]
+        for n in range(number):
+            row = rows[n * count // number]
             if isinstance(row, Mapping):
                 row = {key: value for key, value in row.items() if key != "index"}
-            taken.append(row)
+            read.append(row)
             if monotonic() - started > SECONDS:
                 break
-    return list(digests_of_rows(taken) or ()) or None
+    return list(digests_of_rows(read) or ()) or None
 
 
 def warn_of_own_index(task: Task, train: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from time import monotonic
 from typing import Any
@@ -12,31 +12,26 @@ import torch
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.data import RandomSampler, SequentialSampler
 
-from ..data import PointwiseSampler
-from ..errors import DataError, TrainingError, explain_gradient_errors
+from ..errors import explain_gradient_errors
 from ..lagrangian.gradient_units import norm_of
 from ..lagrangian.terms import (
     OBJECTIVE,
     Measured,
     MicroBatch,
     Terms,
-    build_terms,
     finite_samples,
-    is_index,
-    masks_from,
     over_ranks,
-    strict_values_from,
     unpack,
     widest,
 )
 from ..loss import PointwiseLoss
 from ..metrics import share_violated
 from ..multipliers import Slope
-from ..task import Task, judges_strictly, replayed_random_state, warn
-from .checks import SHARED_ROWS, has_multipliers_per_sample, sampler_of
+from ..task import Task, judges_strictly, replayed_random_state
+from .micro_batches import micro_batches_of, terms_of
 from .repairs import Repairs
+from .watch import Watch
 
 BAR_SECONDS = 0.5
 """How often the progress bar's numbers are renewed: they are sums over the training set."""
@@ -46,9 +41,11 @@ class Stepper:
     """Steps the weights of a task and the multipliers of its constraints."""
 
     def __init__(self, task: Task, loss: PointwiseLoss) -> None:
-        self.task, self.loss = task, loss
+        self.task = task
+        self.loss = loss
         self.strict = judges_strictly(task)
-        self.watch, self.repairs = Watch(task), Repairs(task)
+        self.watch = Watch(task)
+        self.repairs = Repairs(task)
         self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
         self.monitored = False  # Whether a scheduler needs what is logged of every step.
         self._on_bar = -math.inf  # When the progress bar's numbers were renewed.
@@ -56,7 +53,8 @@ class Stepper:
 
     def take(self, batch: Any) -> Measured:
         """One step of the weights and one of the batch's multipliers."""
-        task, loss, trainer = self.task, self.loss, self.task.trainer
+        task = self.task
+        loss = self.loss
         micro_batches = micro_batches_of(task, batch, task.training_settings.micro_batch_size)
         # How many samples each term applies to, over all ranks, before any forward pass.
         masks = [micro.masks for micro in micro_batches]
@@ -69,23 +67,27 @@ class Stepper:
         if buffers.may_change:
             buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
+            # A value, or the gradient of finite ones: once more, without what spoils it.
             measured = self.repairs.without_non_finite(
                 measured, micro_batches, lambda kept, rows: self._measure(kept, counts, rows)
             )
-        loss.measured, loss.dual_steps = measured, {}
+        loss.measured = measured
+        loss.dual_steps = {}
         self.watch.add(measured)
         left = measured.whole or any(bool(mask.any()) for mask in measured.masks.values())
         if left and math.isfinite(measured.gradient_norm):
             task.optimizers().step()  # type: ignore[union-attr]
             self.repairs.taken_now += 1
-            loss.take(measured, trainer.num_training_batches)
+            loss.take(measured, task.trainer.num_training_batches)
         else:
             self.repairs.skip(measured, left)
         return measured
 
     def log(self) -> None:
         """Logs ``running/…``, of the step's batch, and for a progress bar the run's totals."""
-        task, trainer, measured = self.task, self.task.trainer, self.loss.measured
+        task = self.task
+        trainer = task.trainer
+        measured = self.loss.measured
         if measured is None:
             return
         bar = getattr(trainer.progress_bar_callback, "is_enabled", False)
@@ -94,6 +96,11 @@ class Stepper:
         logged = trainer.is_last_batch or trainer._logger_connector.should_update_logs
         if not (logged or self.monitored):
             return
+        shown = self._shown(measured)
+        task.log_dict({f"running/{key}": value for key, value in shown.items()})
+
+    def _shown(self, measured: Measured) -> dict[str, Any]:
+        """The numbers of a step, of all ranks."""
         shown: dict[str, Any] = {
             "lagrangian": measured.lagrangian,
             "gradient_norm": measured.gradient_norm,
@@ -104,11 +111,13 @@ class Stepper:
         if len(objective):
             shown["objective"] = objective.mean()
         for name, violation in measured.judged.items():
-            violation, mask = task.constraints[name].outside(violation, measured.masks[name])
-            values = task.constraints[name].reported(violation[mask])
-            if len(values):
-                shown |= {f"{name}/mean": values.mean(), f"{name}/violated": share_violated(values)}
-        task.log_dict({f"running/{key}": value for key, value in shown.items()})
+            constraint = self.task.constraints[name]
+            violation, mask = constraint.outside(violation, measured.masks[name])
+            values = constraint.reported(violation[mask])
+            if len(values):  # The batch has a sample that it applies to.
+                shown[f"{name}/mean"] = values.mean()
+                shown[f"{name}/violated"] = share_violated(values)
+        return shown
 
     def _log_totals(self) -> None:
         """Puts the objective and the share of requirements violated on the bar: of all samples."""
@@ -140,7 +149,9 @@ class Stepper:
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], rows: int = 0
     ) -> Measured:
         """Accumulates the step's gradient, clipped; ``rows``: of a rank without any left."""
-        task, loss, ranks = self.task, self.loss, self.task.trainer.world_size
+        task = self.task
+        loss = self.loss
+        ranks = task.trainer.world_size
         parallel = isinstance(task.trainer.strategy, ParallelStrategy)
         shared = self.shares_graph and len(micro_batches) == 1 and not parallel
         slopes = None if shared else self._slopes(micro_batches, counts)
@@ -161,8 +172,9 @@ class Stepper:
             # The ranks' gradients are averaged, and the counts are those of all ranks.
             task.manual_backward(share * ranks if ranks > 1 else share)
         if not tables:
-            width, device = sum(loss.layout.values()), task.device
-            tables = [torch.zeros(rows, width, dtype=widest(device), device=device)]
+            width = sum(loss.layout.values())
+            dtype = widest(task.device)
+            tables = [torch.zeros(rows, width, dtype=dtype, device=task.device)]
         norm = self._gradient_norm(task.training_settings.gradient_clip_val)
         return unpack(tables, loss.layout, norm)
 
@@ -183,7 +195,8 @@ class Stepper:
         Measures units first, which α is in. With micro-batches or ranks a pass without gradients
         finds the mean; both passes see the same dropout.
         """
-        task, loss = self.task, self.loss
+        task = self.task
+        loss = self.loss
         if self.due:
             self._measure_units(micro_batches, counts)
         loss.put_in_force(task.trainer.num_training_batches)
@@ -191,9 +204,9 @@ class Stepper:
             return None
         strict = self.strict and loss.dual_first
         with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
-            found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
+            terms = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
         self.repairs.buffers.restore(task)
-        return loss.slopes(found, counts)
+        return loss.slopes(terms, counts)
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``largest`` if that is given."""
@@ -240,7 +253,8 @@ class Stepper:
         known: Terms | None,
     ) -> tuple[float, float, float]:
         """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖, how many values are above 0, and their sum."""
-        task, device = self.task, self.task.device
+        task = self.task
+        device = task.device
         beside = torch.zeros(3, dtype=widest(device), device=device)
         with replayed_random_state(device):
             task.optimizers().zero_grad()  # type: ignore[union-attr]
@@ -249,8 +263,9 @@ class Stepper:
                 finite = finite_samples(terms.objective, terms.followed)
                 values = self.loss.pushed(name, terms)
                 values = torch.where(finite if values.dim() == 1 else finite[:, None], values, 0)
-                found = values.detach().to(beside)
-                beside += torch.stack([(found > 0).sum(), found.sum(), (~finite).sum()])
+                known_values = values.detach().to(beside)
+                above = (known_values > 0).sum()
+                beside += torch.stack([above, known_values.sum(), (~finite).sum()])
                 # The ranks' gradients are averaged.
                 mean = values.sum() * (task.trainer.world_size / counts[name])
                 if known is None:
@@ -272,118 +287,3 @@ class Stepper:
 def connected_zero(module: nn.Module) -> Tensor:
     """Zero, with a zero gradient for every trainable parameter."""
     return sum(((p * 0).sum() for p in module.parameters() if p.requires_grad), torch.zeros(()))
-
-
-# Micro-batches, and their terms as the task gives them -------------------------------------------
-
-
-def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[MicroBatch]:
-    """The batch, or the pieces that the collate function made of it, cut to ``size`` samples.
-
-    No term applies to a row of padding.
-    """
-    micro_batches, names = [], [OBJECTIVE, *task.constraints]
-    for piece in batch if isinstance(batch, (list, tuple)) else [batch]:
-        index = piece.get("index") if isinstance(piece, Mapping) else None
-        if index is None or not is_index(index):
-            found = index.dtype if isinstance(index, Tensor) else type(index).__name__
-            raise DataError(
-                f'A batch, here a {type(piece).__name__}, needs "index", the position of each '
-                f"sample, a tensor (B,) of whole numbers, got {found}: use PointwiseDataModule, or "
-                "wrap the data set in IndexedDataset(rows), of tuples in IndexedDataset(rows, "
-                'fields=["x", "y"]).'
-            )
-        index = index.long().cpu()
-        # A task that defines no membership() is not asked.
-        asked = getattr(task.membership, "__func__", None) is not Task.membership
-        given = task.membership(piece) if asked else {}
-        masks, whole = masks_from(given, index, names, task.device)
-        if not size or size >= len(index):
-            micro_batches.append(MicroBatch(piece, index, masks, whole))
-            continue
-        for rows in torch.arange(len(index)).split(size):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
-            cut = {name: mask[part] for name, mask in masks.items()}
-            micro_batches.append(MicroBatch(task.select(piece, rows), index[part], cut, whole))
-    return micro_batches
-
-
-def terms_of(
-    task: Task, micro: MicroBatch, outputs: Any, strict: bool, evaluating: bool = False
-) -> Terms:
-    """A micro-batch's terms, ``strict`` ones too; ``evaluating``: by its bounds, with |ℓ − c|."""
-    given = task.objective(outputs, micro.batch), task.constraint_values(outputs, micro.batch)
-    judge = None
-    if strict:
-        judge = lambda values: judged_values(task, outputs, micro.batch, values)  # noqa: E731
-    bounds = (
-        (task.evaluation_constraints, {}) if evaluating else (task.constraints, task.formulations)
-    )
-    return build_terms(*bounds, micro.masks, *given, judge, micro.whole)
-
-
-def judged_values(
-    task: Task, outputs: Any, batch: Any, values: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """By constraint the values that multipliers and reports follow: strict, else ``values``."""
-    if not judges_strictly(task):
-        return values
-    with torch.no_grad(), replayed_random_state(task.device):
-        given = task.strict_values(outputs, batch)
-    return strict_values_from(given, values, task.formulations)
-
-
-# What the steps of a fit show --------------------------------------------------------------------
-
-
-class Watch:
-    """Finds faults that no setting tells, by what the steps measure anyway."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.start_fit()
-
-    def start_fit(self) -> None:
-        # Of each sample whether this epoch has had it; empty in one that was resumed in its midst.
-        self._visited = bytearray()
-
-    def start_epoch(self) -> None:
-        loader = self.task.trainer.train_dataloader
-        sampler = sampler_of(loader)
-        once = type(sampler) in (PointwiseSampler, SequentialSampler)
-        if type(sampler) is RandomSampler:
-            once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
-        watched = once and has_multipliers_per_sample(self.task)
-        self._visited = bytearray(len(loader.dataset) if watched else 0)
-
-    def add(self, measured: Measured) -> None:
-        """Adds a step, before the weights move; refuses a sample that the epoch has had."""
-        for number in measured.index.tolist():
-            if not 0 <= number < len(self._visited):
-                continue  # Padding; of one that is too large the multipliers say so.
-            if self._visited[number]:
-                raise TrainingError(
-                    f"Sample index {number} came twice in epoch {self.task.current_epoch}, and the "
-                    f"sampler hands out each position once. {SHARED_ROWS}"
-                )
-            self._visited[number] = True
-        if not self.task.global_step:
-            self._warn_of_an_optimum(measured)
-
-    def _warn_of_an_optimum(self, measured: Measured) -> None:
-        """Of a first batch whose objective is 0 and in which nothing is violated."""
-        judged = violated = False
-        for name, violation in measured.judged.items():
-            applied = violation[measured.masks[name]]
-            judged |= len(applied) > 0
-            violated |= bool((self.task.constraints[name].reported(applied) > 0).any())
-        objective = measured.objective[measured.masks[OBJECTIVE]]
-        if violated or not judged or not len(objective):
-            return
-        if objective.abs().max() <= 1e-6:  # Rounding makes it of 0.
-            warn(
-                self.task,
-                "The first batch has nothing to learn: no constraint is violated and the objective "
-                "is 0. Where that holds for all data, as when the model is its own reference, "
-                "training can only lead away from there.",
-            )

@@ -19,8 +19,8 @@ import pyarrow.ipc
 import pyarrow.parquet
 from lightning.pytorch.utilities import rank_zero_warn
 
+from pl_pointwise.data.fingerprints import normalised
 from pl_pointwise.errors import DataError
-from pl_pointwise.fingerprints import normalised
 
 R = TypeVar("R")
 

@@ -39,7 +39,7 @@ from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
 from pl_pointwise.tasks.language_model.roles import Requirement, divergence, lead, mean_over
 from pl_pointwise.tasks.language_model.text.records import Record
-from pl_pointwise.training.stepper import judged_values
+from pl_pointwise.training.micro_batches import judged_values
 
 from .records import ROLES
 

@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.evaluation import BEFORE, MeanBySample
-from pl_pointwise.files import replaced_folder
+from pl_pointwise.export.folder import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
 from pl_pointwise.plain import from_plain

@@ -26,7 +26,7 @@ from transformers import AutoModelForSequenceClassification
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
 from pl_pointwise.errors import one_of
 from pl_pointwise.evaluation import MeanBySample
-from pl_pointwise.files import replaced_folder
+from pl_pointwise.export.folder import replaced_folder
 from pl_pointwise.lagrangian.terms import PADDING
 from pl_pointwise.model_card import write_card
 from pl_pointwise.task import Batch, Metrics

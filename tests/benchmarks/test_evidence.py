@@ -25,7 +25,7 @@ from benchmarks.evidence.statistics import estimate, holm, p_value, paired_diffe
 from benchmarks.evidence.study import STUDIES, load
 from benchmarks.evidence.workers import run_all
 from pl_pointwise.compare.runs import VIOLATIONS, Comparison, Run
-from pl_pointwise.files import digest_now
+from pl_pointwise.identity.files import digest_now
 
 NAN = float("nan")
 

@@ -14,7 +14,7 @@ import yaml
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from pl_pointwise import Pointwise
-from pl_pointwise.cli import PointwiseCLI, config_of, main
+from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.command_line import configs
 from pl_pointwise.command_line.configs import (
     comparison_path,
@@ -22,6 +22,7 @@ from pl_pointwise.command_line.configs import (
     packaged_configs,
     with_config_parts,
 )
+from pl_pointwise.command_line.next_steps import config_of
 from tests.pl_pointwise.training.test_hostile_checkpoints import Bomb
 
 TASK = ["--model", "tests.pl_pointwise.line_task.LineModule"]

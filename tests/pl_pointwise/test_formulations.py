@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
 from pl_pointwise.formulations import arguments_of
-from pl_pointwise.plain import formulation_from
+from pl_pointwise.lagrangian.declared import formulation_from
 from tests.pl_pointwise.table import FORMULATIONS, psi, rule_of
 
 # Several decades on both sides of zero, and exact zeros.

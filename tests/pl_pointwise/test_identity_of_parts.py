@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pl_pointwise.identity import bases_of, digest_of_code, is_a_base, is_as_it_was, own_code
+from pl_pointwise.identity.code import digest_of_code, own_code
+from pl_pointwise.identity.models import bases_of, is_a_base, is_as_it_was
 
 
 def base(folder: Path, weights: bytes = b"weights", **config: Any) -> Path:

@@ -18,7 +18,7 @@ import pl_pointwise
 from pl_pointwise import Formulation, tasks
 from pl_pointwise.command_line.configs import packaged_comparisons, packaged_configs, text_of
 from pl_pointwise.compare.runs import Comparison
-from pl_pointwise.plain import formulation_from
+from pl_pointwise.lagrangian.declared import formulation_from
 
 SHIPPED = sorted(Path(tasks.__path__[0]).glob("*/configs/**/*.yaml"))
 

@@ -26,7 +26,7 @@ from pl_pointwise import Average, CVaR, Pointwise, PointwiseLoss, Tilted
 from pl_pointwise.callbacks import SaveOnTermination
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.report.closing import Closing
+from pl_pointwise.report.closing_table import Closing
 from tests.pl_pointwise import toy
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,

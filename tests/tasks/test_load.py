@@ -15,8 +15,8 @@ from sentence_transformers import CrossEncoder
 import pl_pointwise
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
-from pl_pointwise.files import digest_now
-from pl_pointwise.identity import bases_of
+from pl_pointwise.identity.files import digest_now
+from pl_pointwise.identity.models import bases_of
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.reranker.module import RerankerModule

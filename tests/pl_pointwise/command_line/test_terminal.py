@@ -16,9 +16,9 @@ import pytest
 
 from pl_pointwise.cli import main
 from pl_pointwise.command_line import cli_errors
-from pl_pointwise.compare.results import write_csv
+from pl_pointwise.compare.tables import write_csv
 from pl_pointwise.errors import DataError
-from pl_pointwise.files import check_export_folder, replaced_folder
+from pl_pointwise.export.folder import check_export_folder, replaced_folder
 from pl_pointwise.printing import Table, csv_cell, print_in_any_encoding, say
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.samples import require_known

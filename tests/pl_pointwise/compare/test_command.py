@@ -17,7 +17,8 @@ import yaml
 
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import command as compare
-from pl_pointwise.compare.results import PLOTS
+from pl_pointwise.compare import execution
+from pl_pointwise.compare.plots import PLOTS
 from pl_pointwise.compare.runs import Run, alone_in
 from tests.pl_pointwise.line_task import LineData
 
@@ -74,13 +75,13 @@ def read(output: Path) -> list[dict[str, str]]:
 
 def methods_executed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     executed: list[str] = []
-    real = compare.execute
+    real = execution.execute
 
     def execute(run: Run, **more: Any) -> Any:
         executed.append(run.method)
         return real(run, **more)
 
-    monkeypatch.setattr(compare, "execute", execute)
+    monkeypatch.setattr(execution, "execute", execute)
     return executed
 
 
@@ -229,14 +230,14 @@ def test_what_cannot_be_written_is_said_with_its_path_and_the_others_run(
     said = capsys.readouterr().err
     assert f"error: {tmp_path / 'file'}: File exists" in said
     assert "Traceback" not in said
-    write = compare.write_whole
+    write = execution.write_whole
 
     def full(path: Path, text: str) -> None:
         if "full" in path.parts:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, text)
 
-    monkeypatch.setattr(compare, "write_whole", full)
+    monkeypatch.setattr(execution, "write_whole", full)
     with pytest.raises(SystemExit, match=r"1 run failed: full \(seed 0\)"):
         main(["compare", *common, "--output", str(tmp_path / "out")])
     found = lines(tmp_path / "out")

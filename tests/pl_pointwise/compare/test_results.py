@@ -16,8 +16,8 @@ from matplotlib.cbook import STEP_LOOKUP_MAP
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from pl_pointwise.compare import results
-from pl_pointwise.compare.results import frontier, styles_of
+from pl_pointwise.compare import plots, tables
+from pl_pointwise.compare.plots import frontier, styles_of
 from pl_pointwise.compare.runs import Outcome, Run
 from pl_pointwise.printing import Table, escaped
 
@@ -29,7 +29,7 @@ def outcome(method: str, seed: int, metrics: dict[str, float], **more: Any) -> O
 
 
 def frame(*outcomes: Outcome) -> DataFrame:
-    return DataFrame(results.run_lines(outcomes))
+    return DataFrame(tables.run_lines(outcomes))
 
 
 def lines(table: Table) -> list[list[str]]:
@@ -50,7 +50,7 @@ def test_a_few_extremes_do_not_flatten_the_others(tmp_path) -> None:
     near = np.linspace(-1, 1, 50)
     for far, scale in ((5.0, "linear"), (400.0, "symlog")):
         violations = {"test/fit": {"a": near, "b": np.append(near, far)}}
-        (panel,) = panels(results.violation_cdfs(violations, styles_of("ab")), tmp_path)
+        (panel,) = panels(plots.violation_cdfs(violations, styles_of("ab")), tmp_path)
         assert panel.get_xscale() == scale
         assert ("logarithmic beyond ±1" in panel.get_xlabel()) == (scale == "symlog")
         low, high = panel.get_xlim()
@@ -73,7 +73,7 @@ def test_the_line_of_the_frontier_keeps_to_what_was_attained(tmp_path) -> None:
     """Each corner of the stairs is no better, in both coordinates, than some point."""
     points = np.array([(0, 3), (1, 1), (2, 2), (3, 0)])
     runs = DataFrame(points, columns=["a", "b"]).assign(method=list("wxyz"))
-    (panel,) = panels(results.pareto(runs, ("a", "b"), styles_of("wxyz")), tmp_path)
+    (panel,) = panels(plots.pareto(runs, ("a", "b"), styles_of("wxyz")), tmp_path)
     (line,) = [line for line in panel.get_lines() if line.get_label() == "frontier"]
     assert [*zip(*line.get_data(), strict=True)] == [(0, 3), (1, 1), (3, 0)]
     corners = np.stack(STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_data()), axis=1)
@@ -92,7 +92,7 @@ def test_methods_differ_and_bars_are_of_the_seeds(tmp_path) -> None:
     names = ("penalty 0.1", "penalty 1", "pointwise")
     seeds = [outcome(n, seed, {"a": 1 + seed, "b": 3 + 2 * seed}) for n in names for seed in (0, 1)]
     seeds.append(outcome("diverged", 0, {"a": math.nan, "b": 0.0}))
-    figure = results.pareto(frame(*seeds), ("a", "b"), styles_of(names))
+    figure = plots.pareto(frame(*seeds), ("a", "b"), styles_of(names))
     (panel,) = panels(figure, tmp_path)
     points = [bars.lines[0] for bars in panel.containers]
     assert len({(point.get_color(), point.get_marker()) for point in points}) == 3
@@ -110,7 +110,7 @@ def test_infinite_violations_count_and_nan_do_not(tmp_path) -> None:
     """A method that diverges must not look as if all its samples were in the plot."""
     values = np.array([-1.0, 0.5, math.inf, math.inf, math.nan])
     curves = {"test/fit": {"diverging": values}}
-    (panel,) = panels(results.violation_cdfs(curves, styles_of(["diverging"])), tmp_path)
+    (panel,) = panels(plots.violation_cdfs(curves, styles_of(["diverging"])), tmp_path)
     (x, y) = panel.get_lines()[0].get_data()
     assert list(x) == [-1.0, -1.0, 0.5, math.inf, math.inf]
     assert list(y) == [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -121,8 +121,8 @@ def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table(tmp_path) -> None:
     """It used to end the comparison: no table, after all its runs."""
     done = [outcome("a", 0, {"test/f1": math.nan}), outcome("a", 1, {"test/f1": 1.0})]
     done.append(outcome("b", 0, {}))
-    assert lines(results.tables(done)[1])[0] == ["a", "nan ± nan"]
-    results.write_csv(done, tmp_path / "runs.csv")
+    assert lines(tables.tables(done)[1])[0] == ["a", "nan ± nan"]
+    tables.write_csv(done, tmp_path / "runs.csv")
     cells = [line.split(",")[-2] for line in (tmp_path / "runs.csv").read_text().splitlines()]
     assert cells == ["test/f1", "nan", "1.0", ""]
 
@@ -130,9 +130,9 @@ def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table(tmp_path) -> None:
 def test_plots_of_an_earlier_comparison_go(tmp_path, monkeypatch) -> None:
     done = [outcome("a", 0, {"test/objective": 1.0, "test/fit/violated": 0.5})]
     monkeypatch.setattr(Run, "violations", lambda run: {"test/fit": np.array([0.5])})
-    results.draw(done, tmp_path)
+    plots.draw(done, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"cdf.png", "pareto.png"}
-    results.draw([outcome("a", 0, {"test/objective": 1.0})], tmp_path)
+    plots.draw([outcome("a", 0, {"test/objective": 1.0})], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"cdf.png"}
 
 
@@ -142,11 +142,11 @@ def test_a_note_stands_above_every_table_and_plot(tmp_path, monkeypatch) -> None
     monkeypatch.setattr(Run, "violations", lambda run: {"test/fit": np.array([0.5])})
     drawn: dict[str, Figure] = {}
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: drawn.update({path.name: self}))
-    results.draw(done, tmp_path, "Five steps.")
-    assert set(drawn) == {*results.PLOTS}
+    plots.draw(done, tmp_path, "Five steps.")
+    assert set(drawn) == {*plots.PLOTS}
     assert {figure.get_suptitle() for figure in drawn.values()} == {"Five steps."}
-    assert "**Five steps.**" in results.tables(done, "Five steps.")[0].markdown()
-    results.draw(done, tmp_path)
+    assert "**Five steps.**" in tables.tables(done, "Five steps.")[0].markdown()
+    plots.draw(done, tmp_path)
     assert {figure.get_suptitle() for figure in drawn.values()} == {""}
 
 
@@ -154,19 +154,19 @@ def test_the_default_plot_is_of_the_objective_that_all_methods_share() -> None:
     """Seen: one method's cross-entropy beside another's Lagrangian on one axis."""
     metrics = {"test/objective": 1.0, "test/kl": 2.0, "test/fit/violated": 0.0}
     done = [outcome("a", 0, metrics, shared_objective="kl"), outcome("b", 0, {}, error="x")]
-    assert results.shared_objective(done) == "test/kl"
-    assert results.pareto_axes([*metrics], "test/kl") == ["test/kl", "test/fit/violated"]
+    assert tables.shared_objective(done) == "test/kl"
+    assert plots.pareto_axes([*metrics], "test/kl") == ["test/kl", "test/fit/violated"]
     several = [*metrics, "test/fit/violated_samples"]  # Of values, and of samples.
-    assert results.pareto_axes(several, "test/kl") == ["test/kl", "test/fit/violated_samples"]
-    assert results.pareto_axes(["test/kl"], "test/kl") == []
+    assert plots.pareto_axes(several, "test/kl") == ["test/kl", "test/fit/violated_samples"]
+    assert plots.pareto_axes(["test/kl"], "test/kl") == []
     worst = [*metrics, "test/worst"]
-    assert results.pareto_axes(worst, "test/kl", "worst") == ["test/kl", "test/worst"]
-    assert results.pareto_axes([*metrics], "test/kl", "worst") == ["test/kl", "test/fit/violated"]
-    assert results.shared_objective([outcome("a", 0, metrics)]) == "test/objective"
+    assert plots.pareto_axes(worst, "test/kl", "worst") == ["test/kl", "test/worst"]
+    assert plots.pareto_axes([*metrics], "test/kl", "worst") == ["test/kl", "test/fit/violated"]
+    assert tables.shared_objective([outcome("a", 0, metrics)]) == "test/objective"
     gone = [outcome("a", 0, {"test/objective": 1.0}, shared_objective="kl")]
-    assert results.shared_objective(gone) == "test/objective"
+    assert tables.shared_objective(gone) == "test/objective"
     learnt = [outcome("a", 0, {"test/fit/mean": 1.0, "train/nll": 1.0}, shared_objective="nll")]
-    assert results.shared_objective(learnt) == "train/nll"
+    assert tables.shared_objective(learnt) == "train/nll"
 
 
 # Tables -----------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_what_decides_comes_first() -> None:
         outcome("a", 1, {name: 2 * value for name, value in metrics.items()}),
         outcome("b", 0, {}, error="Error: no"),
     ]
-    found = results.tables(done)
+    found = tables.tables(done)
     assert found[0].title == "Results"
     assert list(found[0].cells) == ["method", "length", "violation rate", "CVaR95"]
     assert lines(found[0]) == [["a", "4.5 ± 2.1", "0.375 ± 0.18", "3 ± 1.4"]]
@@ -198,15 +198,13 @@ def test_what_decides_comes_first() -> None:
 
 def test_the_share_of_samples_comes_before_that_of_values() -> None:
     metrics = {f"test/fit/{key}": 0.5 for key in ("violated_samples", "violated", "cvar95")}
-    shown = [*results.tables([outcome("a", 0, metrics)])[0].cells]
+    shown = [*tables.tables([outcome("a", 0, metrics)])[0].cells]
     assert shown == ["method", "violation rate of samples", "violation rate of values", "CVaR95"]
 
 
 def test_several_constraints_have_their_names() -> None:
     names = [f"val/{name}/{key}" for name in ("refuse", "comply") for key in ("violated", "cvar95")]
-    table = results.results_table(
-        frame(outcome("a", 0, dict.fromkeys(names, 0.5))), names, "test/x"
-    )
+    table = tables.results_table(frame(outcome("a", 0, dict.fromkeys(names, 0.5))), names, "test/x")
     assert list(table.cells) == [
         "method",
         "refuse: violation rate",

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pl_pointwise import Average, Constraint, Penalty, Pointwise, PointwiseLoss
 from pl_pointwise.lagrangian.prices import Step
-from pl_pointwise.report.closing import Closing, Conditions, HeldOut, closing_of
+from pl_pointwise.report.closing import closing_of
+from pl_pointwise.report.closing_table import Closing, Conditions, HeldOut
 from pl_pointwise.report.history import History
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, trainer
 

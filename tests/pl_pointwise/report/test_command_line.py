@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from pl_pointwise.cli import main, metrics_table
+from pl_pointwise.cli import main
+from pl_pointwise.command_line.metrics_table import metrics_table
 from pl_pointwise.report.progress import RunProgressBar
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, trainer
 

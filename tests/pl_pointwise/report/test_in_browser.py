@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pl_pointwise.report.page import Page, Plot, Sample, write_page
+from pl_pointwise.report.page import Page, Sample, write_page
+from pl_pointwise.report.plots import Plot
 from pl_pointwise.report.samples import png_of
 from tests.browser import CHROMIUM, Browser
 from tests.pl_pointwise.report.test_page import CLOSING, HOSTILE

@@ -16,16 +16,15 @@ import pytest
 import torch
 
 from pl_pointwise.printing import Table
-from pl_pointwise.report.closing import Closing, RequirementRow
+from pl_pointwise.report.closing_table import Closing, RequirementRow
 from pl_pointwise.report.page import (
     Page,
     Picture,
-    Plot,
     Sample,
-    _ticks,
     write_if_possible,
     write_page,
 )
+from pl_pointwise.report.plots import Plot, _ticks
 from pl_pointwise.report.samples import described, fields_and_image, png_of
 from pl_pointwise.report.stored import store, stored
 

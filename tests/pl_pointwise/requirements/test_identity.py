@@ -20,12 +20,12 @@ from pl_pointwise.cli import main
 from pl_pointwise.compare import command
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import DataError
-from pl_pointwise.loading import required_of
+from pl_pointwise.export.loading import required_of
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import MeasuredModel, choose_model
 from pl_pointwise.requirements.check import check_models, report
 from pl_pointwise.requirements.monitor import monitor
-from pl_pointwise.requirements.samples import Source
+from pl_pointwise.requirements.source import Source
 from tests.pl_pointwise.requirements import files_task
 from tests.pl_pointwise.requirements.files_task import write
 

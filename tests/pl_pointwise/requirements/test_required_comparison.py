@@ -22,8 +22,8 @@ import pl_pointwise
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.files import digest_now
-from pl_pointwise.loading import required_of
+from pl_pointwise.export.loading import required_of
+from pl_pointwise.identity.files import digest_now
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
 from pl_pointwise.requirements.monitor import check, monitor

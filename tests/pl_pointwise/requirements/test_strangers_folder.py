@@ -16,7 +16,7 @@ import pl_pointwise
 from pl_pointwise.cli import main
 from pl_pointwise.command_line.configs import foreign_names, packaged_configs, text_of
 from pl_pointwise.errors import DataError, TrainingError
-from pl_pointwise.export import class_of
+from pl_pointwise.export.command import class_of
 from pl_pointwise.requirements.exported import config_for_new_records, own_classes_only
 from pl_pointwise.requirements.monitor import monitor
 from pl_pointwise.requirements.samples import COLUMNS

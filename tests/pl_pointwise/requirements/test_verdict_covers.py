@@ -16,12 +16,13 @@ import torch
 
 from pl_pointwise.compare import command
 from pl_pointwise.errors import DataError
-from pl_pointwise.files import digest_now
-from pl_pointwise.loading import certificate_in, required_of
+from pl_pointwise.export.loading import certificate_in, required_of
+from pl_pointwise.identity.files import digest_now
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
 from pl_pointwise.requirements.monitor import monitor
-from pl_pointwise.requirements.samples import Source, known_among, records_not_known, units_in
+from pl_pointwise.requirements.samples import known_among, records_not_known, units_in
+from pl_pointwise.requirements.source import Source
 from pl_pointwise.requirements.uses import check_unused, remember_use, uses_of
 from tests.pl_pointwise.requirements.test_identity import (
     CONFIG,
@@ -129,7 +130,7 @@ def test_a_missing_permission_is_told_as_one(here: Path, monkeypatch: pytest.Mon
     def not_read(path: Any) -> str | None:
         return None if Path(path).name == "model.safetensors" else digest_now(path)
 
-    monkeypatch.setattr("pl_pointwise.files.digest_now", not_read)
+    monkeypatch.setattr("pl_pointwise.identity.files.digest_now", not_read)
     monkeypatch.setattr(Path, "open", forbidden)
     with pytest.raises(PermissionError, match="Permission denied"):
         certificate_in(model)

@@ -31,7 +31,7 @@ from pl_pointwise import (
 )
 from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
 from pl_pointwise.errors import DataError, TrainingError
-from pl_pointwise.training.checks import check_sampler
+from pl_pointwise.training.training_set import check_sampler
 from tests.pl_pointwise.toy import Toy, ToyRows, stack, trainer
 
 

@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 
 from pl_pointwise import Pointwise
 from pl_pointwise.module import HOOKS
 from pl_pointwise.tasks import RerankerModule, SafetyModule, When2CallModule
+from pl_pointwise.training.run import Run
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, assert_identical_run, trainer
 
 ROWS, HELD_OUT = ToyRows(9), ToyRows(5, seed=1)
@@ -137,3 +139,9 @@ def test_no_task_does_in_a_hook_itself_what_an_override_could_lose(task: type) -
     for base in task.__mro__:
         if base.__module__.startswith("pl_pointwise.tasks"):
             assert not [name for name in vars(base) if name.startswith("on_") or name == "setup"]
+
+
+def test_every_hook_that_a_run_has_is_in_the_list() -> None:
+    """One that is not would never be called."""
+    public = {name for name in vars(Run) if not name.startswith("_")}
+    assert {*HOOKS} == {name for name in public if hasattr(LightningModule, name)}

@@ -17,16 +17,22 @@ from typing import Any
 
 import yaml
 
-from .cli import config_of, config_option, exports, require_class, short_path
-from .command_line.cli_errors import CommandParser
-from .command_line.configs import PACKAGE, config_parts, foreign_names, text_of
-from .command_line.own_code import allow_named
-from .errors import TrainingError, printable
-from .files import check_export_folder, replaced_folder
-from .module import PointwiseModule
-from .plain import known_class
-from .task import notes_of
-from .training.checkpoints import hyperparameters
+from ..command_line.cli_errors import CommandParser
+from ..command_line.configs import PACKAGE, config_parts, foreign_names, text_of
+from ..command_line.next_steps import (
+    config_of,
+    config_option,
+    exports,
+    require_class,
+    short_path,
+)
+from ..command_line.own_code import allow_named
+from ..errors import TrainingError, printable
+from ..lagrangian.declared import known_class
+from ..module import PointwiseModule
+from ..task import notes_of
+from ..training.checkpoints import hyperparameters
+from .folder import check_export_folder, replaced_folder
 
 
 def main(args: Sequence[str]) -> None:
@@ -39,17 +45,18 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument(
         "-c", "--config", action="append", default=[], help="names the class of a task of your own"
     )
-    known = parser.parse_args(list(args))
-    kind = class_of(known.ckpt_path, known.config)
+    options = parser.parse_args(list(args))
+    kind = class_of(options.ckpt_path, options.config)
     if not exports(kind):
         raise TypeError(
             f"{kind.__name__} has no export(): define export(self, path) in it (docs/own_task.md)."
         )
-    module = kind.load_from_checkpoint(known.ckpt_path, map_location="cpu", weights_only=True)
-    notes_of(module).checkpoint = Path(known.ckpt_path).name
-    config = config_of(known.ckpt_path)
-    run = Path(known.ckpt_path).parent if config is None else config.parent
-    folder = known.output or run / "export"
+    module = kind.load_from_checkpoint(options.ckpt_path, map_location="cpu", weights_only=True)
+    notes_of(module).checkpoint = Path(options.ckpt_path).name
+    config = config_of(options.ckpt_path)
+    run = Path(options.ckpt_path).parent if config is None else config.parent
+    folder = options.output or run / "export"
+    # Before the export, which may take minutes; replaced_folder asks again of the files written.
     check_export_folder(folder)
     with replaced_folder(folder) as whole:
         module.export(whole)
@@ -71,27 +78,37 @@ def what_is_in(folder: Path) -> str:
 def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
     """The class of a checkpoint's module: the configurations', or one that this package ships."""
     named = str(hyperparameters(checkpoint).get("_class_path") or "")
-    for part in reversed([part for name in configs for part in config_parts(name)]):
-        model = yaml.safe_load(text_of(part)).get("model")
-        allow_named(model)
-        path = model.get("class_path") if isinstance(model, Mapping) else model
-        if path:
-            kind: Any = resolve_name(path if "." in str(path) else f"{PACKAGE}.tasks.{path}")
-            if not (isinstance(kind, type) and issubclass(kind, PointwiseModule)):
-                raise TrainingError(f"--config: the model {path} is no PointwiseModule.")
-            require_class(checkpoint, named, kind)
-            return kind
     if configs:
-        raise TrainingError("--config names no model: class_path of model is not in it.")
+        return _class_in_configs(checkpoint, named, configs)
     refuse_foreign_names(checkpoint)
-    found = known_class(named) if named.partition(".")[0] == PACKAGE else None
-    if found is not None and issubclass(found, PointwiseModule):
-        return found
+    shipped = known_class(named) if named.partition(".")[0] == PACKAGE else None
+    if shipped is not None and issubclass(shipped, PointwiseModule):
+        return shipped
     raise TrainingError(
         f"--ckpt_path {checkpoint} is of {printable(named) or 'a class that it does not name'}, "
         f"which {PACKAGE} does not ship, and a checkpoint's own word is not imported. Name the "
         f"class: {config_option(checkpoint)}, or load(…, module_class=YourModule)."
     )
+
+
+def _class_in_configs(checkpoint: str, named: str, configs: Sequence[str]) -> type[PointwiseModule]:
+    """The class that the last configuration with a model names; ``named`` is the checkpoint's."""
+    parts = []
+    for config in configs:
+        parts += config_parts(config)
+    for part in reversed(parts):
+        model = yaml.safe_load(text_of(part)).get("model")
+        allow_named(model)
+        path = model.get("class_path") if isinstance(model, Mapping) else model
+        if not path:
+            continue
+        # A name without a module is one of the tasks, as on the command line.
+        kind: Any = resolve_name(path if "." in str(path) else f"{PACKAGE}.tasks.{path}")
+        if not (isinstance(kind, type) and issubclass(kind, PointwiseModule)):
+            raise TrainingError(f"--config: the model {path} is no PointwiseModule.")
+        require_class(checkpoint, named, kind)
+        return kind
+    raise TrainingError("--config names no model: class_path of model is not in it.")
 
 
 def refuse_foreign_names(checkpoint: str | Path) -> None:

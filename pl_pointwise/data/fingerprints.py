@@ -16,15 +16,34 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from .indexed import Rows, without_index
+
+READ_ALL = 1024
+READ_SOME = 64
+"""Rows of a larger data set that its fingerprint reads."""
+READ_AGAIN = 16
+"""Rows that are read twice: a random change may leave one unchanged."""
 RANDOM_ROWS = "random rows"
 """Begins the fingerprint of rows that differ each time they are read."""
 
 
+def fingerprint(rows: Rows) -> str:
+    """A digest that tells data sets, and orders of one data set, apart; draws nothing.
+
+    The data set's own text ``fingerprint``, else a digest of its length and the content of rows:
+    of all up to 1,024, else of 64 spread evenly. If rows differ when read again, the length alone.
+    """
+    rows = without_index(rows)
+    of_data_set = getattr(rows, "fingerprint", None)
+    return of_data_set if isinstance(of_data_set, str) else fingerprint_of_content(rows)
+
+
 def fingerprint_of_content(rows: Any) -> str:
-    """A digest of the length and the rows; see :func:`pl_pointwise.data.fingerprint`."""
+    """A digest of the length and the rows; see :func:`fingerprint`."""
     count = len(rows)
-    read = count if count <= 1024 else 64
-    digests, stable, _ = _read(rows.__getitem__, [probe * count // read for probe in range(read)])
+    read = count if count <= READ_ALL else READ_SOME
+    probes = [number * count // read for number in range(read)]
+    digests, stable, _ = _read(rows.__getitem__, probes)
     if not stable:
         return f"{RANDOM_ROWS}: {count}"
     return hashlib.sha256(b"".join([str(count).encode(), *digests])).hexdigest()
@@ -78,15 +97,25 @@ def normalised(value: Any) -> Any:
 
 def _read(row_at: Callable[[int], Any], probes: Sequence[int]) -> tuple[list[bytes], bool, bool]:
     """Digests of these rows; whether they are the same when read again; and of all content."""
+    digests = []
+    whole = True
+    stable = True
     with isolate_rng(include_cuda=False):
-        found = [_digest_of(row_at(probe)) for probe in probes]
-        # As often as this, because a random change may leave a row unchanged.
-        places = [n % len(probes) for n in range(16)] if probes else []
-        stable = all(_digest_of(row_at(probes[place])) == found[place] for place in places)
-    return [digest for digest, _ in found], stable, all(whole for _, whole in found)
+        for probe in probes:
+            digest, is_whole = _digest_of(row_at(probe))
+            digests.append(digest)
+            whole &= is_whole
+        for number in range(READ_AGAIN if probes else 0):
+            place = number % len(probes)
+            again, _ = _digest_of(row_at(probes[place]))
+            if again != digests[place]:
+                stable = False
+                break
+    return digests, stable, whole
 
 
 def _digest_of(row: Any) -> tuple[bytes, bool]:
+    """The digest of a row, and whether it is of all that the row holds."""
     digest = hashlib.sha256()
     whole = _digest(row, digest)
     return digest.digest(), whole
@@ -100,9 +129,7 @@ def _digest(value: Any, digest: Any) -> bool:
     """Adds a value; False: of an object in it only the class."""
     whole = True
     if isinstance(value, Tensor):
-        value = (value if value.layout is torch.strided else value.to_dense()).detach().cpu()
-        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        _digest_tensor(value, digest)
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             digest.update(f"{key}:".encode())
@@ -111,15 +138,15 @@ def _digest(value: Any, digest: Any) -> bool:
         whole = _digest(value.tolist(), digest)
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         digest.update(f"[{len(value)}]".encode())
-        if _SIMPLE_TYPES.issuperset(map(type, value)):
+        if _SIMPLE_TYPES.issuperset(map(type, value)):  # At once: lists of tokens are long.
             digest.update(repr(list(value)).encode())
             return True
         for entry in value:
             whole &= _digest(entry, digest)
-    elif isinstance(value, (set, frozenset)):
+    elif isinstance(value, (set, frozenset)):  # In an order of their own, not that of the set.
         entries = [_digest_of(entry) for entry in value]
-        whole = all(known for _, known in entries)
-        _digest(sorted(found for found, _ in entries), digest)
+        whole = all(is_whole for _, is_whole in entries)
+        _digest(sorted(of_entry for of_entry, _ in entries), digest)
     elif isinstance(value, _SIMPLE):
         digest.update(repr(value).encode())
     elif hasattr(value, "tobytes"):
@@ -132,3 +159,11 @@ def _digest(value: Any, digest: Any) -> bool:
         digest.update(type(value).__name__.encode())
         return False
     return whole
+
+
+def _digest_tensor(value: Tensor, digest: Any) -> None:
+    """Adds its type, its shape and its bytes."""
+    dense = value if value.layout is torch.strided else value.to_dense()
+    dense = dense.detach().cpu()
+    digest.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
+    digest.update(dense.contiguous().view(-1).view(torch.uint8).numpy().tobytes())

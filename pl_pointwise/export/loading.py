@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from .errors import DataError, printable
-from .files import changed_files, digest_now
-from .identity import another_base, digest_of_model, is_a_base
-from .printing import say
+from ..errors import DataError, printable
+from ..identity.files import changed_files, digest_now
+from ..identity.models import another_base, digest_of_model, is_a_base
+from ..printing import say
 
 CERTIFICATE = Path("certificate") / "certificate.json"
 CONFIG = "certificate/config.yaml"
@@ -54,15 +54,7 @@ def load(
     Traceback (most recent call last):
     FileNotFoundError: ./nowhere: no such folder. Give an export, or a name on the hub.
     """
-    folder, text = Path(name), str(name)
-    if not folder.is_dir():
-        if text.startswith(("/", ".", "~")) or text.count("/") > 1:
-            raise FileNotFoundError(
-                f"{name}: no such folder. Give an export, or a name on the hub."
-            )
-        from huggingface_hub import snapshot_download
-
-        folder = Path(snapshot_download(text, revision=revision))
+    folder = _folder_of(name, revision)
     if not quiet:
         say(required_of(folder))
     config = _mapping_in(folder / "config.json")
@@ -77,9 +69,22 @@ def load(
         return CrossEncoder(
             str(folder), trust_remote_code=False, model_kwargs={"use_safetensors": True}
         )
-    from .tasks.language_model.model.loading import load_exported, load_tokenizer
+    from ..tasks.language_model.model.loading import load_exported, load_tokenizer
 
     return load_exported(str(folder)), load_tokenizer(str(folder))
+
+
+def _folder_of(name: str | Path, revision: str | None) -> Path:
+    """The folder of this name, or where the hub's repository of this name was downloaded to."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    text = str(name)
+    if text.startswith(("/", ".", "~")) or text.count("/") > 1:  # No name on the hub has these.
+        raise FileNotFoundError(f"{name}: no such folder. Give an export, or a name on the hub.")
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(text, revision=revision))
 
 
 def _require_base(folder: Path) -> None:
@@ -90,7 +95,8 @@ def _require_base(folder: Path) -> None:
         certified = _mapping_in(folder / CERTIFICATE).get("base")
     if not adapter or not isinstance(certified, dict) or not certified:
         return
-    name, revision = str(adapter.get("base_model_name_or_path")), adapter.get("revision")
+    name = str(adapter.get("base_model_name_or_path"))
+    revision = adapter.get("revision")
     now = digest_of_model(name, revision if isinstance(revision, str) else None)
     if now is None and not name.startswith(("/", ".")) and not Path(name).exists():
         return  # Of the hub, and not here yet: its revision stands in adapter_config.json.
@@ -99,7 +105,8 @@ def _require_base(folder: Path) -> None:
 
 
 def _module_in(checkpoint: Path, kind: type[Any] | None) -> Any:
-    from .export import class_of, refuse_foreign_names
+    """The module of a checkpoint, of this class, or of the one that ships and that it names."""
+    from .command import class_of, refuse_foreign_names
 
     if not checkpoint.is_file():
         raise DataError(
@@ -114,22 +121,24 @@ def _module_in(checkpoint: Path, kind: type[Any] | None) -> Any:
 def required_of(folder: Path) -> str:
     """What an exported folder's certificate says, a line a requirement."""
     try:
-        found = certificate_in(folder)
+        certificate = certificate_in(folder)
     except DataError as error:
         return f"{printable(error)} What it does on new inputs was not tested."
-    sure = f"{100 * found['confidence']:g} % confidence, since {found.get('date', 'some day')}"
-    lines = [
-        f"{folder}: its certificate.json says, with {sure}",
-        *(f"{each['text']}: {each.get('seen', 'certified')}" for each in found["requirements"]),
-        "pl-pointwise check and monitor measure whether this is so, of these weights.",
-    ]
+    since = certificate.get("date", "some day")
+    sure = f"{100 * certificate['confidence']:g} % confidence, since {since}"
+    lines = [f"{folder}: its certificate.json says, with {sure}"]
+    for requirement in certificate["requirements"]:
+        lines.append(f"{requirement['text']}: {requirement.get('seen', 'certified')}")
+    lines.append("pl-pointwise check and monitor measure whether this is so, of these weights.")
     return "\n  ".join(map(printable, lines))
 
 
 def certificate_in(
     folder: Path, others: bool = True, besides: Collection[Path] = ()
 ) -> dict[str, Any]:
-    """Returns an exported folder's certificate; others, besides: as of ``files.changed_files``.
+    """Returns an exported folder's certificate.
+
+    others, besides: as of :func:`~pl_pointwise.identity.files.changed_files`.
 
     Raises:
         DataError: there is none, it cannot be read, or a file is not as it was certified.
@@ -137,21 +146,28 @@ def certificate_in(
     path = folder / CERTIFICATE
     if not path.is_file():
         raise DataError(f"{folder}: there is no certificate, as compare --require writes it.")
-    found = _mapping_in(path)
-    try:
-        texts, files = [each["text"] for each in found["requirements"]], found.get("files", {})
-        whole = texts and all(isinstance(text, str) for text in texts) and isinstance(files, dict)
-        whole = whole and 0 < found["confidence"] < 1
-    except (LookupError, TypeError):
-        whole = False
-    if not whole:
+    certificate = _mapping_in(path)
+    if not _is_whole(certificate):
         raise DataError(f"{path} {DAMAGED}")
-    if files and CONFIG not in files:  # Of an earlier version, which listed it not.
-        config = folder / CONFIG
-        files = {**files, CONFIG: digest_now(config)} if config.is_file() else files
-    if changed := changed_files(folder, files, others, besides):
+    files = certificate.get("files", {})
+    config = folder / CONFIG
+    if files and CONFIG not in files and config.is_file():
+        files = {**files, CONFIG: digest_now(config)}  # An earlier version listed it not.
+    changed = changed_files(folder, files, others, besides)
+    if changed:
         raise DataError(f"{folder}: {changed}. Take the folder as it was written.")
-    return found
+    return certificate
+
+
+def _is_whole(certificate: dict[str, Any]) -> bool:
+    """Whether a certificate has what is read of it, in the types that are expected."""
+    try:
+        texts = [requirement["text"] for requirement in certificate["requirements"]]
+        confident = 0 < certificate["confidence"] < 1
+    except (LookupError, TypeError):
+        return False
+    are_texts = bool(texts) and all(isinstance(text, str) for text in texts)
+    return are_texts and isinstance(certificate.get("files", {}), dict) and confident
 
 
 def _require_torch_modules(folder: Path) -> None:
@@ -159,17 +175,17 @@ def _require_torch_modules(folder: Path) -> None:
     for path in folder.rglob("config*.json"):  # Of the parts that modules.json names too.
         for name in re.findall(r'"(torch\.[^"]*)"', json.dumps(_mapping_in(path))):
             module, _, kind = name.rpartition(".")
-            found = getattr(sys.modules.get(module), kind, None)
-            if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+            named = getattr(sys.modules.get(module), kind, None)
+            if not (isinstance(named, type) and issubclass(named, torch.nn.Module)):
                 raise DataError(f"{path} names {name}, no module of torch: it is not called.")
 
 
 def _mapping_in(path: Path) -> dict[str, Any]:
     """What a JSON file maps names to; empty where there is none."""
     try:
-        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        if isinstance(found, dict):
-            return found
-    except (ValueError, RecursionError):
+        content = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if isinstance(content, dict):
+            return content
+    except (ValueError, RecursionError):  # No JSON, or nested without an end: as if no mapping.
         pass
     raise DataError(f"{path} {DAMAGED}")

@@ -61,11 +61,11 @@ class PointwiseSampler(DistributedSampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         mine = torch.as_tensor(self.order())  # A subclass may give a list.
         mine = mine[self.rank :: self.num_replicas][self.skip :]
-        mine = mine.clone() if self.num_replicas > 1 else mine  # A view would keep all ranks'.
+        if self.num_replicas > 1:
+            mine = mine.clone()  # A view would keep all ranks'.
         self.skip = 0
         draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
-        # All of them at once as numbers would take ten times the memory.
-        numbers = (number for part in mine.split(65536) for number in part.tolist())
+        numbers = _numbers(mine)
         return numbers if draws is None else (Drawing(number, draws) for number in numbers)
 
 
@@ -83,6 +83,12 @@ class Drawing(NamedTuple):
         np.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
         return self.position
+
+
+def _numbers(positions: Tensor) -> Iterator[int]:
+    """Positions as numbers: all of them at once would take ten times the memory."""
+    for part in positions.split(65536):
+        yield from part.tolist()
 
 
 def mixed(*numbers: int) -> int:

@@ -1,0 +1,140 @@
+"""What the end of a run says, as numbers, and as the table and the sentences that are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ..constraint import Constraint
+from .columns import aligned, counted, number_text, share_text
+
+
+@dataclass(frozen=True)
+class RequirementRow:
+    """One requirement at the end of a run; values are in the unit of its bound.
+
+    Of an interval and of an equality a value is how far it is off.
+    """
+
+    name: str
+    bound: str  #: in words, "≤ 0.05"
+    violated: int | None  #: training samples that violate it at their last visit
+    of: int | None
+    worst: float | None
+    most: float | None  #: the 95th percentile: 95 % of the samples are at this value or better
+    held_violated: int | None = None
+    held_of: int | None = None
+    held_worst: float | None = None
+    held_most: float | None = None
+    multipliers: int | None = None  #: samples with λ ≠ 0; None without a λ for each
+    multiplier: float | None = None  #: λ of a statistic of the batch
+    price: float | None = None  #: loosening the bound by δ lowers the mean objective by price · δ
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What the last evaluation found on samples that were not trained on."""
+
+    constraints: Mapping[str, Constraint]  #: the bounds it measured by
+    worst: Mapping[str, Tensor]  #: by constraint (n,), each sample's largest violation
+    objective: float | None = None
+    step: int | None = None  #: of the training; None where that is not known
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How the run was made, as far as it is known: for the likelier cause of what went wrong."""
+
+    rate: float | None = None  #: the peak learning rate
+    epochs: int | None = None
+    growth: float | None = None  #: the norm of the trained weights over that at the start
+    skipped: int = 0  #: steps without an update, as values were not finite
+    left_out: int = 0  #: samples whose values were not finite
+    longer: str = "train longer"  #: how
+    not_trained: Sequence[str] = ()  #: what was not trained on, and why: a sentence each
+    of_task: Sequence[str] = ()  #: sentences of the task's own, such as on answers that changed
+
+
+NOTHING_KNOWN = Conditions()
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The end of a run; ``print`` shows it."""
+
+    steps: int
+    epochs: int | None
+    objective: tuple[float | None, float | None, float | None]  #: first step, last, held out
+    rows: list[RequirementRow]
+    held_step: int | None = None
+    sentences: list[str] = field(default_factory=list)  #: the most important first
+    warnings: list[str] = field(default_factory=list)  #: those of them that call for an answer
+    not_trained: list[str] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        """Numbers and texts, for a file."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, content: Mapping[str, Any]) -> Closing:
+        """What :meth:`plain` gave, read from JSON."""
+        rows = [RequirementRow(**row) for row in content["rows"]]
+        first, last, held_out = content["objective"]
+        return cls(**{**content, "rows": rows, "objective": (first, last, held_out)})
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        first, last, held_out = self.objective
+        held = any(row.held_of for row in self.rows) or held_out is not None
+        epochs = "" if self.epochs is None else f" in {counted(self.epochs, 'epoch')}"
+        yield (
+            f"After {counted(self.steps, 'step')}{epochs}; training samples as they were at their "
+            "last visit."
+        )
+        yield ""
+        head = ["", "first step", "last", "held out"]
+        numbers = [number_text(first), number_text(last), number_text(held_out)]
+        cells = [head, ["objective", *numbers]]
+        # Without an evaluation the columns of one are left off.
+        yield from aligned([line if held else line[:3] for line in cells])
+        if self.rows:
+            yield ""
+            yield from aligned([line if held else line[:6] for line in self._requirements()])
+        if held and self.held_step not in (None, self.steps):
+            yield f"Held out: measured at step {self.held_step:,} of {self.steps:,}."
+        if self.not_trained:
+            yield ""
+            for line in self.not_trained:
+                yield f"Not trained on: {line}"
+        if self.sentences:
+            yield ""
+            for sentence in self.sentences:
+                yield f"- {sentence}"
+
+    def _requirements(self) -> list[list[str]]:
+        head = ["requirement", "violated", "worst", "95 % within", "λ > 0", "price"]
+        lines = [[*head, "held out", "worst", "95 % within"]]
+        # A role of no record is one that nobody asked for.
+        for row in [row for row in self.rows if row.of] or self.rows:
+            multiplier = "" if row.multipliers is None else f"on {row.multipliers:,}"
+            if row.multiplier is not None:
+                multiplier = number_text(row.multiplier)
+            lines.append(
+                [
+                    f"{row.name} {row.bound}",
+                    share_text(row.violated, row.of),
+                    number_text(row.worst),
+                    number_text(row.most),
+                    multiplier,
+                    number_text(row.price),
+                    share_text(row.held_violated, row.held_of),
+                    number_text(row.held_worst),
+                    number_text(row.held_most),
+                ]
+            )
+        return lines
