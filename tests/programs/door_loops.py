@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from pl_pointwise import Constraint, PointwiseLoss
-from tests.programs.door_trainers import Regression, Run, die, outcome, precision
+from tests.programs.door_trainers import Regression, Run, die, outcome
 
 EPOCHS = 2
 BOUNDS = {"fit": Constraint(at_most=0.2)}
@@ -22,6 +22,10 @@ def rows_of(run: Run) -> TensorDataset:
     torch.manual_seed(0)
     x = torch.randn(16, 3)[: run.rows].to(run.dtype)
     return TensorDataset(x, x.sum(1) + 1, torch.arange(run.rows))
+
+
+def precision(run: Run) -> Any:
+    return torch.autocast("cpu", torch.bfloat16, enabled=run.bf16)
 
 
 def order(run: Run, epoch: int) -> list[int]:
@@ -96,7 +100,9 @@ class Loop:
 
     def epoch(self, epoch: int) -> None:
         pieces = self.run.pieces
-        for number, batch in enumerate(self.loader(Subset(rows_of(self.run), order(self.run, epoch)))):
+        for number, batch in enumerate(
+            self.loader(Subset(rows_of(self.run), order(self.run, epoch)))
+        ):
             last = number % pieces == pieces - 1
             if number % pieces == 0:
                 self.optimizer.zero_grad()
@@ -185,12 +191,12 @@ class OfAccelerate(Loop):
 
 class OfFabric(Loop):
     def prepare(self, model: nn.Module, optimizer: Any) -> None:
-        import lightning as L
+        from lightning import Fabric
 
         options: dict[str, Any] = {"accelerator": "cpu", "devices": self.run.ranks}
         if self.run.ranks > 1:
             options["strategy"] = "ddp"
-        self.fabric = L.Fabric(precision="bf16-mixed" if self.run.bf16 else None, **options)
+        self.fabric = Fabric(precision="bf16-mixed" if self.run.bf16 else None, **options)
         self.fabric.launch()
         self.model, self.optimizer = self.fabric.setup(self.compiled(model), optimizer)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -263,9 +262,15 @@ KINDS = {
     "Trainer": Kind(regression, of_regression, at_most=0.2),
     "SFTTrainer": Kind(answers, of_answers, at_most=3.0, rate=0.2, settings=OF_TRL),
     "DPOTrainer": Kind(pairs, of_pairs, at_most=3.0, rate=0.2, settings=OF_TRL),
-    "RewardTrainer": Kind(rewards, of_rewards, at_most=0.2, settings=OF_TRL),
+    "RewardTrainer": Kind(rewards, of_rewards, at_most=0.2, rate=0.005, settings=OF_TRL),
     "SentenceTransformerTrainer": Kind(embeddings, of_embeddings, at_most=0.1),
-    "CrossEncoderTrainer": Kind(scores, of_scores, at_most=0.1),
+    "CrossEncoderTrainer": Kind(
+        # DDP does not find the scores in what a CrossEncoder returns, and takes all for unused.
+        scores,
+        of_scores,
+        at_most=0.1,
+        settings=(("ddp_find_unused_parameters", False),),
+    ),
 }
 
 
@@ -353,26 +358,21 @@ def outcome(model: nn.Module, loss: PointwiseLoss) -> dict[str, Any]:
     return {"weights": weights, "multipliers": loss.multipliers["fit"].clone()}
 
 
-@contextmanager
-def precision(run: Run) -> Iterator[None]:
-    with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
-        yield
-
-
 def replayed(trainer: Any, model: nn.Module, kind: Kind, run: Run) -> dict[str, Any]:
     """Plain PyTorch over the batches that the trainer saw."""
     constraints = {"fit": Constraint(at_most=kind.at_most)}
     loss = PointwiseLoss(constraints, run.formulation, samples=run.rows)
     optimizer = torch.optim.SGD(model.parameters(), lr=kind.rate)
     model.train()
+    # As Accelerate does it: each forward pass by itself.
+    model.forward = torch.autocast("cpu", torch.bfloat16, enabled=run.bf16)(model.forward)
     for _, of_step in groupby(trainer.seen, key=lambda each: each[0]):
         window = [inputs for _, inputs in of_step]
         optimizer.zero_grad()
         for inputs in window:
             given = copy.deepcopy(inputs)
             index = given.pop("index")
-            with precision(run):
-                objective, values = trainer.terms(model, given)
+            objective, values = trainer.terms(model, given)
             (loss(objective, values, index) / len(window)).backward()
         optimizer.step()
         loss.step()
