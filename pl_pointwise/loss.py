@@ -48,6 +48,7 @@ from .lagrangian.trained import (
     COMPILED,
     Movement,
     Weights,
+    as_backward_of_fabric,
     is_sharded,
     keep_buffers_of_compiled_graphs,
     refuse_static_graph,
@@ -471,7 +472,10 @@ class PointwiseLoss:
         gradients: Sequence[Tensor | None] = [None] * len(weights)
         if mean.requires_grad and weights:
             try:
-                gradients = torch.autograd.grad(mean, weights, retain_graph=True, allow_unused=True)
+                with as_backward_of_fabric():
+                    gradients = torch.autograd.grad(
+                        mean, weights, retain_graph=True, allow_unused=True
+                    )
             except RuntimeError as error:
                 if "donated" in str(error):
                     raise TrainingError(COMPILED) from error
@@ -794,7 +798,8 @@ def _norm_by_backward(mean: Tensor, weights: list[Tensor]) -> float:
     kept = [weight.grad for weight in weights]
     for weight in weights:
         weight.grad = None
-    mean.backward(retain_graph=True)
+    with as_backward_of_fabric():
+        mean.backward(retain_graph=True)
     norm = norm_of(weight.grad for weight in weights if weight.grad is not None)
     for weight, gradient in zip(weights, kept, strict=True):
         weight.grad = gradient

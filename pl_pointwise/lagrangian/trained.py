@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -108,6 +110,27 @@ def keep_buffers_of_compiled_graphs() -> None:
 
     if hasattr(options, "donated_buffer"):
         options.donated_buffer = False
+
+
+@contextmanager
+def as_backward_of_fabric() -> Iterator[None]:
+    """Lets gradients through a model of Fabric's, which refuses them outside its backward().
+
+    What it adds there is the scaling of float16, which a measured norm is to be without.
+    """
+    names = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
+    loaded = [sys.modules[name] for name in names if name in sys.modules]
+    before = [getattr(each, FABRIC_FLAG, None) for each in loaded]
+    try:
+        for each in loaded:
+            setattr(each, FABRIC_FLAG, True)
+        yield
+    finally:
+        for each, flag in zip(loaded, before, strict=True):
+            setattr(each, FABRIC_FLAG, flag)
+
+
+FABRIC_FLAG = "_in_fabric_backward"
 
 
 class Movement:
