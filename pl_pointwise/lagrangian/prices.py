@@ -38,7 +38,7 @@ UNREAD_ROWS = 8192
 class Step:
     """A step of the weights, as it was taken."""
 
-    measured: Measured
+    measured: Measured  #: what its micro-batches gave
     in_force: Mapping[str, Formulation]  #: by constraint, with α a number
     statistics: Mapping[str, Tensor]  #: λ, () or (2,), of the constraints on a batch's statistic
     dual_first: bool = False  #: whether the weights followed λ after this step's update

@@ -40,7 +40,7 @@ class HeldOut:
 
     constraints: Mapping[str, Constraint]  #: the bounds it measured by
     worst: Mapping[str, Tensor]  #: by constraint (n,), each sample's largest violation
-    objective: float | None = None
+    objective: float | None = None  #: the mean, over all samples that it applies to
     step: int | None = None  #: of the training; None where that is not known
 
 
@@ -49,7 +49,7 @@ class Conditions:
     """How the run was made, as far as it is known: for the likelier cause of what went wrong."""
 
     rate: float | None = None  #: the peak learning rate
-    epochs: int | None = None
+    epochs: int | None = None  #: of the whole run
     growth: float | None = None  #: the norm of the trained weights over that at the start
     skipped: int = 0  #: steps without an update, as values were not finite
     left_out: int = 0  #: samples whose values were not finite
@@ -65,14 +65,14 @@ NOTHING_KNOWN = Conditions()
 class Closing:
     """The end of a run; ``print`` shows it."""
 
-    steps: int
-    epochs: int | None
+    steps: int  #: of the weights
+    epochs: int | None  #: None where that is not known
     objective: tuple[float | None, float | None, float | None]  #: first step, last, held out
-    rows: list[RequirementRow]
-    held_step: int | None = None
+    rows: list[RequirementRow]  #: one for each constraint, or side of it
+    held_step: int | None = None  #: after which the held-out samples were measured
     sentences: list[str] = field(default_factory=list)  #: the most important first
     warnings: list[str] = field(default_factory=list)  #: those of them that call for an answer
-    not_trained: list[str] = field(default_factory=list)
+    not_trained: list[str] = field(default_factory=list)  #: those of ``Conditions``
 
     def plain(self) -> dict[str, Any]:
         """Numbers and texts, for a file."""
