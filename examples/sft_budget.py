@@ -1,7 +1,7 @@
 """Supervised fine-tuning that leaves the model near itself on every prompt.
 
 Each prompt has a budget: the KL divergence of its answers' tokens from the model before training,
-in nats per token, stays below ``--budget``. Samples of a prompt share a multiplier.
+in nats per token and on average over its answers, stays below ``--budget``.
 
     python examples/sft_budget.py --output_dir budget  # a small random model, on a CPU
     python examples/sft_budget.py --output_dir budget \

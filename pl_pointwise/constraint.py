@@ -22,6 +22,9 @@ class Constraint:
     multipliers of Pointwise, Relaxed and Average follow ℓ − c with its sign: λ > 0 pushes ℓ down,
     λ < 0 up. Every other formulation acts on |ℓ − c|.
 
+    Where the samples are of groups (``groups=`` of a loss, ``groups`` of a data set), the bound is
+    on the mean of each group. With ``each_sample=True`` it is on each sample, and only λ is shared.
+
         >>> Constraint(at_most=0.5).violation(torch.tensor([0.25, 0.75]))
         tensor([-0.2500,  0.2500])
 
@@ -32,6 +35,7 @@ class Constraint:
     at_most: float | None = None
     at_least: float | None = None
     equals: float | None = None
+    each_sample: bool = False
 
     def __post_init__(self) -> None:
         bounds = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,12 +13,13 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from .certificates import worst_per_sample
-from .data import dataset_of
+from .data import dataset_of, groups_of
 from .errors import explain_gradient_errors
+from .lagrangian.group_means import means_of_groups
 from .lagrangian.terms import OBJECTIVE, widest
 from .metrics import pool, share_violated, violation_statistics
 from .report.closing_table import HeldOut
-from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks
+from .task import Task, judges_strictly, log_of_all_ranks, objects_of_all_ranks, warn
 from .training.micro_batches import micro_batches_of, terms_of
 
 
@@ -27,25 +28,34 @@ class SampleViolations:
     """Violations of one constraint after a full pass, of all ranks, on the CPU.
 
     A row per sample that the constraint applies to, in data-set order. Of an interval the larger
-    of both sides.
+    of both sides. Where the bound is on means of groups, statistics are of these.
     """
 
     index: Tensor  #: (n,) int64, each sample's position in its data set
     violation: Tensor  #: (n, K), positive violates; NaN where it does not apply
     mask: Tensor  #: bool, (n, K): which elements it applies to
+    by_group: Tensor | None = None  #: (G, K), of the mean of each group that is bounded; or NaN
 
     def pooled(self) -> Tensor:
-        """(m,), the elements that the constraint applies to, one after the other."""
+        """(m,), the elements that the constraint applies to, one after the other; or groups'."""
+        if self.by_group is not None:
+            return self.by_group[~self.by_group.isnan()]
         return self.violation[self.mask]
 
     def worst(self) -> Tensor:
         """(n,), the largest violation of each sample: what to certify (certificates.py)."""
         return worst_per_sample(self.violation, self.mask)
 
+    def worst_of_bounded(self) -> Tensor:
+        """The same of each group where the bound is on their means."""
+        if self.by_group is None:
+            return self.worst()
+        return worst_per_sample(self.by_group, ~self.by_group.isnan())
+
     def statistics(self) -> dict[str, Tensor]:
         """Statistics of the values; with several per sample ``violated_samples`` too."""
         statistics = violation_statistics(self.pooled())
-        if self.violation.shape[1] == 1:
+        if self.by_group is not None or self.violation.shape[1] == 1:
             return statistics
         ordered = {}
         for name, value in statistics.items():
@@ -132,11 +142,21 @@ class MeanBySample(Metric):
 
 
 class Evaluation:
-    """What is collected of one data set, ``stage`` in the log keys; made on every rank."""
+    """What is collected of one data set, ``stage`` in the log keys; made on every rank.
 
-    def __init__(self, stage: str, task: Task) -> None:
+    groups: (N,), of each of its samples, on whose means bounds without ``each_sample`` are.
+    """
+
+    def __init__(self, stage: str, task: Task, groups: Tensor | None) -> None:
         self.stage = stage
+        self.groups = groups
         self.objective = ViolationsBySample()
+        self.bounds = task.evaluation_constraints
+        by_group = []
+        if groups is not None:
+            by_group = [name for name in self.bounds if not each_sample(task, name)]
+        self.residuals = {name: ViolationsBySample() for name in by_group}
+        self.signed = [name for name in by_group if self.bounds[name].equals is not None]
         self.violations = {name: ViolationsBySample() for name in task.evaluation_constraints}
         self.metrics = {}
         for name, metric in task.evaluation_metrics().items():
@@ -146,11 +166,15 @@ class Evaluation:
         """Adds a batch: no multiplier is read, none moves."""
         for micro in micro_batches_of(task, batch):
             outputs = task(micro.batch)
-            terms = terms_of(task, micro, outputs, judges_strictly(task), evaluating=True)
+            strict = judges_strictly(task)
+            terms = terms_of(task, micro, outputs, strict, evaluating=True, signed=self.signed)
             mask = terms.masks[OBJECTIVE]
             self.objective.add(micro.index, terms.objective[:, None], mask[:, None])
             for name, violation in terms.judged.items():
                 constraint = task.evaluation_constraints[name]
+                if name in self.residuals:
+                    self.residuals[name].add(micro.index, violation, terms.masks[name])
+                    violation = constraint.reported(violation)
                 outside, applies = constraint.outside(violation, terms.masks[name])
                 self.violations[name].add(micro.index, outside, applies)
             real = (micro.index >= 0).to(task.device)
@@ -169,6 +193,8 @@ class Evaluation:
         for name, collected in self.violations.items():
             samples = collected.samples()
             if len(samples.index):  # It applied to some.
+                if name in self.residuals:
+                    samples = replace(samples, by_group=self._by_group(name))
                 violations[name] = samples
                 for statistic, value in samples.statistics().items():
                     shown[f"{name}/{statistic}"] = value
@@ -178,6 +204,20 @@ class Evaluation:
                 values[name] = metric.samples()
         logged = {f"{self.stage}/{key}": value for key, value in shown.items()}
         return logged, violations, values
+
+    def _by_group(self, name: str) -> Tensor:
+        """(G, K), the violation of each group's means; NaN of one without a value."""
+        constraint, found = self.bounds[name], self.residuals[name].samples()
+        assert self.groups is not None
+        means = means_of_groups(found.violation, self.groups[found.index])
+        violation, _ = constraint.outside(constraint.reported(means), ~means.isnan())
+        return violation
+
+
+def each_sample(task: Task, name: str) -> bool:
+    """Whether a bound is on each sample where there are groups."""
+    bounds = (task.constraints[name], task.evaluation_constraints[name])
+    return any(bound.each_sample for bound in bounds)
 
 
 def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
@@ -233,6 +273,7 @@ class Evaluator:
         self._evaluations: dict[str, Evaluation] = {}
         self._before: dict[str, Evaluation] = {}  # Of the starting model, by the same names.
         self.added = False  # Whether the running evaluation has had a batch.
+        self._said = False  # A warning that comes once.
         self.forget()
 
     def forget(self) -> None:
@@ -250,11 +291,27 @@ class Evaluator:
         loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
         named = loaders_by_name("test" if trainer.testing else "val", loaders)
         self.datasets |= {stage: dataset_of(loader) for stage, loader in named.items()}
-        self._evaluations = {stage: Evaluation(stage, self.task) for stage in named}
+        known = {stage: self.datasets[stage] for stage in named}
+        groups = {s: None if rows is None else groups_of(rows) for s, rows in known.items()}
+        self._warn_of_samples(groups)
+        self._evaluations = {s: Evaluation(s, self.task, groups[s]) for s in named}
         self._before = {}
         if trainer.state.fn != TrainerFn.FITTING and self.task.starting_model() is not None:
-            self._before = {stage: Evaluation(f"{BEFORE}{stage}", self.task) for stage in named}
+            self._before = {s: Evaluation(f"{BEFORE}{s}", self.task, groups[s]) for s in named}
         self.added = False
+
+    def _warn_of_samples(self, groups: Mapping[str, Tensor | None]) -> None:
+        """Of data sets that do not say the groups on whose means training has bounds."""
+        on_means = self.task._lagrangian.bounds_on_means
+        missing = [stage for stage, found in groups.items() if found is None]
+        if on_means and missing and not self._said:
+            self._said = True
+            warn(
+                self.task,
+                f"{', '.join(on_means)}: the bound is on the mean of each group, and the data of "
+                f"{', '.join(missing)} have no groups, so each of their samples is judged by "
+                "itself. Give them groups: IndexedDataset(rows, groups=…).",
+            )
 
     def add(self, batch: Any, dataloader_idx: int) -> None:
         """Adds a batch of one of the data sets, by its number."""
@@ -294,7 +351,7 @@ class Evaluator:
         worst: dict[str, list[Tensor]] = {}
         for by_name in self.evaluated.values():
             for name, violations in by_name.items():
-                worst.setdefault(name, []).append(violations.worst())
+                worst.setdefault(name, []).append(violations.worst_of_bounded())
         objectives = [*self.objectives.values()]
         if not worst and not objectives:
             return None

@@ -85,9 +85,13 @@ class Formulation(Configured, ABC):
             (found,) = torch.autograd.grad(psi.sum(), violation)
         return found
 
-    def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """One dual step, λ ← λ + η ∂ψ/∂λ, projected onto λ ≥ 0 unless ``signed``."""
-        stepped = multiplier + self.step_size * self.dual_direction(violation, multiplier)
+    def ascend(self, violation: Tensor, multiplier: Tensor, part: Tensor | float = 1.0) -> Tensor:
+        """One dual step, λ ← λ + η ∂ψ/∂λ, projected onto λ ≥ 0 unless ``signed``.
+
+        part: of η, 1 or elementwise less: of a group that a batch holds a part of.
+        """
+        step = self.step_size * part
+        stepped = multiplier + step * self.dual_direction(violation, multiplier)
         return stepped if self.signed else stepped.clamp(min=0)
 
     @property
@@ -206,13 +210,13 @@ class Ascending(Formulation):
             return violation + torch.zeros_like(multiplier)
         return torch.maximum(violation, -multiplier / (2 * alpha))
 
-    def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+    def ascend(self, violation: Tensor, multiplier: Tensor, part: Tensor | float = 1.0) -> Tensor:
         """The dual step; with a reach λ + η·clip(v + margin, ±r), so that λ falls as it rises."""
         scale = self.scale
         if scale is None or scale.alpha is None:
-            return super().ascend(violation, multiplier)
+            return super().ascend(violation, multiplier, part)
         aimed = (violation + scale.margin).clamp(-scale.reach, scale.reach)
-        stepped = multiplier + scale.step * aimed
+        stepped = multiplier + scale.step * part * aimed
         return stepped if self.signed else stepped.clamp(min=0)
 
     def for_equality(self) -> Formulation:
@@ -550,17 +554,18 @@ class Relaxed(SampleFormulation):
         unit = 1.0 if self.scale is None else self.scale.unit or 1.0
         return (self.price or 0.0) * unit
 
-    def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+    def ascend(self, violation: Tensor, multiplier: Tensor, part: Tensor | float = 1.0) -> Tensor:
         """The dual step; with a reach a quadratic cost lowers it by ηλ/2β, a linear one bounds it.
 
         λ/2β is u* of the standard Lagrangian, and β the bound of ``|λ|``.
         """
         if self.scale is None or self.scale.alpha is None:
-            return super().ascend(violation, multiplier)
+            return super().ascend(violation, multiplier, part)
         beta = self.beta_in_force
         if self.cost == "linear":
-            return super().ascend(violation, multiplier).clamp(-beta, beta)
-        return super().ascend(violation, multiplier * (1 - self.scale.step / (2 * beta)))
+            return super().ascend(violation, multiplier, part).clamp(-beta, beta)
+        kept = 1 - self.scale.step * part / (2 * beta)
+        return super().ascend(violation, multiplier * kept, part)
 
     def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """0 where the cost is linear and relaxes: there the force is β, whatever v is."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from numbers import Integral
 from typing import Any
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from .constraint import Constraint
 from .errors import DataError, TrainingError, one_of
-from .formulations import Formulation
+from .formulations import Ascending, Formulation
 from .lagrangian.checks import Checks, Door
 from .lagrangian.declared import declared_constraints, formulations_from
 from .lagrangian.gradient_units import GradientUnits, leaves_of, norm_of
+from .lagrangian.group_means import MeansOfConstraints, largest, worst_mean
 from .lagrangian.prices import Prices, Step
 from .lagrangian.terms import (
     OBJECTIVE,
@@ -57,7 +59,7 @@ from .lagrangian.trained import (
     source_of,
     trained,
 )
-from .multipliers import Multipliers, PerBatch, PerGroup, Slope, scope_of
+from .multipliers import Multipliers, OnMeans, PerBatch, PerGroup, Slope, scope_of
 from .report.closing import closing_of
 from .report.closing_table import Closing, Conditions, HeldOut
 from .report.history import UNREAD_ROWS, UNREAD_STEPS, History
@@ -98,8 +100,9 @@ class PointwiseLoss:
         constraints: by name.
         formulation: one for all constraints, one for each by name, or None: the objective alone.
         samples: N, of the training set; None for a stream, of which nothing keeps a λ.
-        groups: (N,), the number of each sample's group, from 0: samples of a group share a
-            multiplier, which follows the mean of their violations in a step.
+        groups: (N,), the number of each sample's group, from 0: a bound is then on the mean of
+            each group, which has one multiplier; with ``Constraint(…, each_sample=True)`` it is on
+            each sample, and λ is shared.
         parameters: the model, or its parameters; needed with several ranks only. Which of them are
             trained is asked for at each measurement.
         primal_steps: steps of the weights per dual step.
@@ -108,7 +111,7 @@ class PointwiseLoss:
     Raises:
         DataError: ``groups`` that are not one number from 0 for each sample; numbers below 1.
         ValueError: constraints and formulations whose names differ, an unknown order.
-        TrainingError: groups with "dual_first".
+        TrainingError: groups with "dual_first", or with a ``Penalty`` on the mean of an equality.
 
     Attributes:
         multipliers: λ by constraint, (N, K) float32, of groups (G, K); () for a batch's statistic.
@@ -144,6 +147,8 @@ class PointwiseLoss:
         owners = self.samples if given is None else int(given.max()) + 1
         self.door = Door()
         self._multipliers, self._thresholds = Multipliers(owners), dict[str, Tensor]()
+        self.means: MeansOfConstraints | None = None  # Of groups, where bounds are on them.
+        self._saved_means: Mapping[str, Any] = {}  # Of a state, until the groups are known.
         self.configure(formulations, primal_steps, order, given)
         self.units = GradientUnits()  # Λ and r of the formulations that find their own α.
         self.in_force: dict[str, Formulation] = {}  # With α a number, of the last step.
@@ -182,23 +187,32 @@ class PointwiseLoss:
         if any(formulation.adaptive for formulation in formulations.values()):
             keep_buffers_of_compiled_graphs()  # Measuring Λ differentiates a graph once more.
         self.primal_steps, self.dual_first = primal_steps, order == "dual_first"
+        self._make_means(self.means)
         self._hold(self.multipliers, self.thresholds)
         if self.dual_first and any(isinstance(s, PerGroup) for s in self.scopes.values()):
             raise TrainingError(
                 'order="dual_first" with groups: a group\'s λ follows the mean of its violations, '
                 'which a batch\'s loss would need first. Take order="simultaneous".'
             )
+        for name in self.on_means:
+            if self.constraints[name].equals is not None and not formulations[name].signed:
+                raise TrainingError(
+                    f'Constraint "{name}": {formulations[name]} acts on |ℓ − c|, whose mean over a '
+                    "group is not how far the group's mean is from c. Take Pointwise or Relaxed, "
+                    "or Constraint(equals=…, each_sample=True)."
+                )
 
     def _hold(self, multipliers: Multipliers, thresholds: dict[str, Tensor]) -> None:
         """Keeps other λ and t, and the scopes: what ψ acts on, by constraint."""
         self._multipliers, self._thresholds = multipliers, thresholds
         state: dict[str, Any] = {"multipliers": multipliers, "thresholds": thresholds}
-        state |= {"dual_first": self.dual_first, "groups": self.groups}
+        state |= {"dual_first": self.dual_first, "groups": self.groups, "means": self.means}
         self.scopes = {
             name: scope_of(name, formulation, constraint=self.constraints[name], **state)
             for name, formulation in self.formulations.items()
         }
         self.on_batch = {n: s for n, s in self.scopes.items() if isinstance(s, PerBatch)}
+        self.on_means = {n: s for n, s in self.scopes.items() if isinstance(s, OnMeans)}
 
     @property
     def formulations(self) -> Mapping[str, Formulation]:
@@ -274,6 +288,7 @@ class PointwiseLoss:
         if self.checks.unproven:
             self.checks.of_terms(terms, self.warn, together=number_of_ranks() > 1)
         own = self.counts([masks], whole)
+        self.see([terms], [index], objective.device, keep)
         if not self._open:
             self._begin(terms, own, index)
         slopes, of_step = None, own
@@ -326,23 +341,29 @@ class PointwiseLoss:
         given = torch.tensor([float(counts[n]) for n in names], device=device)
         return dict(zip(names, over_ranks(given, "sum").clamp(min=1).unbind(), strict=True))
 
-    def report(self, held_out: Mapping[str, Tensor] | None = None) -> Closing:
+    def report(
+        self,
+        held_out: Mapping[str, Tensor] | None = None,
+        groups: Sequence[int] | Tensor | None = None,
+    ) -> Closing:
         """How training stands: ``print(constrained.report())`` after the last step.
 
         A table of the objective and of every requirement, of each training sample at its last
-        visit, and up to three sentences on what is likely wrong, and what to do.
+        visit, or of each group's mean over these, and up to three sentences on what is likely
+        wrong, and what to do.
 
         Args:
             held_out: by constraint the values of samples that were not trained on, (n,) or (n, K),
                 as they are given to a loss: shown beside training's.
+            groups: (n,), the group of each of these, where a bound is on means of groups.
+
+        Raises:
+            DataError: held-out values of a bound on means of groups, without ``groups``.
         """
         found = None
         if held_out is not None:
             worst = {
-                name: self.constraints[name]
-                .violation(values.detach().cpu())
-                .reshape(len(values), -1)
-                .amax(1)
+                name: self._worst_held_out(name, values.detach().cpu(), groups)
                 for name, values in held_out.items()
             }
             found = HeldOut(self.constraints, worst)
@@ -350,11 +371,44 @@ class PointwiseLoss:
         growth = norm / self.history.norm if norm and self.history.norm else None
         return self.closing(found, Conditions(growth=growth))
 
+    def _worst_held_out(
+        self, name: str, values: Tensor, groups: Sequence[int] | Tensor | None
+    ) -> Tensor:
+        """The largest violation of each sample, or of each group's means."""
+        constraint, size = self.constraints[name], len(values)
+        if name not in self.bounds_on_means:
+            return constraint.violation(values).reshape(size, -1).amax(1)
+        if groups is None:
+            raise DataError(
+                f'held_out["{name}"]: its bound is on the mean of each group. Say which group each '
+                f"of the {size:,} samples is of: report(held_out, groups=…)."
+            )
+        numbers = group_numbers(groups, size)
+        return worst_mean(constraint, constraint.residual(values).reshape(size, -1), numbers)
+
+    @property
+    def bounds_on_means(self) -> list[str]:
+        """The constraints whose bound is on the mean of each group."""
+        if self.groups is None:
+            return []
+        return [name for name, bound in self.constraints.items() if not bound.each_sample]
+
     def closing(self, held_out: HeldOut | None, conditions: Conditions) -> Closing:
         """The closing table of the steps until now."""
         self.history.read()
+        means = dict[str, Tensor]()
+        for name in self._reported_by_group():
+            assert self.means is not None
+            found = self.means.judged(name).all()
+            means[name] = largest(self.constraints[name].reported(found))
         return closing_of(
-            self.history, self.in_force, self.multipliers, self.groups, held_out, conditions
+            self.history,
+            self.in_force,
+            self.multipliers,
+            self.groups,
+            held_out,
+            conditions,
+            means,
         )
 
     def _keep(self, rows: Tensor, index: Tensor, loss: Tensor) -> None:
@@ -408,6 +462,7 @@ class PointwiseLoss:
         that was dropped or failed, a loss that was only looked at."""
         self._tables, self._indices, self._differentiated = [], [], []
         self._open, self._before = False, None
+        self.forget()
 
     def _notice_no_step(self) -> None:
         """Warns of losses from which the weights took no step."""
@@ -505,11 +560,62 @@ class PointwiseLoss:
             numbers = over_ranks(numbers, "sum")
         return dict(zip(names, numbers.clamp(min=1).unbind(), strict=True))
 
+    def see(
+        self,
+        terms: Sequence[Terms],
+        indices: Sequence[Tensor],
+        device: torch.device,
+        keep: bool = True,
+    ) -> None:
+        """Gives micro-batches the means of their groups, with the values of all ranks.
+
+        A collective where groups have a bound. keep: whether the next ones of this step are
+        together with these.
+        """
+        for scope in self.on_means.values():
+            scope.see(terms, indices, device, keep)
+        for of, index in zip(terms, indices, strict=True):
+            self.give_means(of, index)
+
+    def give_means(self, terms: Terms, index: Tensor) -> None:
+        """The means of the groups of a micro-batch that was seen."""
+        for name, scope in self.on_means.items():
+            terms.means[name] = scope.means_of(index, terms)
+
+    def forget(self) -> None:
+        """What was seen of a step that is over, or is taken once more."""
+        for scope in self.on_means.values():
+            scope.forget()
+
+    def by_requirement(self, measured: Measured, names: Iterable[str] | None = None) -> Measured:
+        """A taken step's violations as they are bounded: of groups each row has their mean."""
+        names = self._reported_by_group() if names is None else names
+        if self.means is None or not names:
+            return measured
+        return self.means.instead_of_samples(measured, names)
+
+    def _reported_by_group(self) -> list[str]:
+        """The constraints whose groups' means are known: an equality's need ℓ − c with its sign."""
+        signed = {name for name, each in self.formulations.items() if each.signed}
+        return [
+            name
+            for name in self.bounds_on_means
+            if self.constraints[name].equals is None or name in signed
+        ]
+
     def pushed(self, name: str, terms: Terms) -> Tensor:
-        """ℓ₀, or (v)₊ of a constraint (|v| of an equality): what Λ compares the gradients of."""
+        """ℓ₀, or (v)₊ of a constraint (|v| of an equality): what Λ compares the gradients of.
+
+        Of groups the value is that of their mean, and the gradient that of each sample's share.
+        """
         if name == OBJECTIVE:
             return terms.objective
         violation = terms.followed[name]
+        if name in self.on_means:
+            mean = terms.means[name]
+            size = mean.abs() if self.formulations[name].signed else mean.clamp(min=0)
+            side = mean.sign() if self.formulations[name].signed else (mean > 0).to(mean)
+            return size + side * (violation - violation.detach())
         return violation.abs() if self.formulations[name].signed else violation.clamp(min=0)
 
     def measure_units(
@@ -528,7 +634,8 @@ class PointwiseLoss:
             norm, number, total = gradient_of(name)
             if number and objective is None:
                 objective = gradient_of(OBJECTIVE)[0]
-            if number and norm == 0 and name not in self._flat:
+            never = self.units.unit(name) is None and name not in self._flat
+            if number and norm == 0 and never:
                 self._flat.add(name)
                 self.warn(
                     f'Constraint "{name}": the gradient of its violated values is 0 for every '
@@ -574,6 +681,8 @@ class PointwiseLoss:
         """The formulations of this step; steps from one visit of a sample to the next."""
         between = max(steps_an_epoch, self.primal_steps)
         self.in_force = self.units.in_force(self.formulations, self.constraints, between)
+        for name in self.on_means:
+            self.in_force[name] = without_margin(self.in_force[name])
         for name, scope in self.scopes.items():
             scope.formulation = self.in_force[name]
 
@@ -593,12 +702,17 @@ class PointwiseLoss:
         its last violation; a statistic with its mean. Nothing while a window is open: what the
         dual step needs of this one is kept by constraint.
         """
+        if self.means is not None:
+            self.means.put(measured)
         visits = {
             name: visit
             for name, scope in self.scopes.items()
             if (visit := scope.visit(measured)) is not None
         }
         self._window.append(visits)
+        of_units, measured = (
+            self.by_requirement(measured, names) for names in (self.on_means, None)
+        )
         unread = self.history.unread
         statistics = {
             n: self.multipliers[n].clone() for n in self.on_batch if n in self.multipliers
@@ -606,7 +720,7 @@ class PointwiseLoss:
         unread.append(Step(measured, self.in_force, statistics, self.dual_first))
         if len(unread) >= UNREAD_STEPS or len(unread) * len(measured.index) >= UNREAD_ROWS:
             self.history.read()
-        self.units.add(measured, self.formulations, self.in_force, steps_an_epoch)
+        self.units.add(of_units, self.formulations, self.in_force, steps_an_epoch)
         self.steps, self.dual_steps = self.steps + 1, {}
         if len(self._window) >= self.primal_steps:
             window, self._window = self._window, []
@@ -629,6 +743,8 @@ class PointwiseLoss:
             if self.fingerprint is not None and samples:
                 self.warn("Another training set than before: the multipliers start at 0 again.")
             owners = samples if self.groups is None else int(self.groups.max()) + 1
+            self.means = None
+            self._make_means(None)
             self._hold(self.multipliers.for_samples(owners), {})
             self.units, self._window = GradientUnits(), []
         if not resumed:
@@ -724,6 +840,7 @@ class PointwiseLoss:
             "gradient_units": self._before or self.units.state_dict(),
             "fingerprint": self.fingerprint,
             "window": self._window,
+            "group_means": self.means.state_dict() if self.means else self._saved_means,
             "history": self.history.state_dict(),
         }
 
@@ -778,6 +895,19 @@ class PointwiseLoss:
                 f"{steps:,}. Resume from a checkpoint that holds both."
             )
 
+    def _make_means(self, known: MeansOfConstraints | None) -> None:
+        """Those of these groups and constraints; those of a state once the groups are known."""
+        self.means, groups = None, self.groups
+        if groups is None or not self.bounds_on_means:
+            return
+        if known is not None and known.groups.equal(groups):
+            self.means = known
+            return
+        self.means = MeansOfConstraints(groups, self.bounds_on_means)
+        if self._saved_means:
+            self.means.load_state_dict(self._saved_means)
+            self._saved_means = {}
+
     def load_dual_state(self, state: Mapping[str, Any]) -> None:
         multipliers = self.multipliers.for_samples(int(state["samples"]))
         multipliers.load_state_dict(state["multipliers"])
@@ -785,12 +915,22 @@ class PointwiseLoss:
             name: value.to("cpu", torch.float32, copy=True)
             for name, value in state["thresholds"].items()
         }
+        self._saved_means = state.get("group_means", {})  # Older ones had none.
+        self._make_means(None)
         self._hold(multipliers, thresholds)
         self.units.load_state_dict(state["gradient_units"])
         self._window = [dict(visits) for visits in state["window"]]
         self.fingerprint = state["fingerprint"]
         samples = self.samples if self.groups is not None else multipliers.samples
         self.history = History.from_state(self.constraints, samples, state.get("history"))
+
+
+def without_margin(formulation: Formulation) -> Formulation:
+    """One in force whose aim is the bound itself: of a mean over samples, which is no noise."""
+    scale = formulation.scale if isinstance(formulation, Ascending) else None
+    if scale is None or not isinstance(formulation, Ascending):
+        return formulation
+    return formulation.scaled(replace(scale, margin=0.0))
 
 
 def _norm_by_backward(mean: Tensor, weights: list[Tensor]) -> float:

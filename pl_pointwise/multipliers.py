@@ -20,6 +20,7 @@ from torch import Tensor
 from .constraint import Constraint
 from .errors import TrainingError
 from .formulations import BatchFormulation, Formulation
+from .lagrangian.group_means import MeansOfConstraints, rows_of_a_step
 from .lagrangian.terms import (
     DualStep,
     Measured,
@@ -169,12 +170,14 @@ class Weight:
         multipliers: Multipliers,
         thresholds: dict[str, Tensor],
         groups: Tensor | None,
+        means: MeansOfConstraints | None,
     ) -> None:
         self.name, self.sides = name, constraint.sides
         self.formulation: Any = formulation  # That in force, from the first step on.
         self.dual_first = dual_first  # The step of the weights uses λ after this step's update.
         self.multipliers, self.thresholds = multipliers, thresholds
         self.groups = groups  # (N,), of each sample; None where λ is a sample's.
+        self.means: Any = means  # Of these groups, where bounds are on them.
 
     def rows(self, index: Tensor, violation: Tensor) -> Tensor | None:
         """λ_t of the samples index (b,), as their violations; None where they have none."""
@@ -249,20 +252,17 @@ class PerSample(Weight):
 
 
 class PerGroup(PerSample):
-    """ψ of each sample's violation and its group's multipliers, which follow the group's mean."""
+    """ψ of each sample's violation and its group's multipliers, which follow the batch's mean.
+
+    The bound is on each sample (``Constraint(..., each_sample=True)``), and its group shares λ.
+    """
 
     def rows(self, index: Tensor, violation: Tensor) -> Tensor:
         return super().rows(self.owners(index), violation)
 
     def owners(self, index: Tensor) -> Tensor:
         """The groups of the samples index (b,)."""
-        groups = self.groups
-        assert groups is not None
-        if len(index) and int(index.max()) >= len(groups):
-            raise TrainingError(
-                f"Sample index {int(index.max())} is outside the {len(groups):,} of groups."
-            )
-        return torch.where(index < 0, index, groups[index.clamp(min=0)])
+        return owners_of(index, self.groups)
 
     def step(self, visits: Sequence[list[Tensor]]) -> DualStep:
         """On a row for each group: the mean of its samples' violations, and λ, alike within it."""
@@ -273,6 +273,92 @@ class PerGroup(PerSample):
         number = sums.index_add(0, row, mask.to(judged.dtype))
         mean = sums.index_add(0, row, torch.where(mask, judged, 0)) / number.clamp(min=1)
         return super().step([[groups, mean, number > 0, multiplier[last_visits(owners)]]])
+
+
+def owners_of(index: Tensor, groups: Tensor | None) -> Tensor:
+    """The groups of the samples index (b,); −1 of padding."""
+    assert groups is not None
+    if len(index) and int(index.max()) >= len(groups):
+        raise TrainingError(
+            f"Sample index {int(index.max())} is outside the {len(groups):,} of groups."
+        )
+    return torch.where(index < 0, index, groups[index.clamp(min=0)])
+
+
+class OnMeans(Weight):
+    """ψ of each group's mean violation, without a multiplier: see lagrangian/group_means.py."""
+
+    means: MeansOfConstraints
+
+    def __init__(self, *args: Any, **state: Any) -> None:
+        super().__init__(*args, **state)
+        self._rows: list[tuple[Tensor, Tensor, Tensor]] = []  # Of the losses of this step so far.
+        self._found: tuple[Tensor, Tensor] | None = None  # Groups of this step and their means.
+
+    def see(
+        self, terms: Sequence[Terms], indices: Sequence[Tensor], device: torch.device, keep: bool
+    ) -> None:
+        """Takes in micro-batches of a step, whose values the means of their groups are then with.
+
+        A collective. keep: whether what comes within the step is together with them.
+        """
+        index, values = torch.zeros(0, dtype=torch.long), torch.zeros(0, 1, device=device)
+        mask = torch.zeros(0, 1, dtype=torch.bool, device=device)
+        if terms:
+            index = torch.cat(list(indices))
+            values = torch.cat([of.followed[self.name].detach() for of in terms])
+            mask = torch.cat([of.masks[self.name] for of in terms])
+        owners_of(index, self.groups)  # Refuses positions outside.
+        rows = [*self._rows, rows_of_a_step(index, values, mask)]
+        self._rows = rows if keep else self._rows
+        index, values, mask = map(torch.cat, zip(*rows, strict=True))
+        self._found = self.means.followed(self.name).with_rows(index, values, mask)
+
+    def forget(self) -> None:
+        """What was seen of a step that is over, taken or not."""
+        self._rows, self._found = [], None
+
+    def means_of(self, index: Tensor, terms: Terms) -> Tensor:
+        """The means of the groups of samples that were seen, as their violations (b, sides·K)."""
+        assert self._found is not None
+        groups, means = self._found
+        violation, mask = terms.followed[self.name], terms.masks[self.name]
+        if not len(groups):
+            return torch.zeros_like(violation)
+        row = torch.searchsorted(groups, owners_of(index, self.groups)).clamp(max=len(groups) - 1)
+        found = means[row].nan_to_num().to(violation.device, violation.dtype, non_blocking=True)
+        return torch.where(mask, found, 0)
+
+    def loss(self, terms: Terms, multiplier: Tensor | None, count: Tensor) -> Tensor:
+        """Its value is that of ψ at the means, its gradient the mean of F_g ∇v."""
+        violation, mean = terms.followed[self.name], terms.means[self.name]
+        multiplier = torch.zeros_like(mean) if multiplier is None else multiplier
+        force = self.formulation.slope(mean, multiplier).detach()
+        psi = self.formulation.lagrangian(mean, multiplier)
+        return self._mean(psi + force * (violation - violation.detach()), terms, count)
+
+
+class PerGroupMean(OnMeans, PerGroup):
+    """ψ of each group's mean violation and its multipliers."""
+
+    def visit(self, measured: Measured) -> list[Tensor] | None:
+        """The samples that a step had, (n,)."""
+        real = measured.index[measured.index >= 0]
+        return [real] if len(real) else None
+
+    def step(self, visits: Sequence[list[Tensor]]) -> DualStep:
+        """Of the groups that the window had samples of, by the part of them that it had."""
+        samples = torch.unique(torch.cat([visit[0] for visit in visits]))
+        groups, number = torch.unique(self.owners(samples), return_counts=True)
+        judged = self.means.judged(self.name)
+        part = (number / judged.sizes[groups])[:, None]
+        mean = judged.of(groups)
+        known, mean = ~mean.isnan(), mean.nan_to_num()
+        multiplier = self.multipliers.table(self.name)[groups].double()
+        stepped = self.formulation.ascend(mean, multiplier, part.double())
+        stepped = torch.where(known, stepped, multiplier)
+        self.multipliers.table(self.name)[groups] = stepped.float()
+        return DualStep(groups, mean, known, multiplier, stepped)
 
 
 @dataclass
@@ -422,8 +508,19 @@ def _anchored(violation: Tensor, mask: Tensor, anchor: Tensor) -> Tensor:
     return torch.where(mask, violation - _by_column(anchor, violation), 0)
 
 
-def scope_of(name: str, formulation: Formulation, groups: Tensor | None, **state: Any) -> Weight:
+def scope_of(
+    name: str,
+    formulation: Formulation,
+    constraint: Constraint,
+    groups: Tensor | None,
+    **state: Any,
+) -> Weight:
     """What the formulation of a constraint acts on; ``state``: the other arguments of Weight."""
-    per_sample = PerSample if groups is None else PerGroup
-    kinds = {"sample": per_sample, "batch": PerBatch, "none": Weight}
-    return kinds[formulation.scope](name, formulation=formulation, groups=groups, **state)
+    per_sample, weight = PerSample, Weight
+    if groups is not None and constraint.each_sample:
+        per_sample = PerGroup
+    elif groups is not None:
+        per_sample, weight = PerGroupMean, OnMeans
+    kinds = {"sample": per_sample, "batch": PerBatch, "none": weight}
+    kind = kinds[formulation.scope]
+    return kind(name, constraint, formulation, groups=groups, **state)

@@ -18,8 +18,9 @@ from .constraint import Constraint
 from .data import without_index
 from .data.fingerprints import fingerprint_of_content
 from .errors import TrainingError
-from .formulations import Formulation
-from .lagrangian.terms import OBJECTIVE, build_terms, carries, masks_from
+from .formulations import Formulation, Pointwise
+from .lagrangian.group_means import worst_mean
+from .lagrangian.terms import OBJECTIVE, build_terms, carries, group_numbers, masks_from
 from .loss import PointwiseLoss
 from .printing import say
 from .report.closing_table import Conditions, HeldOut
@@ -58,6 +59,8 @@ class PointwiseTrainerMixin:
 
     Args:
         constraints, formulation, groups: as those of :class:`~pl_pointwise.loss.PointwiseLoss`.
+        eval_groups: the group of each row of ``eval_dataset``, where bounds are on means of
+            groups; without it each of them is judged by itself.
 
     Attributes:
         constrained: the PointwiseLoss; ``constrained.multipliers`` is λ.
@@ -76,6 +79,7 @@ class PointwiseTrainerMixin:
         constraints: Mapping[str, Constraint],
         formulation: Formulation | Mapping[str, Formulation] | None,
         groups: Sequence[int] | Tensor | None = None,
+        eval_groups: Sequence[int] | Tensor | None = None,
         **options: Any,
     ) -> None:
         if type(self).terms is PointwiseTrainerMixin.terms:
@@ -101,6 +105,7 @@ class PointwiseTrainerMixin:
         self.constrained = self._new_loss()
         self.constrained.fingerprint = found
         self._held_out: dict[str, list[Tensor]] = {}  # Of the last evaluation, by term.
+        self._eval_groups = eval_groups
         self._counts: dict[str, int] | None = None  # Of all micro-batches of a step, by term.
         trainer.data_collator = _WithIndex(trainer.data_collator)
         # A mean over the samples of a micro-batch: the trainer divides it by their number. The
@@ -276,6 +281,12 @@ class PointwiseTrainerMixin:
         parent: Any = super()
         output = parent.evaluation_loop(*args, **options)
         prefix = options.get("metric_key_prefix", args[4] if len(args) > 4 else "eval")
+        for name in self._by_group:
+            if name in self._held_out:
+                residual = torch.cat(self._held_out[name])
+                groups = group_numbers(self._eval_groups, len(residual), "eval_groups")
+                constraint = self.constrained.constraints[name]
+                self._held_out[name] = [worst_mean(constraint, residual, groups)]
         for name, parts in self._held_out.items():
             if name == OBJECTIVE:
                 found = {name: float(torch.cat(parts).nanmean())}
@@ -283,6 +294,11 @@ class PointwiseTrainerMixin:
                 found = _summary(name, self.constrained.constraints[name], torch.cat(parts))
             output.metrics.update({f"{prefix}_{key}": value for key, value in found.items()})
         return output
+
+    @property
+    def _by_group(self) -> list[str]:
+        """The constraints that an evaluation judges by the mean of each group."""
+        return [] if self._eval_groups is None else self.constrained.bounds_on_means
 
     def _keep_held_out(
         self, objective: Tensor, values: Mapping[str, Tensor], masks: Mapping[str, Tensor]
@@ -292,13 +308,17 @@ class PointwiseTrainerMixin:
         index = torch.arange(len(objective))
         names = [OBJECTIVE, *self.constrained.constraints]
         masks, whole = masks_from(masks, index, names, objective.device)
-        terms = build_terms(
-            self.constrained.constraints, {}, masks, objective.detach(), values, None, whole
-        )
+        bounds, signs = self.constrained.constraints, Pointwise(alpha=None).for_equality()
+        equalities = [name for name in self._by_group if bounds[name].equals is not None]
+        signed = dict.fromkeys(equalities, signs)
+        terms = build_terms(bounds, signed, masks, objective.detach(), values, None, whole)
         carried = terms.masks[OBJECTIVE]
         found = {OBJECTIVE: terms.objective.masked_fill(~carried, math.nan)}
         for name, violation in terms.judged.items():
             mask = terms.masks[name]
+            if name in self._by_group:
+                found[name] = violation.masked_fill(~mask, math.nan)
+                continue
             worst = violation.masked_fill(~mask, -math.inf).amax(1)
             found[name] = worst.masked_fill(~mask.any(1), math.nan)
         for name, table in found.items():

@@ -22,7 +22,7 @@ def samples_measured(module: LightningModule) -> dict[str, int]:
     counts = {}
     for stage, by_constraint in module.evaluated.items():
         for name, violations in by_constraint.items():
-            counts[f"{stage}/{name}/violated"] = int(violations.mask.sum())
+            counts[f"{stage}/{name}/violated"] = len(violations.pooled())
             counts[f"{stage}/{name}/violated_samples"] = len(violations.index)
     for stage, by_metric in module.evaluated_metrics.items():
         for name, values in by_metric.items():

@@ -27,8 +27,8 @@ class PointwiseDataModule(LightningDataModule):
 
     What a data set may say of its N samples, by attributes; none is required:
 
-    - ``groups``, numbers from 0: samples of a group share a multiplier, which follows the mean of
-      their violations in a step. Rows without attributes: ``IndexedDataset(rows, groups=…)``.
+    - ``groups``, numbers from 0: bounds are on the mean of each group, in training and, of a data
+      set's own groups, in evaluation. Rows without attributes: ``IndexedDataset(rows, groups=…)``.
     - ``strata``, numbers: the kind of each; the training set's are spread evenly over the batches.
     - ``categories``, texts: the kind of each by its name, "" if unknown, for requirements.
     - ``units``, texts: what samples share, as their prompt; without it, the whole row. Samples of

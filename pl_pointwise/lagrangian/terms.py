@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -43,6 +43,7 @@ class Terms:
     judged: dict[str, Tensor]  # those that the multipliers follow; without a gradient
     masks: dict[str, Tensor]  # bool, (b,) for the objective, else as the violations
     whole: bool = False  # whether all terms are known to apply to all samples, without a look
+    means: dict[str, Tensor] = field(default_factory=dict)  # of each row's group, where bounded
 
 
 @dataclass

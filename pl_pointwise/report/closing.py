@@ -31,6 +31,7 @@ def closing_of(
     groups: Tensor | None = None,
     held_out: HeldOut | None = None,
     conditions: Conditions = NOTHING_KNOWN,
+    means: Mapping[str, Tensor] | None = None,
 ) -> Closing:
     """The closing table of what a history has read.
 
@@ -41,10 +42,13 @@ def closing_of(
         groups: (N,), the group of each sample, where multipliers are of groups.
         held_out: of the last evaluation.
         conditions: how the run was made.
+        means: by constraint that is on means of groups, (G,), the violation of each group.
     """
     rows = []
+    of_groups = {} if means is None else means
     for name, constraint in history.constraints.items():
-        row = _row(name, constraint, history.last[name])
+        row = _row(name, constraint, of_groups.get(name, history.last[name]))
+        row = replace(row, by_group=name in of_groups)
         row = _with_multipliers(row, history, formulations.get(name), multipliers.get(name), groups)
         rows.append(_with_held_out(row, held_out))
     known = history.objective[~history.objective.isnan()]
@@ -100,7 +104,8 @@ def _with_held_out(row: RequirementRow, held_out: HeldOut | None) -> Requirement
 def _price(name: str, history: History) -> float | None:
     """The mean over samples and columns, of an interval the sum of its sides.
 
-    Not of groups: a shared λ pushes samples that pull in opposite directions, whose forces cancel.
+    Not of samples that share λ: it pushes those that pull in opposite directions, whose forces
+    cancel.
     """
     if name not in history.prices:
         return None
@@ -123,10 +128,12 @@ def _with_multipliers(
         value = float(table.abs().max())
     elif scope == "sample" and history.samples:
         of_samples = torch.zeros(0, 1) if table is None else table
-        if groups is not None and len(of_samples):
+        if groups is not None and len(of_samples) and not row.by_group:
             of_samples = of_samples[groups]  # A sample has the λ of its group.
         count = int(of_samples.any(1).sum())
-    price = _price(row.name, history) if row.of and groups is None else None
+    price = None
+    if row.of and (groups is None or row.by_group):
+        price = _price(row.name, history)
     return replace(row, multipliers=count, multiplier=value, price=price)
 
 

@@ -32,6 +32,7 @@ class RequirementRow:
     multipliers: int | None = None  #: samples with λ ≠ 0; None without a λ for each
     multiplier: float | None = None  #: λ of a statistic of the batch
     price: float | None = None  #: loosening the bound by δ lowers the mean objective by price · δ
+    by_group: bool = False  #: whether numbers are of groups, each by its mean, not of samples
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class HeldOut:
     """What the last evaluation found on samples that were not trained on."""
 
     constraints: Mapping[str, Constraint]  #: the bounds it measured by
-    worst: Mapping[str, Tensor]  #: by constraint (n,), each sample's largest violation
+    worst: Mapping[str, Tensor]  #: by constraint (n,), the largest of each sample, or group
     objective: float | None = None  #: the mean, over all samples that it applies to
     step: int | None = None  #: of the training; None where that is not known
 
@@ -124,9 +125,10 @@ class Closing:
             multiplier = "" if row.multipliers is None else f"on {row.multipliers:,}"
             if row.multiplier is not None:
                 multiplier = number_text(row.multiplier)
+            of_what = ", mean of groups" if row.by_group else ""
             lines.append(
                 [
-                    f"{row.name} {row.bound}",
+                    f"{row.name} {row.bound}{of_what}",
                     share_text(row.violated, row.of),
                     number_text(row.worst),
                     number_text(row.most),

@@ -153,14 +153,15 @@ def _on_requirement(
     if formulation is None or history.constraints[row.name].is_equality:
         return
     idle = (table is None or not table.any()) and not formulation.acts_below_the_bound
+    what = "group" if row.by_group else "sample"
     if row.name not in history.ever and idle:
         yield (
-            f"{row.name} never acted, as no sample violated it at any time: this run is one with "
+            f"{row.name} never acted, as no {what} violated it at any time: this run is one with "
             "formulation: null."
         )
     elif row.violated == row.of and not explained:
         yield (
-            f"{row.name} is violated by every sample: its bound is out of reach, the epochs were "
+            f"{row.name} is violated by every {what}: its bound is out of reach, the epochs were "
             "too few, or it is the wrong way round (at_most for at_least). See docs/settings.md."
         )
 

@@ -57,6 +57,8 @@ def samples_of(module: PointwiseModule, training: bool = False) -> DataFrame:
         if training or dataset != TRAIN.key:
             source = Source(dataset, module._evaluator.datasets.get(dataset))
             for name, violations in module.evaluated[dataset].items():
+                if violations.by_group is not None:  # A mean is no value of a sample to certify.
+                    continue
                 worst = violations.worst()
                 parts.append(source.lines("constraint", name, violations.index, worst))
             for name, metric in module.evaluated_metrics.get(dataset, {}).items():
@@ -129,6 +131,8 @@ def require_known(samples: DataFrame, requirements: Iterable[Requirement]) -> No
         names = constraints if is_constraint else metrics
         if name not in names:
             remedy = f"There are: {', '.join(names)}." if names else "No held-out sample has any."
+            if is_constraint:
+                remedy += " A bound on means of groups has no certificate."
             if name in constraints:
                 remedy = f'Of a constraint write "{name}: violated <= {requirement.at_most:g}".'
             elif name in {*samples["dataset"]}:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import DataError
+from ..formulations import Pointwise
 from ..lagrangian.terms import (
     OBJECTIVE,
     MicroBatch,
@@ -59,16 +60,25 @@ def _index_of(piece: Any) -> Tensor:
 
 
 def terms_of(
-    task: Task, micro: MicroBatch, outputs: Any, strict: bool, evaluating: bool = False
+    task: Task,
+    micro: MicroBatch,
+    outputs: Any,
+    strict: bool,
+    evaluating: bool = False,
+    signed: Collection[str] = (),
 ) -> Terms:
-    """A micro-batch's terms, ``strict`` ones too; ``evaluating``: by its bounds, with |ℓ − c|."""
+    """A micro-batch's terms, ``strict`` ones too; ``evaluating``: by its bounds, with |ℓ − c|.
+
+    signed: the equalities of an evaluation that are to be ℓ − c.
+    """
+    signs = Pointwise(alpha=None).for_equality()
 
     def judge(values: dict[str, Tensor]) -> dict[str, Tensor]:
         return judged_values(task, outputs, micro.batch, values)
 
     return build_terms(
         task.evaluation_constraints if evaluating else task.constraints,
-        {} if evaluating else task.formulations,
+        dict.fromkeys(signed, signs) if evaluating else task.formulations,
         micro.masks,
         task.objective(outputs, micro.batch),
         task.constraint_values(outputs, micro.batch),

@@ -110,6 +110,7 @@ class Stepper:
         objective = measured.objective[measured.masks[OBJECTIVE]]
         if len(objective):
             shown["objective"] = objective.mean()
+        measured = self.loss.by_requirement(measured)
         for name, violation in measured.judged.items():
             constraint = self.task.constraints[name]
             violation, mask = constraint.outside(violation, measured.masks[name])
@@ -154,6 +155,7 @@ class Stepper:
         ranks = task.trainer.world_size
         parallel = isinstance(task.trainer.strategy, ParallelStrategy)
         shared = self.shares_graph and len(micro_batches) == 1 and not parallel
+        loss.forget()
         slopes = None if shared else self._slopes(micro_batches, counts)
         task.optimizers().zero_grad()  # type: ignore[union-attr]
         tables = []
@@ -162,11 +164,14 @@ class Stepper:
             if loss.checks.unproven and torch.is_grad_enabled():
                 loss.checks.of_terms(terms, loss.warn)
             if shared:
+                loss.see([terms], [micro.index], task.device)
                 if self.due and not self._measure_units(micro_batches, counts, terms):
                     del terms  # And with them the graph.
                     self.repairs.buffers.restore(task)
                     return self._measure(micro_batches, counts, rows)
                 loss.put_in_force(task.trainer.num_training_batches)
+            else:
+                loss.give_means(terms, micro.index)
             share, table = loss.share(terms, micro.index, counts, slopes, self.strict)
             tables.append(table)
             # The ranks' gradients are averaged, and the counts are those of all ranks.
@@ -193,20 +198,28 @@ class Stepper:
         """∂ψ/∂mean of every statistic of the batch; None: known, or the one micro-batch tells.
 
         Measures units first, which α is in. With micro-batches or ranks a pass without gradients
-        finds the mean; both passes see the same dropout.
+        finds the mean, of groups before anything; all passes see the same dropout.
         """
         task = self.task
         loss = self.loss
+        terms: list[Terms] = []
+        if loss.on_means:
+            terms = self._terms_without_gradients(micro_batches)
+            loss.see(terms, [micro.index for micro in micro_batches], task.device)
         if self.due:
             self._measure_units(micro_batches, counts)
         loss.put_in_force(task.trainer.num_training_batches)
         if loss.knows_slopes or (len(micro_batches) == 1 and task.trainer.world_size == 1):
             return None
-        strict = self.strict and loss.dual_first
+        return loss.slopes(terms or self._terms_without_gradients(micro_batches), counts)
+
+    def _terms_without_gradients(self, micro_batches: list[MicroBatch]) -> list[Terms]:
+        task = self.task
+        strict = self.strict and self.loss.dual_first
         with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
             terms = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
         self.repairs.buffers.restore(task)
-        return loss.slopes(terms, counts)
+        return terms
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``largest`` if that is given."""
@@ -260,6 +273,8 @@ class Stepper:
             task.optimizers().zero_grad()  # type: ignore[union-attr]
             for micro in self._each_with_its_backward_pass(micro_batches):
                 terms = known or terms_of(task, micro, task(micro.batch), strict=False)
+                if known is None:
+                    self.loss.give_means(terms, micro.index)
                 finite = finite_samples(terms.objective, terms.followed)
                 values = self.loss.pushed(name, terms)
                 values = torch.where(finite if values.dim() == 1 else finite[:, None], values, 0)

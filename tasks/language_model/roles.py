@@ -96,7 +96,9 @@ class Requirement:
                 "Give a negative number; or null, where the option takes it, for no such "
                 "constraint."
             )
-        return Constraint(**{self.bound: tolerance})
+        if self.bound == "at_least":
+            return Constraint(at_least=tolerance)
+        return Constraint(at_most=tolerance)
 
     def columns(self, batch: Batch) -> Tensor:
         """Which responses of a batch it is about, (B,) or (B, K); −1 for none."""

@@ -48,6 +48,14 @@ CASES: dict[str, dict[str, Any]] = {
     "window": {"formulation": Pointwise(), "primal_steps": 2},
     "dual first": {"formulation": Pointwise(), "order": "dual_first"},
     "groups": {"formulation": Pointwise(), "groups": [0, 2, 1, 1, 0, 2, 2, 2, 4, 0, 1, 1]},
+    "each sample of a group": {
+        "formulation": Pointwise(),
+        "groups": [0, 2, 1, 1, 0, 2, 2, 2, 4, 0, 1, 1],
+        "constraints": {
+            "fit": Constraint(at_most=-0.3, each_sample=True),
+            "pair": Constraint(at_least=0.2),
+        },
+    },
 }
 
 

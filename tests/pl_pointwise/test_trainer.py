@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments
 
 from pl_pointwise import Pointwise, PointwiseLoss
-from pl_pointwise.errors import TrainingError
+from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.trainer import FILE, PointwiseTrainerMixin
 from tests.pl_pointwise.test_loss import Loop
 from tests.pl_pointwise.toy import CONSTRAINTS, PAIRS, ToyRows, initial_weights, stack
@@ -52,7 +52,9 @@ class Constrained(PointwiseTrainerMixin, Trainer):
         return super().compute_loss(model, inputs, *args, **options)
 
 
-def trainer(folder: Path, rows: ToyRows, groups: Any = None, **options: Any) -> Constrained:
+def trainer(
+    folder: Path, rows: ToyRows, groups: Any = None, eval_groups: Any = None, **options: Any
+) -> Constrained:
     arguments = {
         "output_dir": str(folder),
         "use_cpu": True,
@@ -79,6 +81,7 @@ def trainer(folder: Path, rows: ToyRows, groups: Any = None, **options: Any) -> 
         constraints=CONSTRAINTS,
         formulation=Pointwise(),
         groups=groups,
+        eval_groups=eval_groups,
     )
     made.seen = []
     return made
@@ -101,6 +104,22 @@ def test_the_trainer_takes_the_steps_of_a_loop_to_the_bit(
     tables = found.constrained.multipliers, loop.loss.multipliers
     torch.testing.assert_close(*tables, rtol=0, atol=0)
     assert all(table.any() for table in tables[0].values())
+
+
+def test_an_evaluation_judges_the_mean_of_each_group(tmp_path: Path) -> None:
+    rows, groups = ToyRows(12), torch.arange(12) % 3
+    found = trainer(tmp_path, rows, groups, eval_groups=groups, per_device_eval_batch_size=5)
+    logged = found.evaluate()
+    with torch.no_grad():
+        z = found.model(rows.x, rows.y)
+    means = torch.stack([z[groups == group].mean() for group in range(3)])
+    bound = CONSTRAINTS["fit"].at_most
+    assert bound is not None
+    assert logged["eval_fit/violated"] == pytest.approx(float((means > bound).double().mean()))
+    assert logged["eval_fit/worst"] == pytest.approx(float(means.max()))
+    alone = trainer(tmp_path, rows, groups, eval_groups=groups[:11])
+    with pytest.raises(DataError, match="eval_groups: a whole number from 0"):
+        alone.evaluate()
 
 
 def test_accumulated_steps_are_one_step_of_the_multipliers(tmp_path: Path) -> None:
