@@ -89,7 +89,7 @@ class Constraint:
         parts = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("at_most", "at_least", "equals") or value is not None:
+            if field.name in ("at_most", "at_least", "equals") or value != field.default:
                 parts.append(f"{field.name}={value!r}")
         return f"{type(self).__name__}({', '.join(parts)})"
 

@@ -156,7 +156,7 @@ class Evaluation:
         if groups is not None:
             by_group = [name for name in self.bounds if not each_sample(task, name)]
         self.residuals = {name: ViolationsBySample() for name in by_group}
-        self.signed = [name for name in by_group if self.bounds[name].equals is not None]
+        self.signed = [name for name in by_group if self.bounds[name].is_equality]
         self.violations = {name: ViolationsBySample() for name in task.evaluation_constraints}
         self.metrics = {}
         for name, metric in task.evaluation_metrics().items():
@@ -207,9 +207,10 @@ class Evaluation:
 
     def _by_group(self, name: str) -> Tensor:
         """(G, K), the violation of each group's means; NaN of one without a value."""
-        constraint, found = self.bounds[name], self.residuals[name].samples()
+        constraint = self.bounds[name]
+        samples = self.residuals[name].samples()
         assert self.groups is not None
-        means = means_of_groups(found.violation, self.groups[found.index])
+        means = means_of_groups(samples.violation, self.groups[samples.index])
         violation, _ = constraint.outside(constraint.reported(means), ~means.isnan())
         return violation
 
@@ -303,7 +304,7 @@ class Evaluator:
     def _warn_of_samples(self, groups: Mapping[str, Tensor | None]) -> None:
         """Of data sets that do not say the groups on whose means training has bounds."""
         on_means = self.task._lagrangian.bounds_on_means
-        missing = [stage for stage, found in groups.items() if found is None]
+        missing = [stage for stage, numbers in groups.items() if numbers is None]
         if on_means and missing and not self._said:
             self._said = True
             warn(

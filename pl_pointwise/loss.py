@@ -195,7 +195,7 @@ class PointwiseLoss:
                 'which a batch\'s loss would need first. Take order="simultaneous".'
             )
         for name in self.on_means:
-            if self.constraints[name].equals is not None and not formulations[name].signed:
+            if self.constraints[name].is_equality and not formulations[name].signed:
                 raise TrainingError(
                     f'Constraint "{name}": {formulations[name]} acts on |ℓ − c|, whose mean over a '
                     "group is not how far the group's mean is from c. Take Pointwise or Relaxed, "
@@ -600,7 +600,7 @@ class PointwiseLoss:
         return [
             name
             for name in self.bounds_on_means
-            if self.constraints[name].equals is None or name in signed
+            if not self.constraints[name].is_equality or name in signed
         ]
 
     def pushed(self, name: str, terms: Terms) -> Tensor:

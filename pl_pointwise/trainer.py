@@ -309,7 +309,7 @@ class PointwiseTrainerMixin:
         names = [OBJECTIVE, *self.constrained.constraints]
         masks, whole = masks_from(masks, index, names, objective.device)
         bounds, signs = self.constrained.constraints, Pointwise(alpha=None).for_equality()
-        equalities = [name for name in self._by_group if bounds[name].equals is not None]
+        equalities = [name for name in self._by_group if bounds[name].is_equality]
         signed = dict.fromkeys(equalities, signs)
         terms = build_terms(bounds, signed, masks, objective.detach(), values, None, whole)
         carried = terms.masks[OBJECTIVE]
