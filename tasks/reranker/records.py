@@ -224,10 +224,10 @@ def relevance(value: Any, relevant_from: float | None) -> int | None:
 
 def _check_unread(row: Row, record: Record, where: str) -> None:
     """Refuses a text, list or object that nobody reads: it may say what the query is about."""
-    said = {str(folded(text)) for text in (record.query, *record.passages)}
+    read = {str(folded(text)) for text in (record.query, *record.passages)}
     for name, value in row.unread().items():
         last = re.sub(r"\[\d+]", "", name).rpartition(".")[2]
-        texts = [text for text in texts_in(value) if str(folded(text)) not in said]
+        texts = [text for text in texts_in(value) if str(folded(text)) not in read]
         if last not in _UNREAD and texts and not is_harmless(last, value):
             problem = f"is {shown(value)}, and is not read"
             remedy = f'Write it into the query or passage, or let it pass: data.ignore: ["{last}"]'
@@ -236,18 +236,21 @@ def _check_unread(row: Row, record: Record, where: str) -> None:
 
 def _check_teacher(row: Any, where: str, labels: Sequence[int | None]) -> None:
     """Refuses a row whose scores of a teacher put a negative above the right passage."""
-    apart, together = _SCORES
-    if row.get(apart[0]) is not None and row.get(apart[1]) is not None:
-        scores = [row[apart[0]], row[apart[1]]]
-        known = all(isinstance(each, list) for each in scores)
-        name, best, others = apart[1], *(scores if known else ([], []))
+    (of_right, of_wrong), together = _SCORES
+    best: list[Any] = []
+    others: list[Any] = []
+    if row.get(of_right) is not None and row.get(of_wrong) is not None:
+        name = of_wrong
+        if isinstance(row[of_right], list) and isinstance(row[of_wrong], list):
+            best = row[of_right]
+            others = row[of_wrong]
     else:
-        name = next((each for each in together if isinstance(row.get(each), list)), together[0])
-        given = row.get(name)
-        if not isinstance(given, list) or len(given) != len(labels):
+        name = next((field for field in together if isinstance(row.get(field), list)), together[0])
+        scores = row.get(name)
+        if not isinstance(scores, list) or len(scores) != len(labels):
             return
-        best = [score for score, label in zip(given, labels, strict=True) if label]
-        others = [score for score, label in zip(given, labels, strict=True) if not label]
+        for score, label in zip(scores, labels, strict=True):
+            (best if label else others).append(score)
     if not all(isinstance(score, (int, float)) for score in [*best, *others]):
         return
     if best and others and max(others) > max(best):
@@ -264,17 +267,17 @@ def listed(value: Any) -> Any:
     """A value, or the list that it is as a text of a CSV file."""
     if isinstance(value, str) and value.strip()[:1] == "[":
         try:
-            found = from_json(value)
+            content = from_json(value)
         except ValueError:
             return value
-        return found if isinstance(found, list) else value
+        return content if isinstance(content, list) else value
     return value
 
 
 def _text(value: Any, name: str, where: str) -> str:
     """A passage's text, of an object behind its title."""
     if isinstance(value, dict):
-        key = next((each for each in _TEXTS if each in value), _TEXTS[0])
+        key = next((name for name in _TEXTS if name in value), _TEXTS[0])
         text = text_field(field(value, key, where, f"{name}."), f"{name}.{key}", where)
         title = str(value.get("title") or "").strip()
         return f"{title} {text}" if title else text
@@ -296,16 +299,19 @@ def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], A
         )
     if is_listed:
         return _listed_passages(row, form, where)
-    named, labels = [], []
+    named = []
+    labels = []
     for name in row:
-        if (name == form or NEGATIVE.fullmatch(name)) and is_filled(row[name]):
-            given = listed(row[name])
-            if isinstance(given, str) and given.strip()[:1] == "[" and form == "pos":
-                raise bad_field(where, name, "is a text", "Give a list of texts")
-            several = enumerate(given) if isinstance(given, list) else ()
-            texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, given)]
-            named += texts
-            labels += [name == form] * len(texts)
+        if not (name == form or NEGATIVE.fullmatch(name)) or not is_filled(row[name]):
+            continue
+        passages = listed(row[name])
+        if isinstance(passages, str) and passages.strip()[:1] == "[" and form == "pos":
+            raise bad_field(where, name, "is a text", "Give a list of texts")
+        texts = [(name, passages)]
+        if isinstance(passages, list) and passages:
+            texts = [(f"{name}[{place}]", text) for place, text in enumerate(passages)]
+        named += texts
+        labels += [name == form] * len(texts)
     return named, labels, form
 
 
@@ -313,15 +319,15 @@ def form_of(row: dict[str, Any]) -> tuple[str, bool]:
     """The field with the passages by which a row's form is known, and whether its labels stand in
     another list; ("", False) of none.
     """
-    given = {name: value for name, value in row.items() if is_filled(value)}
-    name = next((name for name in LISTED if name in given), "")
+    filled = {name: value for name, value in row.items() if is_filled(value)}
+    name = next((name for name in LISTED if name in filled), "")
     if name:
         return name, True
-    if isinstance(listed(given.get(_marks_of(row))), list) and not _has_negatives(row):
+    if isinstance(listed(filled.get(_marks_of(row))), list) and not _has_negatives(row):
         for name in (*ONE_PASSAGE, *POSITIVE):
-            if isinstance(listed(given.get(name)), list):
+            if isinstance(listed(filled.get(name)), list):
                 return name, True
-    return next((name for name in POSITIVE if name in given), ""), False
+    return next((name for name in POSITIVE if name in filled), ""), False
 
 
 def _has_negatives(row: dict[str, Any]) -> bool:
@@ -336,14 +342,21 @@ def _marks_of(row: dict[str, Any]) -> str:
 def _listed_passages(
     row: dict[str, Any], form: str, where: str
 ) -> tuple[list[tuple[str, Any]], Any, str]:
-    inside = isinstance(row[form], dict)
-    holder, prefix = (row[form], f"{form}.") if inside else (row, "")
-    name, marks = ("passage_text", "is_selected") if inside else (form, _marks_of(row))
+    """As :func:`_passages`, of a list of passages with their labels in another one."""
+    holder = row
+    prefix = ""
+    name = form
+    marks = _marks_of(row)
+    if isinstance(row[form], dict):  # MS MARCO's.
+        holder = row[form]
+        prefix = f"{form}."
+        name = "passage_text"
+        marks = "is_selected"
     texts = listed(field(holder, name, where, prefix))
     if not isinstance(texts, list) or not texts:
         problem = "is empty" if texts == [] else f"is {kind(texts)}"
         raise bad_field(where, prefix + name, problem, "Give a list of texts")
-    named = [(f"{prefix}{name}[{i}]", text) for i, text in enumerate(texts)]
+    named = [(f"{prefix}{name}[{place}]", text) for place, text in enumerate(texts)]
     return named, listed(holder.get(marks)), prefix + marks
 
 
