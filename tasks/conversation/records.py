@@ -199,10 +199,7 @@ def _is_known(row: Mapping[str, Any]) -> bool:
 
 def _has_columns(row: Mapping[str, Any], columns: Sequence[str]) -> bool:
     """Whether a row has each of the columns; "a|b" is a column of either name."""
-    for column in columns:
-        if not any(name in row for name in column.split("|")):
-            return False
-    return True
+    return all(not row.keys().isdisjoint(column.split("|")) for column in columns)
 
 
 _ANSWERS = {"role", *_BOUND, *ANSWERS, "label", "status", "responses"}
