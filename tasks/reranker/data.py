@@ -192,8 +192,8 @@ class RerankerDataModule(RecordsDataModule):
             """B · C entries, ``absent`` where a record has no candidate."""
             entries: list[Any] = []
             for row in rows:
-                entries += row[name]
-                entries += [absent] * (most - len(row[name]))
+                entries.extend(row[name])  # Lists, or an array.
+                entries.extend([absent] * (most - len(row[name])))
             return entries
 
         nothing = np.zeros(0, np.int32)
