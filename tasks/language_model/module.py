@@ -413,7 +413,7 @@ class LanguageModelModule(PointwiseModule):
         watched = Watched.chosen(samples, self.kept_roles)
         remembered = notes_of(self).kept.get(ANSWERS_BEFORE, {})
 
-        def answers(*, reference: bool = False) -> list[str]:
+        def answers(*, reference: bool = False) -> list[list[int]]:
             return watched.answers(self.model, self.encoder, self.generation, reference=reference)
 
         with self.trainer.precision_plugin.forward_context():
