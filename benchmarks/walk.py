@@ -1,18 +1,23 @@
-"""What one training step crosses: project files and functions, counted by a trace.
+"""What one training step crosses, and a comparison: project files and functions, by a trace.
 
     python -m benchmarks.walk
 
-Three steps on the CPU: README's toy, re-ranking and When2Call on models of random weights that the
-tests make. Each is of the second epoch, behind the first checks, and measures no unit of λ. Counted
-is what runs between the start and the end of ``training_step``: files of this project, their
-functions, calls of these, and how often one call leads from a file into another. Properties are
-functions; lambdas and comprehensions are read with the function around them.
+Steps on the CPU: README's toy, the same in a plain loop, re-ranking, When2Call and a conversation
+of three roles, on models of random weights that the tests make. Each is of the second epoch, behind
+the first checks, and measures no unit of λ. Counted is what runs between the start and the end of
+``training_step``, or in a plain loop of the call and of ``step()``; and all of ``compare
+--require`` on the digits, of two epochs, without its plots: files of this project, their functions,
+calls of these, and how often one call leads from a file into another. Properties are functions;
+lambdas and comprehensions are read with the function around them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import logging
+import os
 import sys
 import tempfile
 import warnings
@@ -21,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch import Trainer
@@ -31,6 +37,7 @@ from pl_pointwise import (
     Optimization,
     Pointwise,
     PointwiseDataModule,
+    PointwiseLoss,
     PointwiseModule,
     Training,
 )
@@ -99,10 +106,20 @@ def when2call(folder: Path) -> tuple[Any, Any]:
     return When2CallModule(Policy(str(folder)), formulation=Pointwise()), data
 
 
+def conversation(folder: Path) -> tuple[Any, Any]:
+    from tests.tasks.conftest import save_llama
+    from tests.tasks.conversation.conftest import conversation_rows, data_of, made, written
+
+    model = save_llama(folder)
+    file = written(folder, conversation_rows(4))
+    return made(model, formulation=Pointwise()), data_of(file)
+
+
 STEPS: dict[str, Callable[[Path], tuple[Any, Any]]] = {
     "README's toy": toy,
     "re-ranking": reranking,
     "When2Call": when2call,
+    "conversation": conversation,
 }
 
 
@@ -115,6 +132,8 @@ class Walk:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
+        if code is None or code.co_filename is None:  # At the end of the interpreter.
+            return
         # Comprehensions, lambdas and bodies of classes are read with the function around them.
         if event != "call" or not code.co_filename.startswith(FOLDERS) or "<" in code.co_name:
             return
@@ -156,18 +175,70 @@ def walk_of(make: Callable[[Path], tuple[Any, Any]]) -> Walk:
     return walk
 
 
+def walk_of_a_plain_loop() -> Walk:
+    """One step of README's toy in a loop of one's own: the call of the loss, and ``step()``."""
+    walk = Walk()
+    task, data = SmallWeights(), Points(batch_size=4)
+    data.setup("fit")
+    bounds = {"fit": Constraint(at_most=0.1)}
+    loss = PointwiseLoss(bounds, Pointwise(), samples=40, parameters=task)
+    optimizer = torch.optim.SGD([task.weights], lr=0.1)
+    for number, batch in enumerate([*data.train_dataloader()] * 2):
+        outputs = task(batch)
+        values = task.constraint_values(outputs, batch)
+        counted = number == 14  # Of the second epoch; not the step 1, 2, 4, 8, … of a unit.
+        sys.setprofile(walk if counted else None)
+        lagrangian = loss(task.objective(outputs, batch), values, batch["index"])
+        sys.setprofile(None)
+        optimizer.zero_grad()
+        lagrangian.backward()
+        optimizer.step()
+        sys.setprofile(walk if counted else None)
+        loss.step()
+        sys.setprofile(None)
+    return walk
+
+
+def walk_of_a_comparison() -> Walk:
+    """``compare --require`` from its words to its answer, on the digits, without its plots."""
+    from pl_pointwise.cli import main as command
+
+    walk = Walk()
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["compare", "--config", "digits", "--methods", "digits/methods"]
+        words += ["--require", "kept: violated <= 0.9", "--require", "lost(kept) <= 0.9"]
+        words += ["--output", f"{folder}/out", "--trainer.max_epochs", "2"]
+        words += ["--trainer.enable_progress_bar", "false", "--trainer.logger", "false"]
+        uses = {"PL_POINTWISE_USES": f"{folder}/uses"}  # Not of this user's record.
+        quiet = contextlib.redirect_stdout(io.StringIO())
+        plots = patch("pl_pointwise.compare.command.draw_plots", lambda *_: None)
+        with patch.dict(os.environ, uses), quiet, plots:
+            sys.setprofile(walk)
+            try:
+                command(words)
+            finally:
+                sys.setprofile(None)
+    return walk
+
+
+OTHERS = {"a plain loop": walk_of_a_plain_loop, "compare --require": walk_of_a_comparison}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--names", action="store_true", help="list the functions of each file")
-    parser.add_argument("--step", choices=[*STEPS], action="append", help="of these steps only")
+    which = [*STEPS, *OTHERS]
+    parser.add_argument("--step", choices=which, action="append", help="of these only")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    print("| a step of | files | functions | calls | changes of file |")
+    print("| of | files | functions | calls | changes of file |")
     print("|---|---|---|---|---|")
-    walks = {name: walk_of(STEPS[name]) for name in arguments.step or STEPS}
+    walks = {}
+    for name in arguments.step or which:
+        walks[name] = OTHERS[name]() if name in OTHERS else walk_of(STEPS[name])
     for name, walk in walks.items():
         files = walk.functions_by_file()
         print(

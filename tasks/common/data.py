@@ -75,16 +75,16 @@ class RecordsDataModule(PointwiseDataModule):
         self.ignore = list(ignore)
         one_of("source", source, self.sources, DataError)
         one_of("invalid", invalid, ("error", "skip", None), DataError)
-        self.files = {
-            name: [given] if isinstance(given, str) else list(given or [])
-            for name, given in files.items()
-        }
-        given = [name for name, paths in self.files.items() if paths]
-        if source != "files" and not set(given) <= set(self.beside):
+        self.files: dict[str, list[str]] = {}
+        for name, paths in files.items():
+            self.files[name] = [paths] if isinstance(paths, str) else list(paths or [])
+        with_files = {name for name, paths in self.files.items() if paths}
+        if source != "files" and not with_files <= set(self.beside):
             raise DataError(f"source={source}: it takes no files. Set source to files.")
-        if source == "files" and not given:
+        if source == "files" and not with_files:
             raise DataError(f"source=files: it needs {self._options(['train'])}.")
-        self.source, self.shares = source, shares
+        self.source = source
+        self.shares = shares
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
         self._records: dict[str, list[Any]] = {}
         self._taken: Any = None
@@ -110,22 +110,33 @@ class RecordsDataModule(PointwiseDataModule):
 
     def read_splits(self) -> dict[str, list[Any]]:
         """The records of "train", "val" and "test", as far as there are any."""
-        return self.held_out({name: found for name in SPLITS if (found := self.read(name))})
+        read = {name: self.read(name) for name in SPLITS}
+        return self.held_out({name: records for name, records in read.items() if records})
 
     def read(self, name: str) -> list[Any]:
         """The records of a data set, of its files or the hub; none where its source has none."""
-        found, parse = list[Any](), self.reader(name)
+        records = list[Any]()
+        parse = self.reader(name)
         for path in self.files.get(name, ()):
             rows, count = counted(rows_of(path))
             of_file = records_of(rows, path, parse, self.skips(name), self.ignore)
             if name in self.trained:
                 self.note_left_out(path, count() - len(of_file), count(), f"records of {path}")
-            found += of_file
-        if not found and self.source == "hub" and (place := self.on_hub(name)):
-            source, rows = f"{place[0]}, {place[2]}", enumerate(hub_split(*place), start=1)
-            given = ((f"{source}, record {n}", without_padding(row)) for n, row in rows)
-            return records_of(given, source, parse, self.skip_invalid, self.ignore)
-        return found
+            records += of_file
+        if not records and self.source == "hub":
+            return self._read_hub(name, parse)
+        return records
+
+    def _read_hub(self, name: str, parse: Parse) -> list[Any]:
+        """The records of a data set on the hub; none where it has none."""
+        place = self.on_hub(name)
+        if place is None:
+            return []
+        path, configuration, split = place
+        source = f"{path}, {split}"
+        numbered = enumerate(hub_split(path, configuration, split), start=1)
+        rows = ((f"{source}, record {number}", without_padding(row)) for number, row in numbered)
+        return records_of(rows, source, parse, self.skip_invalid, self.ignore)
 
     # For these ------------------------------------------------------------------------------------
 
@@ -136,31 +147,34 @@ class RecordsDataModule(PointwiseDataModule):
 
         Warns of prompts that stand in two of them; ``files`` are for these messages.
         """
-        found, paths = dict(read), self.files if files is None else files
-        if train := read.get("train"):
+        all_splits = dict(read)
+        paths = self.files if files is None else files
+        named = {split: ", ".join(paths.get(split, ())) for split in SPLITS}
+        train = read.get("train")
+        if train:
             shares = {split: share for split, share in self.shares.items() if split not in read}
             kinds = [record.category for record in train]
             groups = prompt_groups(train)
-            found |= split_by_group(train, groups, shares, self.seed, "prompt", kinds)
-            self.note_held_out(found, ", ".join(paths.get("train", ())), shares)
-        found = {split: found[split] for split in SPLITS if split in found}
-        named = {split: ", ".join(paths.get(split, ())) for split in SPLITS}
-        sources = {
-            split: named[split] or f"the {split} part of {named['train']}" for split in found
-        }
-        warn_of_shared(found, sources)
-        return found
+            all_splits |= split_by_group(train, groups, shares, self.seed, "prompt", kinds)
+            self.note_held_out(all_splits, named["train"], shares)
+        splits = {split: all_splits[split] for split in SPLITS if split in all_splits}
+        sources = {}
+        for split in splits:
+            sources[split] = named[split] or f"the {split} part of {named['train']}"
+        warn_of_shared(splits, sources)
+        return splits
 
     def not_trained_on(self) -> list[str]:
         """What is held out by a fraction, left out as it cannot be used, or beyond a limit."""
         return [*self._not_trained.values()]
 
     def note_held_out(
-        self, found: Mapping[str, Sequence[Any]], source: str, shares: Mapping[str, float]
+        self, records: Mapping[str, Sequence[Any]], source: str, shares: Mapping[str, float]
     ) -> None:
         """Notes what a fraction holds out of the training records."""
         for split, share in shares.items():
-            key, held = f"{split} of {source}", len(found.get(split, []))
+            key = f"{split} of {source}"
+            held = len(records.get(split, []))
             self._not_trained.pop(key, None)
             if held and share > 0:
                 option = self.fraction_option.format(split)
@@ -195,14 +209,15 @@ class RecordsDataModule(PointwiseDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Read, split and tokenise what ``stage`` needs and is not there yet."""
         self._take_model()
-        for each in self.needs if stage is None else [stage]:
-            for name in self.needs[each]:
+        for needing in self.needs if stage is None else [stage]:
+            for name in self.needs[needing]:
                 self._add(name)
         if stage is None:
             return
         needed = self.needs[stage][: None if stage == "test" else 1]
         if self.datasets.keys().isdisjoint(needed):
-            shares = ", or val_fraction or test_fraction above 0" * (stage in ("validate", "test"))
+            held_out = stage in ("validate", "test")
+            shares = ", or val_fraction or test_fraction above 0" if held_out else ""
             raise DataError(
                 f"There are no data to {stage} with source={self.source}. "
                 f"Set {self._options(needed)}{shares}."
@@ -215,9 +230,12 @@ class RecordsDataModule(PointwiseDataModule):
     def task_records(self, name: str) -> list[Any]:
         """The records of a data set, read once."""
         if name not in self._records:
-            splits = name in SPLITS
-            found = self.read_splits() if splits else {name: self.read(name)}
-            self._records |= {each: found.get(each, []) for each in (SPLITS if splits else (name,))}
+            if name in SPLITS:  # All at once, as one may be a part of another.
+                splits = self.read_splits()
+                for split in SPLITS:
+                    self._records[split] = splits.get(split, [])
+            else:
+                self._records[name] = self.read(name)
         return self._records[name]
 
     def _options(self, names: Sequence[str]) -> str:
@@ -241,7 +259,8 @@ class RecordsDataModule(PointwiseDataModule):
     def _note_unencoded(self, name: str, records: Sequence[Any]) -> None:
         """Of the training records those that became no sample."""
         if name == "train":
-            whole, missing = len(records), len(records) - len(self.datasets[name])
+            whole = len(records)
+            missing = whole - len(self.datasets[name])
             noted = self._not_trained_in_encoding()
             why = "they do not fit, or cannot be rendered; a warning above names the first"
             self.note_left_out("encoding", missing - noted, whole, "training records", why)
@@ -252,22 +271,25 @@ class RecordsDataModule(PointwiseDataModule):
 
     def _take_model(self) -> None:
         """Encodes for the model it is used with now; data sets of another model are dropped."""
-        known, self._taken = self._taken, self.take_model(self._taken)
+        known = self._taken
+        self._taken = self.take_model(known)
         if known not in (None, self._taken):
-            self.datasets, self._records, self._not_trained = {}, {}, {}
+            self.datasets = {}
+            self._records = {}
+            self._not_trained = {}
 
 
 def counted(rows: Iterable[Any]) -> tuple[Iterator[Any], Callable[[], int]]:
     """The rows again, and what tells how many have been taken."""
     taken = 0
 
-    def each() -> Iterator[Any]:
+    def counting() -> Iterator[Any]:
         nonlocal taken
         for row in rows:
             taken += 1
             yield row
 
-    return each(), lambda: taken
+    return counting(), lambda: taken
 
 
 def records_in_words(number: int) -> str:
@@ -301,8 +323,10 @@ def hold_out(
     """
     sizes = Counter(groups)
     kind = dict(zip(groups, categories or [""] * len(groups), strict=True))
-    part_of, left = dict[str, int](), Counter(kind.values())
-    place, seen = dict[str, float](), Counter[str]()
+    part_of = dict[str, int]()
+    left = Counter(kind.values())  # Groups of a category that are in training.
+    place = dict[str, float]()
+    seen = Counter[str]()
     for group in sorted(sizes, key=lambda group: digest(seed, group)):
         place[group] = (seen[kind[group]] + 0.5) / left[kind[group]]  # Evenly between 0 and 1.
         seen[kind[group]] += 1
@@ -314,11 +338,13 @@ def hold_out(
             # The last group of a category stays, as else nothing teaches what it asks.
             if fits and group not in part_of and left[kind[group]] > 1:
                 part_of[group] = part
-                size, left[kind[group]] = size + sizes[group], left[kind[group]] - 1
-        others = [each for each in order if each not in part_of and left[kind[each]] > 1]
+                size += sizes[group]
+                left[kind[group]] -= 1
+        others = [group for group in order if group not in part_of and left[kind[group]] > 1]
         if share > 0 and not size and others:
             smallest = min(others, key=lambda group: sizes[group])
-            part_of[smallest], left[kind[smallest]] = part, left[kind[smallest]] - 1
+            part_of[smallest] = part
+            left[kind[smallest]] -= 1
     return [part_of.get(group, 0) for group in groups]
 
 
@@ -340,11 +366,13 @@ def split_by_group(
         if name == "test":  # Of which certificates are.
             raise DataError(f"{text}, so none can be test. Set test_fraction to 0, or a file.")
         rank_zero_warn(f"{text}, so none is held out for {name}.")
-    return {
-        name: [record for record, own in zip(records, parts, strict=True) if own == part]
-        for part, name in enumerate(["train", *names])
-        if part in parts
-    }
+    splits: dict[str, list[Any]] = {}
+    for part, name in enumerate(["train", *names]):
+        if part in parts:
+            splits[name] = []
+    for record, part in zip(records, parts, strict=True):
+        splits[["train", *names][part]].append(record)
+    return splits
 
 
 def prompt_groups(records: Sequence[Any]) -> list[str]:
@@ -355,7 +383,8 @@ def prompt_groups(records: Sequence[Any]) -> list[str]:
 
 def side_of_held_out(records: Sequence[Any], shares: Mapping[str, float], seed: int) -> list[str]:
     """For each held-out record "val" or "test", in proportion to the shares, prompts whole."""
-    val, test = shares["val"], shares["test"]
+    val = shares["val"]
+    test = shares["test"]
     if not val or not test:
         return ["test" if test else "val"] * len(records)
     share = round(test / (val + test), 9)  # 0.15 / (0.05 + 0.15) is a little less than 0.75.
@@ -369,7 +398,8 @@ def warn_of_shared(splits: Mapping[str, Sequence[Any]], sources: Mapping[str, st
     units = {split: [record.unit for record in records] for split, records in splits.items()}
     for first, second in combinations(units, 2):
         known = set(units[first])
-        if shared := sum(unit in known for unit in units[second]):
+        shared = sum(unit in known for unit in units[second])
+        if shared:
             rank_zero_warn(
                 f"{sources[second]}: {shared:,} of {len(units[second]):,} prompts are in "
                 f"{sources[first]} too, so results on it flatter. Take them out of one."

@@ -78,12 +78,14 @@ def _json(file: Any) -> Iterable[Any]:
 def _check_layout(whole: Mapping[str, Any]) -> None:
     """Refuses an object that is no record, but holds records in another way than under "data"."""
     values = [*whole.values()]
-    by_column = all(isinstance(each, dict) and each.keys() == values[0].keys() for each in values)
-    if (values and by_column and "0" in values[0]) or {"columns", "data"} <= whole.keys():
+    by_column = bool(values) and all(
+        isinstance(column, dict) and column.keys() == values[0].keys() for column in values
+    )
+    if (by_column and "0" in values[0]) or {"columns", "data"} <= whole.keys():
         raise ValueError(
             "it has columns, as pandas writes them; write it by to_json(…, orient='records')"
         )
-    lists = [name for name, each in whole.items() if _is_rows(each)]
+    lists = [name for name, value in whole.items() if _is_rows(value)]
     if len(lists) == len(values) and "data" not in whole and lists:
         names = ", ".join(map(shown, lists))
         raise ValueError(f"it is one object with lists of records in {names}; give a file for each")
@@ -103,9 +105,14 @@ def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
     text = codecs.iterdecode(file, "utf-8-sig")
     rows = csv.DictReader(text, delimiter=delimiter, restkey=_BEYOND, strict=True)
     _check_separator(list(rows.fieldnames or []), delimiter)
-    if len(set(names := rows.fieldnames or [])) < len(names):
+    names = rows.fieldnames or []
+    if len(set(names)) < len(names):
         raise ValueError(f"two columns of one name in the header {shown(names)}")
-    return ({name: cell or None for name, cell in row.items()} for row in rows)
+    return map(_without_blanks, rows)
+
+
+def _without_blanks(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: cell or None for name, cell in row.items()}
 
 
 def _check_separator(names: list[str], delimiter: str) -> None:
@@ -114,7 +121,7 @@ def _check_separator(names: list[str], delimiter: str) -> None:
         raise ValueError('its first line is "sep=…", which Excel alone reads; take it out')
     if len(names) != 1:
         return
-    other = next((each for each in ";\t,|" if each != delimiter and each in names[0]), None)
+    other = next((sign for sign in ";\t,|" if sign != delimiter and sign in names[0]), None)
     if other is not None:
         wanted = "a comma" if delimiter == "," else "a tab"
         raise ValueError(
@@ -132,7 +139,8 @@ def _arrow(file: Any) -> Iterable[Any]:
 
 
 def _of_batches(batches: Iterable[Any]) -> Iterable[Any]:
-    return (without_padding(row) for batch in batches for row in batch.to_pylist())
+    for batch in batches:
+        yield from map(without_padding, batch.to_pylist())
 
 
 READERS: Mapping[str, Callable[[Any], Iterable[Any]]] = {
@@ -216,7 +224,8 @@ def from_json(text: str | bytes) -> Any:
 def validate_values(row: Any) -> Any:
     """The row; ValueError of half a character, which no tokenizer takes."""
     text = json.dumps(row, ensure_ascii=False, default=str)
-    if half := re.search("(.{0,20})[\ud800-\udfff]", text):
+    half = re.search("(.{0,20})[\ud800-\udfff]", text)
+    if half:
         raise ValueError(f"half a character stands behind {shown(half[1])}")
     return row
 
@@ -232,15 +241,12 @@ def records_of(
 
     Warns of the fields that it does not read, but for those to ``ignore``, which it does not see.
     """
-    records, skipped, unread = [], [], Counter[str]()
+    records = []
+    skipped = []
+    unread = Counter[str]()
     for where, raw in rows:
         try:
-            try:
-                given = validate_values(from_json(raw) if isinstance(raw, bytes) else raw)
-            except (ValueError, RecursionError) as error:
-                remedy = "Give one complete JSON object a line, in UTF-8"
-                raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
-            row = json_object(without_fields(given, ignore), where)
+            row = json_object(without_fields(_read(raw, where), ignore), where)
             if _BEYOND in row:
                 raise DataError(
                     f"{where}: the row has more cells than the header. Put a text with the "
@@ -257,13 +263,25 @@ def records_of(
     return records
 
 
+def _read(raw: Any, where: str) -> Any:
+    """A row as values, of a line of JSON what it holds."""
+    try:
+        return validate_values(from_json(raw) if isinstance(raw, bytes) else raw)
+    except (ValueError, RecursionError) as error:
+        remedy = "Give one complete JSON object a line, in UTF-8"
+        raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
+
+
 def without_fields(row: Any, names: Sequence[str]) -> Any:
     """The row without the fields of these names, its own and those of objects and lists in it."""
     if not names:
         return row
     if isinstance(row, dict):
-        return {k: without_fields(v, names) for k, v in row.items() if k not in names}
-    return [without_fields(each, names) for each in row] if isinstance(row, list) else row
+        kept = {name: value for name, value in row.items() if name not in names}
+        return {name: without_fields(value, names) for name, value in kept.items()}
+    if isinstance(row, list):
+        return [without_fields(entry, names) for entry in row]
+    return row
 
 
 def refused(error: DataError, skip_invalid: bool | None) -> str:
@@ -292,7 +310,7 @@ def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:
 def json_object(row: Any, where: str) -> Row:
     """The row, if it is a JSON object; the objects in it know what was read of them too."""
     if not isinstance(row, dict):
-        several = ", or name a file of one list .json" * isinstance(row, list)
+        several = ", or name a file of one list .json" if isinstance(row, list) else ""
         raise DataError(f"{where}: the record is {kind(row)}. Give one JSON object{several}.")
     return row if isinstance(row, Row) else Row({k: tracked(v) for k, v in row.items()})
 
@@ -307,8 +325,8 @@ def tracked(value: Any) -> Any:
 def field(row: dict[str, Any], name: str, where: str, prefix: str = "") -> Any:
     """``row[name]``; ``prefix`` names the row within its record, for the message."""
     if name not in row:
-        found = ", ".join(map(shown, list(row)[:12])) or "nothing"
-        raise DataError(f'{where}: field "{prefix}{name}" is missing (found: {found}). Add it.')
+        names = ", ".join(map(shown, list(row)[:12])) or "nothing"
+        raise DataError(f'{where}: field "{prefix}{name}" is missing (found: {names}). Add it.')
     return row[name]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,8 @@ from pl_pointwise.tasks.language_model.text.turns import every_turn, only_read
 
 from .records import ROLES, check_together, read_record
 
+TOGETHER = 8
+"""Prompts that are answered in one batch."""
 TRAINED = ("train", "learn", "keep", "forget")
 """Files of training records, by their option; answers of all but the first are of that role."""
 TAUGHT = frozenset({"learn", "forget"})
@@ -102,8 +105,15 @@ class ConversationDataModule(ResponseDataModule):
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         **options: Any,
     ) -> None:
-        files = {"train": train_file, "learn": learn_file, "keep": keep_file, "forget": forget_file}
-        files |= {"val": val_file, "test": test_file, "predict": predict_file}
+        files = {
+            "train": train_file,
+            "learn": learn_file,
+            "keep": keep_file,
+            "forget": forget_file,
+            "val": val_file,
+            "test": test_file,
+            "predict": predict_file,
+        }
         super().__init__(model_name, source, files, **options)
         one_of("example", example, ("library", "keep", "forget"), DataError)
         one_of("role", role, ROLES, DataError)
@@ -112,10 +122,12 @@ class ConversationDataModule(ResponseDataModule):
             raise DataError(f"source={source}, hub_path={hub_path}: set both, or neither.")
         if source == "example":
             self.files["train"] = [str(Path(__file__).parent / "examples" / f"{example}.jsonl")]
-        self.own_answers, self.forget_like = own_answers, forget_like
+        self.own_answers = own_answers
+        self.forget_like = forget_like
         self._own_left_out = 0
         self.hub = hub_path, hub_config, hub_split
-        self.role, self.turns = role, turns
+        self.role = role
+        self.turns = turns
         self.refusals = validate_refusals(refusals)
 
     def on_hub(self, name: str) -> Any:
@@ -133,21 +145,22 @@ class ConversationDataModule(ResponseDataModule):
 
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits with a text for each refusal."""
-        read = {side: records for side in SPLITS if (records := self.read(side))}
-        check_together([record for records in read.values() for record in records])
-        found = self.held_out(read)
-        counts = ", ".join(f"{side} {len(records):,}" for side, records in found.items())
-        held_out = ", held out by data.preparation" * (len(found) > len(read))
+        read = {side: self.read(side) for side in SPLITS}
+        read = {side: records for side, records in read.items() if records}
+        check_together([*chain.from_iterable(read.values())])
+        splits = self.held_out(read)
+        counts = ", ".join(f"{side} {len(records):,}" for side, records in splits.items())
+        held_out = ", held out by data.preparation" if len(splits) > len(read) else ""
         rank_zero_info(f"Records: {counts}{held_out}.")
-        trained = {role for record in found.get("train", []) for role in record.roles}
-        for side, records in found.items():
-            if trained and trained.isdisjoint(role for each in records for role in each.roles):
+        trained = _roles_of(splits.get("train", []))
+        for side, records in splits.items():
+            if trained and trained.isdisjoint(_roles_of(records)):
                 rank_zero_warn(
                     f"{records[0].where}: the answers held out as {side} are of role "
                     f"{records[0].roles[0]}, of which none is trained on. What is learnt and kept "
                     'is measured on its own roles: give each record one, as "role": "keep".'
                 )
-        return found
+        return splits
 
     def held_out(
         self, read: Mapping[str, list[Any]], files: Mapping[str, Sequence[str]] | None = None
@@ -157,24 +170,25 @@ class ConversationDataModule(ResponseDataModule):
         A fact is no sample of others: what is held out of it would be taught to nobody.
         """
         train = read.get("train", [])
-        taught = {each.unit for each in train if not TAUGHT.isdisjoint(each.roles)}
+        taught = {record.unit for record in train if not TAUGHT.isdisjoint(record.roles)}
         rest = [record for record in train if record.unit not in taught]
-        given = [path for name in TRAINED for path in self.files[name]]
-        found = super().held_out({**read, "train": rest}, {**self.files, "train": given})
-        left = {id(record) for record in found["train"]}
-        found["train"] = [each for each in train if each.unit in taught or id(each) in left]
-        return found
+        paths = list(chain.from_iterable(self.files[name] for name in TRAINED))
+        splits = super().held_out({**read, "train": rest}, {**self.files, "train": paths})
+        left = {id(record) for record in splits["train"]}
+        # In the order of the files.
+        splits["train"] = [r for r in train if r.unit in taught or id(r) in left]
+        return splits
 
     def read(self, name: str) -> list[Record]:
         """The records with a text for each refusal, those to train on of several files."""
-        found: list[Record] = []
-        for each in TRAINED if name == "train" else (name,):
-            found += super().read(each)
+        records: list[Record] = []
+        for part in TRAINED if name == "train" else (name,):
+            records += super().read(part)
         if name != "predict" and self.turns == "all":
-            found = every_turn(found)
+            records = every_turn(records)
         elif name == "train":
-            self._note_turns(found)
-        return with_refusals(found, self.refusals)
+            self._note_turns(records)
+        return with_refusals(records, self.refusals)
 
     def _note_turns(self, records: Sequence[Record]) -> None:
         """Says how many answers of the assistant stand in prompts alone."""
@@ -236,34 +250,49 @@ def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> 
     A record whose own answer is empty, or does not end within ``max_new_tokens``, is left out with
     a warning: nobody knows how it ends.
     """
-    asked = [i for i, record in enumerate(records) if "keep" in record.roles]
-    found: list[Record | None] = list(records)
+    asked = [place for place, record in enumerate(records) if "keep" in record.roles]
+    answered: list[Record | None] = list(records)
     problems = list[str]()
-    together = 8  # Prompts that are answered in one batch.
-    for start in range(0, len(asked), together):
-        some = asked[start : start + together]
-        prompts = [{"messages": records[i].messages, "tools": records[i].tools} for i in some]
-        for i, answer in zip(some, module.answers_to(prompts, reference=True), strict=True):
+    for start in range(0, len(asked), TOGETHER):
+        places = asked[start : start + TOGETHER]
+        prompts = []
+        for place in places:
+            prompts.append({"messages": records[place].messages, "tools": records[place].tools})
+        answers = module.answers_to(prompts, reference=True)
+        for place, answer in zip(places, answers, strict=True):
             if answer["cut"] or not answer["answer"].strip():
                 problems.append(
-                    f"{records[i].where}: the model's own answer is empty or does not end within "
-                    f"{module.generation.max_new_tokens:,} tokens: raise "
+                    f"{records[place].where}: the model's own answer is empty or does not end "
+                    f"within {module.generation.max_new_tokens:,} tokens: raise "
                     "policy.generation.max_new_tokens."
                 )
-                found[i] = None
+                answered[place] = None
                 continue
-            responses = [
-                replace(each, answer=answer["answer"]) if each.role == "keep" else each
-                for each in records[i].responses
-            ]
-            found[i] = replace(records[i], responses=tuple(responses))
+            answered[place] = _with_kept_answer(records[place], answer["answer"])
     kept = len(asked) - len(problems)
     rank_zero_info(f"The model's own answers are kept of {kept:,} prompts.")
     if problems and not kept:
         raise DataError(problems[0])
     if problems:
         report_skipped("own_answers", problems, kept)
-    return [record for record in found if record is not None]
+    return [record for record in answered if record is not None]
+
+
+def _with_kept_answer(record: Record, answer: str) -> Record:
+    """The record with this answer where one is to be kept."""
+    responses = []
+    for response in record.responses:
+        is_kept = response.role == "keep"
+        responses.append(replace(response, answer=answer) if is_kept else response)
+    return replace(record, responses=tuple(responses))
+
+
+def _roles_of(records: Iterable[Record]) -> set[str]:
+    """What the records' responses are."""
+    roles = set[str]()
+    for record in records:
+        roles.update(record.roles)
+    return roles
 
 
 def add_targets(
@@ -277,7 +306,10 @@ def add_targets(
     def is_open(response: Response) -> bool:
         return response.role == "forget" and response.tolerance is None
 
-    places = [i for i, each in enumerate(encoded.records) if any(map(is_open, each.responses))]
+    places = []
+    for place, record in enumerate(encoded.records):
+        if any(map(is_open, record.responses)):
+            places.append(place)
     if not places:
         return
     if like is None:
@@ -305,13 +337,17 @@ def add_targets(
     for start in range(0, len(places), 4):
         some = places[start : start + 4]
         batch = collate_rows([encoded[place] | {"index": place} for place in some], ROLES)
-        tensors = {n: each.to(device) for n, each in batch.items() if isinstance(each, Tensor)}
+        tensors = {}
+        for key, value in batch.items():
+            if isinstance(value, Tensor):
+                tensors[key] = value.to(device)
         with torch.no_grad():
             means = scorer(tensors, reference=False).mean_log_likelihood.tolist()
         for place, of_record in zip(some, means, strict=True):
             record = encoded.records[place]
-            responses = [
-                replace(each, tolerance=round(mean, 4)) if is_open(each) else each
-                for each, mean in zip(record.responses, of_record, strict=False)
-            ]
+            responses = []
+            for response, mean in zip(record.responses, of_record, strict=False):
+                if is_open(response):
+                    response = replace(response, tolerance=round(mean, 4))
+                responses.append(response)
             encoded.records[place] = replace(record, responses=tuple(responses))

@@ -171,8 +171,8 @@ class ConversationModule(LanguageModelModule):
 
     def compared(self, batch: Batch) -> Tensor:
         """Whose KL is measured, (B, R) bool; in evaluation of those to keep too."""
-        found = self._near(batch)
-        return found if self.training else found | self.of_roles(batch, ["keep"])
+        near = self._near(batch)
+        return near if self.training else near | self.of_roles(batch, ["keep"])
 
     def _near(self, batch: Batch) -> Tensor:
         """What ``objective`` names is taken over these, (B, R) bool."""
@@ -181,8 +181,8 @@ class ConversationModule(LanguageModelModule):
     def _learnt(self, batch: Batch) -> Tensor:
         """Cross-entropy is taken over these, (B, R) bool: to learn, and to keep by replay."""
         # Evenly, and the first of a category always.
-        rank, share = batch["rank"], self.replay
-        replayed = ((rank + 1) * share).ceil() > (rank * share).ceil()
+        rank = batch["rank"]
+        replayed = ((rank + 1) * self.replay).ceil() > (rank * self.replay).ceil()
         again = self.of_roles(batch, ["keep"]) & replayed[:, None]
         learnt = [role for role in self.objective_roles if role == "learn"]
         return self.of_roles(batch, learnt) | again
@@ -191,25 +191,26 @@ class ConversationModule(LanguageModelModule):
         """The sum of what a sample has: learnt, and near to what it was, (B,)."""
         unlikely = -outputs.mean_log_likelihood
         near = divergence(outputs) if self.trained_on == "kl" else unlikely
-        learnt, others = (
-            mean_over(values, mask.to(values.device, non_blocking=True))
-            for values, mask in ((unlikely, self._learnt(batch)), (near, self._near(batch)))
-        )
-        return learnt + others
+        to_learn = self._learnt(batch).to(unlikely.device, non_blocking=True)
+        to_stay_near = self._near(batch).to(near.device, non_blocking=True)
+        return mean_over(unlikely, to_learn) + mean_over(near, to_stay_near)
 
     # Training -------------------------------------------------------------------------------------
 
     def check_training_records(self, records: Sequence[Record]) -> None:
         """Refuses a training set in which a term applies to no sample, or a role has no effect."""
-        roles = {role for record in records for role in record.roles}
-        found = f"the training responses are of role {', '.join(sorted(roles))}"
-        bounded = {r.role for each in records for r in each.responses if r.tolerance is not None}
+        roles = set[str]()
+        bounded = set[str]()
+        for record in records:
+            roles.update(record.roles)
+            bounded.update(r.role for r in record.responses if r.tolerance is not None)
+        there = f"the training responses are of role {', '.join(sorted(roles))}"
         heeded = {self.requirements[name].role for name in self.constraints}
         unheeded = (roles & {"keep", "forget"} | bounded) - heeded
         if self.formulations and unheeded:
             role = min(unheeded)
             raise DataError(
-                f"model.{role}_tolerance is null, and {found}. Set it, or formulation to null."
+                f"model.{role}_tolerance is null, and {there}. Set it, or formulation to null."
             )
         super().check_training_records(records)
 
@@ -222,7 +223,10 @@ class ConversationModule(LanguageModelModule):
     @property
     def needed_roles(self) -> set[str]:
         """The roles that the objective is taken over, by replay too."""
-        return {*self.objective_roles, *["keep"] * (self.replay > 0)}
+        roles = set(self.objective_roles)
+        if self.replay > 0:
+            roles.add("keep")
+        return roles
 
     # Evaluation -----------------------------------------------------------------------------------
 
@@ -236,22 +240,26 @@ class ConversationModule(LanguageModelModule):
     ) -> None:
         """Adds a batch: what is learnt and met, and the order of preferred and avoided."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
-        means, index = outputs.mean_log_likelihood, batch["index"].to(real.device)
-        learnt, preferred, avoided = (
+        means = outputs.mean_log_likelihood
+        index = batch["index"].to(real.device)
+        learnt, preferred, avoided = [
             self.of_roles(batch, [role]).to(real.device) & real[:, None]
             for role in ("learn", "prefer", "avoid")
-        )
+        ]
         if learnt.any():
             metrics["nll"].update(-means[learnt])
         pairs = preferred[:, :, None] & avoided[:, None, :]
         if pairs.any():
             ordered = means[:, :, None] > means[:, None, :]
             metrics["pairwise_accuracy"].update(ordered[pairs].float())
-        missed, asked = torch.zeros_like(real), torch.zeros_like(real)
-        masks, surrogates = self.membership(batch), self.constraint_values(outputs, batch)
+        missed = torch.zeros_like(real)
+        asked = torch.zeros_like(real)
+        masks = self.membership(batch)
+        surrogates = self.constraint_values(outputs, batch)
         for name, values in judged_values(self, outputs, batch, surrogates).items():
             mask = masks[name].to(real.device)
-            missed |= ((self.evaluation_constraints[name].violation(values) > 0) & mask).any(1)
+            violated = self.evaluation_constraints[name].violation(values) > 0
+            missed |= (violated & mask).any(1)
             asked |= mask.any(1)
         asked &= real
         if asked.any():
@@ -268,11 +276,10 @@ class ConversationModule(LanguageModelModule):
         """Answers with {exact}: whether word for word one of role prefer, learn or refuse."""
         answers = super().batch_answers(batch, samples, stage)
         for answer, (row, _) in zip(answers, samples, strict=True):
-            wanted = [
-                text_of_response(self.encoder, batch, row, column).strip()
-                for column, role in enumerate(batch["records"][row].roles)
-                if role in WANTED
-            ]
+            wanted = []
+            for column, role in enumerate(batch["records"][row].roles):
+                if role in WANTED:
+                    wanted.append(text_of_response(self.encoder, batch, row, column).strip())
             if wanted:
                 answer["exact"] = answer["answer"].strip() in wanted
         return answers

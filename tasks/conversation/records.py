@@ -63,42 +63,55 @@ def parse_response(value: Any, where: str, name: str) -> Response:
     """A response and its options; other fields are refused, as a misspelt bound would not hold."""
     if not isinstance(value, dict):
         raise bad_field(where, name, f"is {kind(value)}", "Give {role, content}")
-    given = {key: entry for key, entry in value.items() if entry is not None}
+    fields = {key: entry for key, entry in value.items() if entry is not None}
     known = ("role", "refusal", *_BOUND, *_CONTENT)
-    if unknown := set(given).difference(known):
+    unknown = set(fields).difference(known)
+    if unknown:
         problem = f"has the field {shown(min(unknown))}"
         raise bad_field(where, name, problem, f"Its fields are {', '.join(known)}")
-    role = given.get("role")
+    role = fields.get("role")
     if role not in ROLES:
         problem = "is missing" if role is None else f"is {shown(role)}"
         raise bad_field(where, f"{name}.role", problem, f"Give one of {', '.join(ROLES)}")
-    relative, refusal = (
-        option in given and flag(given, option, where, f"{name}.")
-        for option in ("relative", "refusal")
-    )
+    relative = "relative" in fields and flag(fields, "relative", where, f"{name}.")
+    refusal = "refusal" in fields and flag(fields, "refusal", where, f"{name}.")
     refusal = refusal or role == "refuse"
-    message = {key: given[key] for key in _CONTENT if key in given}
+    message = {key: fields[key] for key in _CONTENT if key in fields}
     if not message and not refusal:
         remedy = "Give content or tool_calls; only a refusal may be left to the settings"
         raise bad_field(where, name, "has no text", remedy)
     answer = parse_answer(message, where, name) if message else None
-    # Its own number: its tolerance, of role forget what its band is around.
-    own = "around" if role == "forget" else "tolerance"
-    bound: Any = given.get(own)
+    return Response(
+        role=role,
+        answer=answer,
+        tolerance=_bound_of_its_own(fields, role, relative, where, name),
+        relative=relative,
+        refusal=refusal,
+    )
+
+
+def _bound_of_its_own(
+    fields: Mapping[str, Any], role: str, relative: bool, where: str, name: str
+) -> float | None:
+    """A response's own number: its tolerance, of role forget what its band is around."""
+    key = "around" if role == "forget" else "tolerance"
+    bound: Any = fields.get(key)
     if isinstance(bound, str):  # of a CSV file
         with suppress(ValueError):
             bound = float(bound)
-    has = {key: given[key] for key in _BOUND if key in given}
-    number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
-    if role == "keep":
-        right = number and not relative and 0 < bound < math.inf
-    else:
-        right = number and role in _OWN and math.isfinite(bound) and (relative or bound <= 0)
-    if not (right if own in given else not relative) or has.keys() - {own, "relative"}:
+    if bound is None:
+        right = not relative  # Relative to the reference there has to be a number.
+    elif isinstance(bound, bool) or not isinstance(bound, (int, float)):
+        right = False
+    elif role == "keep":  # A KL.
+        right = not relative and 0 < bound < math.inf
+    else:  # A mean log-likelihood, or a difference of two.
+        right = role in _OWN and math.isfinite(bound) and (relative or bound <= 0)
+    bounds = {option: fields[option] for option in _BOUND if option in fields}
+    if not right or bounds.keys() - {key, "relative"}:
         remedy = f"Give {_OWN.get(role, 'none, or a role that is a requirement')}"
-        raise bad_field(where, name, f"of role {role} has the bound {shown(has)}", remedy)
-    tolerance = None if bound is None else float(bound)
-    return Response(role, answer, tolerance, relative, refusal)
+        raise bad_field(where, name, f"of role {role} has the bound {shown(bounds)}", remedy)
+    return None if bound is None else float(bound)
 
 
 def check_together(records: Sequence[Record]) -> None:
@@ -118,10 +131,14 @@ def check_together(records: Sequence[Record]) -> None:
 
 
 def _records(row: dict[str, Any], where: str, role: str) -> Record:
-    given = row.get("responses")
-    if not isinstance(given, list):
-        raise bad_field(where, "responses", f"is {kind(given)}", "Give a list of {role, content}")
-    responses = [parse_response(each, where, f"responses[{i}]") for i, each in enumerate(given)]
+    """A conversation with its responses, each with its role."""
+    entries = row.get("responses")
+    if not isinstance(entries, list):
+        remedy = "Give a list of {role, content}"
+        raise bad_field(where, "responses", f"is {kind(entries)}", remedy)
+    responses = []
+    for place, entry in enumerate(entries):
+        responses.append(parse_response(entry, where, f"responses[{place}]"))
     return make_record(row, conversation(row, where), responses, where)
 
 
@@ -129,7 +146,7 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
     """One answer, a field or the last turn; of the row's role, that of its "label", or ``role``."""
     if schema == "messages":
         *messages, answer = conversation(row, where)
-        held = next((each for each in PROMPTS if row.get(each)), "messages")
+        held = next((field for field in PROMPTS if row.get(field)), "messages")
         name = f"{held}[{len(messages)}]"
         if answer["role"] != "assistant":
             problem = "has no answer: its last turn is not the assistant's"
@@ -146,14 +163,15 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
         answer = from_text(row[name], where, name, 'Give [{"name": …, "arguments": {…}}]')
         messages = conversation(row, where)
     else:
-        messages, answer, name = answered(row, where, *_FIELDS[schema])
+        prompts, answers = _FIELDS[schema]
+        messages, answer, name = answered(row, where, prompts, answers)
         if messages and messages[-1]["role"] == "assistant":
             problem = "stands beside messages that end with an answer already"
             raise bad_field(where, name, problem, "Take one of the two out")
-    given = {name: row[name] for name in ("role", *_BOUND) if row.get(name) is not None}
-    if "role" not in given and truth(dict.get(row, "label")) is not None:
+    options = {key: row[key] for key in ("role", *_BOUND) if row.get(key) is not None}
+    if "role" not in options and truth(dict.get(row, "label")) is not None:
         role = "prefer" if flag(row, "label", where) else "avoid"
-    response = parse_response({"role": role, **given, "content": "as below"}, where, name)
+    response = parse_response({"role": role, **options, "content": "as below"}, where, name)
     response = replace(response, answer=parse_answer(answer, where, name))
     return make_record(row, messages, [response], where)
 
@@ -176,10 +194,12 @@ A reader takes a row, its place, and the role of a response to which its schema 
 
 def _is_known(row: Mapping[str, Any]) -> bool:
     """Whether a row has the columns of a schema."""
-    return any(
-        all(any(each in row for each in column.split("|")) for column in columns)
-        for columns, _ in SCHEMAS.values()
-    )
+    return any(_has_columns(row, columns) for columns, _ in SCHEMAS.values())
+
+
+def _has_columns(row: Mapping[str, Any], columns: Sequence[str]) -> bool:
+    """Whether a row has each of the columns; "a|b" is a column of either name."""
+    return all(not row.keys().isdisjoint(column.split("|")) for column in columns)
 
 
 _ANSWERS = {"role", *_BOUND, *ANSWERS, "label", "status", "responses"}
@@ -193,8 +213,8 @@ def read_record(row: Row, where: str, role: str = "reference", responses: bool =
     role: of a response to which its schema gives none.
     responses: whether it has to have any.
     """
-    given: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
-    ends_open = isinstance(given, str) or (is_turns(given) and given[-1]["role"] != "assistant")
+    prompt: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
+    ends_open = isinstance(prompt, str) or (is_turns(prompt) and prompt[-1]["role"] != "assistant")
     if ends_open and not responses:
         row.read |= _ANSWERS
         return make_record(row, conversation(row, where), [], where)
@@ -226,16 +246,16 @@ def _check_spelling(row: Mapping[str, Any], where: str) -> None:
 def told(row: Mapping[str, Any], where: str) -> str:
     """The name of the first schema whose columns the row has."""
     for name, (columns, _) in SCHEMAS.items():
-        if all(any(each in row for each in column.split("|")) for column in columns):
+        if _has_columns(row, columns):
             return name
-    found = ", ".join(map(shown, list(row)[:12])) or "nothing"
+    names = ", ".join(map(shown, list(row)[:12])) or "nothing"
     plain = {name.strip().lower(): None for name in row}
     if plain.keys() != row.keys() and _is_known(plain):
         raise DataError(
-            f"{where}: the fields ({found}) are known by other names. Write them in lower case "
+            f"{where}: the fields ({names}) are known by other names. Write them in lower case "
             "and without blanks."
         )
     raise DataError(
-        f"{where}: the fields ({found}) are of no schema that is known ({', '.join(SCHEMAS)}). "
+        f"{where}: the fields ({names}) are of no schema that is known ({', '.join(SCHEMAS)}). "
         "Give {prompt, answer}, and perhaps role, or {prompt, responses: [{role, content}]}."
     )

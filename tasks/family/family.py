@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -64,10 +64,16 @@ class Family:
         Raises:
             DataError: no such file, an array that is missing, or sizes that disagree.
         """
-        found = _numbers_of(str(path))
-        (equations, variables), count = found["A"].shape, len(found["h"])
-        sizes = {"variables": variables, "equations": equations, "inequalities": count}
-        return cls(**sizes, instances=len(found["X"]), nonconvex=nonconvex, file=str(path))
+        numbers = _numbers_of(str(path))
+        equations, variables = numbers["A"].shape
+        return cls(
+            variables=variables,
+            equations=equations,
+            inequalities=len(numbers["h"]),
+            instances=len(numbers["X"]),
+            nonconvex=nonconvex,
+            file=str(path),
+        )
 
     def __post_init__(self) -> None:
         if not 0 < self.equations < self.variables or self.inequalities < 1 or self.instances < 24:
@@ -95,51 +101,53 @@ def _numbers_of(path: str) -> dict[str, Tensor]:
         raise DataError(f"{path}: no such file of matrices.")
     try:
         with np.load(path, allow_pickle=False) as file:
-            found = {name: torch.from_numpy(file[name].astype(np.float64)) for name in file}
+            numbers = {name: torch.from_numpy(file[name].astype(np.float64)) for name in file}
     except (ValueError, OSError, AttributeError) as error:
         raise DataError(f"{path} is no .npz file of numbers: {error}") from error
-    if lacking := [name for name in ("Q", "p", "A", "G", "h", "X") if name not in found]:
+    lacking = [name for name in ("Q", "p", "A", "G", "h", "X") if name not in numbers]
+    if lacking:
         raise DataError(
             f"{path} lacks {', '.join(lacking)}: give Q, p, A, G, h and X, of minimise "
             "½yᵀQy + pᵀy subject to Ay = x, Gy ≤ h."
         )
-    variables, count = found["p"].numel(), found["h"].numel()
-    square, cube = (variables, variables), (count, variables, variables)
+    variables = numbers["p"].numel()
+    count = numbers["h"].numel()
     shapes: dict[str, list[tuple[int, ...]]] = {
-        "Q": [(variables,), square],
+        "Q": [(variables,), (variables, variables)],
         "p": [(variables,)],
-        "A": [(len(found["A"]), variables)],
+        "A": [(len(numbers["A"]), variables)],
         "G": [(count, variables)],
         "h": [(count,)],
-        "X": [(len(found["X"]), len(found["A"]))],
-        "H": [(count, variables), cube],
-        "optimum": [(len(found["X"]),)],
+        "X": [(len(numbers["X"]), len(numbers["A"]))],
+        "H": [(count, variables), (count, variables, variables)],
+        "optimum": [(len(numbers["X"]),)],
     }
-    for name, value in found.items():
+    for name, value in numbers.items():
         allowed = shapes.get(name, [tuple(value.shape)])
         if tuple(value.shape) not in allowed:
             wanted = " or ".join(map(str, allowed))
             raise DataError(f"{path}: {name} is {tuple(value.shape)}, and should be {wanted}.")
         if name != "optimum" and not value.isfinite().all():
             raise DataError(f"{path}: {name} has numbers that are not finite.")
-    if int(torch.linalg.matrix_rank(found["A"])) < len(found["A"]):
+    if int(torch.linalg.matrix_rank(numbers["A"])) < len(numbers["A"]):
         raise DataError(f"{path}: the rows of A depend on each other; leave out those that do.")
-    return found
+    return numbers
 
 
 def _of_file(path: str) -> Problems:
-    found = _numbers_of(path)
-    equal, quadratic = found["A"], found.get("H")
+    numbers = _numbers_of(path)
+    equal = numbers["A"]
+    quadratic = numbers.get("H")
     null = torch.linalg.svd(equal)[2][len(equal) :].T.contiguous()
     if quadratic is not None and quadratic.dim() == 2:
         quadratic = torch.diag_embed(quadratic)
     return Problems(
-        Q=found["Q"],
-        p=found["p"],
+        Q=numbers["Q"],
+        p=numbers["p"],
         A=equal,
-        G=found["G"],
-        h=found["h"],
-        x=found["X"],
+        G=numbers["G"],
+        h=numbers["h"],
+        x=numbers["X"],
         plus=torch.linalg.pinv(equal),
         null=null,
         H=quadratic,
@@ -151,14 +159,25 @@ def problems(family: Family) -> Problems:
     """The family's numbers. With DC3's h every x has a feasible y: that without z."""
     if family.file:
         return _of_file(family.file)
-    variables, draw = family.variables, np.random.RandomState(SEED)
-    square, linear = draw.random_sample(variables), draw.random_sample(variables)
+    variables = family.variables
+    draw = np.random.RandomState(SEED)
+    square = draw.random_sample(variables)
+    linear = draw.random_sample(variables)
     equal = draw.normal(0, 1, (family.equations, variables))
     x = draw.uniform(-1, 1, (family.instances, family.equations))
     below = draw.normal(0, 1, (family.inequalities, variables))
-    plus, null = np.linalg.pinv(equal), np.linalg.svd(equal)[2][family.equations :].T.copy()
-    found = square, linear, equal, below, np.abs(below @ plus).sum(1), x, plus, null
-    return Problems(*map(torch.from_numpy, found))
+    plus = np.linalg.pinv(equal)
+    null = np.linalg.svd(equal)[2][family.equations :].T.copy()
+    return Problems(
+        Q=torch.from_numpy(square),
+        p=torch.from_numpy(linear),
+        A=torch.from_numpy(equal),
+        G=torch.from_numpy(below),
+        h=torch.from_numpy(np.abs(below @ plus).sum(1)),
+        x=torch.from_numpy(x),
+        plus=torch.from_numpy(plus),
+        null=torch.from_numpy(null),
+    )
 
 
 def cost(y: Tensor, Q: Tensor, p: Tensor, nonconvex: bool) -> Tensor:  # noqa: N803
@@ -175,16 +194,19 @@ def program_of(family: Family) -> QuadraticProgram:
 
 def _optimum_of_file(family: Family) -> Tensor:
     """Those that the file gives, else by Newton steps on the bound; NaN where they do not close."""
-    of, trained = problems(family), split_of(family)["train"].stop
+    of = problems(family)
+    trained = split_of(family)["train"].stop
     unknown = torch.full((family.instances,), torch.nan, dtype=torch.float64)
-    given = _numbers_of(family.file).get("optimum")
-    if given is not None:
-        return given
+    of_file = _numbers_of(family.file).get("optimum")
+    if of_file is not None:
+        return of_file
     if family.nonconvex:
         return unknown
-    program, x = program_of(family), of.x[trained:]
+    program = program_of(family)
+    x = of.x[trained:]
     multipliers = program.ascend(x, x.new_zeros(len(x), len(of.h)), 50)
-    bound, y = program.dual(x, multipliers), program.minimiser(x, multipliers)
+    bound = program.dual(x, multipliers)
+    y = program.minimiser(x, multipliers)
     y = newton_corrected(y, program.inequalities, program.slopes, within=program.null)
     value = program.objective(y)
     closed = (value - bound <= 1e-5 * value.abs()) & (program.violation(y, x) <= 1e-6)
@@ -201,22 +223,31 @@ def optimum(family: Family, tolerance: float = 1e-6, steps: int = 20_000) -> Ten
     """
     if family.file:
         return _optimum_of_file(family)
-    of, trained = problems(family), split_of(family)["train"].stop
+    of = problems(family)
+    trained = split_of(family)["train"].stop
     start = of.x[trained:] @ of.plus.T
     curved = of.Q + of.p if family.nonconvex else of.Q
-    hessian, under = of.null.T * curved @ of.null, of.G @ of.null
+    hessian = of.null.T * curved @ of.null
+    under = of.G @ of.null
     bound = of.h - start @ of.G.T
     rho = 1 / family.variables  # As long as the rows of GN are, it weighs like Q.
     inverse = torch.linalg.inv(hessian + rho * under.T @ under)
-    y, s, u = start, bound.clamp(max=0), torch.zeros_like(bound)
+    y = start
+    s = bound.clamp(max=0)  # Of values Gy − Gstart, within the bound.
+    u = torch.zeros_like(bound)
     for _ in range(steps):
         slope = y * of.Q + of.p * (y.cos() if family.nonconvex else 1)
         z = (((y - start) * curved - slope) @ of.null + rho * (s - u) @ under) @ inverse
-        values, before = z @ under.T, (s, y)
-        y, s = start + z @ of.null.T, torch.minimum(values + u, bound)
+        values = z @ under.T
+        earlier_s = s
+        earlier_y = y
+        y = start + z @ of.null.T
+        s = torch.minimum(values + u, bound)
         u = u + values - s
-        moved = ((s - before[0]) @ under).abs().max(), (y - before[1]).abs().max()
-        if max((values - s).abs().max(), *moved) < tolerance:
+        primal = (values - s).abs().max()
+        dual = ((s - earlier_s) @ under).abs().max()
+        moved = (y - earlier_y).abs().max()
+        if max(primal, dual, moved) < tolerance:
             least = cost(y, of.Q, of.p, family.nonconvex)
             return torch.cat([torch.full((trained,), torch.nan), least])
     raise DataError(f"The optimum of {family} was not found in {steps} steps: take another size.")
@@ -242,15 +273,18 @@ class Proxy(nn.Module):
 
     def __init__(self, family: Family, equalities: Equalities, width: int = 200) -> None:
         super().__init__()
-        self.nonconvex, self.completes = family.nonconvex, equalities == "completion"
+        self.nonconvex = family.nonconvex
+        self.completes = equalities == "completion"
         numbers = problems(family)
         for name in ("Q", "p", "A", "G", "h", "plus", "null"):
             self.register_buffer(name, getattr(numbers, name).float())
         self.H = None if numbers.H is None else nn.Buffer(numbers.H.float())
         outputs = family.variables - (family.equations if self.completes else 0)
         sizes = (family.equations, width, width, outputs)
-        layers = [[nn.Linear(*pair), nn.ReLU()] for pair in pairwise(sizes)]
-        self.network = nn.Sequential(*[*chain(*layers)][:-1])
+        layers: list[nn.Module] = []
+        for inputs, width_after in pairwise(sizes):
+            layers += [nn.Linear(inputs, width_after), nn.ReLU()]
+        self.network = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = self.network(x)
@@ -260,10 +294,10 @@ class Proxy(nn.Module):
         return cost(y, self.Q, self.p, self.nonconvex)
 
     def inequalities(self, y: Tensor, x: Tensor) -> Tensor:  # (B, K)
-        found: Tensor = y @ self.G.T - self.h
+        linear: Tensor = y @ self.G.T - self.h
         if self.H is None:
-            return found
-        return found + torch.einsum("bi,kij,bj->bk", y, self.H, y) / 2
+            return linear
+        return linear + torch.einsum("bi,kij,bj->bk", y, self.H, y) / 2
 
     def equalities(self, y: Tensor, x: Tensor) -> Tensor:  # (B, E)
         return y @ self.A.T - x
@@ -287,7 +321,8 @@ class FamilyModule(PointwiseModule):
             ``Family.of_file``.
     """
 
-    shared_objective, shared_violation = "gap", "worst"
+    shared_objective = "gap"
+    shared_violation = "worst"
 
     def __init__(
         self,
@@ -312,11 +347,14 @@ class FamilyModule(PointwiseModule):
             evaluation_constraints={"inequalities": Constraint(at_most=0.0)},
             training=training or Training(),
         )
-        self.family, self.equalities, self.problem = family, equalities, problem
+        self.family = family
+        self.equalities = equalities
+        self.problem = problem
         self.proof = proof
         proxy = Proxy(self.family, equalities)
         self.solver: nn.Module = Corrected(proxy, proxy.inequalities, correction, within=proxy.null)
-        self.correction, self.bound_trained = correction, False
+        self.correction = correction
+        self.bound_trained = False
         if bound and not family.nonconvex:
             dual = DualNetwork(family.equations, torch.zeros(family.inequalities))
             self.solver = Certified(proxy, program_of(family), dual.requires_grad_(False))
@@ -338,15 +376,17 @@ class FamilyModule(PointwiseModule):
                 "Problems with a sine are not convex, and have no bound: instead of a gap the "
                 "answers have their stationarity, which says nothing of better ones elsewhere."
             )
-        given = getattr(self.trainer.datamodule, "family", self.family)
-        if given != self.family:
-            raise DataError(f"model.family is {self.family}, data.family {given}: set both alike.")
+        of_data = getattr(self.trainer.datamodule, "family", self.family)
+        if of_data != self.family:
+            raise DataError(
+                f"model.family is {self.family}, data.family {of_data}: set both alike."
+            )
 
     def forward(self, batch: Any) -> Tensor:
         if self.training:
             return self.proxy(batch["x"])
-        found = self.solver(batch["x"])
-        y: Tensor = found if isinstance(found, Tensor) else found.y
+        answer = self.solver(batch["x"])
+        y: Tensor = answer if isinstance(answer, Tensor) else answer.y
         return y
 
     def on_train_epoch_end(self) -> None:
@@ -363,7 +403,8 @@ class FamilyModule(PointwiseModule):
         if self.bound_trained or not isinstance(self.solver, Certified):
             return
         self.bound_trained = True
-        program, dual = self.solver.program, self.solver.network
+        program = self.solver.program
+        dual = self.solver.network
         count = self.family.inequalities
         price = self.prices.mean("inequalities") if "inequalities" in self.prices else None
         # A mean over a sample's values, so that λ of the mean objective is a K-th of the price.
@@ -377,10 +418,10 @@ class FamilyModule(PointwiseModule):
         return self.proxy.objective(outputs)
 
     def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
-        found = {"inequalities": self.proxy.inequalities(outputs, batch["x"])}  # (B, K)
+        values = {"inequalities": self.proxy.inequalities(outputs, batch["x"])}  # (B, K)
         if self.equalities == "loss":
-            found["equalities"] = self.proxy.equalities(outputs, batch["x"])  # (B, E)
-        return found
+            values["equalities"] = self.proxy.equalities(outputs, batch["x"])  # (B, E)
+        return values
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         names = ["gap", "worst", "beyond", "equality"]
@@ -393,16 +434,17 @@ class FamilyModule(PointwiseModule):
     def update_evaluation_metrics(
         self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor, stage: str
     ) -> None:
-        index, proxy = batch["index"], self.proxy
+        index = batch["index"]
+        proxy = self.proxy
         worst = proxy.inequalities(outputs, batch["x"]).amax(1).clamp(min=0)
         metrics["worst"].update(index, worst)
         metrics["beyond"].update(index, (worst > BEYOND).float())
         metrics["equality"].update(index, proxy.equalities(outputs, batch["x"]).abs().mean(1))
         if isinstance(self.solver, Certified):
-            found = self.solver.proved(batch["x"], outputs)
-            beyond = (found.gap > self.proof) | (found.violation > ALLOWED)
+            proved = self.solver.proved(batch["x"], outputs)
+            beyond = (proved.gap > self.proof) | (proved.violation > ALLOWED)
             metrics["unproved"].update(index, beyond.float())
-            metrics["gap"].update(index, found.gap.clamp(0, 1).float())
+            metrics["gap"].update(index, proved.gap.clamp(0, 1).float())
             return
         if isinstance(self.solver, Stationary):
             residual = self.solver.described(batch["x"], outputs).stationarity
@@ -439,7 +481,10 @@ class FamilyDataModule(PointwiseDataModule):
         module = getattr(self.trainer, "lightning_module", None)
         if getattr(module, "problem", None) is not None:
             self.family = module.family  # type: ignore[union-attr]
-        x, best = problems(self.family).x.float(), optimum(self.family).float()
+        x = problems(self.family).x.float()
+        best = optimum(self.family).float()
         for split, part in split_of(self.family).items():
-            pairs = zip(x[part], best[part], strict=True)
-            self.datasets[split] = [{"x": each, "optimum": least} for each, least in pairs]
+            rows = []
+            for instance, least in zip(x[part], best[part], strict=True):
+                rows.append({"x": instance, "optimum": least})
+            self.datasets[split] = rows

@@ -109,7 +109,11 @@ class Rate:
 
 def real_samples(batch: Batch) -> list[tuple[int, int]]:
     """(position in the batch, index) of the samples of a batch that do not only fill it."""
-    return [each for each in enumerate(batch["index"].tolist()) if each[1] != PADDING]
+    samples = []
+    for position, index in enumerate(batch["index"].tolist()):
+        if index != PADDING:
+            samples.append((position, index))
+    return samples
 
 
 class LanguageModelModule(PointwiseModule):
@@ -170,12 +174,13 @@ class LanguageModelModule(PointwiseModule):
         asked = [name for name, value in tolerances.items() if value is not None]
         measured = {name: getattr(evaluation, f"{name}_tolerance") for name in asked}
 
-        def constraints(prefix: str, of: Mapping[str, float | None]) -> dict[str, Constraint]:
-            return {
-                name: self.requirements[name].constraint(f"{prefix}{name}_tolerance", value)
-                for name, value in of.items()
-                if value is not None
-            }
+        def constraints(prefix: str, by_name: Mapping[str, float | None]) -> dict[str, Constraint]:
+            made = {}
+            for name, tolerance in by_name.items():
+                if tolerance is not None:
+                    option = f"{prefix}{name}_tolerance"
+                    made[name] = self.requirements[name].constraint(option, tolerance)
+            return made
 
         super().__init__(
             formulation=formulation,
@@ -183,17 +188,16 @@ class LanguageModelModule(PointwiseModule):
             evaluation_constraints=constraints("evaluation.", measured),
             training=training,
         )
-        self.host_keys = tuple({*self.host_keys, *(r.role for r in self.requirements.values())})
-        # With any the share of answers that stop only at the length limit.
+        roles = [requirement.role for requirement in self.requirements.values()]
+        self.host_keys = tuple({*self.host_keys, *roles})
         self.trained_on = objective
         self.evaluation = evaluation
         self.answers: dict[str, list[dict[str, Any]]] = {}
         self._at_start = False  # Whether the adapters are off, within starting_model().
-        # Where all weights are trained: greedy answers of before the first step, by prompt.
         self._load_policy(from_plain(Policy, policy))
 
     def _load_policy(self, policy: Policy) -> None:
-        self.policy, own = policy, policy.generation
+        self.policy = policy
         lora = self.default_lora if policy.lora == "default" else policy.lora
         start = saved_adapter(policy.model_name, policy.revision)
         if policy.continue_adapter and start is not None:
@@ -201,9 +205,12 @@ class LanguageModelModule(PointwiseModule):
         # Its base is another model than that of the adapters which are trained.
         self.merged_start = start is not None and not policy.continue_adapter
         self.lora = lora if isinstance(lora, Lora) else None
-        self.generation = own if isinstance(own, Generation) else self.default_generation
+        self.generation = self.default_generation
+        if isinstance(policy.generation, Generation):
+            self.generation = policy.generation
         # The data module takes these over.
-        self.model_name, self.revision = policy.model_name, policy.revision
+        self.model_name = policy.model_name
+        self.revision = policy.revision
         self.chat_template = policy.chat_template
         self.template_arguments = policy.template_arguments
         if self.lora is None and policy.dtype == "auto":
@@ -229,7 +236,7 @@ class LanguageModelModule(PointwiseModule):
         """Statistics of every response, with the reference where it is needed."""
         leads = any(self.requirements[name].value is lead for name in self.constraints)
         if self._at_start:
-            return as_reference(self.scorer(batch, False, leads))
+            return as_reference(self.scorer(batch, reference=False, leads=leads))
         return self.scorer(batch, self.referred(batch), leads)
 
     def of_objective(self, batch: Batch) -> Tensor:
@@ -244,10 +251,12 @@ class LanguageModelModule(PointwiseModule):
         """
         reported = self.lora is not None and not self.training
         needed = reported or self.trained_on in self.need_reference
-        bounded = [self.requirements[name] for name in self.constraints]
-        asked = {each.role for each in bounded if each.value in (divergence, drop)}
-        found = self.of_roles(batch, sorted(asked)) | batch["relative"]
-        return found | self.compared(batch) if needed else found
+        measured_from_it = set[str]()
+        for name in self.constraints:
+            if self.requirements[name].value in (divergence, drop):
+                measured_from_it.add(self.requirements[name].role)
+        referred = self.of_roles(batch, sorted(measured_from_it)) | batch["relative"]
+        return referred | self.compared(batch) if needed else referred
 
     def compared(self, batch: Batch) -> Tensor:
         """The responses whose KL to the reference is minimised or reported, (B, R) bool."""
@@ -262,10 +271,13 @@ class LanguageModelModule(PointwiseModule):
         """The mean over the objective's responses of KL per token, or of −s̄; 0 of none, (B,)."""
         if self.trained_on not in ("kl", "cross_entropy"):
             return self.own_loss(outputs, batch)
-        kl = self.trained_on == "kl"
-        carried = self.compared(batch) if kl else self.of_objective(batch)
-        values = divergence(outputs) if kl else -outputs.mean_log_likelihood
-        return mean_over(values, carried.to(values.device, non_blocking=True))
+        if self.trained_on == "kl":
+            responses = self.compared(batch)
+            values = divergence(outputs)
+        else:
+            responses = self.of_objective(batch)
+            values = -outputs.mean_log_likelihood
+        return mean_over(values, responses.to(values.device, non_blocking=True))
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The loss of an objective of the task's own, (B,)."""
@@ -275,16 +287,19 @@ class LanguageModelModule(PointwiseModule):
 
     def constraint_values(self, outputs: ResponseStatistics, batch: Batch) -> dict[str, Tensor]:
         """By constraint the values of the responses it is about, (B,) or (B, K)."""
-        found, own_bounds = {}, not batch["shift"].isnan().all()
+        of_constraints = {}
+        own_bounds = not batch["shift"].isnan().all()
         for name in self.constraints:
-            values = self.requirements[name].value(outputs)
-            if own_bounds and self.requirements[name].value not in (drop, lead):
+            requirement = self.requirements[name]
+            values = requirement.value(outputs)
+            if own_bounds and requirement.value not in (drop, lead):
                 values = self._from_own_bounds(name, values, outputs, batch)
-            columns = self.requirements[name].columns(batch).clamp(min=0)
+            # Where a sample has no such response any column will do: membership() leaves it out.
+            columns = requirement.columns(batch).clamp(min=0)
             columns = columns.to(values.device, non_blocking=True)
             rows = columns.reshape(len(columns), -1)
-            found[name] = values.gather(1, rows).view(columns.shape)
-        return found
+            of_constraints[name] = values.gather(1, rows).view(columns.shape)
+        return of_constraints
 
     def _from_own_bounds(
         self, name: str, values: Tensor, outputs: ResponseStatistics, batch: Batch
@@ -295,15 +310,17 @@ class LanguageModelModule(PointwiseModule):
         A band is around the own bound, so there ε is not added. A floor and a lead know none.
         """
         shift = batch["shift"].to(values, non_blocking=True)
-        own, reference = values, outputs.reference_mean_log_likelihood
+        moved = values
+        reference = outputs.reference_mean_log_likelihood
         if reference is not None:
             relative = batch["relative"].to(values.device, non_blocking=True)
-            own = own - torch.where(relative, reference, 0.0)
-        own = own + shift.nan_to_num()
+            moved = moved - torch.where(relative, reference, 0.0)
+        moved = moved + shift.nan_to_num()
         if self.requirements[name].bound != "within":
-            bound = (self.constraints if self.training else self.evaluation_constraints)[name]
-            own = own + (bound.at_least if bound.at_most is None else bound.at_most)
-        return torch.where(shift.isnan(), values, own)
+            constraints = self.constraints if self.training else self.evaluation_constraints
+            bound = constraints[name]
+            moved = moved + (bound.at_least if bound.at_most is None else bound.at_most)
+        return torch.where(shift.isnan(), values, moved)
 
     def membership(self, batch: Batch) -> dict[str, Tensor]:
         """A constraint applies to the samples that have responses for it."""
@@ -314,19 +331,22 @@ class LanguageModelModule(PointwiseModule):
 
     def check_training_records(self, records: Sequence[Any]) -> None:
         """Refuses a training set in which no constraint, or not the objective, has a sample."""
-        roles = {role for record in records for role in record.roles}
-        found = f"the training responses are of role {', '.join(sorted(roles))}"
-        if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
+        roles = set[str]()
+        for record in records:
+            roles.update(record.roles)
+        there = f"the training responses are of role {', '.join(sorted(roles))}"
+        constrained = {self.requirements[name].role for name in self.constraints}
+        if self.formulations and roles.isdisjoint(constrained):
             raise DataError(
-                f"No constraint applies to any record ({', '.join(self.constraints)}): {found}. "
+                f"No constraint applies to any record ({', '.join(self.constraints)}): {there}. "
                 "Add some, change roles, or set formulation to null."
             )
-        if roles.isdisjoint(needed := self.needed_roles):
+        if roles.isdisjoint(self.needed_roles):
+            needed = " or ".join(sorted(self.needed_roles))
             raise DataError(
                 f"The objective {self.trained_on} applies to no record: it needs a response of "
-                f"role {' or '.join(sorted(needed))}: {found}. Add such a response to at least one "
-                "record, an answer to stay close to or to learn; or change objective or "
-                "objective_roles."
+                f"role {needed}: {there}. Add such a response to at least one record, an answer "
+                "to stay close to or to learn; or change objective or objective_roles."
             )
 
     @property
@@ -381,9 +401,9 @@ class LanguageModelModule(PointwiseModule):
             return
         watched = Watched.chosen(samples, self.kept_roles)
         with self.trainer.precision_plugin.forward_context():
-            found = watched.answers(self.model, self.encoder, self.generation)
+            answers = watched.answers(self.model, self.encoder, self.generation)
         prompts = [record.prompt for record in watched.records]
-        notes_of(self).kept[ANSWERS_BEFORE] = dict(zip(prompts, found, strict=True))
+        notes_of(self).kept[ANSWERS_BEFORE] = dict(zip(prompts, answers, strict=True))
 
     def closing_sentences(self) -> list[str]:
         """How many of some answers that are to stay are other texts now than before training."""
@@ -392,22 +412,26 @@ class LanguageModelModule(PointwiseModule):
             return []
         watched = Watched.chosen(samples, self.kept_roles)
         remembered = notes_of(self).kept.get(ANSWERS_BEFORE, {})
-        given = self.model, self.encoder, self.generation
+
+        def answers(*, reference: bool = False) -> list[list[int]]:
+            return watched.answers(self.model, self.encoder, self.generation, reference=reference)
+
         with self.trainer.precision_plugin.forward_context():
             if reference_problem(self.model) is None:
-                before = watched.answers(*given, reference=True)
+                before = answers(reference=True)
             elif all(record.prompt in remembered for record in watched.records):
                 before = [remembered[record.prompt] for record in watched.records]
             else:  # Resumed from a checkpoint that does not have them.
                 return []
-            said = watched.changed(before, watched.answers(*given))
-        return [said] if said else []
+            sentence = watched.changed(before, answers())
+        return [sentence] if sentence else []
 
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> Metrics:
         """The KL of adapters, and rates of the generated answers."""
-        return {"kl": MeanMetric(), **{name: MeanBySample() for name in self._rates}}
+        rates = {name: MeanBySample() for name in self._rates}
+        return {"kl": MeanMetric(), **rates}
 
     @property
     def _rates(self) -> dict[str, Rate]:
@@ -437,8 +461,11 @@ class LanguageModelModule(PointwiseModule):
         """Answers the prompts of a batch that are among the first of their kind, and counts."""
         if not metrics["cut"].update_called:  # Fresh metrics: another pass.
             self.answers[stage] = []
-        limit, ranks = self.evaluation.answers_at_most, batch["rank"].tolist()
-        asked = [each for each in real_samples(batch) if limit is None or ranks[each[0]] < limit]
+        limit = self.evaluation.answers_at_most
+        ranks = batch["rank"].tolist()
+        asked = real_samples(batch)
+        if limit is not None:
+            asked = [(row, index) for row, index in asked if ranks[row] < limit]
         if not asked:
             return
         new = self.batch_answers(batch, asked, stage)
@@ -450,11 +477,14 @@ class LanguageModelModule(PointwiseModule):
 
     def _about(self, batch: Batch, row: int, record: Record) -> dict[str, Any]:
         """What the file of answers has beside an answer: prompt, what is wanted, and its place."""
-        columns = wanted_columns(record, self.kept_roles)
-        wanted = [text_of_response(self.encoder, batch, row, each).strip() for each in columns]
-        kept = kept_role(record, self.kept_roles) != ""
-        told = {"wanted": OR.join(wanted)} if wanted else {}
-        return {"prompt": record.text, **told, "kept": kept, **place_of(record)}
+        about: dict[str, Any] = {"prompt": record.text}
+        wanted = []
+        for column in wanted_columns(record, self.kept_roles):
+            wanted.append(text_of_response(self.encoder, batch, row, column).strip())
+        if wanted:
+            about["wanted"] = OR.join(wanted)
+        about["kept"] = kept_role(record, self.kept_roles) != ""
+        return about | place_of(record)
 
     def _count(
         self, metrics: Metrics, answers: Sequence[Mapping[str, Any]], kinds: Sequence[str]
@@ -463,15 +493,17 @@ class LanguageModelModule(PointwiseModule):
         for name, rate in self._rates.items():
             if name not in metrics:
                 continue
-            counted = [
-                (answer["index"], float(rate.value(answer[rate.entry])))
-                for answer, kind in zip(answers, kinds, strict=True)
-                if rate.kind in (None, kind) and rate.entry in answer
-            ]
-            if counted:
-                index, values = map(torch.tensor, zip(*counted, strict=True))
+            index = []
+            values = []
+            for answer, kind in zip(answers, kinds, strict=True):
+                if rate.kind in (None, kind) and rate.entry in answer:
+                    index.append(answer["index"])
+                    values.append(float(rate.value(answer[rate.entry])))
+            if index:
                 device = metrics[name].device
-                metrics[name].update(index.to(device), values.to(device))
+                metrics[name].update(
+                    torch.tensor(index).to(device), torch.tensor(values).to(device)
+                )
 
     def prompt_kind(self, record: Record) -> str:
         """The kind of a prompt, of which some rates are."""
@@ -482,8 +514,11 @@ class LanguageModelModule(PointwiseModule):
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of some samples, each (position in the batch, index)."""
         rows = [row for row, _ in samples]
-        new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
-        return [{"index": index, **each} for (_, index), each in zip(samples, new, strict=True)]
+        generated = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
+        answers = []
+        for (_, index), answer in zip(samples, generated, strict=True):
+            answers.append({"index": index, **answer})
+        return answers
 
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
         """Writes more of the answers of all ranks, by data set; called on every rank."""
@@ -493,15 +528,16 @@ class LanguageModelModule(PointwiseModule):
         answered = [name for name in metrics if name in self._answered]
         if not answered and not self.trainer.testing:  # A validation during training.
             return
-        # Answers of an earlier pass are there still where this one asked for none.
-        found = {
-            name: self.answers[name] if metrics[name]["cut"].update_called else []
-            for name in (*answered, *(f"{BEFORE}{name}" for name in answered))
-            if name in metrics
-        }
-        self.answers = {name: found[name] for name in answered}
-        for name, own in self.answers.items():
-            self._join_before(own, found.get(f"{BEFORE}{name}", []), metrics[name])
+        of_this_pass: dict[str, list[dict[str, Any]]] = {}
+        for name in (*answered, *[f"{BEFORE}{name}" for name in answered]):
+            if name in metrics:
+                # Answers of an earlier pass are there still where this one asked for none.
+                asked = metrics[name]["cut"].update_called
+                of_this_pass[name] = self.answers[name] if asked else []
+        self.answers = {name: of_this_pass[name] for name in answered}
+        for name, answers in self.answers.items():
+            before = of_this_pass.get(f"{BEFORE}{name}", [])
+            self._join_before(answers, before, metrics[name])
         if not notes_of(self).confidential:
             self.report_answers({name: self._write_answers(name) for name in answered})
 
@@ -530,7 +566,9 @@ class LanguageModelModule(PointwiseModule):
         if self.trainer.is_global_zero:
             path = Path(self.trainer.default_root_dir) / "answers" / f"{stage}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines = [json.dumps(in_order(each), ensure_ascii=False) + "\n" for each in answers]
+            lines = []
+            for answer in answers:
+                lines.append(json.dumps(in_order(answer), ensure_ascii=False) + "\n")
             path.write_text("".join(lines), encoding="utf-8")
             cut = sum(answer["cut"] for answer in answers)
             kept = [answer["flipped"] for answer in answers if "flipped" in answer]
@@ -554,8 +592,13 @@ class LanguageModelModule(PointwiseModule):
     @cached_property
     def encoder(self) -> ConversationEncoder:
         """The model's own tokenizer and chat template."""
-        given = (self.revision, self.chat_template, self.template_arguments)
-        return load_encoder(self.model_name, *given, self.default_template)
+        return load_encoder(
+            self.model_name,
+            self.revision,
+            self.chat_template,
+            self.template_arguments,
+            self.default_template,
+        )
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -593,22 +636,16 @@ class LanguageModelModule(PointwiseModule):
         without adapters, and where the run began by merging one, the whole model, which
         `AutoModelForCausalLM` loads. A run takes both as `model_name`.
         """
-        model, package, kind = self.model, "transformers", "AutoModelForCausalLM"
+        package = "transformers"
+        kind = "AutoModelForCausalLM"
         with replaced_folder(Path(path)) as folder:
             apart = not (self.policy.merge_on_export or self.merged_start)
-            if isinstance(model, PeftModel) and apart:
-                package, kind = "peft", "AutoPeftModelForCausalLM"
-                if not self.policy.continue_adapter:  # Else it has that of its base.
-                    # Of the base: the branch may move on, the commit does not.
-                    commit = getattr(self.model.config, "_commit_hash", None)
-                    model.active_peft_config.revision = commit or self.revision
-                model.save_pretrained(folder, selected_adapters=[model.active_adapter])
+            if isinstance(self.model, PeftModel) and apart:
+                package = "peft"
+                kind = "AutoPeftModelForCausalLM"
+                self._save_adapter(self.model, folder)
             else:
-                whole = merged_model(model) if isinstance(model, PeftModel) else model
-                if whole is not model:
-                    say_what_merging_changed(self, whole)
-                whole.save_pretrained(folder)
-                check_weights(AutoModelForCausalLM, folder)
+                self._save_whole(folder)
             self.tokenizer.save_pretrained(folder)
             write_card(
                 self,
@@ -620,6 +657,22 @@ class LanguageModelModule(PointwiseModule):
                 usage=USAGE.format(package=package, kind=kind),
             )
         return Path(path)
+
+    def _save_adapter(self, model: PeftModel, folder: Path) -> None:
+        if not self.policy.continue_adapter:  # Else it has that of its base.
+            # Of the base: the branch may move on, the commit does not.
+            commit = getattr(model.config, "_commit_hash", None)
+            model.active_peft_config.revision = commit or self.revision
+        model.save_pretrained(folder, selected_adapters=[model.active_adapter])
+
+    def _save_whole(self, folder: Path) -> None:
+        """Saves the model, adapters merged into it."""
+        whole = self.model
+        if isinstance(whole, PeftModel):
+            whole = merged_model(whole)
+            say_what_merging_changed(self, whole)
+        whole.save_pretrained(folder)
+        check_weights(AutoModelForCausalLM, folder)
 
     # The state: what is trained, and nothing of the frozen base -----------------------------------
 
@@ -633,7 +686,8 @@ class LanguageModelModule(PointwiseModule):
         """
         keys = super().load_state_dict(state_dict, strict=False, assign=assign)
         missing = sorted(self._trained_names().intersection(keys.missing_keys))
-        problems = [f"missing {n}" for n in missing] + [f"unexpected {n}" for n in keys[1]]
+        problems = [f"missing {name}" for name in missing]
+        problems += [f"unexpected {name}" for name in keys.unexpected_keys]
         if strict and problems:
             raise RuntimeError(
                 f"The checkpoint does not fit what this model trains ({len(problems)} weights, as "
@@ -643,9 +697,11 @@ class LanguageModelModule(PointwiseModule):
 
     def _trained_names(self) -> set[str]:
         """Names, in the state, of what is trained or belongs to the adapters."""
-        of_adapters = [n for n in self.model.state_dict() if of_adapter(self.model, n)]
-        trained = {name for name, p in self.named_parameters() if p.requires_grad}
-        return trained | {f"model.{name}" for name in of_adapters}
+        names = {name for name, weight in self.named_parameters() if weight.requires_grad}
+        for name in self.model.state_dict():
+            if of_adapter(self.model, name):
+                names.add(f"model.{name}")
+        return names
 
 
 def _drop_frozen_base(

@@ -128,23 +128,30 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dic
         [[response.tolist() for response in row["responses"]] for row in rows],
         rows[0]["columns"],
     )
-    batch |= {name: torch.tensor([row[name] for row in rows]) for name in ("index", "rank")}
+    for name in ("index", "rank"):
+        batch[name] = torch.tensor([row[name] for row in rows])
     # An array: within a list Lightning's precisions such as bf16-true look for tensors, and die.
     batch["records"] = np.array(records, dtype=object)
     numbers = [[roles.index(role) for role in record.roles] for record in records]
     batch["roles"] = collate_columns(numbers, rows[0]["columns"])
     for number, role in enumerate(roles):
-        places = [[column for column, own in enumerate(of) if own == number] for of in numbers]
+        places = [_places_of(number, of_sample) for of_sample in numbers]
         batch[role] = collate_columns(places, max(1, rows[0]["widths"].get(role, 0)))
     batch["shift"] = torch.full(batch["roles"].shape, math.nan)
     batch["relative"] = torch.zeros(batch["roles"].shape, dtype=torch.bool)
     for row, record in enumerate(records):
         for column, response in enumerate(record.responses):
-            if (own := response.tolerance) is not None:
+            bound = response.tolerance
+            if bound is not None:
                 # s̄ ≥ ε becomes s̄ − ε ≥ 0, and s̄ ≥ s̄_ref − δ becomes s̄ − s̄_ref + δ ≥ 0.
-                batch["shift"][row, column] = own if response.relative else -own
+                batch["shift"][row, column] = bound if response.relative else -bound
                 batch["relative"][row, column] = response.relative
     return batch
+
+
+def _places_of(number: int, roles: Sequence[int]) -> list[int]:
+    """Which of a sample's responses are of a role."""
+    return [place for place, role in enumerate(roles) if role == number]
 
 
 def mean_over(values: Tensor, mask: Tensor) -> Tensor:

@@ -41,31 +41,33 @@ class Collection:
         """(where, {query_id, query, pos, neg}) of each judgement that is an answer."""
         judged = _judgements(qrels)
         candidates = _candidates(self.run) if self.run else {}
-        wanted = {passage for found in judged.values() for passage in found}
-        for query in judged:
+        wanted = set[str]()
+        for query, judgements in judged.items():
+            wanted.update(judgements)
             wanted.update(candidates.get(query, ()))
         queries = _texts(self.queries, set(judged))
         passages = _texts(self.corpus, wanted)
-        for query, found in judged.items():
+        for query, judgements in judged.items():
             where = f"{qrels}, query {query}"
-            no = [each for each, (score, _) in found.items() if not self._is_answer(score)]
-            no += [each for each in candidates.get(query, ()) if each not in found]
-            missing = [each for each in (*found, *no) if each not in passages]
+            negatives = []
+            for passage, (score, _) in judgements.items():
+                if not self._is_answer(score):
+                    negatives.append(passage)
+            negatives += [p for p in candidates.get(query, ()) if p not in judgements]
+            missing = [p for p in (*judgements, *negatives) if p not in passages]
             if query not in queries or missing:
                 place = self.corpus if query in queries else self.queries
-                what = f"passage {missing[0]}" if query in queries else f"query {query}"
-                raise DataError(f"{where}: {what} is not in {place}. Give the files of one set.")
-            for passage, (score, line) in found.items():
+                name = f"passage {missing[0]}" if query in queries else f"query {query}"
+                raise DataError(f"{where}: {name} is not in {place}. Give the files of one set.")
+            for passage, (score, line) in judgements.items():
                 if self._is_answer(score):
-                    yield (
-                        f"{qrels}, line {line}",
-                        {
-                            "query_id": query,
-                            "query": queries[query],
-                            "pos": [passages[passage]],
-                            "neg": [passages[each] for each in no],
-                        },
-                    )
+                    row = {
+                        "query_id": query,
+                        "query": queries[query],
+                        "pos": [passages[passage]],
+                        "neg": [passages[negative] for negative in negatives],
+                    }
+                    yield f"{qrels}, line {line}", row
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
@@ -81,7 +83,7 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
 
 def _texts(path: str, wanted: set[str]) -> dict[str, str]:
     """The texts of those that are wanted, by their id; of a passage behind its title."""
-    found = dict[str, str]()
+    texts = dict[str, str]()
     for number, line in _lines(path):
         where = f"{path}, line {number}"
         if line.lstrip().startswith("{"):
@@ -91,8 +93,8 @@ def _texts(path: str, wanted: set[str]) -> dict[str, str]:
             if not tab:
                 raise DataError(f'{where}: is no table. Give "id <tab> text", or JSON lines.')
         if name in wanted:
-            found[name] = text
-    return found
+            texts[name] = text
+    return texts
 
 
 def _of_json(line: str, where: str) -> tuple[str, str]:

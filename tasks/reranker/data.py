@@ -143,7 +143,12 @@ class RerankerDataModule(RecordsDataModule):
         **options: Any,
     ) -> None:
         self.limits = {"train": max_queries, "val": val_queries, "test": val_queries}
-        files = {"train": train_file, "val": val_file, "test": test_file, "predict": predict_file}
+        files = {
+            "train": train_file,
+            "val": val_file,
+            "test": test_file,
+            "predict": predict_file,
+        }
         check_fractions(val_fraction, test_fraction)
         shares = {"val": val_fraction, "test": test_fraction}
         super().__init__(source, files, shares, invalid, **options)
@@ -161,13 +166,22 @@ class RerankerDataModule(RecordsDataModule):
             raise DataError(
                 f"corpus_file={corpus_file}, queries_file={queries_file}: a collection needs both."
             )
-        self._given = {"model_name": model_name, "max_length": max_length, "template": template}
-        self._given["instruction"] = instruction
-        self.hub_path, self.hub_config = hub_path, hub_config
+        self._format_options = {
+            "model_name": model_name,
+            "max_length": max_length,
+            "template": template,
+            "instruction": instruction,
+        }
+        self.hub_path = hub_path
+        self.hub_config = hub_config
         self.negatives = negatives
         self.relevant_from = relevant_from
-        self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": self.seed}
-        self._counts["relevant_from"] = relevant_from
+        self._counts: dict[str, Any] = {
+            "negatives": negatives,
+            "least": least,
+            "seed": self.seed,
+            "relevant_from": relevant_from,
+        }
 
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """The batch of the class docstring, of rows of a :class:`RerankerDataset` with an index."""
@@ -176,10 +190,15 @@ class RerankerDataModule(RecordsDataModule):
 
         def of_candidates(name: str, absent: Any) -> list[Any]:
             """B · C entries, ``absent`` where a record has no candidate."""
-            return [x for row in rows for x in [*row[name], *[absent] * (most - len(row[name]))]]
+            entries: list[Any] = []
+            for row in rows:
+                entries.extend(row[name])  # Lists, or an array.
+                entries.extend([absent] * (most - len(row[name])))
+            return entries
 
         nothing = np.zeros(0, np.int32)
-        shape, alone = (len(rows), most), torch.tensor(of_candidates("passage_lengths", 0.0))
+        shape = (len(rows), most)
+        alone = torch.tensor(of_candidates("passage_lengths", 0.0))
         lengths = torch.tensor([*map(len, of_candidates("input_ids", nothing))]).view(shape)
         batch: Batch = {
             "index": torch.tensor([row["index"] for row in rows]),
@@ -187,9 +206,10 @@ class RerankerDataModule(RecordsDataModule):
             "candidates": lengths > 0,
             "passage_lengths": alone.view(shape),
         }
-        for name, filler in (("input_ids", self._tokenizer.pad_token_id), ("token_type_ids", 0)):
+        fillers = {"input_ids": self._tokenizer.pad_token_id, "token_type_ids": 0}
+        for name, filler in fillers.items():
             if name in rows[0]:
-                values = [torch.from_numpy(each) for each in of_candidates(name, nothing)]
+                values = [torch.from_numpy(ids) for ids in of_candidates(name, nothing)]
                 padded = pad_sequence(values, batch_first=True, padding_value=filler)
                 batch[name] = padded.long().view(*shape, -1)
         if predicting:
@@ -201,15 +221,20 @@ class RerankerDataModule(RecordsDataModule):
         samples = self.datasets[dataset]
         assert isinstance(samples, RerankerDataset)
         record = samples.records[index]
-        passages = {f"negative {j}" if j else "positive": t for j, t in enumerate(record.passages)}
-        return {"record": record.where, "query": record.query, **passages}
+        fields = {"record": record.where, "query": record.query}
+        for column, passage in enumerate(record.passages):
+            fields[f"negative {column}" if column else "positive"] = passage
+        return fields
 
     # For the base ---------------------------------------------------------------------------------
 
     def take_model(self, known: Any) -> dict[str, Any]:
         """The input format, the module's."""
-        agreed = {name: self.shared_option(name, own) for name, own in self._given.items()}
-        agreed["max_length"] = 512 if agreed["max_length"] is None else agreed["max_length"]
+        agreed = {}
+        for option, value in self._format_options.items():
+            agreed[option] = self.shared_option(option, value)
+        if agreed["max_length"] is None:
+            agreed["max_length"] = 512
         name, longest, template, instruction = agreed.values()
         if name is None:
             raise DataError(
@@ -255,37 +280,38 @@ class RerankerDataModule(RecordsDataModule):
 
     def read(self, name: str) -> list[Record]:
         """The records of a data set's files; of a row with several answers one for each."""
-        found, parse = list[Record](), self.reader(name)
+        records = list[Record]()
+        parse = self.reader(name)
         for path in self.files.get(name, ()):
             rows = rows_of(path) if name == "predict" else self._rows_of_answers(path)
-            found += records_of(rows, path, parse, self.skips(name), self.ignore)
-        return found
+            records += records_of(rows, path, parse, self.skips(name), self.ignore)
+        return records
 
     def _rows_of_answers(self, path: str) -> Iterator[tuple[str, Any]]:
         """The rows of a file of training or held-out data, one for each answer of a query."""
         if self.collection is not None:
-            given = self.collection.rows(path)
+            rows = self.collection.rows(path)
         else:
-            given = collected(
+            rows = collected(
                 rows_of(path),
                 path,
                 negatives=self.negatives,
                 relevant_from=self.relevant_from,
                 skip_invalid=self.skip_invalid,
             )
-        for where, raw in given:
-            for one in rows_of_one_answer(raw, self.relevant_from):
-                yield where, one
+        for where, raw in rows:
+            for row in rows_of_one_answer(raw, self.relevant_from):
+                yield where, row
 
     def read_splits(self) -> dict[str, list[Record]]:
         """The records of files, or of the embedded corpus, that each split keeps."""
-        found = super().read_splits() if self.source == "files" else self._embedded()
-        for split, records in found.items():
-            found[split] = check_together(records, self.skip_invalid)
-        for split, records in found.items():
+        splits = super().read_splits() if self.source == "files" else self._embedded()
+        for split, records in splits.items():
+            splits[split] = check_together(records, self.skip_invalid)
+        for split, records in splits.items():
             variances = (_variance(self._tokenizer, record) for record in records)
-            found[split] = self._kept(split, records, variances)
-        return found
+            splits[split] = self._kept(split, records, variances)
+        return splits
 
     def _embedded(self) -> dict[str, list[Record]]:
         records = [
@@ -295,9 +321,9 @@ class RerankerDataModule(RecordsDataModule):
         if not records:
             raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
         modules = [record.category for record in records]
-        found = split_by_group(records, modules, self.shares, self.seed, "module")
-        self.note_held_out(found, "", self.shares)
-        return found
+        splits = split_by_group(records, modules, self.shares, self.seed, "module")
+        self.note_held_out(splits, "", self.shares)
+        return splits
 
     def _kept(self, name: str, usable: list[Any], variances: Iterable[float]) -> list[Any]:
         """Those queries that a split keeps; of each the variance of its negatives' lengths."""
@@ -313,7 +339,8 @@ class RerankerDataModule(RecordsDataModule):
             chosen = largest([*variances], limit)
         rank_zero_info(f"{name}: kept {limit:,} of {len(usable):,} queries, {rule}.")
         if name == "train":
-            count, why = len(usable) - limit, f"data.max_queries is {limit:,}"
+            count = len(usable) - limit
+            why = f"data.max_queries is {limit:,}"
             self.note_left_out("limit", count, len(usable), "training queries", why)
         return [usable[position] for position in chosen]
 
@@ -381,13 +408,19 @@ def docstring_records(negatives: int, seed: int = 0) -> list[dict[str, Any]]:
         entries = [json.loads(line) for line in file]
     records = []
     for module, documented in groupby(entries, key=lambda entry: entry["module"]):
-        of_it, group = list(documented), module.partition(".")[0]
-        for entry in of_it if len(of_it) > negatives else ():
+        of_module = list(documented)
+        if len(of_module) <= negatives:
+            continue
+        for entry in of_module:
             query_id = f"{module}:{entry['name']}"
             key = hashlib.sha256(f"{seed} {query_id}".encode()).digest()
-            others = [other["body"] for other in of_it if other is not entry]
+            others = [other["body"] for other in of_module if other is not entry]
             texts = [entry["body"], *random.Random(key).sample(others, negatives)]
-            passages = {"is_selected": [1] + [0] * negatives, "passage_text": texts}
-            record = {"query_id": query_id, "query": entry["query"], "query_type": group}
-            records.append(record | {"passages": passages})
+            record = {
+                "query_id": query_id,
+                "query": entry["query"],
+                "query_type": module.partition(".")[0],
+                "passages": {"is_selected": [1] + [0] * negatives, "passage_text": texts},
+            }
+            records.append(record)
     return records

@@ -110,13 +110,17 @@ class RerankerModule(PointwiseModule):
         one_of("objective_candidates", objective_candidates, ("all", "negatives"))
         if template is not None:
             Template.parse(template).filled(instruction)
-        self.trained_on, self.top_k = objective, top_k
+        self.trained_on = objective
+        self.top_k = top_k
         self.objective_candidates: CandidateSet = objective_candidates
-        self.model_name, self.max_length, self.template = model_name, max_length, template
+        self.model_name = model_name
+        self.max_length = max_length
+        self.template = template
         self.instruction = instruction
         self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
         self.model = load_cross_encoder(model_name, dropout, attention, head)
-        if max_length > (most := most_tokens(self.model)):
+        most = most_tokens(self.model)
+        if max_length > most:
             rank_zero_info(f"{model_name} has positions for {most} tokens: max_length is {most}.")
             self.max_length = int(most)
 
@@ -124,7 +128,8 @@ class RerankerModule(PointwiseModule):
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where none is."""
         names = [name for name in ("input_ids", "token_type_ids") if name in batch]
         inputs: dict[str, Tensor] = {name: batch[name].flatten(0, 1) for name in names}
-        device, shape = inputs["input_ids"].device, batch["lengths"].shape
+        device = inputs["input_ids"].device
+        shape = batch["lengths"].shape
         lengths = batch["lengths"].flatten().cpu()
         present = lengths.nonzero()[:, 0]
         if len(present) == 0:
@@ -166,12 +171,17 @@ class RerankerModule(PointwiseModule):
         self, metrics: Metrics, outputs: Tensor, batch: Batch, real: Tensor, stage: str
     ) -> None:
         """Add a batch; `real` is false for rows that only fill it."""
-        index, candidates = batch["index"].to(real.device)[real], batch["candidates"][real]
-        given = outputs.detach()[real], batch["passage_lengths"][real], candidates
-        loss = length_biased_lambda_loss(*given, self.top_k, self.objective_candidates)
-        for name, values in (ranking_metrics(*given) | {"length_objective": loss}).items():
-            metrics[name].update(index, values)
-        margins = self.constraint_values(given[0], batch)["relevance"]
+        index = batch["index"].to(real.device)[real]
+        candidates = batch["candidates"][real]
+        scores = outputs.detach()[real]
+        lengths = batch["passage_lengths"][real]
+        values = ranking_metrics(scores, lengths, candidates)
+        values["length_objective"] = length_biased_lambda_loss(
+            scores, lengths, candidates, self.top_k, self.objective_candidates
+        )
+        for name, of_queries in values.items():
+            metrics[name].update(index, of_queries)
+        margins = self.constraint_values(scores, batch)["relevance"]
         pairs = candidates[:, :1] & candidates[:, 1:]
         metrics["wrong_order"].update((~(margins > 0))[pairs].float())  # NaN is out of order.
 
@@ -183,15 +193,20 @@ class RerankerModule(PointwiseModule):
         `scores` are in the order of the candidates given, `order` has their positions, best first.
         Ties keep the order given, as no candidate is known to be the positive here.
         """
-        scores, candidates = self(batch).float().cpu(), batch["candidates"].cpu()
+        scores = self(batch).float().cpu()
+        candidates = batch["candidates"].cpu()
         results = []
         for row, index in enumerate(batch["index"].tolist()):
             if index == PADDING:
                 continue
-            given = scores[row][candidates[row]]
-            order = given.argsort(descending=True, stable=True).tolist()
-            named = {"query_id": batch["query_id"][row]} if "query_id" in batch else {}
-            results.append({"index": index, **named, "order": order, "scores": given.tolist()})
+            result: dict[str, Any] = {"index": index}
+            if "query_id" in batch:
+                result["query_id"] = batch["query_id"][row]
+            of_candidates = scores[row][candidates[row]]
+            order = of_candidates.argsort(descending=True, stable=True)
+            result["order"] = order.tolist()
+            result["scores"] = of_candidates.tolist()
+            results.append(result)
         return results
 
     def export(self, path: str | Path) -> Path:

@@ -62,13 +62,14 @@ class _Collected:
     def add(self, passage: Any, right: bool, where: str) -> None:
         """One more passage; DataError if another row says the opposite of it."""
         key = str(folded(passage))
-        own, other = (self.right, self.wrong) if right else (self.wrong, self.right)
-        if key in other:
+        same = self.right if right else self.wrong
+        opposite = self.wrong if right else self.right
+        if key in opposite:
             raise DataError(
-                f"{where}: of the same query {other[key][1]} says the opposite of the passage "
+                f"{where}: of the same query {opposite[key][1]} says the opposite of the passage "
                 f"{shown(passage)}. Take one of the two out."
             )
-        own.setdefault(key, (passage, where))
+        same.setdefault(key, (passage, where))
 
     @property
     def place(self) -> str:
@@ -82,9 +83,9 @@ class _Collected:
             problem = "marks none of the query's passages as an answer"
             remedy = "Add one, take the query out, or lower data.relevant_from if it is set"
             raise bad_field(self.place, self.marks, problem, remedy)
-        passages = {"pos": self.right, "neg": self.wrong}
-        lists = {name: [text for text, _ in of.values()] for name, of in passages.items()}
-        return self.place, {**self.row, **lists}
+        right = [passage for passage, _ in self.right.values()]
+        wrong = [passage for passage, _ in self.wrong.values()]
+        return self.place, {**self.row, "pos": right, "neg": wrong}
 
 
 def collected(
@@ -109,8 +110,9 @@ def collected(
         row = _row(raw)
         if number == 0:
             check_header(source, row)
+        passage = "" if row is None else _passage_of_pair(row)
         try:
-            if row is not None and (passage := _passage_of_pair(row)):
+            if row is not None and passage:
                 _add_pair(groups, row, passage, where, relevant_from)
             elif row is not None and negatives > 1 and _is_triple(row):
                 _add_triple(groups, row, where)
@@ -121,12 +123,12 @@ def collected(
     kept = 0
     for group in groups.values():
         try:
-            found = group.as_row()
+            placed = group.as_row()
         except DataError as error:
             problems.append(refused(error, skip_invalid))
             continue
         kept += 1
-        yield found
+        yield placed
     if problems:
         report_skipped(source, problems, kept)
 
@@ -154,9 +156,9 @@ def _row(raw: Any) -> dict[str, Any] | None:
 
 def _passage_of_pair(row: Mapping[str, Any]) -> str:
     """The field with the passage of a row that is a pair; "" of any other row."""
-    given = {name for name, value in row.items() if is_filled(value)}
-    name = next((name for name in _PAIR_PASSAGES if name in given), "")
-    several = not given.isdisjoint(LISTED) or any(map(NEGATIVE.fullmatch, given))
+    filled = {name for name, value in row.items() if is_filled(value)}
+    name = next((name for name in _PAIR_PASSAGES if name in filled), "")
+    several = not filled.isdisjoint(LISTED) or any(map(NEGATIVE.fullmatch, filled))
     if not name or several or set(row).isdisjoint(MARKS):
         return ""
     return "" if isinstance(listed(row[name]), list) else name
@@ -200,8 +202,8 @@ def _add_triple(groups: dict[tuple[str, ...], _Collected], row: dict[str, Any], 
     right = next(name for name in POSITIVE if is_filled(row.get(name)))
     wrong = next(name for name in row if NEGATIVE.fullmatch(name) and is_filled(row[name]))
     group = _group(groups, row, {right, wrong}, where, right, row[right])
-    group.add(row[right], True, where)
-    group.add(row[wrong], False, where)
+    group.add(row[right], right=True, where=where)
+    group.add(row[wrong], right=False, where=where)
 
 
 def _group(
@@ -216,11 +218,14 @@ def _group(
 
     What nobody reads stands in the row, so that it is named as that of any other.
     """
-    name = next((each for each in _PAIR_QUERIES if is_filled(row.get(each))), "query")
+    name = next((key for key in _PAIR_QUERIES if is_filled(row.get(key))), "query")
     query = text_field(row.get(name), name, where)
-    beside = {each: row[each] for each in _BESIDE if is_filled(row.get(each))}
+    beside = {name: row[name] for name in _BESIDE if is_filled(row.get(name))}
     key = (str(folded(query)), str(folded(answer)), str(beside.get("instruction", "")))
-    others = {k: v for k, v in row.items() if k not in {name, *read} and is_filled(v)}
+    others = {}
+    for other, value in row.items():
+        if other not in {name, *read} and is_filled(value):
+            others[other] = value
     group = groups.setdefault(key, _Collected({"query": query, **beside}, marks))
     group.row = {**others, **group.row}
     group.where.append(where)

@@ -90,8 +90,10 @@ def parse_labelled(
     """
     row = json_object(row, where)
     record = parse_candidates(row, where)
-    named, given, marks = _passages(row, where)
-    labels = [relevance(each, relevant_from) for each in given] if isinstance(given, list) else None
+    named, grades, marks = _passages(row, where)
+    labels = None
+    if isinstance(grades, list):
+        labels = [relevance(grade, relevant_from) for grade in grades]
     if labels is None or None in labels:
         remedy = "Mark the answer with 1 and others with 0"
         if labels is not None:
@@ -100,21 +102,21 @@ def parse_labelled(
     if len(labels) != len(named):
         problem = f"has {len(labels)} entries for {len(named)} passages"
         raise bad_field(where, marks, problem, "Give one entry for each passage")
-    if (marked := labels.count(1)) != 1:
+    marked = labels.count(1)
+    if marked != 1:
         problem = f"marks {marked or 'no'} passages"
         raise bad_field(where, marks, problem, "Mark one; of several answers give a row each")
-    texts, right = record.passages, labels.index(1)
+    texts = record.passages
+    right = labels.index(1)
     wrong = [place for place in range(len(texts)) if place != right]
-    for place in wrong:
-        if folded(texts[place]) == folded(texts[right]):
-            problem = f"is {named[right][0]} again, but for case and spaces"
-            raise bad_field(where, named[place][0], problem, "Take one out")
+    _check_once(texts, right, [name for name, _ in named], where)
     _check_teacher(row, where, labels)
     if len(wrong) < least:
         problem = f"has {len(wrong)} passages besides the marked one, and {least} are needed"
         unread = sorted(row.unread())
-        unread_too = f" (not read: {', '.join(map(shown, unread))})" if unread else ""
-        raise bad_field(where, marks, problem + unread_too, "Add some, or lower min_negatives")
+        if unread:
+            problem += f" (not read: {', '.join(map(shown, unread))})"
+        raise bad_field(where, marks, problem, "Add some, or lower min_negatives")
     _check_unread(row, record, where)
     if len(wrong) > negatives:
         key = digest(seed, record.query, *texts)
@@ -122,10 +124,18 @@ def parse_labelled(
     return replace(record, passages=tuple(texts[place] for place in (right, *wrong)))
 
 
+def _check_once(texts: Sequence[str], right: int, names: Sequence[str], where: str) -> None:
+    """Refuses a negative that is the right passage again; names: the field of each."""
+    for place, text in enumerate(texts):
+        if place != right and folded(text) == folded(texts[right]):
+            problem = f"is {names[right]} again, but for case and spaces"
+            raise bad_field(where, names[place], problem, "Take one out")
+
+
 def parse_candidates(row: Any, where: str) -> Record:
     """A record for prediction: any number of passages in their order, labels ignored."""
     row = json_object(row, where)
-    name = next((each for each in QUERIES if each in row), "query")
+    name = next((field_name for field_name in QUERIES if field_name in row), "query")
     query = text_field(field(row, name, where), name, where)
     category = str(row.get("query_type") or "").strip()
     instruction = row.get("instruction") or ""
@@ -151,13 +161,14 @@ def rows_of_one_answer(raw: Any, relevant_from: float | None = None) -> list[Any
         return _rows_of_grades(row, form, relevant_from) or [raw]
     if is_listed or not form:
         return [raw]
-    right, scores = listed(row[form]), row.get("pos_scores")
+    right = listed(row[form])
+    scores = row.get("pos_scores")
     if not isinstance(right, list) or len(right) < 2:
         return [raw]
-    rows = [{**row, form: [each]} for each in right]
+    rows = [{**row, form: [passage]} for passage in right]
     if isinstance(scores, list) and len(scores) == len(right):
-        for one, score in zip(rows, scores, strict=True):
-            one["pos_scores"] = [score]
+        for of_one, score in zip(rows, scores, strict=True):
+            of_one["pos_scores"] = [score]
     return rows
 
 
@@ -168,22 +179,25 @@ def check_together(records: Sequence[Record], skip_invalid: bool | None) -> list
         DataError: one does, and it is not to be skipped: it marks a passage that the other has as a
             negative, or the other way round, and both constraints cannot hold.
     """
-    right, wrong = dict[tuple[str, str], str](), dict[tuple[str, str], str]()
-    kept, problems = list[Record](), list[str]()
+    right = dict[tuple[str, str], str]()  # By query and passage the place of the record.
+    wrong = dict[tuple[str, str], str]()
+    kept = list[Record]()
+    problems = list[str]()
     for record in records:
-        keys = [(record.unit, str(folded(text))) for text in record.passages]
-        clashes = [(keys[0], wrong), *((key, right) for key in keys[1:])]
-        found = next((others[key] for key, others in clashes if key in others), None)
-        if found is not None:
+        answer, *negatives = [(record.unit, str(folded(text))) for text in record.passages]
+        opposite = wrong.get(answer)
+        for negative in negatives:
+            opposite = opposite or right.get(negative)
+        if opposite is not None:
             problem = DataError(
-                f"{record.where}: of the same query {found} says the opposite: the right passage "
-                "of one is a negative of the other. Take it out of one."
+                f"{record.where}: of the same query {opposite} says the opposite: the right "
+                "passage of one is a negative of the other. Take it out of one."
             )
             problems.append(refused(problem, skip_invalid))
             continue
-        right.setdefault(keys[0], record.where)
-        for key in keys[1:]:
-            wrong.setdefault(key, record.where)
+        right.setdefault(answer, record.where)
+        for negative in negatives:
+            wrong.setdefault(negative, record.where)
         kept.append(record)
     if problems:
         report_skipped("rows of one query", problems, len(kept))
@@ -195,10 +209,11 @@ def _rows_of_grades(
 ) -> list[dict[str, Any]] | None:
     """Of a row with several answers by their grades, a row for each; None where it has not."""
     marks = _marks_of(row)
-    texts, given = listed(row[form]), listed(row.get(marks))
-    if not isinstance(texts, list) or not isinstance(given, list) or len(texts) != len(given):
+    texts = listed(row[form])
+    grades = listed(row.get(marks))
+    if not isinstance(texts, list) or not isinstance(grades, list) or len(texts) != len(grades):
         return None
-    labels = [relevance(each, relevant_from) for each in given]
+    labels = [relevance(grade, relevant_from) for grade in grades]
     if None in labels or labels.count(1) < 2:
         return None
     rest = {name: value for name, value in row.items() if name not in (form, marks)}
@@ -224,10 +239,10 @@ def relevance(value: Any, relevant_from: float | None) -> int | None:
 
 def _check_unread(row: Row, record: Record, where: str) -> None:
     """Refuses a text, list or object that nobody reads: it may say what the query is about."""
-    said = {str(folded(text)) for text in (record.query, *record.passages)}
+    read = {str(folded(text)) for text in (record.query, *record.passages)}
     for name, value in row.unread().items():
         last = re.sub(r"\[\d+]", "", name).rpartition(".")[2]
-        texts = [text for text in texts_in(value) if str(folded(text)) not in said]
+        texts = [text for text in texts_in(value) if str(folded(text)) not in read]
         if last not in _UNREAD and texts and not is_harmless(last, value):
             problem = f"is {shown(value)}, and is not read"
             remedy = f'Write it into the query or passage, or let it pass: data.ignore: ["{last}"]'
@@ -236,18 +251,21 @@ def _check_unread(row: Row, record: Record, where: str) -> None:
 
 def _check_teacher(row: Any, where: str, labels: Sequence[int | None]) -> None:
     """Refuses a row whose scores of a teacher put a negative above the right passage."""
-    apart, together = _SCORES
-    if row.get(apart[0]) is not None and row.get(apart[1]) is not None:
-        scores = [row[apart[0]], row[apart[1]]]
-        known = all(isinstance(each, list) for each in scores)
-        name, best, others = apart[1], *(scores if known else ([], []))
+    (of_right, of_wrong), together = _SCORES
+    best: list[Any] = []
+    others: list[Any] = []
+    if row.get(of_right) is not None and row.get(of_wrong) is not None:
+        name = of_wrong
+        if isinstance(row[of_right], list) and isinstance(row[of_wrong], list):
+            best = row[of_right]
+            others = row[of_wrong]
     else:
-        name = next((each for each in together if isinstance(row.get(each), list)), together[0])
-        given = row.get(name)
-        if not isinstance(given, list) or len(given) != len(labels):
+        name = next((field for field in together if isinstance(row.get(field), list)), together[0])
+        scores = row.get(name)
+        if not isinstance(scores, list) or len(scores) != len(labels):
             return
-        best = [score for score, label in zip(given, labels, strict=True) if label]
-        others = [score for score, label in zip(given, labels, strict=True) if not label]
+        for score, label in zip(scores, labels, strict=True):
+            (best if label else others).append(score)
     if not all(isinstance(score, (int, float)) for score in [*best, *others]):
         return
     if best and others and max(others) > max(best):
@@ -264,17 +282,17 @@ def listed(value: Any) -> Any:
     """A value, or the list that it is as a text of a CSV file."""
     if isinstance(value, str) and value.strip()[:1] == "[":
         try:
-            found = from_json(value)
+            content = from_json(value)
         except ValueError:
             return value
-        return found if isinstance(found, list) else value
+        return content if isinstance(content, list) else value
     return value
 
 
 def _text(value: Any, name: str, where: str) -> str:
     """A passage's text, of an object behind its title."""
     if isinstance(value, dict):
-        key = next((each for each in _TEXTS if each in value), _TEXTS[0])
+        key = next((name for name in _TEXTS if name in value), _TEXTS[0])
         text = text_field(field(value, key, where, f"{name}."), f"{name}.{key}", where)
         title = str(value.get("title") or "").strip()
         return f"{title} {text}" if title else text
@@ -296,16 +314,19 @@ def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], A
         )
     if is_listed:
         return _listed_passages(row, form, where)
-    named, labels = [], []
+    named = []
+    labels = []
     for name in row:
-        if (name == form or NEGATIVE.fullmatch(name)) and is_filled(row[name]):
-            given = listed(row[name])
-            if isinstance(given, str) and given.strip()[:1] == "[" and form == "pos":
-                raise bad_field(where, name, "is a text", "Give a list of texts")
-            several = enumerate(given) if isinstance(given, list) else ()
-            texts = [(f"{name}[{i}]", text) for i, text in several] or [(name, given)]
-            named += texts
-            labels += [name == form] * len(texts)
+        if not (name == form or NEGATIVE.fullmatch(name)) or not is_filled(row[name]):
+            continue
+        passages = listed(row[name])
+        if isinstance(passages, str) and passages.strip()[:1] == "[" and form == "pos":
+            raise bad_field(where, name, "is a text", "Give a list of texts")
+        texts = [(name, passages)]
+        if isinstance(passages, list) and passages:
+            texts = [(f"{name}[{place}]", text) for place, text in enumerate(passages)]
+        named += texts
+        labels += [name == form] * len(texts)
     return named, labels, form
 
 
@@ -313,15 +334,15 @@ def form_of(row: dict[str, Any]) -> tuple[str, bool]:
     """The field with the passages by which a row's form is known, and whether its labels stand in
     another list; ("", False) of none.
     """
-    given = {name: value for name, value in row.items() if is_filled(value)}
-    name = next((name for name in LISTED if name in given), "")
+    filled = {name: value for name, value in row.items() if is_filled(value)}
+    name = next((name for name in LISTED if name in filled), "")
     if name:
         return name, True
-    if isinstance(listed(given.get(_marks_of(row))), list) and not _has_negatives(row):
+    if isinstance(listed(filled.get(_marks_of(row))), list) and not _has_negatives(row):
         for name in (*ONE_PASSAGE, *POSITIVE):
-            if isinstance(listed(given.get(name)), list):
+            if isinstance(listed(filled.get(name)), list):
                 return name, True
-    return next((name for name in POSITIVE if name in given), ""), False
+    return next((name for name in POSITIVE if name in filled), ""), False
 
 
 def _has_negatives(row: dict[str, Any]) -> bool:
@@ -336,14 +357,21 @@ def _marks_of(row: dict[str, Any]) -> str:
 def _listed_passages(
     row: dict[str, Any], form: str, where: str
 ) -> tuple[list[tuple[str, Any]], Any, str]:
-    inside = isinstance(row[form], dict)
-    holder, prefix = (row[form], f"{form}.") if inside else (row, "")
-    name, marks = ("passage_text", "is_selected") if inside else (form, _marks_of(row))
+    """As :func:`_passages`, of a list of passages with their labels in another one."""
+    holder = row
+    prefix = ""
+    name = form
+    marks = _marks_of(row)
+    if isinstance(row[form], dict):  # MS MARCO's.
+        holder = row[form]
+        prefix = f"{form}."
+        name = "passage_text"
+        marks = "is_selected"
     texts = listed(field(holder, name, where, prefix))
     if not isinstance(texts, list) or not texts:
         problem = "is empty" if texts == [] else f"is {kind(texts)}"
         raise bad_field(where, prefix + name, problem, "Give a list of texts")
-    named = [(f"{prefix}{name}[{i}]", text) for i, text in enumerate(texts)]
+    named = [(f"{prefix}{name}[{place}]", text) for place, text in enumerate(texts)]
     return named, listed(holder.get(marks)), prefix + marks
 
 
@@ -368,8 +396,13 @@ class _Input:
     def of(cls, pair: Any, kept: Sequence[int], cut: bool) -> _Input:
         """Those tokens of an encoding that are kept."""
         places = np.asarray(kept, np.int64)
-        ids, types = np.asarray(pair.ids, np.int32), np.asarray(pair.type_ids, np.int8)
+        ids = np.asarray(pair.ids, np.int32)
+        types = np.asarray(pair.type_ids, np.int8)
         return cls(ids[places], types[places], cut)
+
+
+class NoTokenError(DataError):
+    """A passage of which nothing stands in the input."""
 
 
 class RerankerDataset:
@@ -403,42 +436,26 @@ class RerankerDataset:
     ) -> None:
         self.records: list[Record] = []
         self._rows: list[dict[str, Any]] = []
-        self._tokenizer, self._max_length = tokenizer, max_length
+        self._tokenizer = tokenizer
+        self._max_length = max_length
         form = None if template is None else Template.parse(template)
-        skipped, cut = list[str](), 0
+        skipped = list[str]()
+        cut = 0
         for record in records:
-            passages = record.passages
-            if record.instruction and not (form and form.instructed):
-                raise DataError(
-                    f'{record.where}: field "instruction" has no place in the input. Put '
-                    "{instruction} into model.template, or take it out."
-                )
-            if form is None:
-                pairs = self._pairs(record)
-            else:
-                pairs = self._texts(record, form.filled(record.instruction or instruction))
-            lengths = token_lengths(tokenizer, passages)
-            lost = [
-                text
-                for text, pair, length in zip(passages, pairs, lengths, strict=True)
-                if length == 0 or pair is None
-            ]
-            if lost:
-                problem = DataError(
-                    f'{record.where}: field "passages": {shown(lost[0])} gives no token within '
-                    f"max_length={max_length}. Raise max_length, or take out the record."
-                )
-                skipped.append(refused(problem, skip_invalid))
+            lengths = token_lengths(tokenizer, record.passages)
+            try:
+                inputs = self._inputs(record, form, instruction, lengths)
+            except NoTokenError as error:
+                skipped.append(refused(error, skip_invalid))
                 continue
-            found = [pair for pair in pairs if pair is not None]
-            check_known(max(int(pair.ids.max()) for pair in found), rows, record.where)
-            cut += sum(pair.cut for pair in found)
+            check_known(max(int(pair.ids.max()) for pair in inputs), rows, record.where)
+            cut += sum(pair.cut for pair in inputs)
             row: dict[str, Any] = {
-                "input_ids": [pair.ids for pair in found],
+                "input_ids": [pair.ids for pair in inputs],
                 "passage_lengths": np.asarray(lengths, np.float32),
             }
             if "token_type_ids" in tokenizer.model_input_names:
-                row["token_type_ids"] = [pair.types for pair in found]
+                row["token_type_ids"] = [pair.types for pair in inputs]
             if name == "predict":
                 row["query_id"] = record.query_id
             self.records.append(record)
@@ -451,27 +468,53 @@ class RerankerDataset:
         if cut:
             rank_zero_info(f"{name}: {cut:,} pairs of more than {max_length} tokens were cut.")
 
+    def _inputs(
+        self,
+        record: Record,
+        form: Template | None,
+        instruction: str | None,
+        lengths: Sequence[int],
+    ) -> list[_Input]:
+        """The input of each passage; NoTokenError where one has no token in it."""
+        if record.instruction and not (form and form.instructed):
+            raise DataError(
+                f'{record.where}: field "instruction" has no place in the input. Put '
+                "{instruction} into model.template, or take it out."
+            )
+        if form is None:
+            pairs = self._pairs(record)
+        else:
+            pairs = self._texts(record, form.filled(record.instruction or instruction))
+        inputs = []
+        for text, pair, length in zip(record.passages, pairs, lengths, strict=True):
+            if length == 0 or pair is None:
+                raise NoTokenError(
+                    f'{record.where}: field "passages": {shown(text)} gives no token within '
+                    f"max_length={self._max_length}. Raise max_length, or take out the record."
+                )
+            inputs.append(pair)
+        return inputs
+
     def _pairs(self, record: Record) -> list[_Input | None]:
         """Pairs as CrossEncoder.predict feeds them, unpadded; None where no passage is left."""
         limit: dict[str, Any] = {"truncation": "longest_first", "max_length": self._max_length}
         queries = [record.query] * len(record.passages)
         passages = list(record.passages)
-        found = self._tokenizer(queries, passages, **limit, return_attention_mask=False)
-        return [
-            None
-            if all(end <= 0 for _, end in pair.offsets)
-            else _Input.of(pair, range(len(pair.ids)), bool(pair.overflowing))
-            for pair in found.encodings or []
-        ]
+        encoded = self._tokenizer(queries, passages, **limit, return_attention_mask=False)
+        inputs = list[_Input | None]()
+        for pair in encoded.encodings or []:
+            whole = _Input.of(pair, range(len(pair.ids)), bool(pair.overflowing))
+            inputs.append(None if all(end <= 0 for _, end in pair.offsets) else whole)
+        return inputs
 
     def _texts(self, record: Record, template: Template) -> list[_Input | None]:
         """What a template makes of the pairs; None where no passage is left."""
         rendered = [template.render(record.query, text) for text in record.passages]
-        texts = [each.text for each in rendered]
-        found = self._tokenizer(texts, return_attention_mask=False, verbose=False)
+        texts = [text.text for text in rendered]
+        encoded = self._tokenizer(texts, return_attention_mask=False, verbose=False)
         inputs = list[_Input | None]()
-        for each, pair in zip(rendered, found.encodings or [], strict=True):
-            kept = kept_tokens(pair.offsets, each, self._max_length)
+        for text, pair in zip(rendered, encoded.encodings or [], strict=True):
+            kept = kept_tokens(pair.offsets, text, self._max_length)
             cut = kept is not None and len(kept) < len(pair.ids)
             inputs.append(None if kept is None else _Input.of(pair, kept, cut))
         return inputs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 from lightning.pytorch.utilities import rank_zero_warn
@@ -89,7 +88,8 @@ class Selection:
     held_out_per_category: int = 200
 
     def __post_init__(self) -> None:
-        held_out, count = self.held_out_per_category, self.per_category
+        held_out = self.held_out_per_category
+        count = self.per_category
         if not 0 <= held_out < count:
             raise DataError(f"held_out_per_category={held_out}, per_category={count}: leave some.")
 
@@ -161,11 +161,18 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_answers: Literal["leave", "take"] = "leave",
         **options: Any,
     ) -> None:
-        files = {"benign_train": benign_file, "benign_val": benign_val_file}
-        files |= {"benign_test": benign_test_file, "unsafe_train": unsafe_file}
-        files |= {"unsafe_val": unsafe_val_file, "unsafe_test": unsafe_test_file, "pku": pku_file}
-        files |= {"over_refusal": over_refusal_file, "alpaca_eval": alpaca_eval_file}
-        files["predict"] = predict_file
+        files = {
+            "benign_train": benign_file,
+            "benign_val": benign_val_file,
+            "benign_test": benign_test_file,
+            "unsafe_train": unsafe_file,
+            "unsafe_val": unsafe_val_file,
+            "unsafe_test": unsafe_test_file,
+            "pku": pku_file,
+            "over_refusal": over_refusal_file,
+            "alpaca_eval": alpaca_eval_file,
+            "predict": predict_file,
+        }
         super().__init__(model_name, source, files, **options)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
         one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
@@ -181,9 +188,13 @@ class SafetyDataModule(ResponseDataModule):
         kinds = [self._of_kind("benign")]
         if self.unsafe_schema is not None:
             kinds.append(self._of_kind("unsafe"))
-        splits = {side: [r for kind in kinds for r in kind.get(side, [])] for side in SPLITS}
+        splits: dict[str, list[Record]] = {side: [] for side in SPLITS}
+        for of_kind in kinds:
+            for side, records in of_kind.items():
+                splits[side] += records
         safe = {record.unit for record in splits["train"] if not record.unsafe}
-        if both := sum(record.unit in safe for record in splits["train"] if record.unsafe):
+        both = sum(record.unit in safe for record in splits["train"] if record.unsafe)
+        if both:
             rank_zero_warn(
                 f"train: {both:,} unsafe records have a prompt that is a benign one too, so it "
                 "is to be answered and refused. Take it out of one."
@@ -192,15 +203,18 @@ class SafetyDataModule(ResponseDataModule):
 
     def _of_kind(self, kind: str) -> dict[str, list[Record]]:
         """All splits: of files one for each, or a share; else what ``selection`` holds out."""
-        chosen, judged = self.selection, kind == "unsafe" and self.unsafe_schema == "beavertails"
+        chosen = self.selection
+        judged = kind == "unsafe" and self.unsafe_schema == "beavertails"
         files = {side: self.files[f"{kind}_{side}"] for side in SPLITS}
-        read = {side: found for side in SPLITS if (found := self.read(f"{kind}_{side}"))}
+        read = {side: self.read(f"{kind}_{side}") for side in SPLITS}
+        read = {side: records for side, records in read.items() if records}
         if self.source == "files" and not judged:
             return self.held_out(read, files)
         train = read.get("train", [])
         if judged:
-            limits = chosen.per_category, chosen.held_out_per_category
-            train, held = per_category(train, *limits, self.seed)
+            train, held = per_category(
+                train, chosen.per_category, chosen.held_out_per_category, self.seed
+            )
             if "test" in read:
                 return self.held_out({"train": train, "val": held, "test": read["test"]}, files)
         elif kind == "benign":
@@ -214,41 +228,67 @@ class SafetyDataModule(ResponseDataModule):
 
     def read(self, name: str) -> list[Record]:
         """The records of a data set; of several judgements or answers what the schema makes."""
-        found: list[Any] = super().read(name)
+        rows: list[Any] = super().read(name)
         if name.startswith("unsafe"):
-            agreed = partial(unanimous, categories=self.selection.categories)
-            makes: dict[Any, Any] = {"beavertails": agreed, "pku": unsafe_prompts}
-            found = (makes | {"pku_pairs": preference_pairs}).get(self.unsafe_schema, list)(found)
+            records = self._of_schema(rows)
         elif name == "pku":
-            found = unsafe_prompts(found, once=True)
+            records = unsafe_prompts(rows, once=True)
         elif name == "over_refusal":
-            found = [record for record in found if not record.unsafe]
+            records = [record for record in rows if not record.unsafe]
+        else:
+            records = rows
         if name in TEST_SETS:
-            splits = {"train": self._records.get("train", []), name: found}
+            splits = {"train": self._records.get("train", []), name: records}
             where = ", ".join(self.files[name]) or name
             warn_of_shared(splits, {"train": "the training set", name: where})
-        return found
+        return records
+
+    def _of_schema(self, rows: list[Any]) -> list[Record]:
+        """The unsafe records that judgements or pairs of answers make; "labelled" ones are some."""
+        if self.unsafe_schema == "beavertails":
+            return unanimous(rows, self.selection.categories)
+        if self.unsafe_schema == "pku":
+            return unsafe_prompts(rows)
+        if self.unsafe_schema == "pku_pairs":
+            return preference_pairs(rows)
+        return rows
 
     def reader(self, name: str) -> Parse:
         """By kind of the records; those that are only tested on or predicted for are prompts."""
-        readers = {"labelled": parse_labelled, "beavertails": parse_judgement}
-        of_kind = {"unsafe": readers.get(self.unsafe_schema or "", parse_pair), "pku": parse_pair}
-        return (of_kind | {"benign": parse_instruction}).get(name.partition("_")[0], parse_prompt)
+        kind = name.partition("_")[0]
+        if kind == "benign":
+            return parse_instruction
+        if kind == "pku":
+            return parse_pair
+        if kind != "unsafe":
+            return parse_prompt
+        if self.unsafe_schema == "labelled":
+            return parse_labelled
+        return parse_judgement if self.unsafe_schema == "beavertails" else parse_pair
 
     def on_hub(self, name: str) -> tuple[str, str | None, str] | None:
         """The hub's splits by kind and side, and PKU-SafeRLHF where it is only tested on."""
-        chosen, judged = self.selection, self.unsafe_schema == "beavertails"
-        train = (chosen.beavertails_path, "330k_train") if judged else (chosen.pku_path, "train")
-        found = {"benign_train": (chosen.alpaca_path, "train"), "unsafe_train": train}
-        found["pku" if judged else "unsafe_val"] = chosen.pku_path, "test"
-        return (found[name][0], None, found[name][1]) if name in found else None
+        chosen = self.selection
+        if name == "benign_train":
+            return chosen.alpaca_path, None, "train"
+        judged = self.unsafe_schema == "beavertails"
+        if name == "unsafe_train" and judged:
+            return chosen.beavertails_path, None, "330k_train"
+        if name == "unsafe_train":
+            return chosen.pku_path, None, "train"
+        if name == ("pku" if judged else "unsafe_val"):
+            return chosen.pku_path, None, "test"
+        return None
 
     def encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """With a text for each refusal, and unsafe answers where they are asked for."""
-        leave = self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs"
-        left_out = set(ROLES) if name == "predict" else {UNSAFE} if leave else set()
-        records = [
-            replace(each, responses=tuple(r for r in each.responses if r.role not in left_out))
-            for each in records
-        ]
-        return super().encoded(name, with_refusals(records, self.refusals))
+        left_out = set[str]()
+        if name == "predict":  # Prompts alone.
+            left_out = set(ROLES)
+        elif self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
+            left_out = {UNSAFE}
+        kept = []
+        for record in records:
+            responses = tuple(r for r in record.responses if r.role not in left_out)
+            kept.append(replace(record, responses=responses))
+        return super().encoded(name, with_refusals(kept, self.refusals))

@@ -153,24 +153,33 @@ class SafetyModule(LanguageModelModule):
     ) -> None:
         one_of("constrain", constrain, ("refusal", "answer"))
         one_of("objective", objective, ("kl", "cross_entropy", "safe_dpo"))
-        own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
+        tolerances = {"refuse": refuse_tolerance, "comply": comply_tolerance}
         if constrain == "answer":
-            own = {"avoid": avoid_tolerance}
+            tolerances = {"avoid": avoid_tolerance}
         evaluation = from_plain(SafetyEvaluation, evaluation)
-        super().__init__(policy, formulation, own, evaluation, objective, training)
-        self.safe_dpo_margin, self.safe_dpo_beta = safe_dpo_margin, safe_dpo_beta
+        super().__init__(policy, formulation, tolerances, evaluation, objective, training)
+        self.safe_dpo_margin = safe_dpo_margin
+        self.safe_dpo_beta = safe_dpo_beta
         self._judge: CostModel | None = None
 
     # The terms ------------------------------------------------------------------------------------
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The Safe-DPO loss, (B,); 0 where there is no pair."""
-        s, reference = outputs.log_likelihood, outputs.reference_log_likelihood
+        s = outputs.log_likelihood
+        reference = outputs.reference_log_likelihood
         if reference is None or s.shape[1] < 2:
             return torch.where(torch.zeros_like(outputs.present[:, 0]), s[:, 0], 0)
         unsafe = (batch["roles"] == ROLES.index(UNSAFE)).to(s.device, non_blocking=True)
-        pairs = (values[:, place] for values in (s - reference, unsafe) for place in (0, 1))
-        losses = safe_dpo_loss(*pairs, margin=self.safe_dpo_margin, beta=self.safe_dpo_beta)
+        gains = s - reference
+        losses = safe_dpo_loss(
+            gains[:, 0],
+            gains[:, 1],
+            unsafe[:, 0],
+            unsafe[:, 1],
+            margin=self.safe_dpo_margin,
+            beta=self.safe_dpo_beta,
+        )
         return torch.where(outputs.present[:, 1], losses, 0)
 
     def referred(self, batch: Batch) -> Tensor:
@@ -190,13 +199,17 @@ class SafetyModule(LanguageModelModule):
 
     def check_training_records(self, records: Sequence[Record]) -> None:
         """Refuses a training set in which a term has no sample at all."""
-        found = {(record.kind, role) for record in records for role in record.roles}
-        asked = {name: self.requirements[name] for name in self.formulations}
-        needed = {f"constraint {name}": (of.kinds[0], of.role) for name, of in asked.items()}
+        there = set[tuple[str, str]]()
+        for record in records:
+            there.update((record.kind, role) for role in record.roles)
+        needed = {}
+        for name in self.formulations:
+            requirement = self.requirements[name]
+            needed[f"constraint {name}"] = (requirement.kinds[0], requirement.role)
         if self.trained_on == "safe_dpo":
-            needed["objective safe_dpo"] = "unsafe", UNSAFE
+            needed["objective safe_dpo"] = ("unsafe", UNSAFE)
         for term, (kind, role) in needed.items():
-            if (kind, role) not in found:
+            if (kind, role) not in there:
                 raise DataError(
                     f"No {kind} prompt with a response of kind {role!r} is trained on, which the "
                     f"{term} needs. Give the data module a {kind}_file with some, for unsafe "
@@ -218,22 +231,28 @@ class SafetyModule(LanguageModelModule):
         And the "cost" of an answer to an unsafe one, where there is a cost model.
         """
         names = () if stage == "predict" else ("unsafe", "kind", "category")
-        found = []
+        lines = []
         answers = super().batch_answers(batch, samples, stage)
         for (row, _), answer in zip(samples, answers, strict=True):
             record: Record = batch["records"][row]
-            about = {name: getattr(record, name) for name in names}
-            found.append({"index": answer["index"], "prompt": record.text, **about, **answer})
-        judged = [answer for answer in found if answer.get("unsafe")]
-        if stage.startswith(BEFORE):  # Its answers to benign prompts are compared, none is judged.
-            judged = []
-        if judged and (name := self.evaluation.cost_model) is not None:
-            self._judge = self._judge or CostModel.load(name, device=self.device)
-            asked, said = ([each[key] for each in judged] for key in ("prompt", "answer"))
-            costs = self._judge.costs(asked, said).tolist()
-            for answer, cost in zip(judged, costs, strict=True):
-                answer["cost"] = cost
-        return found
+            line = {"index": answer["index"], "prompt": record.text}
+            for name in names:
+                line[name] = getattr(record, name)
+            lines.append({**line, **answer})
+        if not stage.startswith(BEFORE):  # Its answers are compared; none is judged.
+            self._add_costs([line for line in lines if line.get("unsafe")])
+        return lines
+
+    def _add_costs(self, answers: Sequence[dict[str, Any]]) -> None:
+        """Adds the "cost" of answers to unsafe prompts, where there is a cost model."""
+        name = self.evaluation.cost_model
+        if not answers or name is None:
+            return
+        self._judge = self._judge or CostModel.load(name, device=self.device)
+        prompts = [answer["prompt"] for answer in answers]
+        costs = self._judge.costs(prompts, [answer["answer"] for answer in answers])
+        for answer, cost in zip(answers, costs.tolist(), strict=True):
+            answer["cost"] = cost
 
     def finish_evaluation_metrics(self, metrics: dict[str, Metrics]) -> None:
         """Besides, lets the cost model go."""

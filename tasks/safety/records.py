@@ -59,25 +59,28 @@ def parse_instruction(row: Any, where: str) -> Record:
     """A benign prompt with its answer, {"instruction", "input", "output"}."""
     messages, answer, name = answered(row, where, INSTRUCTIONS, ANSWERS[2:])
     response = response_of(HELPFUL, answer, where, name)
-    return _record(messages, where, "benign", response, REFUSES)
+    return _record(messages, where, "benign", [response, REFUSES])
 
 
 @reads_whole
 def parse_labelled(row: Any, where: str) -> Record:
     """An unsafe prompt; a safe response that refuses, by the keyword rule, is its own refusal."""
-    responses, judged = [REFUSES], row.get("response") is not None
+    responses = [REFUSES]
+    judged = row.get("response") is not None
     row.read |= {*ANSWERS}  # An answer that nobody judged is not taken.
-    for name in () if judged else ("label", "safe", "is_safe"):
-        if (said := row.get(name)) == "safe" or (name != "label" and truth(said)):
-            problem = f"is {shown(said)}, and the file is of unsafe prompts"
-            raise bad_field(where, name, problem, "Take the record out")
-    if judged:
+    if not judged:
+        for name in ("label", "safe", "is_safe"):
+            value = row.get(name)
+            if value == "safe" or (name != "label" and truth(value)):
+                problem = f"is {shown(value)}, and the file is of unsafe prompts"
+                raise bad_field(where, name, problem, "Take the record out")
+    else:
         answer = _judged(row, "response", "is_safe", where)
         if answer.role == UNSAFE:
             responses.append(answer)
         elif is_refusal(answer_text(answer.answer or "")):
             responses = [replace(REFUSES, answer=answer.answer)]
-    return _record(conversation(row, where), where, "unsafe", *responses)
+    return _record(conversation(row, where), where, "unsafe", responses)
 
 
 @reads_whole
@@ -88,8 +91,8 @@ def parse_judgement(row: Any, where: str) -> Judgement:
         raise bad_field(where, "category", f"is {kind(harms)}", "Give {name: true or false}")
     seen = frozenset(name for name in harms if flag(harms, name, where, "category."))
     answer = _judged(row, "response", "is_safe", where)
-    responses = REFUSES, replace(answer, role=UNSAFE)
-    record = _record(conversation(row, where), where, "unsafe", *responses)
+    responses = [REFUSES, replace(answer, role=UNSAFE)]
+    record = _record(conversation(row, where), where, "unsafe", responses)
     return Judgement(record, seen if answer.role == UNSAFE else frozenset())
 
 
@@ -97,13 +100,19 @@ def parse_judgement(row: Any, where: str) -> Judgement:
 def parse_pair(row: Any, where: str) -> AnswerPair:
     """{"prompt"}, two of {"response_0", "is_response_0_safe"}, {better, safer}_response_id."""
     responses = [_judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)]
-    chosen = [field(row, f"{name}_response_id", where) for name in ("better", "safer")]
-    for name, value in zip(("better", "safer"), chosen, strict=True):
-        if isinstance(value, bool) or value not in (0, 1):
-            raise bad_field(where, f"{name}_response_id", f"is {shown(value)}", "Give 0 or 1")
-    of = "unsafe" if UNSAFE in (each.role for each in responses) else "benign"
-    record = _record(conversation(row, where), where, of, *responses)
-    return AnswerPair(record, *map(int, chosen))
+    better = _zero_or_one(row, "better_response_id", where)
+    safer = _zero_or_one(row, "safer_response_id", where)
+    of = "unsafe" if any(response.role == UNSAFE for response in responses) else "benign"
+    record = _record(conversation(row, where), where, of, responses)
+    return AnswerPair(record, better, safer)
+
+
+def _zero_or_one(row: dict[str, Any], name: str, where: str) -> int:
+    """Which of two responses a field names."""
+    value = field(row, name, where)
+    if isinstance(value, bool) or value not in (0, 1):
+        raise bad_field(where, name, f"is {shown(value)}", "Give 0 or 1")
+    return int(value)
 
 
 @reads_whole
@@ -119,10 +128,10 @@ def parse_prompt(row: Any, where: str) -> Record:
         raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
     row.read |= {*ANSWERS, "focus", "note"}  # of AlpacaEval and XSTest; no answer is looked at
     of = "unsafe" if label == "unsafe" else "benign"
-    return _record(conversation(row, where), where, of, REFUSES)
+    return _record(conversation(row, where), where, of, [REFUSES])
 
 
-def _record(messages: list[Any], where: str, kind: str, *responses: Response) -> Record:
+def _record(messages: list[Any], where: str, kind: str, responses: Sequence[Response]) -> Record:
     """A benign or unsafe record, without tools and category, told apart by its texts."""
     read = make_record({}, messages, responses, where)
     identity = (read.text,) if len(messages) == 1 else tuple(messages)
@@ -130,6 +139,7 @@ def _record(messages: list[Any], where: str, kind: str, *responses: Response) ->
 
 
 def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:
+    """The response in a field, safe or not by what another field says."""
     role = SAFE if flag(row, safe, where) else UNSAFE
     return response_of(role, field(row, name, where), where, name)
 
@@ -145,15 +155,16 @@ def unanimous(judgements: Iterable[Judgement], categories: Sequence[str]) -> lis
     that counts for several is put under the first of them, so that none is taken twice.
     """
     groups: dict[str, list[Judgement]] = {}
-    for each in judgements:
-        groups.setdefault(digest(each.record.text, each.record.answers), []).append(each)
-    found = []
+    for judgement in judgements:
+        answer = digest(judgement.record.text, judgement.record.answers)
+        groups.setdefault(answer, []).append(judgement)
+    records = []
     for group in groups.values():
-        shared = frozenset.intersection(*(each.harms for each in group))
+        shared = frozenset.intersection(*[judgement.harms for judgement in group])
         named = [name for name in categories if name in shared]
         if len(group) >= PAPER_ANNOTATORS and named:
-            found.append(replace(group[0].record, given_category=named[0]))
-    return sorted(found, key=lambda each: categories.index(each.category))
+            records.append(replace(group[0].record, given_category=named[0]))
+    return sorted(records, key=lambda record: categories.index(record.category))
 
 
 def per_category(
@@ -165,18 +176,19 @@ def per_category(
     is trained on for none. Where a category has fewer than ``count``, the same share of them is
     held out.
     """
-    groups = [list(group) for _, group in groupby(records, key=lambda each: each.category)]
+    groups = [list(group) for _, group in groupby(records, key=lambda record: record.category)]
     held: list[Record] = []
     units: set[str] = set()
     for group in groups:
         wanted = held_out if len(group) >= count else len(group) * held_out // count
-        order = sorted(group, key=lambda each: (each.unit not in units, digest(seed, each.text)))
+        # Those first whose prompts are held out for an earlier category, then as they are drawn.
+        order = sorted(group, key=lambda r: (r.unit not in units, digest(seed, r.text)))
         held += order[:wanted]
         units.update(record.unit for record in held)
     train: list[Record] = []
     for group in groups:
         left = without(held, group)
-        left.sort(key=lambda each: digest(seed, each.text, *filter(None, each.answers)))
+        left.sort(key=lambda record: digest(seed, record.text, *filter(None, record.answers)))
         train += left[: count - held_out]
     return train, held
 
@@ -186,11 +198,11 @@ def longest(
 ) -> tuple[list[Record], list[Record]]:
     """The ``count`` with the longest answers, and others, drawn by ``seed``, to hold out."""
     lengths = [len(answer_text(record.answers[0])) for record in records]
-    train = [records[i] for i in largest(lengths, count)]
+    train = [records[place] for place in largest(lengths, count)]
     others = without(train, records)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randperm(len(others), generator=generator)[:held_out]
-    return train, [others[i] for i in sorted(drawn.tolist())]
+    return train, [others[place] for place in sorted(drawn.tolist())]
 
 
 def without(known: Sequence[Record], records: Sequence[Record]) -> list[Record]:
@@ -201,14 +213,14 @@ def without(known: Sequence[Record], records: Sequence[Record]) -> list[Record]:
 
 def unsafe_prompts(pairs: Iterable[AnswerPair], once: bool = False) -> list[Record]:
     """Each prompt with an unsafe answer, of two the less safe; ``once``: its first record alone."""
-    found: dict[str, Record] = {}
+    prompts: dict[str, Record] = {}
     for record, _, safer in pairs:
-        unsafe = [each for each in record.responses if each.role == UNSAFE]
+        unsafe = [response for response in record.responses if response.role == UNSAFE]
         if unsafe:
             worse = record.responses[1 - safer] if len(unsafe) == 2 else unsafe[0]
             key = record.unit if once else digest(record.text, worse.answer)
-            found.setdefault(key, replace(record, responses=(REFUSES, worse)))
-    return list(found.values())
+            prompts.setdefault(key, replace(record, responses=(REFUSES, worse)))
+    return list(prompts.values())
 
 
 def preference_pairs(pairs: Iterable[AnswerPair]) -> list[Record]:
@@ -217,11 +229,14 @@ def preference_pairs(pairs: Iterable[AnswerPair]) -> list[Record]:
     A pair counts as of an unsafe prompt if one of its answers is unsafe; a refusal is then its
     third response.
     """
-    found = []
+    records = []
     for record, better, _ in pairs:
         unsafe = [role == UNSAFE for role in record.roles]
+        if all(unsafe):
+            continue
         first = 1 - better if unsafe[better] else better
-        if not all(unsafe):
-            pair = record.responses[first], record.responses[1 - first]
-            found.append(replace(record, responses=(*pair, *[REFUSES] * record.unsafe)))
-    return found
+        responses = [record.responses[first], record.responses[1 - first]]
+        if record.unsafe:
+            responses.append(REFUSES)
+        records.append(replace(record, responses=tuple(responses)))
+    return records

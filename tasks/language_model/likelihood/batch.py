@@ -30,9 +30,11 @@ def collate_responses(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[Sequence[int]]], columns: int = 0
 ) -> dict[str, Tensor]:
     """The tensors of a batch from prompts' and responses' token ids; R is at least ``columns``."""
-    count = max((columns, *map(len, responses)))
-    padded = [[*answers, *[()] * (count - len(answers))] for answers in responses]
-    flat = [answer for answers in padded for answer in answers]
+    count = max(columns, max(map(len, responses), default=0))
+    flat: list[Sequence[int]] = []
+    for answers in responses:
+        flat += answers
+        flat += [()] * (count - len(answers))
     width = max(map(len, flat), default=0)
     lengths = torch.tensor([len(answer) for answer in flat], dtype=torch.long)
     return {
@@ -63,8 +65,13 @@ class Pairs:
 
     @classmethod
     def of(cls, batch: Batch) -> Pairs:
-        lengths = batch["prompt_lengths"].tolist(), batch["response_lengths"].tolist()
-        pairs = cls(batch["prompt_ids"], batch["response_ids"], *lengths)
+        """All pairs of a batch."""
+        pairs = cls(
+            prompt_ids=batch["prompt_ids"],
+            response_ids=batch["response_ids"],
+            prompt_lengths=batch["prompt_lengths"].tolist(),
+            response_lengths=batch["response_lengths"].tolist(),
+        )
         if not pairs.places:
             raise DataError("A batch without a single response.")
         return pairs
@@ -72,12 +79,12 @@ class Pairs:
     @cached_property
     def places(self) -> list[tuple[int, int]]:
         """(sample, response) of each pair."""
-        return [
-            (row, column)
-            for row, lengths in enumerate(self.response_lengths)
-            for column, length in enumerate(lengths)
-            if length
-        ]
+        places = []
+        for row, lengths in enumerate(self.response_lengths):
+            for column, length in enumerate(lengths):
+                if length:
+                    places.append((row, column))
+        return places
 
     @cached_property
     def targets(self) -> Tensor:
@@ -90,11 +97,10 @@ class Pairs:
         """Some of the pairs; these themselves where it is all of them."""
         if len(places) == len(self.places):
             return self
-        lengths = [
-            [length if (row, column) in places else 0 for column, length in enumerate(lengths)]
-            for row, lengths in enumerate(self.response_lengths)
-        ]
-        return replace(self, response_lengths=lengths)
+        kept = [[0] * len(lengths) for lengths in self.response_lengths]
+        for row, column in places:
+            kept[row][column] = self.response_lengths[row][column]
+        return replace(self, response_lengths=kept)
 
     def within(self, pairs: Pairs) -> Tensor:
         """(n,) places of these tokens among those of a larger selection from the same batch."""
@@ -130,9 +136,12 @@ class Pairs:
     @cached_property
     def layout(self) -> Layout:
         """Of the samples that have a pair, each prompt once and nothing padded."""
-        prompt_width, response_width = self.prompt_ids.shape[1], self.response_ids.shape[2]
-        responses_from = self.prompt_ids.numel()
-        source, positions, predicting = list[int](), list[int](), list[int]()
+        prompt_width = self.prompt_ids.shape[1]
+        response_width = self.response_ids.shape[2]
+        responses_from = self.prompt_ids.numel()  # Behind the prompts, one after the other.
+        source = list[int]()
+        positions = list[int]()
+        predicting = list[int]()
         samples = list[list[int]]()
         of_rows = zip(self.prompt_lengths, self.response_lengths, strict=True)
         for row, (prompt, lengths) in enumerate(of_rows):
@@ -148,12 +157,17 @@ class Pairs:
                 source += range(start, start + length - 1)
                 positions += range(prompt, prompt + length - 1)
             samples.append([prompt, *(length - 1 for _, length in present)])
-        places, position_ids, predict = (
-            torch.tensor(each, dtype=torch.long).to(self.prompt_ids.device, non_blocking=True)
-            for each in (source, positions, predicting)
+        tokens = torch.cat([self.prompt_ids.flatten(), self.response_ids.flatten()])
+        return Layout(
+            ids=tokens[self._on_device(source)],
+            positions=self._on_device(positions),
+            predicting=self._on_device(predicting),
+            samples=samples,
         )
-        ids = torch.cat([self.prompt_ids.flatten(), self.response_ids.flatten()])[places]
-        return Layout(ids, position_ids, predict, samples)
+
+    def _on_device(self, numbers: list[int]) -> Tensor:
+        tensor = torch.tensor(numbers, dtype=torch.long)
+        return tensor.to(self.prompt_ids.device, non_blocking=True)
 
 
 @dataclass(frozen=True)

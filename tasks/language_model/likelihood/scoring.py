@@ -123,7 +123,8 @@ class ResponseScorer:
         chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
         one_of("method", method, ("auto", *get_args(ScoringMethod)))
-        self.model, self.base = model, base_of(model)
+        self.model = model
+        self.base = base_of(model)
         self.method = method
         self.cache = cache
         self.chunk_elements = chunk_elements
@@ -157,14 +158,16 @@ class ResponseScorer:
         would hide a shift by one position.
         """
         pairs = Pairs.of(batch)
-        prompts, responses = pairs.prompt_lengths, pairs.response_lengths
+        prompts = pairs.prompt_lengths
+        responses = pairs.response_lengths
         row, column = max(pairs.places, key=lambda p: prompts[p[0]] + responses[p[0]][p[1]])
         prompt = pairs.prompt_ids[row, : prompts[row]].tolist()
         response = pairs.response_ids[row, column, : responses[row][column]].tolist()
         thrice = collate_responses([prompt, prompt], [[response, response], [response]])
-        pairs = Pairs.of({name: each.to(pairs.prompt_ids.device) for name, each in thrice.items()})
+        on_device = {name: part.to(pairs.prompt_ids.device) for name, part in thrice.items()}
+        pairs = Pairs.of(on_device)
         once = pairs.only({(0, 0)})
-        own = reference_problem(self.model) is None
+        has_reference = reference_problem(self.model) is None
         chosen: ScoringMethod = "plain"
         methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
         device = pairs.prompt_ids.device.type
@@ -174,11 +177,12 @@ class ResponseScorer:
         bound = (1e-4 if device == "cpu" else 1e-3) if exact else 0.1
         mixed = torch.autocast(device, enabled=torch.is_autocast_enabled(device) and not exact)
         with inference(self.model), mixed:
-            plain = _summed(once, once if own else None, self._plain(once, once if own else None))
+            wanted = once if has_reference else None
+            plain = _summed(once, wanted, self._plain(once, wanted))
             for method in methods:
                 try:
                     trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
-                    wanted = pairs if own else None
+                    wanted = pairs if has_reference else None
                     fast = _summed(pairs, wanted, trial._chunked(pairs, wanted))
                     problem = value_problem(fast, plain, bound)
                 except Exception as error:  # whatever a model may raise that was not built for this
@@ -197,23 +201,24 @@ class ResponseScorer:
         def logits_of(pairs: Pairs) -> Tensor:
             ids, mask, predicting = pairs.sequences()
             logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            found: Tensor = logits.flatten(0, 1)[predicting]
-            return found
+            of_responses: Tensor = logits.flatten(0, 1)[predicting]
+            return of_responses
 
         logits = logits_of(pairs)
-        found = token_statistics(log_softmax(logits), pairs.targets, leads=leads)
+        statistics = token_statistics(log_softmax(logits), pairs.targets, leads=leads)
         if wanted is None:
-            return found
+            return statistics
         with inference(self.model, reference=True):
-            known = log_softmax(logits_of(wanted))
-        own = log_softmax(logits[wanted.within(pairs)])
-        some = token_statistics(own, wanted.targets, known)
-        return found._replace(divergence=some.divergence, reference=some.reference)
+            reference = log_softmax(logits_of(wanted))
+        policy = log_softmax(logits[wanted.within(pairs)])
+        beside = token_statistics(policy, wanted.targets, reference)
+        return statistics._replace(divergence=beside.divergence, reference=beside.reference)
 
     def _chunked(self, pairs: Pairs, wanted: Pairs | None, leads: bool = False) -> TokenStatistics:
         """The same from hidden states at the predicting positions only, logits in chunks."""
         reference = None if wanted is None else self._reference_hidden(wanted)
-        hidden, head = self._hidden(pairs), VocabularyHead(self.base)
+        hidden = self._hidden(pairs)
+        head = VocabularyHead(self.base)
         options: dict[str, Any] = {"chunk_elements": self.chunk_elements, "leads": leads}
         if isinstance(head.linear, ADAPTED):  # Then it is not the reference's.
             options["reference_mode"] = partial(inference, self.model, reference=True)
@@ -223,12 +228,13 @@ class ResponseScorer:
         others = pairs.only(set(pairs.places) - set(wanted.places))
         # Not by a bool mask, whose count of tokens the host would wait for.
         order = torch.cat([wanted.within(pairs), others.within(pairs)])
-        rows, back = hidden.index_select(0, order), order.argsort()
+        rows = hidden.index_select(0, order)
         targets = pairs.targets.index_select(0, order)
-        found = chunked_token_statistics(head, rows, targets, reference, **options)
-        lead = None if found.lead is None else found.lead.index_select(0, back)
-        likelihood = found.log_likelihood.index_select(0, back)
-        return found._replace(log_likelihood=likelihood, lead=lead)
+        statistics = chunked_token_statistics(head, rows, targets, reference, **options)
+        back = order.argsort()
+        lead = None if statistics.lead is None else statistics.lead.index_select(0, back)
+        likelihood = statistics.log_likelihood.index_select(0, back)
+        return statistics._replace(log_likelihood=likelihood, lead=lead)
 
     def _hidden(self, pairs: Pairs) -> Tensor:
         """Last hidden states (n, H) at the places that predict a response token."""
@@ -251,10 +257,12 @@ class ResponseScorer:
 
     def _hidden_in_groups(self, pairs: Pairs) -> Tensor:
         """The same of whole sequences, group by group of like length: few are padded far."""
-        decoder, device = decoder_of(self.base), pairs.prompt_ids.device
+        decoder = decoder_of(self.base)
+        device = pairs.prompt_ids.device
         prompts = [pairs.prompt_lengths[row] for row, _ in pairs.places]
         lengths = torch.tensor(prompts) + torch.tensor(pairs.sizes)
-        pieces, places = list[Tensor](), list[Tensor]()
+        pieces = list[Tensor]()
+        places = list[Tensor]()
         for group in like_length_groups(lengths, forward_cost(device)):
             some = pairs.only({pairs.places[number] for number in group.tolist()})
             ids, mask, predicting = some.sequences()
@@ -270,12 +278,13 @@ class ResponseScorer:
         if self.cache is None:
             with inference(self.model, reference=True):
                 return self._hidden(wanted)
-        prompts, responses = wanted.prompt_ids.cpu(), wanted.response_ids.cpu()
+        prompts = wanted.prompt_ids.cpu()
+        responses = wanted.response_ids.cpu()
         keys = {}
         for row, column in wanted.places:
             prompt = prompts[row, : wanted.prompt_lengths[row]]
             response = responses[row, column, : wanted.response_lengths[row][column]]
-            keys[row, column] = prompt.numpy().tobytes(), response.numpy().tobytes()
+            keys[row, column] = (prompt.numpy().tobytes(), response.numpy().tobytes())
         missing = wanted.only({place for place, key in keys.items() if key not in self.cache})
         if missing.places:
             with inference(self.model, reference=True):
@@ -290,32 +299,41 @@ class ResponseScorer:
 def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: float) -> str | None:
     """Which statistic of a pair, the first of ``plain``, some copy of it in ``fast`` has not."""
     for name in ("mean_log_likelihood", "reference_mean_log_likelihood", "kl"):
-        if (right := getattr(plain, name)) is not None:
-            found, expected = getattr(fast, name)[fast.present], right[0, 0]
-            if not found.isclose(expected, rtol=bound, atol=bound).all():  # NaN is not close.
-                return f"its {name} differs from the plain method's: {found.tolist()}, {expected}"
+        right = getattr(plain, name)
+        if right is None:
+            continue
+        copies = getattr(fast, name)[fast.present]
+        expected = right[0, 0]
+        if not copies.isclose(expected, rtol=bound, atol=bound).all():  # NaN is not close.
+            return f"its {name} differs from the plain method's: {copies.tolist()}, {expected}"
     return None
 
 
-def _summed(pairs: Pairs, wanted: Pairs | None, found: TokenStatistics) -> ResponseStatistics:
+def _summed(pairs: Pairs, wanted: Pairs | None, of_tokens: TokenStatistics) -> ResponseStatistics:
     """Sums, means and least ones over the tokens of each response, 0 where there is none."""
 
     def by_response(tokens: Tensor, owners: Pairs, filler: float = 0) -> Tensor:  # (B, R, T)
-        own = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
-        mask = torch.arange(owners.response_ids.shape[2], device=tokens.device) < own[..., None]
+        sizes = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
+        mask = torch.arange(owners.response_ids.shape[2], device=tokens.device) < sizes[..., None]
         return tokens.new_full(mask.shape, filler).masked_scatter(mask, tokens)
 
-    sums = by_response(found.log_likelihood, pairs).sum(-1)
+    sums = by_response(of_tokens.log_likelihood, pairs).sum(-1)
     lengths = torch.tensor(pairs.response_lengths).to(sums.device, non_blocking=True)
-    own = ResponseStatistics(sums, sums / lengths.clamp(min=1), lengths)
-    if found.lead is not None:
-        least = by_response(found.lead, pairs, torch.inf).amin(-1)
-        own = replace(own, lead=torch.where(lengths > 0, least, 0))
-    if wanted is None or found.divergence is None or found.reference is None:
-        return own
-    kl, sums = (by_response(each, wanted).sum(-1) for each in (found.divergence, found.reference))
-    kl, means = kl / lengths.clamp(min=1), sums / lengths.clamp(min=1)
-    return replace(own, kl=kl, reference_log_likelihood=sums, reference_mean_log_likelihood=means)
+    sizes = lengths.clamp(min=1)
+    statistics = ResponseStatistics(sums, sums / sizes, lengths)
+    if of_tokens.lead is not None:
+        least = by_response(of_tokens.lead, pairs, torch.inf).amin(-1)
+        statistics = replace(statistics, lead=torch.where(lengths > 0, least, 0))
+    if wanted is None or of_tokens.divergence is None or of_tokens.reference is None:
+        return statistics
+    divergence = by_response(of_tokens.divergence, wanted).sum(-1)
+    reference = by_response(of_tokens.reference, wanted).sum(-1)
+    return replace(
+        statistics,
+        kl=divergence / sizes,
+        reference_log_likelihood=reference,
+        reference_mean_log_likelihood=reference / sizes,
+    )
 
 
 # The reference policy: the same weights with the adapters off -------------------------------------
@@ -331,7 +349,8 @@ def base_of(model: nn.Module) -> PreTrainedModel:
 @contextmanager
 def inference(model: nn.Module, reference: bool = False) -> Iterator[None]:
     """Evaluation mode, no gradients; for the reference adapters off. Left as it was found."""
-    if reference and (problem := reference_problem(model)):
+    problem = reference_problem(model) if reference else None
+    if problem:
         raise TrainingError(problem)
     in_training = [part for part in model.modules() if part.training]
     trainable = [(weight, weight.requires_grad) for weight in model.parameters()]

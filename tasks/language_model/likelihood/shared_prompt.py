@@ -49,7 +49,8 @@ LAYOUT: ContextVar[Layout | None] = ContextVar("layout of a row", default=None)
 
 def install(model: PreTrainedModel) -> None:
     """Switch the model over; UnsupportedError: it attends by other means than "sdpa"."""
-    current, config = model.config._attn_implementation, model.config.get_text_config()
+    current = model.config._attn_implementation
+    config = model.config.get_text_config()
     kinds = {*(getattr(config, "layer_types", None) or ())} - ATTENDING
     if kinds:
         raise UnsupportedError(f"its layers {sorted(kinds)} pass on more than attention does")
@@ -80,26 +81,31 @@ def _mask(*args: Any, **kwargs: Any) -> Any:
     causal if nothing was put on top (allow_is_causal_skip) and no window or chunk (local_size) is
     reached.
     """
-    if (layout := LAYOUT.get()) is None:
+    layout = LAYOUT.get()
+    if layout is None:
         return sdpa_mask(*args, **kwargs)
-    device, local_size = layout.positions.device, kwargs.get("local_size")
+    device = layout.positions.device
+    local_size = kwargs.get("local_size")
     zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
 
     def allowed(queries: Tensor, keys: Tensor) -> Tensor:
         """What queries at positions (Q,) see of keys at (K,): bool (1, 1, Q, K)."""
-        q, k = queries[None, None, :, None], keys[None, None, None, :]
+        q = queries[None, None, :, None]
+        k = keys[None, None, None, :]
         seen: Tensor = kwargs["mask_function"](zero, zero, q, k)
         return seen.expand(1, 1, len(queries), len(keys))
 
     row: RowMask = []
     start = 0
     for lengths in layout.samples:
-        trunk, size = sum(lengths[:2]), sum(lengths)
+        trunk = sum(lengths[:2])
+        size = sum(lengths)
         positions = layout.positions[start : start + size]
         start += size
         causal = kwargs.get("allow_is_causal_skip", True)
         causal = causal and (local_size is None or trunk < local_size)
-        front, branches = positions[:trunk], None
+        front = positions[:trunk]
+        branches = None
         if size > trunk:
             # 0 the prompt, 1, 2, … the responses, by place in the sample
             parts = torch.repeat_interleave(torch.tensor(lengths)).to(device, non_blocking=True)
@@ -125,9 +131,11 @@ def _attention(
     if row is None or isinstance(row, Tensor):
         return attend(query, key, value, row)
     sizes = [size for _, size, _, _ in row]
-    parts = zip(*(each.split(sizes, dim=2) for each in (query, key, value)), strict=True)
+    queries = query.split(sizes, dim=2)
+    keys = key.split(sizes, dim=2)
+    values = value.split(sizes, dim=2)
     outputs = []
-    for (n, _, trunk, branches), (q, k, v) in zip(row, parts, strict=True):
+    for (n, _, trunk, branches), q, k, v in zip(row, queries, keys, values, strict=True):
         outputs.append(attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], trunk)[0])
         if branches is not None:
             outputs.append(attend(q[:, :, n:], k, v, branches)[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -33,6 +33,10 @@ UNMERGEABLE = frozenset({"layer_replication", "lora_bias"})
 _LINEAR = (nn.Linear, Conv1D)
 _WEIGHT_TAKEN = re.compile(r"self\.(\w+)\.weight\b(?!\.(?:dtype|device|shape|data)|, torch|\[)")
 """A weight that is used, not asked for its type, nor taken in slices as by Bloom's old switch."""
+
+
+_SAFE_TEXTS = {"init_lora_weights": ("gaussian", "orthogonal"), "bias": ("none",)}
+"""What these options may be, of texts: others train or replace the base."""
 
 
 @dataclass
@@ -75,8 +79,9 @@ class Lora:
         not_here |= {"peft_type", "base_model_name_or_path", "revision", "arrow_config"}
         for name in self.peft:
             one_of("lora.peft", name, sorted({*vars(LoraConfig())} - not_here))
-        for name, safe in (("init_lora_weights", ("gaussian", "orthogonal")), ("bias", ("none",))):
-            if isinstance(value := self.peft.get(name), str):
+        for name, safe in _SAFE_TEXTS.items():
+            value = self.peft.get(name)
+            if isinstance(value, str):
                 one_of(f"lora.peft.{name}", value, safe)
 
 
@@ -85,14 +90,11 @@ class Lora:
 
 def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     """The model with fresh adapters, the base frozen; an error names what could take them."""
-    base, targets = model.config.model_type, lora.target_modules
+    base = model.config.model_type
+    targets = lora.target_modules
     unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     more = lora.peft
-    routers = [  # Linear by class alone: they return scores and indices, or groups.
-        path
-        for path, part in model.named_modules()
-        if isinstance(part, nn.Linear) and re.search("Router|Grouped", type(part).__name__)
-    ]
+    routers = _routers(model)
     read = weights_read_by_their_layer(model)
     left_out = [*routers, *_refused_by_peft(model), *read]
     if targets == "all-linear" and left_out:
@@ -109,17 +111,30 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         _check_targets(adapted, lora, routers, read)
         _say_how_many_layers(adapted, lora)
     except (TypeError, ValueError, UnsupportedError) as error:
-        head = model.get_output_embeddings()
-        endings = {
-            path.removesuffix(".base_layer").rpartition(".")[2]
-            for path, part in model.named_modules()
-            if isinstance(part, _LINEAR) and part is not head and "lora_" not in path
-        }
         raise ValueError(
             f"lora: {str(error).rstrip('.')}. Set target_modules; the linear layers of this "
-            f'"{base}" model are {sorted(endings)}.'
+            f'"{base}" model are {_endings_of_linear_layers(model)}.'
         ) from error
     return adapted
+
+
+def _routers(model: nn.Module) -> list[str]:
+    """Layers that are linear by class alone: they return scores and indices, or groups."""
+    paths = []
+    for path, part in model.named_modules():
+        if isinstance(part, nn.Linear) and re.search("Router|Grouped", type(part).__name__):
+            paths.append(path)
+    return paths
+
+
+def _endings_of_linear_layers(model: PreTrainedModel) -> list[str]:
+    """What target_modules may name, but the vocabulary's layer."""
+    head = model.get_output_embeddings()
+    endings = set[str]()
+    for path, part in model.named_modules():
+        if isinstance(part, _LINEAR) and part is not head and "lora_" not in path:
+            endings.add(path.removesuffix(".base_layer").rpartition(".")[2])
+    return sorted(endings)
 
 
 def _check_targets(
@@ -131,11 +146,14 @@ def _check_targets(
     paths = [path for path, _ in adapted.get_base_model().named_modules()]
     listed = lora.target_modules if isinstance(lora.target_modules, list) else []
     for names, there in ((listed, taken), (lora.modules_to_save or [], paths)):
-        if lost := [n for n in names if not any(f".{p}".endswith(f".{n}") for p in there)]:
+        lost = [name for name in names if not _is_ending(name, there)]
+        if lost:
             raise ValueError(f"no {lost}, or none that the other options leave.")
-    if wrong := sorted(set(taken).intersection(routers)):
+    wrong = sorted(set(taken).intersection(routers))
+    if wrong:
         raise ValueError(f"{wrong} are routers, not adapted: add them to peft.exclude_modules.")
-    if idle := sorted(set(taken).intersection(read)):
+    idle = sorted(set(taken).intersection(read))
+    if idle:
         raise ValueError(
             f"{idle}: the layer around reads these weights itself, so adapters would do nothing in "
             "training and change the merged model. Leave them out"
@@ -147,17 +165,24 @@ def _check_targets(
         )
 
 
+def _is_ending(name: str, paths: Iterable[str]) -> bool:
+    """Whether some path ends in these parts."""
+    return any(f".{path}".endswith(f".{name}") for path in paths)
+
+
 def _refused_by_peft(model: PreTrainedModel) -> list[str]:
     """Paths of linear layers that PEFT refuses: Mamba's kernels read their weights themselves."""
     check = getattr(tuners_utils, "_check_lora_target_modules_mamba", None)
-    found = list[str]()
+    if check is None:
+        return []
+    refused = list[str]()
     for path, part in model.named_modules():
-        if check is not None and isinstance(part, _LINEAR):
+        if isinstance(part, _LINEAR):
             try:
                 check(LoraConfig(), model, path.rpartition(".")[2])
             except ValueError:
-                found.append(path)
-    return found
+                refused.append(path)
+    return refused
 
 
 def weights_read_by_their_layer(model: nn.Module) -> list[str]:
@@ -165,35 +190,35 @@ def weights_read_by_their_layer(model: nn.Module) -> list[str]:
 
     As Mamba's kernels, of which the fast ones take more of them than the slow ones.
     """
-    found, of_class = list[str](), dict[type, frozenset[str]]()
+    paths = list[str]()
+    of_class = dict[type, frozenset[str]]()
     for path, part in model.named_modules():
         kind = type(part)
         if kind not in of_class:
             of_class[kind] = _weights_in_source(kind)
         for name in sorted(of_class[kind]):
             if isinstance(getattr(part, name, None), _LINEAR):
-                found.append(f"{path}.{name}" if path else name)
-    return found
+                paths.append(f"{path}.{name}" if path else name)
+    return paths
 
 
 def _weights_in_source(kind: type) -> frozenset[str]:
     """The names of parts whose weights a class of transformers takes."""
-    found = set[str]()
-    for each in kind.__mro__:
-        if each.__module__.startswith("transformers.models."):
+    names = set[str]()
+    for parent in kind.__mro__:
+        if parent.__module__.startswith("transformers.models."):
             with suppress(OSError, TypeError):  # no source at hand
-                found.update(_WEIGHT_TAKEN.findall(inspect.getsource(each)))
-    return frozenset(found)
+                names.update(_WEIGHT_TAKEN.findall(inspect.getsource(parent)))
+    return frozenset(names)
 
 
 def _say_how_many_layers(adapted: PeftModel, lora: Lora) -> None:
     """One line where few layers have what was asked for, as attention in a hybrid."""
     total = getattr(adapted.get_base_model().config.get_text_config(), "num_hidden_layers", 0)
-    numbers = (
-        next((part for part in path.split(".") if part.isdigit()), None)
-        for path in adapted.base_model.targeted_module_names
-    )
-    count = len({number for number in numbers if number is not None})
+    numbers = set[str]()
+    for path in adapted.base_model.targeted_module_names:
+        numbers.update([part for part in path.split(".") if part.isdigit()][:1])
+    count = len(numbers)
     if lora.layers_to_transform is None and 0 < count < total:
         rank_zero_info(
             f"lora: adapters are in {count} of {total} layers. target_modules: all-linear has them "
@@ -206,20 +231,18 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
 
     Of layers_to_transform alone, which PEFT does not apply to whole paths.
     """
-    inside = {
-        id(part)
-        for attention in decoder_of(model).modules()
-        if "attention" in type(attention).__name__.lower()
-        for part in attention.modules()
-        if isinstance(part, _LINEAR)
-    }
+    inside = set[int]()
+    for attention in decoder_of(model).modules():
+        if "attention" in type(attention).__name__.lower():
+            inside.update(id(part) for part in attention.modules() if isinstance(part, _LINEAR))
     layers = lora.layers_to_transform
     chosen = {str(layer) for layer in (layers if isinstance(layers, list) else [layers])}
-    return [
-        path
-        for path, part in model.named_modules()
-        if id(part) in inside and (layers is None or chosen.intersection(path.split(".")))
-    ]
+    paths = []
+    for path, part in model.named_modules():
+        of_chosen = layers is None or not chosen.isdisjoint(path.split("."))
+        if id(part) in inside and of_chosen:
+            paths.append(path)
+    return paths
 
 
 # A trained adapter that is trained on -------------------------------------------------------------
@@ -231,7 +254,8 @@ def continued(base: PreTrainedModel, adapter: SavedAdapter) -> PeftModel:
     Raises:
         ValueError: PEFT does not hold two of this kind of adapter on one model.
     """
-    kind, options = adapter.config.peft_type.value, adapter.config
+    options = adapter.config
+    kind = options.peft_type.value
     if not isinstance(options, LoraConfig):
         raise ValueError(
             f"continue_adapter: {adapter.name} is of type {kind}, and a LoRA is trained on. Leave "
@@ -255,7 +279,7 @@ def continued(base: PreTrainedModel, adapter: SavedAdapter) -> PeftModel:
 
 def lora_of(config: PeftConfig) -> Lora:
     """The options of a saved adapter, as far as :class:`Lora` has them."""
-    names = [each.name for each in fields(Lora) if each.name != "peft"]
+    names = [option.name for option in fields(Lora) if option.name != "peft"]
     options: dict[str, Any] = {name: getattr(config, name, None) for name in names}
     targets = options["target_modules"]
     options["target_modules"] = targets if isinstance(targets, str) else sorted(targets or [])

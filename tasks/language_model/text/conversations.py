@@ -23,12 +23,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from os.path import commonprefix
 from typing import Any
 
@@ -96,11 +96,12 @@ class ConversationEncoder:
     ) -> None:
         self.tokenizer = tokenizer
         self.template_arguments = dict(template_arguments or {})
-        name, end = tokenizer.name_or_path or type(tokenizer).__name__, tokenizer.eos_token
-        for what, given in (("end token", end), ("chat template", tokenizer.chat_template)):
-            if not given:
+        name = tokenizer.name_or_path or type(tokenizer).__name__
+        end = tokenizer.eos_token
+        for part, value in {"end token": end, "chat template": tokenizer.chat_template}.items():
+            if not value:
                 remedy = "Take the instruction-tuned model's, or set it"
-                raise DataError(f"The tokenizer {name} has no {what}. {remedy}.")
+                raise DataError(f"The tokenizer {name} has no {part}. {remedy}.")
         assert isinstance(end, str)
         added = tokenizer.added_tokens_decoder.values()
         self._tokens = _any_of([end, *(token.content for token in added)])
@@ -109,11 +110,14 @@ class ConversationEncoder:
         self._check_arguments()
         self.thoughts: Marks = [*dict.fromkeys([*marks_in(source), *THOUGHTS])]
         self._in_history = any(end in source for _, end in self.thoughts)
-        self._splits, self._writes_thoughts = False, False
-        self._as_text: tuple[str, str] | None = None
-        self._left_out: tuple[str, str] | None = None
-        self._calls_a_turn, self._arguments_as_text = math.inf, False
-        self._why_no_calls, self._id_form = "", _ID_FORMS[0]
+        self._splits = False  # Whether the template takes thoughts out of texts.
+        self._writes_thoughts = False  # Whether it has a place for them.
+        self._as_text: tuple[str, str] | None = None  # The marks of a thought in a text, else.
+        self._left_out: tuple[str, str] | None = None  # Those that it leaves out with it.
+        self._calls_a_turn = math.inf
+        self._arguments_as_text = False
+        self._why_no_calls = ""
+        self._id_form = _ID_FORMS[0]
         self._marks: re.Pattern[str] | None = None
         try:
             self.texts(_ASK)
@@ -130,7 +134,8 @@ class ConversationEncoder:
         without = rf"(?:{special})(?:\S*(?:{special}))?" if end not in tail else special
         near = re.match(rf"\s*({last}|(?:{special})\S*?{last}|{without})", tail)
         self.closing = near[0] if near else end
-        self._behind_text = self._behind_call = tail if near else None, self.closing
+        self._behind_text = (tail if near else None, self.closing)
+        self._behind_call = self._behind_text  # Until a call was probed.
         self._ends = [end, re.findall(special, self.closing)[-1]]
         self._probe_thoughts(marks_in(source))
         self._probe_calls(special)
@@ -138,11 +143,11 @@ class ConversationEncoder:
 
     def _check_arguments(self) -> None:
         """Refuses arguments that the template does not have, and truth values in quotes."""
-        given, known = self.template_arguments, self._arguments
+        known = self._arguments
         self._hint = ""
         if known:
             self._hint = f" The template's own arguments are: {', '.join(sorted(known))}."
-        for name, value in given.items():
+        for name, value in self.template_arguments.items():
             if known is not None and name not in known:
                 raise DataError(
                     f"template_arguments: the chat template has no {name}."
@@ -173,14 +178,17 @@ class ConversationEncoder:
             written = self._render(_ASK, replace(_PROBE, reasoning=_THOUGHT))
         if _THOUGHT in written:
             self._writes_thoughts = True
-            own = _marks_around(written, base, self.closing)
+            marks = _marks_around(written, base, self.closing)
             behind = written.partition(_THOUGHT)[2].partition(_PROBE.text)[0].strip()
-            self._answer_heads += [behind.removeprefix(end).lstrip() for _, end in own]
-            self.thoughts = [*dict.fromkeys([*own, *self.thoughts])]
+            self._answer_heads += [behind.removeprefix(end).lstrip() for _, end in marks]
+            self.thoughts = [*dict.fromkeys([*marks, *self.thoughts])]
             self._splits = True
             return
         self._splits = bool(empty_thought(base, self.thoughts)[1])
-        for begin, end in () if self._splits else in_source:
+        if self._splits:
+            return
+        # A template without a place for thoughts may keep one that stands in the text,
+        for begin, end in in_source:
             text = f"{begin}\n{_THOUGHT}\n{end}\n\n{_PROBE.text}"
             with suppress(DataError):
                 whole = self._render(_ASK, Parts(text))
@@ -190,23 +198,27 @@ class ConversationEncoder:
                 if whole.startswith(base) and behind.startswith(text) and not closed:
                     self._as_text = begin, end
                     return
-        for begin, end in () if self._splits else in_source:
+        # or take it out of the text in silence.
+        for begin, end in in_source:
             text = f"{begin}\n{_THOUGHT}\n{end}\n\n{_PROBE.text}"
             with suppress(DataError):
                 if self._render(_ASK, Parts(text), whole=False).startswith(base + _PROBE.text):
-                    self._splits, self._left_out = True, (begin, end)
+                    self._splits = True
+                    self._left_out = (begin, end)
                     return
 
     def _without_empty(self, text: str) -> str:
         """A text without the empty thought that it begins with: Kimi-K2-Thinking's."""
         for begin, end in self.thoughts:
-            if found := re.match(rf"\s*{re.escape(begin)}\s*{re.escape(end)}\s*", text):
-                return text[found.end() :]
+            empty = re.match(rf"\s*{re.escape(begin)}\s*{re.escape(end)}\s*", text)
+            if empty is not None:
+                return text[empty.end() :]
         return text
 
     def _probe_calls(self, special: str) -> None:
         """Finds how the template writes tool calls, if it does: arguments as an object, or text."""
-        written, why = "", "it leaves them out"
+        written = ""
+        why = "it leaves them out"
         for self._id_form, self._arguments_as_text in product(_ID_FORMS, (False, True)):
             try:
                 written = self._render(_ASK, Parts(calls=[_CALL]))
@@ -215,13 +227,15 @@ class ConversationEncoder:
             if _VALUE in written and _CALL["name"] in written:
                 break
         else:
-            self._calls_a_turn, self._why_no_calls = 0, why
+            self._calls_a_turn = 0
+            self._why_no_calls = why
             return
         tail = written.rpartition(_VALUE)[2]
-        self._behind_call = None, self.closing
-        if marks := re.findall(special, tail):
+        self._behind_call = (None, self.closing)
+        marks = re.findall(special, tail)
+        if marks:
             end = next((end for end in self._ends if end in marks), marks[-1])
-            self._behind_call = tail[tail.index(end) :], end
+            self._behind_call = (tail[tail.index(end) :], end)
         with suppress(DataError):
             both = Parts(calls=[_CALL, {**_CALL, "name": _SECOND}])
             if _SECOND not in self._render(_ASK, both):
@@ -247,24 +261,17 @@ class ConversationEncoder:
 
     def _texts(self, record: Record) -> tuple[str, list[str]]:
         render = partial(self._render, record)
-        given, base = [*map(parts_of, record.answers)], render()
-        every, thinks = list(given), False
-        for place, parts in enumerate(every):
-            if parts.reasoning and self._as_text:
-                thinks = True  # Kimi-K2-Thinking has a place for it in some turns.
-                if parts.reasoning.strip() not in render(parts)[len(base) :]:
-                    every[place] = _as_one_text(parts, *self._as_text)
-            elif parts.reasoning:
-                thinks = True
-            elif self._splits or self._in_history:  # A thought may stand in the text.
-                thought, text = split_thought(parts.text, self.thoughts)
-                thinks = thinks or bool(thought)
-                if self._splits:
-                    every[place] = Parts(text, parts.calls, thought)
-                elif thought and self._as_text and not parts.text.startswith(self._as_text[0]):
-                    every[place] = _as_one_text(Parts(text, parts.calls, thought), *self._as_text)
+        originals = [*map(parts_of, record.answers)]
+        base = render()
+        every = []
+        thinks = False  # Whether an answer has a thought.
+        for original in originals:
+            parts, thought = self._with_thought_in_place(original, render, base)
+            every.append(parts)
+            thinks |= thought
         if thinks:
-            prompt, head = base, base
+            prompt = base
+            head = base
         else:
             head = render(_PROBE).rpartition(_PROBE.text)[0]
             if self._calls_a_turn and (record.tools or any(parts.calls for parts in every)):
@@ -272,7 +279,7 @@ class ConversationEncoder:
             prompt, head = self._prompt(base, head, record)
         closed = prompt.rstrip().endswith(tuple(end for _, end in self.thoughts))
         responses = []
-        for parts, original in zip(every, given, strict=True):
+        for parts, original in zip(every, originals, strict=True):
             if closed and split_thought(parts.text, self.thoughts)[0]:
                 raise self._differs(record.where)
             whole = render(parts)
@@ -282,11 +289,30 @@ class ConversationEncoder:
             if split_thought(parts.text, self.thoughts)[0]:
                 text = self._without_empty(text)
             if parts.reasoning and self._left_out and parts.reasoning not in text:
-                text = _as_one_text(replace(parts, text=text), *self._left_out).text
+                text = _as_one_text(replace(parts, text=text), self._left_out).text
             responses.append(self._response(parts, text, record.where, thinks))
         if thinks and self._opens(prompt):
             self._check_closed(every, responses, record.where)
         return prompt, responses
+
+    def _with_thought_in_place(
+        self, parts: Parts, render: Callable[..., str], base: str
+    ) -> tuple[Parts, bool]:
+        """An answer with its thought where the template reads it; whether it has one."""
+        if parts.reasoning:
+            # Kimi-K2-Thinking has a place for it in some turns.
+            if self._as_text and parts.reasoning.strip() not in render(parts)[len(base) :]:
+                parts = _as_one_text(parts, self._as_text)
+            return parts, True
+        if not (self._splits or self._in_history):
+            return parts, False
+        thought, text = split_thought(parts.text, self.thoughts)  # It may stand in the text.
+        split = Parts(text, parts.calls, thought)
+        if self._splits:
+            parts = split
+        elif thought and self._as_text and not parts.text.startswith(self._as_text[0]):
+            parts = _as_one_text(split, self._as_text)
+        return parts, bool(thought)
 
     def _as_given(self, render: Any, prompt: str, original: Parts) -> str:
         """What the template writes for an answer whose text begins with the thought that the prompt
@@ -320,15 +346,16 @@ class ConversationEncoder:
         """Refuses a text in which the model's own marks of turns stand: it is rendered already."""
         for turn in record.messages:
             calls = [call["function"] for call in turn.get("tool_calls") or ()]
-            what = f"a turn of role {turn['role']}"
+            whose = f"a turn of role {turn['role']}"
             for text in texts_in([turn["content"], turn.get("reasoning_content"), calls]):
-                self._check_text(text, record.where, what)
+                self._check_text(text, record.where, whose)
         for text in texts_in(record.tools):
             self._check_text(text, record.where, "a tool")
-        turn = record.messages[-1]
-        if turn["role"] == "user" and (found := _READY.search(turn["content"])):
+        last = record.messages[-1]
+        ready = _READY.search(last["content"]) if last["role"] == "user" else None
+        if ready is not None:
             raise DataError(
-                f"{record.where}: the prompt ends in {shown(found[0].strip())}, as one in the form "
+                f"{record.where}: the prompt ends in {shown(ready[0].strip())}, as one in the form "
                 "of a chat template does. Give the plain text, or messages."
             )
         for parts in map(parts_of, record.answers):
@@ -338,15 +365,16 @@ class ConversationEncoder:
     def _check_text(self, text: str, where: str, what: str) -> None:
         if self._marks is None:
             return
-        found = self._marks.search(text)
-        if found is not None:
-            if found[0] in self._ends and what == "the answer":
+        of_model = self._marks.search(text)
+        if of_model is not None:
+            if of_model[0] in self._ends and what == "the answer":
                 return  # It has a message of its own.
             raise DataError(
-                f"{where}: {what} holds {found[0]}, a mark of the model's tokenizer or chat "
+                f"{where}: {what} holds {of_model[0]}, a mark of the model's tokenizer or chat "
                 "template. Give the plain text, or messages."
             )
-        if mark := _foreign_mark(text, self.thoughts):
+        mark = _foreign_mark(text, self.thoughts)
+        if mark:
             raise DataError(
                 f"{where}: {what} begins or ends with {mark}, a mark of another model's turns. "
                 "Give the plain text, or messages."
@@ -355,9 +383,11 @@ class ConversationEncoder:
     def _before_calls(self, head: str, called: str, base: str) -> str:
         """What a text's ``head`` shares with a call, tokens kept whole."""
         place = len(commonprefix([head, called]))  # noqa: RUF071  (of texts, not of paths)
-        whole = f"{self._tokens}|{_any_of([mark for pair in self.thoughts for mark in pair])}"
-        inside = (found.span() for found in re.finditer(whole, head))
-        place = next((start for start, end in inside if start < place < end), place)
+        marks = list(chain.from_iterable(self.thoughts))
+        for token in re.finditer(f"{self._tokens}|{_any_of(marks)}", head):
+            if token.start() < place < token.end():
+                place = token.start()
+                break
         # DeepSeek's calls do not go on from a tool's result.
         stem = base.removesuffix(empty_thought(base, self.thoughts)[0])
         return head[:place] if place >= len(commonprefix([head, stem])) else head  # noqa: RUF071
@@ -368,14 +398,17 @@ class ConversationEncoder:
         text = text.rstrip() if tail is None else text.removesuffix(tail)
         _must_hold(parts.reasoning, text, where, "the thought of an answer", self._hint)
         _must_hold(parts.text, text, where, "the text of an answer")
-        for word in (each for call in parts.calls for each in (call["name"], *call["arguments"])):
-            _must_hold(word, text, where, "a tool call of an answer")
+        for call in parts.calls:
+            for word in (call["name"], *call["arguments"]):
+                _must_hold(word, text, where, "a tool call of an answer")
         self._check_thoughts(parts, text, where, thinks)
         ends = self._ends[: 1 if parts.calls else 2]  # GigaChat puts its other one before a call.
-        if end := next((end for end in ends if end in text), None):
-            raise DataError(
-                f"{where}: the answer holds {end}, at which the model's answers end. Take it out."
-            )
+        for end in ends:
+            if end in text:
+                raise DataError(
+                    f"{where}: the answer holds {end}, at which the model's answers end. Take it "
+                    "out."
+                )
         return text + closing
 
     def _check_thoughts(self, parts: Parts, text: str, where: str, thinks: bool) -> None:
@@ -385,11 +418,11 @@ class ConversationEncoder:
         """
         if parts.calls:  # Command A writes an empty thought in front of them.
             return
-        said = parts.text + parts.reasoning
-        for mark in {mark for pair in self.thoughts for mark in pair}:
+        of_answer = parts.text + parts.reasoning
+        for mark in set(chain.from_iterable(self.thoughts)):
             changed = mark in parts.text and parts.text.strip() not in text
-            own = thinks and not split_thought(parts.text, self.thoughts)[0]
-            if changed or text.count(mark) > said.count(mark) + own:
+            may_be_empty = thinks and not split_thought(parts.text, self.thoughts)[0]
+            if changed or text.count(mark) > of_answer.count(mark) + may_be_empty:
                 raise DataError(
                     f"{where}: the chat template takes {mark} in the text of the answer for a mark "
                     "of a thought, or adds one. Take it out of the text, or take another template "
@@ -398,8 +431,9 @@ class ConversationEncoder:
 
     def characters(self, response: str) -> int:
         """Characters of a response, without what ends the turn."""
-        closings = (self.closing, self._behind_call[1])
-        return len(response) - max(len(each) for each in closings if response.endswith(each))
+        closings = [self.closing, self._behind_call[1]]
+        lengths = [len(closing) for closing in closings if response.endswith(closing)]
+        return len(response) - max(lengths)
 
     def _turns(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as the template reads them: calls in its form, results with their call's."""
@@ -408,40 +442,44 @@ class ConversationEncoder:
         known = 0
         for message in messages:
             turn = dict(message)
-            if message["role"] == "tool":  # the result of the call it names, or else of the first
-                given = message.get("tool_call_id")
-                if found := next((each for each in waiting if given in (None, each[0])), None):
-                    waiting.remove(found)
-                    name = found[1]["function"]["name"]
-                    turn = {"name": name, **turn, "tool_call_id": found[1]["id"]}
-            if thought := message.get("reasoning_content"):
+            if message["role"] == "tool":
+                turn = _with_its_call(turn, waiting)
+            thought = message.get("reasoning_content")
+            if thought:
                 turn["thinking"] = thought  # another name that templates have for it
-            if calls := turn.pop("tool_calls", None):
+            calls = turn.pop("tool_calls", None)
+            if calls:
                 waiting = []
                 for call in calls:
-                    function = call["function"]
-                    if self._arguments_as_text:
-                        text = json.dumps(function["arguments"], ensure_ascii=False)
-                        function = {**function, "arguments": text}
-                    made = self._id_form.format(place=known, name=function["name"])
-                    new = {"type": "function", "id": call.get("id", made), "function": function}
-                    waiting.append((call.get("id", call.get("named")), new))
+                    waiting.append((call.get("id", call.get("named")), self._call(call, known)))
                     known += 1
                 turn["tool_calls"] = [call for _, call in waiting]
             turns.append(turn)
         return turns
+
+    def _call(self, call: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """A call as the template reads it, with an id, made of its number if it has none."""
+        function = call["function"]
+        if self._arguments_as_text:
+            text = json.dumps(function["arguments"], ensure_ascii=False)
+            function = {**function, "arguments": text}
+        made = self._id_form.format(place=number, name=function["name"])
+        return {"type": "function", "id": call.get("id", made), "function": function}
 
     def _render(self, record: Record, answer: Parts | None = None, whole: bool = True) -> str:
         """The conversation with an answer, of which with ``whole`` the text has to be in it.
 
         Without one, up to where the assistant begins.
         """
-        messages, where = record.messages, record.where
+        messages = record.messages
+        where = record.where
         if answer is not None:
-            calls = [{"function": call} for call in answer.calls]
-            given = {"tool_calls": calls, "reasoning_content": answer.reasoning}
-            reply = {"role": "assistant", "content": answer.text}
-            messages = [*messages, reply | {k: v for k, v in given.items() if v}]
+            reply: dict[str, Any] = {"role": "assistant", "content": answer.text}
+            if answer.calls:
+                reply["tool_calls"] = [{"function": call} for call in answer.calls]
+            if answer.reasoning:
+                reply["reasoning_content"] = answer.reasoning
+            messages = [*messages, reply]
         turns = self._turns(messages)
         most = max(len(turn.get("tool_calls") or ()) for turn in turns)
         if most and not self._calls_a_turn:
@@ -482,10 +520,10 @@ class ConversationEncoder:
         for tool in listed:
             _must_hold(tool["function"]["name"], text, where, "a tool")
         for turn in turns:
-            said = turn["content"]
+            content = turn["content"]
             if turn["role"] == "assistant" and self._in_history:  # Templates drop earlier thoughts.
-                said = split_thought(said, self.thoughts)[1]
-            _must_hold(said, text, where, f"a turn of role {turn['role']}")
+                content = split_thought(content, self.thoughts)[1]
+            _must_hold(content, text, where, f"a turn of role {turn['role']}")
             for call in turn.get("tool_calls") or ():
                 _must_hold(call["function"]["name"], text, where, "a tool call of an earlier turn")
         return text
@@ -497,19 +535,22 @@ class ConversationEncoder:
         head: what the template writes in front of a text, the scaffold included.
         """
         thought, closing = empty_thought(base, self.thoughts)
-        stem, given, last = base.removesuffix(thought), head, record.messages[-1]["content"].strip()
+        stem = base.removesuffix(thought)
+        front = head  # With the conversation as it is without an answer.
+        last = record.messages[-1]["content"].strip()
         if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
-            (front, mine, _), (_, theirs, rest) = base.rpartition(last), head.rpartition(last)
-            given = front + mine + rest if mine and theirs else ""
-        if given.startswith(base):  # A blank at its end stays in the response: tokenizers join it
-            prompt = base + given[len(base) :].rstrip(" \t")  # to the word behind it.
-            place = len(head) - len(given) + len(prompt)
+            before, in_base, _ = base.rpartition(last)
+            _, in_head, behind = head.rpartition(last)
+            front = before + last + behind if in_base and in_head else ""
+        if front.startswith(base):  # A blank at its end stays in the response: tokenizers join it
+            prompt = base + front[len(base) :].rstrip(" \t")  # to the word behind it.
+            place = len(head) - len(front) + len(prompt)
             # Nemotron-Nano-v2 writes an answer right behind the thought that the prompt begins.
             return prompt + empty_thought(prompt, self.thoughts)[1], head[:place]
-        if given == stem:  # Gemma 4's closed thought, DeepSeek's open one
+        if front == stem:  # Gemma 4's closed thought, DeepSeek's open one
             return base + closing, head
-        if closing and given.startswith(stem):  # The template's own empty thought: Nemotron 3.
-            return given, head
+        if closing and front.startswith(stem):  # The template's own empty thought: Nemotron 3.
+            return front, head
         raise self._differs(record.where)
 
     def _behind(
@@ -532,19 +573,22 @@ class ConversationEncoder:
                 if any(rest.lstrip().startswith(end) for _, end in self.thoughts):
                     return parts.reasoning + rest  # Kimi-K2.5 closes a thought that it leaves out.
                 return _closed_thought(parts.reasoning, closing) + rest.lstrip("\n")
-        stem, begin = prompt.removesuffix(thought), thought.rstrip()
+        stem = prompt.removesuffix(thought)
         if not (closing and whole.startswith(stem)):
             raise self._differs(where)
-        rest = whole[len(stem) :].removeprefix(begin)  # An answer of this record thinks.
+        rest = whole[len(stem) :].removeprefix(thought.rstrip())  # An answer of this record thinks.
         written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
         return rest.lstrip("\n") if written else _closed_thought(parts.reasoning, closing) + rest
 
     def _differs(self, where: str) -> DataError:
-        given = [f"{name}={json.dumps(value)}" for name, value in self.template_arguments.items()]
+        settings = []
+        for name, value in self.template_arguments.items():
+            settings.append(f"{name}={json.dumps(value)}")
         return DataError(
             f"{where}: with the answer, the chat template renders the conversation before it "
             "differently. Take another in chat_template, or take out the record; for a thought, or "
-            f"its marks in a text, there is no room with {', '.join(given) or 'its defaults'}."
+            "its marks in a text, there is no room with "
+            f"{', '.join(settings) or 'its defaults'}."
             f"{self._hint}"
         )
 
@@ -555,20 +599,25 @@ class ConversationEncoder:
 
         What the whole has behind the prompt's; where a tokenizer joins the two, those alone.
         """
-        whole = [p + text for p, texts in zip(prompts, responses, strict=True) for text in texts]
-        encoded = self._ids([*prompts, *whole])
-        rest = iter(encoded[len(prompts) :])
+        whole = []
+        for prompt, texts in zip(prompts, responses, strict=True):
+            whole += [prompt + text for text in texts]
+        ids = self._ids([*prompts, *whole])  # All at once: tokenizers are fast then.
+        of_whole = iter(ids[len(prompts) :])
+        encoded = []
+        for prompt_ids, texts in zip(ids, responses, strict=False):
+            behind = [self._behind_ids(prompt_ids, next(of_whole), text) for text in texts]
+            encoded.append((prompt_ids, behind))
+        return encoded
 
-        def behind(prompt: list[int], text: str) -> list[int]:
-            ids, seam = next(rest), len(prompt)
-            if ids[:seam] == prompt:
-                return ids[seam:]
-            # Within a line, as at its start some tokenizers put a blank in front.
-            line, within, alone = self._ids(["\n", "\n" + text, text])
-            return within[len(line) :] if within[: len(line)] == line else alone
-
-        pairs = zip(encoded, responses, strict=False)
-        return [(prompt, [behind(prompt, text) for text in texts]) for prompt, texts in pairs]
+    def _behind_ids(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
+        """The tokens of a response: those of the whole behind the prompt's, else its own."""
+        seam = len(prompt)
+        if whole[:seam] == prompt:
+            return whole[seam:]
+        # Within a line, as at its start some tokenizers put a blank in front.
+        line, within, alone = self._ids(["\n", "\n" + text, text])
+        return within[len(line) :] if within[: len(line)] == line else alone
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
@@ -588,20 +637,34 @@ def _foreign_mark(text: str, thoughts: Marks) -> str:
 
     <s>…</s> is a text that HTML strikes out.
     """
-    found = _FOREIGN.search(text)
-    mark = (found[1] or found[2]).strip() if found else ""
+    foreign = _FOREIGN.search(text)
+    mark = (foreign[1] or foreign[2]).strip() if foreign else ""
     struck = mark == "</s>" and "<s>" in text
     return "" if struck or any(mark in pair for pair in thoughts) else mark
 
 
 def _whole_source(tokenizer: PreTrainedTokenizerBase) -> str:
     """The template, of several (one for tools) all."""
-    given: Any = tokenizer.chat_template
-    return "\n".join(given.values()) if isinstance(given, dict) else str(given)
+    template: Any = tokenizer.chat_template
+    return "\n".join(template.values()) if isinstance(template, dict) else str(template)
 
 
-def _as_one_text(parts: Parts, begin: str, end: str) -> Parts:
+def _with_its_call(
+    turn: dict[str, Any], waiting: list[tuple[Any, dict[str, Any]]]
+) -> dict[str, Any]:
+    """The result of the call that it names, or else of the first that waits for one."""
+    named = turn.get("tool_call_id")
+    for entry in waiting:
+        call_id, call = entry
+        if named in (None, call_id):
+            waiting.remove(entry)
+            return {"name": call["function"]["name"], **turn, "tool_call_id": call["id"]}
+    return turn
+
+
+def _as_one_text(parts: Parts, marks: tuple[str, str]) -> Parts:
     """An answer with its thought in the text, as a template without a place for one has it."""
+    begin, end = marks
     return Parts(f"{begin}\n{parts.reasoning}\n{end}\n\n{parts.text}", parts.calls)
 
 
@@ -621,8 +684,8 @@ def _marks_around(written: str, base: str, closing: str) -> list[tuple[str, str]
     """What a template wrote before and behind the probe of a thought."""
     before, _, rest = written.partition(_THOUGHT)
     after = rest.partition(_PROBE.text)[0].strip()
-    found = _LAST_MARK.search(before.rstrip())
-    begin = found[0] if found else ""
+    last = _LAST_MARK.search(before.rstrip())
+    begin = last[0] if last else ""
     if _CHANNEL_MARK in before or not after:  # gpt-oss, whose channels reasoning.py knows
         return []
     if begin in base and not re.search("think|thought|reason", begin, re.IGNORECASE):
@@ -637,10 +700,13 @@ def _marks_of_turns(
     base: str, end: str, added: Iterable[Any], thoughts: Marks
 ) -> re.Pattern[str] | None:
     """Matches tokens that no text may hold: special ones, and those with which turns are marked."""
-    thinking = {mark for pair in thoughts for mark in pair}
-    names = {token.content for token in added if token.special or token.content in base}
-    names = {each for each in {end, *names} - thinking if each.strip()}
-    return re.compile(_any_of(sorted(names))) if names else None
+    names = {end}
+    for token in added:
+        if token.special or token.content in base:
+            names.add(token.content)
+    names -= set(chain.from_iterable(thoughts))
+    marks = sorted(name for name in names if name.strip())
+    return re.compile(_any_of(marks)) if marks else None
 
 
 def _any_of(tokens: Sequence[str]) -> str:
@@ -652,7 +718,9 @@ def _must_hold(text: str, rendered: str, where: str, what: str, hint: str = "") 
     """Refuses a record of which a text is not in what the template made, as it is or as JSON."""
     if text.strip() in rendered:
         return
-    forms = (text, *(json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (False, True)))
+    forms = [text]
+    for ensure_ascii in (False, True):
+        forms.append(json.dumps(text, ensure_ascii=ensure_ascii)[1:-1])
     whole = "".join(rendered.split())  # Falcon's joins paragraphs.
     if not any("".join(form.split()) in whole for form in forms):
         raise DataError(

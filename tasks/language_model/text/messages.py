@@ -93,8 +93,10 @@ def answer_text(answer: Answer) -> str:
 
 def turn_text(message: Message) -> str:
     """A turn for reports: role, content, and tool calls as JSON."""
-    calls = [answer_text(call["function"]) for call in message.get("tool_calls") or []]
-    return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))
+    lines = [message["content"]] if message["content"] else []
+    for call in message.get("tool_calls") or []:
+        lines.append(answer_text(call["function"]))
+    return f"{message['role']}: " + "\n".join(lines)
 
 
 # Messages -----------------------------------------------------------------------------------------
@@ -103,9 +105,12 @@ def turn_text(message: Message) -> str:
 def parse_messages(value: Any, where: str, name: str = "messages") -> list[dict[str, Any]]:
     """The turns of a conversation; ``name`` is the field's."""
     turns = _filled_list(value, where, name, "Give a list of {role, content}")
-    read = [_turn(turn, where, f"{name}[{place}]") for place, turn in enumerate(turns)]
-    said = [turn for turn in read if turn["content"] or turn["role"] not in _SYSTEM]
-    return _filled_list(said, where, name, "Give a turn of the user")
+    kept = []
+    for place, raw in enumerate(turns):
+        turn = _turn(raw, where, f"{name}[{place}]")
+        if turn["content"] or turn["role"] not in _SYSTEM:  # An empty system prompt is none.
+            kept.append(turn)
+    return _filled_list(kept, where, name, "Give a turn of the user")
 
 
 def is_turns(value: Any) -> bool:
@@ -148,43 +153,57 @@ def without_weights(turns: Any, all_turns: bool) -> Any:
     say no. A weight between is left, and refused as any field that nobody reads.
     """
     for place, turn in enumerate(turns if isinstance(turns, list) else ()):
-        if isinstance(turn, Row) and (role := dict.get(turn, "role")) in ROLES:
-            trained = role == "assistant" and place == len(turns) - 1
-            for key in (*WEIGHTS, *MASKS):
-                said = dict.get(turn, key)
-                yes_or_no = said is None or str(said).lower() in _YES_OR_NO
-                of_use = all_turns and role == "assistant"
-                if (yes_or_no and of_use) or not (of_use or trained) or said == (key in WEIGHTS):
-                    turn.pop(key, None)
+        role = dict.get(turn, "role") if isinstance(turn, Row) else None
+        if role in ROLES:
+            is_answer = role == "assistant"
+            last = place == len(turns) - 1
+            _drop_weights(turn, read=all_turns and is_answer, trained=last and is_answer)
     return turns
+
+
+def _drop_weights(turn: Row, *, read: bool, trained: bool) -> None:
+    """Takes out of a turn what it says of its training, if that is done or it is no answer.
+
+    read: whether what it says is read; trained: whether it is the turn that is trained on.
+    """
+    for key in (*WEIGHTS, *MASKS):
+        weight = dict.get(turn, key)
+        says_it = read and (weight is None or str(weight).lower() in _YES_OR_NO)
+        is_done = weight == (key in WEIGHTS)
+        if says_it or is_done or not (read or trained):
+            turn.pop(key, None)
 
 
 def _named(turn: Any, where: str, name: str) -> Any:
     """A turn under our names."""
     if not isinstance(turn, Row):
         return turn
-    given = set(turn.keys())
-    who = next((key for key in ("role", "from") if key in given), None)
-    said = next((key for key in ("content", "value") if key in given), None)
+    keys = set(turn.keys())
+    who = next((key for key in ("role", "from") if key in keys), None)
+    content = next((key for key in ("content", "value") if key in keys), None)
     speaker = dict.get(turn, who) if who else None
     if who is None or not isinstance(speaker, str):
         return turn
+    if who == "role" and content != "value" and speaker in ROLES:  # In our form.
+        return turn
     speaker = speaker.lower()
-    if who == "role" and said != "value" and speaker == dict.get(turn, "role") in ROLES:
+    if content is None and who == "from":  # Of something else than a conversation.
         return turn
-    if said is None and who == "from":
-        return turn
-    renamed: dict[str, Any] = {key: v for key, v in turn.items() if key not in (who, said)}
+    renamed: dict[str, Any] = {}
+    for key, value in turn.items():
+        if key not in (who, content):
+            renamed[key] = value
     renamed["role"] = SPEAKERS.get(speaker, speaker)
-    if said:
-        renamed["content"] = dict.get(turn, said)
+    if content:
+        renamed["content"] = dict.get(turn, content)
     if speaker in ("function_call", "tool_call"):
-        calls = from_text(renamed.get("content"), where, f"{name}.{said}", _CALLS_REMEDY)
+        calls = from_text(renamed.get("content"), where, f"{name}.{content}", _CALLS_REMEDY)
         renamed |= {"role": "assistant", "content": None, "tool_calls": _as_list(calls)}
     return Row(renamed)
 
 
 def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
+    """A turn in our form."""
     if not isinstance(turn, dict):
         raise bad_field(where, name, f"is {kind(turn)}", "Give {role, content}")
     turn = _without_thoughts(turn, where, name)
@@ -195,32 +214,32 @@ def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
         turn["tool_calls"] = [older]
     calls = turn.get("tool_calls")
     if isinstance(calls, str):
-        calls = (
-            from_text(calls, where, f"{name}.tool_calls", _CALLS_REMEDY) if calls.strip() else None
-        )
+        text = calls.strip()
+        calls = from_text(calls, where, f"{name}.tool_calls", _CALLS_REMEDY) if text else None
     if role not in ROLES:
         remedy = f"Give one of {', '.join(ROLES)}"
         raise bad_field(where, f"{name}.role", f"is {shown(role)}", remedy)
     if calls and role != "assistant":
         problem = f"stands in a turn of role {role}"
         raise bad_field(where, f"{name}.tool_calls", problem, "Only the assistant calls tools")
-    found: dict[str, Any] = {"role": role, "content": _content(turn, where, name)}
+    parsed: dict[str, Any] = {"role": role, "content": _content(turn, where, name)}
     if calls:
-        found["tool_calls"] = _listed_calls(calls, where, f"{name}.tool_calls")
+        parsed["tool_calls"] = _listed_calls(calls, where, f"{name}.tool_calls")
     if role == "assistant":
         key = next((key for key in THOUGHTS if str(turn.get(key) or "").strip()), None)
         if key is not None:
-            found["reasoning_content"] = text_field(turn[key], f"{name}.{key}", where)
+            parsed["reasoning_content"] = text_field(turn[key], f"{name}.{key}", where)
     if role == "tool":
         for key in ("tool_call_id", "name"):
             if turn.get(key) is not None:
-                found[key] = text_field(turn[key], f"{name}.{key}", where)
-    return found
+                parsed[key] = text_field(turn[key], f"{name}.{key}", where)
+    return parsed
 
 
 def _content(turn: dict[str, Any], where: str, name: str) -> str:
     """The text of a turn; "" of an assistant who only calls, or of a tool that says nothing."""
-    role, calls = turn["role"], turn.get("tool_calls")
+    role = turn["role"]
+    calls = turn.get("tool_calls")
     content: Any = turn.get("content") if calls else field(turn, "content", where, f"{name}.")
     # A list of texts as OpenAI writes them, or under "value".
     if isinstance(content, list) and all(map(_is_text, content)):
@@ -252,17 +271,18 @@ def _without_thoughts(turn: dict[str, Any], where: str, name: str) -> dict[str, 
     thoughts = [p for p in parts if isinstance(p, dict) and p.get("type") == "thinking"]
     if not thoughts:
         return turn
-    said: list[str] = []
+    texts: list[str] = []
     for part in thoughts:
         inner = part.get("thinking")
-        inner = inner if isinstance(inner, list) else [{"type": "text", "text": inner}]
+        if not isinstance(inner, list):
+            inner = [{"type": "text", "text": inner}]
         if not all(map(_is_text, inner)):
             remedy = 'Give {"type": "thinking", "thinking": a text}'
             raise bad_field(where, f"{name}.content", "holds a thought that is no text", remedy)
-        said += [each["text"] for each in inner]
+        texts += [text_part["text"] for text_part in inner]
     changed = copy(turn)  # a Row's copy shares what was read
     changed["content"] = [part for part in parts if part not in thoughts]
-    changed["reasoning_content"] = "\n".join(said)
+    changed["reasoning_content"] = "\n".join(texts)
     return changed
 
 
@@ -282,16 +302,18 @@ def parse_tools(value: Any, where: str) -> list[dict[str, Any]]:
         value = from_text(value, where, "tools", "Give a list of tools") if value.strip() else []
     if not isinstance(value, (list, type(None))):
         raise bad_field(where, "tools", f"is {kind(value)}", "Give a list of tools, or []")
-    found = []
-    for place, tool in enumerate(value or []):
+    tools = []
+    for place, raw in enumerate(value or []):
         name = f"tools[{place}]"
-        given = from_text(tool, where, name, "Give one JSON object a tool")
-        given = dict(given) if isinstance(given, dict) else given
-        described = given.get("function", given) if isinstance(given, dict) else None
+        tool = from_text(raw, where, name, "Give one JSON object a tool")
+        described = None
+        if isinstance(tool, dict):
+            tool = dict(tool)
+            described = tool.get("function", tool)  # OpenAI's form, or the flat one.
         if not isinstance(described, dict) or not isinstance(described.get("name"), str):
             raise bad_field(where, name, "has no name", "Give {name, description, parameters}")
-        found.append(given)
-    return found
+        tools.append(tool)
+    return tools
 
 
 def from_text(value: Any, where: str, name: str, remedy: str) -> Any:
@@ -318,10 +340,11 @@ def parse_answer(value: Any, where: str, name: str, *, bare_calls: bool = False)
         if len(value) > 1:
             problem = f"has {len(value)} turns"
             raise bad_field(where, name, problem, "Give the assistant's one turn")
-        value, name = value[0], f"{name}[0]"
+        value = value[0]
+        name = f"{name}[0]"
     if isinstance(value, dict) and not {"role", "content", "tool_calls"}.isdisjoint(value):
         return _answering_turn(value, where, name, bare_calls)
-    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+    if isinstance(value, list) and value and all(isinstance(entry, str) for entry in value):
         raise bad_field(where, name, f"is a list of {len(value)} texts", "Give one text")
     if isinstance(value, dict) and {"name", "function"}.isdisjoint(value):
         problem = f"is an object of {', '.join(map(shown, list(value)[:6])) or 'nothing'}"
@@ -339,16 +362,17 @@ def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: boo
         raise bad_field(where, f"{name}.role", problem, "An answer is the assistant's")
     turn = copy(turn)  # a Row's copy shares what was read
     turn.setdefault("role", "assistant")
-    read = _turn(turn, where, name)
-    given = {key: read[key] for key in ("content", "reasoning_content") if read.get(key)}
-    if calls := [call["function"] for call in read.get("tool_calls", ())]:
-        given["tool_calls"] = calls
-    else:
-        said = _text_or_calls(read["content"], where, f"{name}.content", bare_calls)
-        if isinstance(said, list):
-            given = {**given, "tool_calls": said}
-            del given["content"]
-    return given if len(given) > 1 else next(iter(given.values()))
+    parsed = _turn(turn, where, name)
+    answer = {key: parsed[key] for key in ("content", "reasoning_content") if parsed.get(key)}
+    calls: Any = [call["function"] for call in parsed.get("tool_calls", ())]
+    if not calls:
+        in_text = _text_or_calls(parsed["content"], where, f"{name}.content", bare_calls)
+        if isinstance(in_text, list):
+            calls = in_text
+            del answer["content"]
+    if calls:
+        answer["tool_calls"] = calls
+    return answer if len(answer) > 1 else next(iter(answer.values()))
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -360,24 +384,26 @@ def _as_list(value: Any) -> list[Any]:
 
 def _listed_calls(value: Any, where: str, name: str) -> list[dict[str, Any]]:
     """[{"type": "function", "function": {"name", "arguments"}}], with "id" where it is given."""
-    found = []
+    listed_calls = []
     for place, call in enumerate(_filled_list(value, where, name, _CALLS_REMEDY)):
-        each = f"{name}[{place}]" if len(value) > 1 else name
+        name_of_call = f"{name}[{place}]" if len(value) > 1 else name
         outer = call if isinstance(call, dict) else {}
         function = outer.get("function", call)
         try:
             listed: dict[str, Any] = {"type": "function", "function": _call(function)}
         except ValueError as error:
-            raise bad_field(where, each, f"is malformed ({error})", _CALLS_REMEDY) from None
+            problem = f"is malformed ({error})"
+            raise bad_field(where, name_of_call, problem, _CALLS_REMEDY) from None
         if outer.get("id") is not None:
-            listed["id"] = text_field(outer["id"], f"{each}.id", where)
-        found.append(listed)
-    return found
+            listed["id"] = text_field(outer["id"], f"{name_of_call}.id", where)
+        listed_calls.append(listed)
+    return listed_calls
 
 
 def _text_or_calls(text: str, where: str, name: str, bare: bool) -> Answer:
     """The calls in ``<TOOLCALL>[…]</TOOLCALL>``, with ``bare`` in JSON alone; or the text."""
-    inner, remedy = text.strip(), f"{_CALLS_REMEDY} in {_OPEN}"
+    inner = text.strip()
+    remedy = f"{_CALLS_REMEDY} in {_OPEN}"
     marked = inner.startswith(_OPEN) and inner.endswith(_CLOSE)
     if _OPEN in inner and not marked:
         problem = f"mixes text and a tool call, or does not end in {_CLOSE}"
@@ -385,8 +411,9 @@ def _text_or_calls(text: str, where: str, name: str, bare: bool) -> Answer:
     if not marked and not (bare and inner.startswith(("{", "["))):
         return text
     try:
-        given = validate_values(from_json(inner.removeprefix(_OPEN).removesuffix(_CLOSE)))
-        if not (calls := [_call(call) for call in _as_list(given)]):
+        content = validate_values(from_json(inner.removeprefix(_OPEN).removesuffix(_CLOSE)))
+        calls = [_call(call) for call in _as_list(content)]
+        if not calls:
             raise ValueError("no call in it")
         return calls
     except ValueError as error:
@@ -397,13 +424,16 @@ def _text_or_calls(text: str, where: str, name: str, bare: bool) -> Answer:
 
 
 def _call(call: Any) -> dict[str, Any]:
+    """A call as {name, arguments}; ValueError of anything else."""
     if isinstance(call, dict):
+        # Columns of a table leave nulls where other calls have a field.
         call = {key: value for key, value in call.items() if value is not None or key in _CALL}
         if "arguments" not in call and "parameters" in call:  # as Llama 3.1 writes them
             call["arguments"] = call.pop("parameters")
     if not isinstance(call, dict) or set(call) - {"id", "type"} != {"name", "arguments"}:
         raise ValueError("a call is an object of name and arguments")
-    name, arguments = call["name"], call["arguments"]
+    name = call["name"]
+    arguments = call["arguments"]
     if arguments is None or isinstance(arguments, str):
         arguments = validate_values(from_json((arguments or "").strip() or "{}"))
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):

@@ -71,17 +71,18 @@ class Record:
     @property
     def answers(self) -> list[Answer]:
         """The responses' texts or calls."""
-        return ["" if each.answer is None else each.answer for each in self.responses]
+        return ["" if response.answer is None else response.answer for response in self.responses]
 
     @property
     def roles(self) -> list[str]:
         """What each response is."""
-        return [each.role for each in self.responses]
+        return [response.role for response in self.responses]
 
     @property
     def prompt(self) -> str:
         """What records of one prompt have in common, and no others."""
-        return digest(*(self.identity or (self.messages, self.tools)))
+        identity = self.identity or (self.messages, self.tools)
+        return digest(*identity)
 
     @property
     def text(self) -> str:
@@ -100,10 +101,10 @@ class Record:
         """The task's name for it, or its roles, a refusal to avoid by that name."""
         if self.given_kind is not None:
             return self.given_kind
-        names = {
-            "avoid refusal" if each.refusal and each.role == "avoid" else each.role
-            for each in self.responses
-        }
+        names = set[str]()
+        for response in self.responses:
+            refused = response.refusal and response.role == "avoid"
+            names.add("avoid refusal" if refused else response.role)
         return " + ".join(sorted(names))
 
     @property
@@ -139,7 +140,11 @@ PROMPTS = ("messages", "prompt", "instruction", "input", "question", *INSTRUCTIO
 ANSWERS = ("answer", "completion", "output", "response")
 """Fields that hold the one answer of a record."""
 
-_MEDIA = [name + s for name in ("image", "audio", "video") for s in ("", "s", "_path", "_url")]
+_MEDIA = [
+    *("image", "images", "image_path", "image_url"),
+    *("audio", "audios", "audio_path", "audio_url"),
+    *("video", "videos", "video_path", "video_url"),
+]
 _OFF = (*WEIGHTS, "label", "kto_tag", "is_safe", "safe", "is_correct", "correct", "accepted")
 _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
 _NO = (*_FALSE, "-1", "-1.0", "no", "bad", "unsafe", "undesirable", "rejected", "wrong")
@@ -177,17 +182,26 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
         record: Any = parse(row, where, **options)
         if all_turns:
             record = replace(record, asked=asked)
-        given = any(each.answer for each in getattr(record, "record", record).responses)
+        responses = getattr(record, "record", record).responses
+        has_answers = any(response.answer for response in responses)
         for name, value in row.unread().items():
-            last = name.rpartition(".")[2]
-            no = str(value).lower() in _NO if last in _OFF else truth(value) is not False
-            if last in _CHANGING and no and (given or last not in (*_OFF, *MASKS)):
-                problem = f"is {shown(value)}, is not read, and makes the record another"
-                raise bad_field(where, name, problem, _CHANGING[last])
+            _check_left(name, value, has_answers, where)
         check_unread(row, record, where)
         return without_nulls(record)
 
     return read
+
+
+def _check_left(name: str, value: Any, has_answers: bool, where: str) -> None:
+    """Refuses a field that nobody reads, and that makes the record another."""
+    last = name.rpartition(".")[2]
+    if last not in _CHANGING:
+        return
+    of_answers = last in _OFF or last in MASKS
+    says_no = str(value).lower() in _NO if last in _OFF else truth(value) is not False
+    if says_no and (has_answers or not of_answers):
+        problem = f"is {shown(value)}, is not read, and makes the record another"
+        raise bad_field(where, name, problem, _CHANGING[last])
 
 
 def make_record(
@@ -225,24 +239,30 @@ def conversation(
 def _first(row: dict[str, Any], names: Sequence[str], otherwise: str) -> str:
     """The first of these fields that holds something, else the first that is there."""
     present = [name for name in names if name in row]
-    return next((name for name in present if row.get(name)), [*present, otherwise][0])
+    filled = next((name for name in present if row.get(name)), None)
+    if filled is not None:
+        return filled
+    return present[0] if present else otherwise
 
 
 def _turns(row: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
-    given = field(row, name, where)
-    if isinstance(given, str):
-        text = text_field(given, name, where)
-        if name == "instruction" and str(more := row.get("input") or "").strip():
+    """The turns in a field: a list, or the user's text."""
+    turns = field(row, name, where)
+    if isinstance(turns, str):
+        text = text_field(turns, name, where)
+        more = row.get("input") if name == "instruction" else None  # Alpaca's.
+        if str(more or "").strip():
             text = f"{text}\n\n{text_field(more, 'input', where)}"
-        given = [{"role": "user", "content": text}]
-    if not isinstance(given, list):
-        raise bad_field(where, name, f"is {kind(given)}", "Give a text, or [{role, content}]")
-    return parse_messages(given, where, name)
+        turns = [{"role": "user", "content": text}]
+    if not isinstance(turns, list):
+        raise bad_field(where, name, f"is {kind(turns)}", "Give a text, or [{role, content}]")
+    return parse_messages(turns, where, name)
 
 
 def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]]:
     """Two lists of turns as one; what ends the first and begins the other stands once."""
-    start, end = folded(first), folded(then)
+    start = folded(first)
+    end = folded(then)
     for shared in range(min(len(first), len(then)), 0, -1):
         if start[-shared:] == end[:shared]:
             return first + then[shared:]
@@ -254,14 +274,15 @@ def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]
 
 def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Record]:
     """The records with one of ``refusals``, by their prompt, where a refusal has no text."""
-    found = []
+    filled = []
     for record in records:
         text = refusals[int(record.prompt[:12], 16) % len(refusals)]
-        responses = (
-            replace(each, answer=text) if each.answer is None else each for each in record.responses
-        )
-        found.append(replace(record, responses=tuple(responses)))
-    return found
+        responses = []
+        for response in record.responses:
+            needs_text = response.answer is None
+            responses.append(replace(response, answer=text) if needs_text else response)
+        filled.append(replace(record, responses=tuple(responses)))
+    return filled
 
 
 # The hub's schemas --------------------------------------------------------------------------------
@@ -269,16 +290,19 @@ def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Re
 
 def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"chosen", "rejected"} behind a prompt, or with the conversation that both have in front."""
-    given = [transcript(field(row, name, where)) for name in ("chosen", "rejected")]
+    whole_chosen = transcript(field(row, "chosen", where))
+    whole_rejected = transcript(field(row, "rejected", where))
     if row.get("status") == "tie":
         raise bad_field(where, "status", "says that neither answer is better", "Take it out")
     _check_scores(row, where)
-    before, chosen = _behind(given[0], where, "chosen")
-    others, rejected = _behind(given[1], where, "rejected")
-    if is_turns(given[1]) and others != before:
+    before, chosen = _behind(whole_chosen, where, "chosen")
+    others, rejected = _behind(whole_rejected, where, "rejected")
+    if is_turns(whole_rejected) and others != before:
         problem = "follows another conversation than the chosen one"
         raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
-    if before and dict.get(row, "messages") == given[0]:  # UltraFeedback has the chosen one twice.
+    if (
+        before and dict.get(row, "messages") == whole_chosen
+    ):  # UltraFeedback has the chosen one twice.
         del row["messages"]
     messages = conversation(row, where, before)
     answers = parse_answer(chosen, where, "chosen"), parse_answer(rejected, where, "rejected")
@@ -294,15 +318,16 @@ def _check_scores(row: dict[str, Any], where: str) -> None:
         other = re.sub("chosen", "rejected", name, flags=re.IGNORECASE)
         if other == name or other not in row or not _SCORES.search(name):
             continue
-        theirs = dict.get(row, other)
-        numbers = all(isinstance(each, (int, float)) for each in (value, theirs))
-        if numbers and value == theirs:
+        of_rejected = dict.get(row, other)
+        if not isinstance(value, (int, float)) or not isinstance(of_rejected, (int, float)):
+            continue
+        if value == of_rejected:
             problem = f"equals {other} ({value}): neither answer is better"
             raise bad_field(where, name, problem, "Take the record out")
         # The first of a ranking is the best.
-        if numbers and value < theirs and "rank" not in name.lower():
+        if value < of_rejected and "rank" not in name.lower():
             problem = (
-                f"({value}) is below {other} ({theirs}): the rejected answer is the better one"
+                f"({value}) is below {other} ({of_rejected}): the rejected answer is the better one"
             )
             raise bad_field(where, name, problem, "Exchange the answers, or take the record out")
 
@@ -340,8 +365,9 @@ def transcript(value: Any) -> Any:
 
 def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"messages", "tools", "chosen_response", "rejected_response"}, and both behaviours."""
-    names = "chosen_response", "rejected_response"
-    answers = [parse_answer(field(row, n, where), where, n, bare_calls=True) for n in names]
+    answers = []
+    for name in ("chosen_response", "rejected_response"):
+        answers.append(parse_answer(field(row, name, where), where, name, bare_calls=True))
     behaviours = [str(row.get(name) or "") for name in ("category", "rejected_category")]
     return _pair(row, conversation(row, where), answers, where, behaviours)
 
@@ -349,8 +375,9 @@ def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
 def _pair(
     row: Any, messages: Any, answers: Sequence[Any], where: str, behaviours: Any = ("", "")
 ) -> Record:
-    stripped = [each.strip() if isinstance(each, str) else each for each in answers]
-    if stripped[0] == stripped[1]:
+    """A record of two responses, the first of which is to be preferred."""
+    chosen, rejected = [a.strip() if isinstance(a, str) else a for a in answers]
+    if chosen == rejected:
         raise bad_field(where, "rejected", "equals the chosen one", "Change one of the two")
     pair = zip(("prefer", "avoid"), answers, behaviours, strict=True)
     responses = [Response(role, answer, behaviour=name) for role, answer, name in pair]
@@ -369,7 +396,7 @@ def answered(
 
 def with_thought(row: dict[str, Any], answer: Any, where: str) -> Any:
     """The answer with the thought that stands beside it in a field of its own, if one does."""
-    name = next((each for each in THOUGHTS if str(row.get(each) or "").strip()), None)
+    name = next((key for key in THOUGHTS if str(row.get(key) or "").strip()), None)
     if name is None:
         return answer
     thought = text_field(row[name], name, where)
@@ -377,7 +404,7 @@ def with_thought(row: dict[str, Any], answer: Any, where: str) -> Any:
     if isinstance(turn, str):
         return {"role": "assistant", "content": turn, "reasoning_content": thought}
     if isinstance(turn, dict) and ("content" in turn or "tool_calls" in turn):
-        if any(str(turn.get(each) or "").strip() for each in THOUGHTS):
+        if any(str(turn.get(key) or "").strip() for key in THOUGHTS):
             problem = "stands beside an answer that has a thought of its own"
             raise bad_field(where, name, problem, "Take one of the two out")
         return {**turn, "reasoning_content": thought}
@@ -397,7 +424,8 @@ def truth(value: Any) -> bool | None:
 
 def flag(row: dict[str, Any], name: str, where: str, prefix: str = "") -> bool:
     """A field that is true or false; ``prefix`` stands before its name in messages."""
-    said = truth(value := field(row, name, where, prefix))
-    if said is None:
+    value = field(row, name, where, prefix)
+    is_true = truth(value)
+    if is_true is None:
         raise bad_field(where, f"{prefix}{name}", f"is {kind(value)}", "Give true or false")
-    return said
+    return is_true

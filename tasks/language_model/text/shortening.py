@@ -18,14 +18,16 @@ def shortened(record: Record, fits: Callable[[Record], bool]) -> tuple[Record, i
     fits: of a record with fewer turns; of two ends the shorter fits if the longer one does.
     """
     turns = record.messages
-    starts = [i for i, turn in enumerate(turns) if turn["role"] == "user"][1:]
+    of_user = [place for place, turn in enumerate(turns) if turn["role"] == "user"]
+    starts = of_user[1:]  # At the first nothing would be cut off.
 
     def end(start: int) -> Record:
         kept = [turn for turn in turns[:start] if turn["role"] in ("system", "developer")]
         # Its unit stays that of the whole conversation, by which the splits were made.
         return replace(record, messages=[*kept, *turns[start:]], given_unit=record.unit)
 
-    low, high = 0, len(starts)  # The first of ``starts`` that fits is at ``low`` in the end.
+    low = 0  # The first of ``starts`` that fits is here in the end.
+    high = len(starts)
     while low < high:
         middle = (low + high) // 2
         if fits(end(starts[middle])):
@@ -34,5 +36,5 @@ def shortened(record: Record, fits: Callable[[Record], bool]) -> tuple[Record, i
             low = middle + 1
     if low == len(starts):
         return None
-    found = end(starts[low])
-    return found, len(turns) - len(found.messages)
+    longest = end(starts[low])
+    return longest, len(turns) - len(longest.messages)

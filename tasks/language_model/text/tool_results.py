@@ -35,7 +35,8 @@ def _sorted(run: Turns, calls: Sequence[Any], where: str) -> Turns:
     named = [turn.get("tool_call_id") for turn in run]
     if None in named or None in calls or not calls:
         return run
-    if unknown := [each for each in named if each not in calls]:
+    unknown = [call for call in named if call not in calls]
+    if unknown:
         raise DataError(
             f"{where}: a result of a tool names the call {unknown[0]!r}, and the turn before has "
             f"{calls!r}. Correct its tool_call_id."
@@ -50,9 +51,13 @@ def _sorted(run: Turns, calls: Sequence[Any], where: str) -> Turns:
 
 def with_made_ids(messages: Sequence[dict[str, Any]]) -> Turns:
     """The messages with the ids of calls under another name, so that new ones are made for them."""
-    found: Turns = []
+    renamed: Turns = []
     for turn in messages:
-        calls = turn.get("tool_calls") or ()
-        renamed = [{"named" if key == "id" else key: call[key] for key in call} for call in calls]
-        found.append({**turn, "tool_calls": renamed} if calls else turn)
-    return found
+        calls = [_without_id(call) for call in turn.get("tool_calls") or ()]
+        renamed.append({**turn, "tool_calls": calls} if calls else turn)
+    return renamed
+
+
+def _without_id(call: dict[str, Any]) -> dict[str, Any]:
+    """A call with its id as "named", in the same place."""
+    return {"named" if key == "id" else key: value for key, value in call.items()}

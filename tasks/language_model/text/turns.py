@@ -16,31 +16,36 @@ def every_turn(records: Iterable[Record]) -> list[Record]:
     Records of several responses stay, as nobody says what their earlier turns are to them. Those of
     one conversation are of one unit, so that no split divides it.
     """
-    found: list[Record] = []
+    split: list[Record] = []
     for record in records:
         if len(record.responses) == 1 and record.responses[0].answer is not None:
-            found += _each(record)
+            split += _records_of_turns(record)
         else:
-            found.append(record)
-    return found
+            split.append(record)
+    return split
 
 
-def _each(record: Record) -> list[Record]:
+def _records_of_turns(record: Record) -> list[Record]:
+    """The earlier turns of the assistant that are trained on, then the last one."""
     places = _answers_in(record.messages)
-    asked = record.asked if len(record.asked) == len(places) + 1 else (None,) * (len(places) + 1)
-    unit, response = record.unit, record.responses[0]
-    found = []
+    asked = record.asked
+    if len(asked) != len(places) + 1:  # The file says nothing of them.
+        asked = (None,) * (len(places) + 1)
+    records = []
     for place, wanted in zip(places, asked, strict=False):
         if wanted is not False:
-            own = replace(response, answer=answer_of(record.messages[place]))
-            at = f"{record.where}, messages[{place}]"
-            earlier = record.messages[:place]
-            found.append(
-                replace(record, messages=earlier, responses=(own,), where=at, given_unit=unit)
+            answer = answer_of(record.messages[place])
+            earlier = replace(
+                record,
+                messages=record.messages[:place],
+                responses=(replace(record.responses[0], answer=answer),),
+                where=f"{record.where}, messages[{place}]",
+                given_unit=record.unit,
             )
+            records.append(earlier)
     if asked[-1] is not False:
-        found.append(replace(record, given_unit=unit if places else record.given_unit))
-    return [each for each in found if each.messages]
+        records.append(replace(record, given_unit=record.unit if places else record.given_unit))
+    return [split for split in records if split.messages]
 
 
 def _answers_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -50,15 +55,17 @@ def _answers_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 def answer_of(turn: Mapping[str, Any]) -> Answer:
     """A turn of the assistant as an answer."""
-    given = {key: turn[key] for key in ("content", "reasoning_content") if turn.get(key)}
-    if calls := turn.get("tool_calls"):
-        given["tool_calls"] = [call["function"] for call in calls]
-    return given if len(given) > 1 else next(iter(given.values()))
+    parts = {key: turn[key] for key in ("content", "reasoning_content") if turn.get(key)}
+    calls = turn.get("tool_calls")
+    if calls:
+        parts["tool_calls"] = [call["function"] for call in calls]
+    return parts if len(parts) > 1 else next(iter(parts.values()))
 
 
 def only_read(records: Iterable[Record]) -> tuple[int, int]:
     """(answers of the assistant that are only read, all of them), of records of one response."""
-    earlier = trained = 0
+    earlier = 0
+    trained = 0
     for record in records:
         if len(record.responses) == 1:
             earlier += len(_answers_in(record.messages))
