@@ -1,0 +1,97 @@
+"""Small tasks of many fields, each with its optimum or its unseen rows: which method gets there.
+
+    python -m benchmarks.tasks                                  (all: about 25 minutes of a CPU)
+    python -m benchmarks.tasks --tasks portfolio 'recall*' --epochs 10 100 --seeds 0
+    python -m benchmarks.tasks --methods 'Pointwise()' 'hinge *' --output results/mine
+
+The methods are the package's own (a PointwiseLoss of each member), hinges and squared hinges of
+ten weights, grids of weights where units differ, and cooper's multiplier with nine rates. Another
+formulation is named as it is called: --methods 'Pointwise(…)'; patterns choose among the others.
+Writes tasks.csv, tasks.md and tasks.png; task-lengths that tasks.csv has are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+import warnings
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from . import TASKS
+from .methods import method, names_for
+from .picture import draw
+from .training import runs
+from .verdicts import is_rival, summary
+
+
+def chosen(names: list[str], patterns: list[str]) -> list[str]:
+    """The names that match a pattern, and patterns that are calls of a formulation."""
+    found = [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
+    own = [p for p in patterns if p.endswith(")") and p not in found]
+    for name in own:
+        method(name)
+    return own + found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
+    parser.add_argument("--tasks", nargs="+", default=["*"], help="names or patterns")
+    parser.add_argument("--epochs", nargs="+", type=int, help="instead of each task's own lengths")
+    parser.add_argument("--methods", nargs="+", default=["*"], help="names or patterns")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, default=Path("results/tasks"))
+    of = parser.parse_args(arguments)
+    tasks = [name for name in TASKS if any(fnmatchcase(name, p) for p in of.tasks)]
+    if not tasks:
+        parser.error(f"no task matches {of.tasks}: {', '.join(TASKS)}.")
+    table = sweep(of.output / "tasks.csv", tasks, of.epochs, of.methods, of.seeds)
+    shown = [name for name in dict.fromkeys(table["method"]) if not is_rival(name)]
+    text = summary(table, shown)
+    (of.output / "tasks.md").write_text(text + "\n")
+    draw(table, of.output / "tasks.png")
+    print(text)
+
+
+def sweep(
+    path: Path,
+    tasks: list[str],
+    lengths: list[int] | None,
+    patterns: list[str],
+    seeds: list[int],
+) -> pd.DataFrame:
+    """The rows of the CSV file ``path``, with what it lacked."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = pd.read_csv(path).to_dict("records") if path.exists() else []
+    for name in tasks:
+        task = TASKS[name]()
+        methods = chosen(names_for(task), patterns)
+        for epochs in lengths or task.lengths:
+            done = {(r["task"], r["epochs"], r["method"], r["seed"]) for r in rows}
+            left = [m for m in methods if not all((name, epochs, m, s) in done for s in seeds)]
+            if not left:
+                continue
+            begun = time.process_time()
+            found = runs(task, left, seeds, epochs)
+            rows += [{"task": name} | row for row in found]
+            pd.DataFrame(rows).to_csv(path, index=False)
+            seconds = time.process_time() - begun
+            print(f"{name}, {epochs}: {len(found)} runs, {seconds:.0f} s", flush=True)
+    return pd.DataFrame(rows)
+
+
+def quiet() -> None:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+
+
+if __name__ == "__main__":
+    quiet()
+    main()
