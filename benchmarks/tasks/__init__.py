@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.optimum import problems
+
+from .balance import balance
+from .completion import completion
 from .control import control
+from .denoise import denoise
+from .energy import energy
 from .equations import convection, heat
 from .fairness import fairness
 from .inventory import inventory
+from .known import known
+from .lipschitz import lipschitz
 from .margins import margins
+from .monotone import monotone
 from .multitask import multitask
+from .outliers import outliers
 from .portfolio import portfolio
+from .quantiles import quantiles
 from .recall import recall
 from .task import Task
 
@@ -26,12 +37,28 @@ TASKS: dict[str, Callable[[], Task]] = {
     "fairness": fairness,
     "control": control,
     "control, one pass": lambda: control(2000, 10, ONE_PASS),
+    "quantiles": quantiles,
+    "monotone": monotone,
+    "lipschitz": lipschitz,
+    "outliers": outliers,
+    "energy": energy,
+    "balance": balance,
+    "completion": completion,
+    "denoise": denoise,
     "multitask": multitask,
     "margins": margins,
     "convection": lambda: convection(in_loss=False),
     "convection, in the loss": lambda: convection(in_loss=True),
     "heat": lambda: heat(in_loss=False),
     "heat, in the loss": lambda: heat(in_loss=True),
+    "digits: margins": lambda: known(problems.margins),
+    "digits: retention": lambda: known(problems.retention),
+    "digits: unlike units": lambda: known(problems.unlike_units),
+    "digits: softmax with a cap": lambda: known(problems.capped),
+    "digits: equalities": lambda: known(problems.equalities),
+    "digits: budget": lambda: known(lambda: problems.retaught(learn=True)),
+    "digits: from zero": lambda: known(lambda: problems.retaught(learn=False)),
+    "band": lambda: known(lambda: problems.band(2000, (1, 10))),
 }
 """By name what makes each."""
 

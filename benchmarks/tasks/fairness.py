@@ -12,7 +12,7 @@ from pl_pointwise import Constraint
 from .solvers import Array, smooth_program
 from .task import Parameters, Task, Terms, affine, zeros
 
-INPUTS, RIDGE, BOUND = 8, 0.002, 0.5
+INPUTS, RIDGE, BOUND = 8, 0.002, 0.36
 SIZES = (300, 150, 60, 40, 30, 20)
 
 

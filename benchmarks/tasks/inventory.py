@@ -1,4 +1,4 @@
-"""Stock of 60 items over 30 days: of each item a share of the demand at most is missed, in the mean.
+"""Stock of 60 items over 30 days: of each item at most a share of the demand is missed, on average.
 
 The order of an item is its mean demand times exp of its parameter. What is left costs.
 """

@@ -63,13 +63,17 @@ def _of_part(task: Task, parameters: Parameters, rows: range) -> dict[str, Tenso
 
 
 def _worst(task: Task, name: str, violation: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """In its scale the worst column of each sample, (M, B), or of each group's mean; and which count, (B,)."""
+    """The worst column of each sample (M, B), or of each group's mean, in its scale.
+
+    And which of them count, bool (B,).
+    """
     applies = task.applies(name, index)
     if task.groups is not None:
         number = int(task.groups.max()) + 1
         violation, applies = group_means(violation, applies, task.groups[index], number)
     if task.constraints[name].equals is not None:
         violation = violation.abs()
-    everywhere = torch.ones(violation.shape[1], dtype=torch.bool)
+    counts = torch.ones(violation.shape[1], dtype=torch.bool) if applies is None else applies[0]
+    counts = counts if task.counted is None else counts & task.counted[index[0]]
     worst = violation.amax(2) / task.scale.get(name, 1.0)
-    return worst, everywhere if applies is None else applies[0]
+    return worst, counts

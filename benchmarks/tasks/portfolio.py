@@ -59,7 +59,7 @@ def _budget(limit: float, scenarios: int) -> tuple[Array, Array, float]:
 
 
 def _limit(table: Array) -> float:
-    """The least that the worst scenario can lose, and a third of the way to the best portfolio."""
+    """The least that the worst scenario can lose, and an eighth of the way to the best asset."""
     scenarios = len(table)
     # x: the weights, then the worst loss, moved so that it is at least 0.
     cost = np.append(np.zeros(ASSETS), 1.0)
@@ -67,4 +67,4 @@ def _limit(table: Array) -> float:
     equal = np.append(np.ones(ASSETS), 0.0)
     least = float(linear_program(cost, matrix, np.zeros(scenarios), equal, 1.0)[-1])
     most = float(-table[:, table.mean(0).argmax()].min())
-    return least + (most - least) / 5
+    return least + (most - least) / 8

@@ -40,6 +40,7 @@ class Task:
         slack: by how much a value may miss its bound and count as met, in its scale.
         membership: bool (rows,) by "objective" or constraint; left out: all rows.
         groups: (rows,), from 0: the mean of each group is what must meet the bounds.
+        counted: bool (rows,), which rows are judged, where others are known to be wrong.
         unseen: the rows that are held out.
         error: of each member, (M,), in place of the mean of ℓ₀ where that says little.
         optimum: by a solver the least mean ℓ₀ that meets all bounds, on the training set.
@@ -57,6 +58,7 @@ class Task:
     scale: dict[str, float | Tensor] = field(default_factory=dict)
     membership: dict[str, Tensor] = field(default_factory=dict)
     groups: Tensor | None = None
+    counted: Tensor | None = None
     unseen: range = range(0)
     error: Callable[[Parameters], Tensor] | None = None
     optimum: Callable[[], float] | None = None
