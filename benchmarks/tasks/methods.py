@@ -3,7 +3,8 @@
 ``Pointwise()``, ``Relaxed(price=10)``, ``Average()``: any formulation of the package, written as a
 call of it with numbers. ``hinge 3``, ``squared 3``: one weight; ``hinge 3,0.03``: one of each
 constraint; ``group hinge 3``: of the mean that a batch has of each group. ``cooper 0.1``: λv with
-cooper's IndexedMultiplier, whose rate that is.
+cooper's IndexedMultiplier, whose rate that is; ``cooper AL 0.1``: its augmented Lagrangian, whose
+coefficient that is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .task import Task
 RULES = ("Pointwise()", "Relaxed(price=10)", "Average()")
 WEIGHTS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 RATES = tuple(10.0**power for power in range(-4, 5))
+COOPER = ("cooper", "cooper AL")
 STEPS_OF_A_GRID = (0.1, 1.0, 10.0)
 
 
@@ -28,8 +30,8 @@ class Rival:
     """A fixed weight, or cooper's multiplier.
 
     Attributes:
-        shape: "hinge", "squared" or "cooper".
-        numbers: a weight for each constraint, or one for all; of cooper its rate.
+        shape: "hinge", "squared", "cooper" or "cooper AL".
+        numbers: a weight for each constraint, or one for all; of cooper its rate or coefficient.
         of_group: on the mean that a batch has of each group.
     """
 
@@ -48,7 +50,7 @@ def names_for(task: Task) -> list[str]:
     for weights in cells(task):
         text = ",".join(f"{weight:g}" for weight in weights)
         found += [f"{shape} {text}" for shape in shapes[:2]]
-    return found + [f"cooper {rate:g}" for rate in RATES]
+    return found + [f"{shape} {rate:g}" for shape in COOPER for rate in RATES]
 
 
 def cells(task: Task) -> list[tuple[float, ...]]:
@@ -71,8 +73,8 @@ def method(name: str) -> Formulation | Rival:
     """
     if name.endswith(")"):
         return _formulation(name)
-    shape, _, numbers = name.removeprefix("group ").partition(" ")
-    if shape not in ("hinge", "squared", "cooper"):
+    shape, _, numbers = name.removeprefix("group ").rpartition(" ")
+    if shape not in ("hinge", "squared", *COOPER):
         raise ValueError(f"{name!r}: no method; as Pointwise(), hinge 3, squared 3 or cooper 0.1.")
     found = tuple(float(number) for number in numbers.split(","))
     return Rival(shape, found, name.startswith("group "))

@@ -1,7 +1,8 @@
 """Losses of fixed weights and of cooper's multipliers, of all members at once.
 
 cooper 1.0.1: the loss is mean ℓ₀ + Σ λv over the batch (a sum), and λ ← (λ + rate·v)₊ for the
-samples of the batch, both at the weights and the λ of before the step.
+samples of the batch, both at the weights and the λ of before the step. Augmented: Σ ((λ + cv)₊² −
+λ²)/2c, of an equality Σ λv + cv²/2, and λ ← (λ + cv)₊. tests/benchmarks compare both with it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .methods import Rival
+from .methods import COOPER, Rival
 from .task import Task, Terms
 
 
@@ -29,9 +30,10 @@ class Rivals:
         names = list(task.constraints)
         weights = {shape: torch.zeros(len(members), len(names)) for shape in ("hinge", "squared")}
         self.rate = torch.zeros(len(members))
+        self.augmented = torch.tensor([each.shape == "cooper AL" for each in members])
         self.of_group = torch.tensor([each.of_group for each in members])
         for place, each in enumerate(members):
-            if each.shape == "cooper":
+            if each.shape in COOPER:
                 self.rate[place] = each.numbers[0]
             else:
                 weights[each.shape][place] = torch.tensor(each.numbers).expand(len(names))
@@ -86,7 +88,7 @@ class Rivals:
     def _of_multipliers(
         self, name: str, violation: Tensor, applies: Tensor | None, index: Tensor
     ) -> Tensor:
-        """Σ λv over a batch, (M,)."""
+        """What λ adds to the loss, summed over a batch, (M,)."""
         if not self.rate.any():
             return violation.new_zeros(self.number)
         columns = violation.shape[2]
@@ -99,7 +101,14 @@ class Rivals:
         places = index[..., None].expand(-1, -1, columns)
         self._visits.append((name, places, violation.detach()))
         multipliers = self.multipliers[name].gather(1, places)
-        return (multipliers * violation).sum((1, 2))
+        coefficient = (self.rate * self.augmented)[:, None, None]
+        pushed = violation
+        if self.task.constraints[name].equals is None:
+            # ((λ + cv)₊² − λ²)/2c is λu + cu²/2 with u = max(v, −λ/c).
+            lowest = -multipliers / coefficient.clamp(min=1e-30)
+            below = (violation < lowest) & self.augmented[:, None, None]
+            pushed = torch.where(below, lowest, violation)
+        return (multipliers * pushed + coefficient / 2 * pushed.square()).sum((1, 2))
 
 
 def group_means(
