@@ -7,7 +7,10 @@
 The methods are the package's own (a PointwiseLoss of each member), hinges and squared hinges of
 ten weights, grids of weights where units differ, and cooper's multiplier with nine rates. Another
 formulation is named as it is called: --methods 'Pointwise(…)'; patterns choose among the others.
-Writes tasks.csv, tasks.md and tasks.png; task-lengths that tasks.csv has are not run again.
+Writes tasks.csv, tasks.md and tasks.png; runs that tasks.csv has are not repeated. After a change
+of the rule, with the rivals' rows of before:
+
+    python -m benchmarks.tasks --output results/new --rivals results/tasks --against results/tasks
 """
 
 from __future__ import annotations
@@ -47,16 +50,30 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", default=["*"], help="names or patterns")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=Path("results/tasks"))
+    parser.add_argument("--rivals", type=Path, help="a folder whose rows of rivals are taken over")
+    parser.add_argument("--against", type=Path, help="a folder to show beside, of before")
     of = parser.parse_args(arguments)
     tasks = [name for name in TASKS if any(fnmatchcase(name, p) for p in of.tasks)]
     if not tasks:
         parser.error(f"no task matches {of.tasks}: {', '.join(TASKS)}.")
-    table = sweep(of.output / "tasks.csv", tasks, of.epochs, of.methods, of.seeds)
+    path = of.output / "tasks.csv"
+    if of.rivals is not None and not path.exists():
+        take_over(of.rivals / "tasks.csv", path)
+    table = sweep(path, tasks, of.epochs, of.methods, of.seeds)
+    table = table[table["task"].isin(tasks)]
     shown = [name for name in dict.fromkeys(table["method"]) if not is_rival(name)]
-    text = summary(table, shown)
+    before = None if of.against is None else pd.read_csv(of.against / "tasks.csv")
+    text = summary(table, shown, before)
     (of.output / "tasks.md").write_text(text + "\n")
     draw(table, of.output / "tasks.png")
     print(text)
+
+
+def take_over(given: Path, path: Path) -> None:
+    """Starts a file with the rivals' rows of another: they do not depend on the package's rule."""
+    rows = pd.read_csv(given)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows[rows["method"].map(is_rival)].to_csv(path, index=False)
 
 
 def sweep(

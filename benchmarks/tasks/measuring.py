@@ -17,12 +17,13 @@ def measure(task: Task, parameters: Parameters) -> dict[str, list[float]]:
 
     "violated": the share of samples (of groups) that miss a bound by more than its slack; "size":
     the mean of (v)₊, in the scale of each constraint; "objective": the mean of ℓ₀, or the error;
-    "gap": how far it is above the optimum, as a share of it. With "new " before it: of unseen rows.
+    "gap": how far it is above the "optimum", as a share of it. Of unseen rows the same with "new ".
     """
     found = _measured(task, parameters, range(task.samples), "")
     if task.error is not None:
         found["objective"] = task.error(parameters)
     if task.least is not None:
+        found["optimum"] = torch.full_like(found["objective"], task.least)
         found["gap"] = (found["objective"] - task.least) / abs(task.least)
     if task.unseen:
         found |= _measured(task, parameters, task.unseen, "new ")

@@ -13,7 +13,8 @@ AHEAD = 0.02, 0.05
 """A rival is ahead by more than so much violated, and such a share of the objective."""
 TOLERANCE = 0.02
 """The share violated up to which a method counts as feasible in the picture."""
-COLUMNS = ("violated", "size", "objective", "gap", "new violated", "new size", "new objective")
+TRAINED = ("violated", "size", "objective", "optimum", "gap")
+COLUMNS = (*TRAINED, "new violated", "new size", "new objective")
 
 
 def means(table: pd.DataFrame) -> pd.DataFrame:
@@ -64,23 +65,20 @@ def verdict(part: pd.DataFrame, method: str) -> Verdict:
 
 
 def floored(found: pd.DataFrame) -> pd.Series:
-    """The objective by method, where the optimum is known not below it."""
-    optimum = found["objective"] - found["gap"] * _least(found)
-    return found["objective"].where(found["gap"].isna() | (found["gap"] >= 0), optimum)
+    """The objective by method; where the optimum is known, not below it."""
+    paid, optimum = found["objective"], found["optimum"]
+    return paid.where(optimum.isna() | ~(paid < optimum), optimum)
 
 
-def _least(found: pd.DataFrame) -> pd.Series:
-    """|optimum|, from objective = optimum + gap · |optimum|."""
-    above, below = found["objective"] / (1 + found["gap"]), found["objective"] / (1 - found["gap"])
-    return above.where(above > 0, below.abs() if (below < 0).any() else above.abs())
-
-
-def summary(table: pd.DataFrame, methods: list[str]) -> str:
+def summary(table: pd.DataFrame, methods: list[str], against: pd.DataFrame | None = None) -> str:
     """Markdown: a line of each task and length, and how many of them no rival is ahead of.
 
-    The last columns are of the first of the methods.
+    The last columns are of the first of the methods; ``against``: other rows, whose cells of it
+    come last.
     """
+    before = {} if against is None else _cells(against)
     last = ("nearest rival", "behind it", "ahead in both", "ahead in one, level in the other")
+    last += ("before",) if before else ()
     lines: list[tuple[str, ...]] = [("task", "epochs", *methods, *last)]
     kept = {name: [0, 0] for name in methods}
     pairs = list(means(table).groupby(["task", "epochs"], sort=False))
@@ -96,8 +94,8 @@ def summary(table: pd.DataFrame, methods: list[str]) -> str:
         nearest = f"{first.nearest}: {cells[first.nearest]}" if first.nearest else ""
         ahead = [_shortened(first.both), _shortened(first.one)]
         own = [cells.get(m, "") for m in methods]
-        behind = f"{first.behind:+.1%}"
-        lines.append((task, str(epochs), *own, nearest, behind, *ahead))
+        ahead += [before.get((task, epochs, methods[0]), "")] if before else []
+        lines.append((task, str(epochs), *own, nearest, f"{first.behind:+.1%}", *ahead))
     said = [
         f"{name}: of {len(pairs)} task-lengths no rival is ahead in both on {both}, and none in "
         f"one while level in the other on {one}."
@@ -106,16 +104,23 @@ def summary(table: pd.DataFrame, methods: list[str]) -> str:
     return "\n".join([markdown(lines), *said])
 
 
+def _cells(table: pd.DataFrame) -> dict[tuple[str, int, str], str]:
+    rows = means(table).to_dict("records")
+    return {(row["task"], row["epochs"], row["method"]): cell(row) for row in rows}
+
+
 def _shortened(names: list[str]) -> str:
     return ", ".join([*names[:3], f"and {len(names) - 3} more"] if len(names) > 3 else names)
 
 
 def cell(row: dict[Any, Any]) -> str:
-    """Violated · size · above the optimum, or the objective | of unseen rows."""
+    """Violated · size · above the optimum, or the objective ‖ of unseen rows the same."""
     known = not pd.isna(row["gap"])
     paid = f"{row['gap']:+.1%}" if known else f"{row['objective']:.3g}"
     found = f"{row['violated']:.3f} · {row['size']:.2g} · {paid}"
     if pd.isna(row["new violated"]):
         return found
     new = f"{row['new violated']:.3f} · {row['new size']:.2g}"
+    if not pd.isna(row["new objective"]):
+        new += f" · {row['new objective']:.3g}"
     return f"{found} ‖ {new}"
