@@ -49,4 +49,5 @@ def energy() -> Task:
         {"energy": Constraint(equals=0.0)},
         {"energy": 0.01},
         unseen=range(SAMPLES, len(state)),
+        lengths=(1, 10, 100, 1000),
     )

@@ -36,4 +36,5 @@ def multitask() -> Task:
         scale=dict(UNITS),
         unseen=range(SAMPLES, SAMPLES + NEW),
         grid=({name: 1 / unit for name, unit in UNITS.items()},),
+        lengths=(1, 10, 100, 1000),
     )

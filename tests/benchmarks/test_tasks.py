@@ -370,7 +370,13 @@ def table(**methods: tuple[float, float]) -> pd.DataFrame:
 
 def test_a_rival_is_ahead_in_both_or_in_one_and_level_in_the_other() -> None:
     own = {"ours": (0.1, 12.0)}
-    both = table(**own, hinge_1=(0.05, 11.0), hinge_3=(0.09, 11.0), hinge_10=(0.05, 13.0))
+    both = table(
+        **own,
+        hinge_1=(0.05, 11.0),
+        hinge_3=(0.09, 11.0),
+        hinge_10=(0.05, 13.0),
+        squared_1=(0.2, 10.0),
+    )
     found = verdict(means(both), "Pointwise()")
     assert found.both == ["hinge 1"]
     assert found.one == ["hinge 1", "hinge 3"]
