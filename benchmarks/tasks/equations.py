@@ -104,7 +104,7 @@ def _task(
         lambda generator: layers(generator, 2, 32, 32, 1),
         terms,
         constraints,
-        {name: 0.1 * float(of.at_most or 0) for name, of in constraints.items()},
+        {name: 0.5 * float(of.at_most or 0) for name, of in constraints.items()},
         membership=membership,
         error=error,
         grid=() if in_loss else ({"residual": 1.0, "edge": 1.0},),
