@@ -11,13 +11,13 @@ from torch import Tensor
 
 from pl_pointwise import Constraint
 
-from .solvers import Array
+from .solvers import Array, Labels
 from .task import Parameters, Task, Terms
 
 SIZE, RANK, WIDTH = 24, 2, 0.2
 
 
-def entries() -> tuple[Array, Array, Array]:
+def entries() -> tuple[Array, Array, Labels]:
     """The true matrix, the noisy one, and which entries are known: a half."""
     draw = np.random.default_rng(0)
     true = draw.normal(size=(SIZE, RANK)) @ draw.normal(size=(RANK, SIZE)) / np.sqrt(RANK)
@@ -62,7 +62,7 @@ def nuclear(matrix: Array) -> float:
     return float(np.linalg.svd(matrix, compute_uv=False).sum())
 
 
-def solution(noisy: Array, known: Array) -> tuple[Array, float]:
+def solution(noisy: Array, known: Labels) -> tuple[Array, float]:
     """The best matrix by splitting (ADMM), and a lower bound of its nuclear norm by duality."""
     low = np.where(known, noisy - WIDTH, -np.inf)
     high = np.where(known, noisy + WIDTH, np.inf)
@@ -73,7 +73,7 @@ def solution(noisy: Array, known: Array) -> tuple[Array, float]:
         split = np.clip(low_rank + dual, low, high)
         dual = dual + low_rank - split
     # −dual has a norm of at most 1 at the end; what it says of the box is the bound.
-    price = -dual / max(1.0, np.linalg.norm(dual, 2))
+    price = -dual / max(1.0, float(np.linalg.norm(dual, 2)))
     edge = np.where(price > 0, low, high)
     bound = float(np.sum(np.where(known, price * np.where(known, edge, 0.0), 0.0)))
     return np.asarray(split), bound

@@ -9,14 +9,14 @@ from torch.nn.functional import softplus
 
 from pl_pointwise import Constraint
 
-from .solvers import Array, smooth_program
+from .solvers import Array, Labels, smooth_program
 from .task import Parameters, Task, Terms, affine, zeros
 
 INPUTS, RIDGE, BOUND = 8, 0.002, 0.36
 SIZES = (300, 150, 60, 40, 30, 20)
 
 
-def draw(times: int, seed: int) -> tuple[Array, Array, Array]:
+def draw(times: int, seed: int) -> tuple[Array, Array, Labels]:
     """Inputs, labels ±1 and groups: the rule of a small group is not quite that of the large."""
     generator, fixed = np.random.default_rng(seed), np.random.default_rng(7)
     common, own = fixed.normal(size=INPUTS), fixed.normal(size=(len(SIZES), INPUTS))
@@ -52,7 +52,7 @@ def fairness() -> Task:
     )
 
 
-def solution(x: Array, label: Array, group: Array) -> Array:
+def solution(x: Array, label: Array, group: Labels) -> Array:
     """The weights and the bias of the optimum."""
     signed = label[:, None] * np.hstack([x, np.ones((len(x), 1))])
     parts = [signed[group == each] for each in range(len(SIZES))]

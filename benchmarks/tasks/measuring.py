@@ -50,10 +50,10 @@ def _of_part(task: Task, parameters: Parameters, rows: range) -> dict[str, Tenso
         objective, values = task.terms(parameters, index)
         missed, sizes = [], []
         for name, violation in task.residuals(values).items():
-            worst, applies = _worst(task, name, violation, index)
+            worst, counts = _worst(task, name, violation, index)
             # NaN is violated.
-            missed.append((~(worst <= task.slack[name])).float()[:, applies])
-            sizes.append(worst.clamp(min=0)[:, applies])
+            missed.append((~(worst <= task.slack[name])).float()[:, counts])
+            sizes.append(worst.clamp(min=0)[:, counts])
         applies = task.applies("objective", index[0])
         objective = objective if applies is None else objective[:, applies]
     return {

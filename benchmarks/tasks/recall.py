@@ -9,14 +9,14 @@ from torch.nn.functional import softplus
 
 from pl_pointwise import Constraint
 
-from .solvers import Array, smooth_program
+from .solvers import Array, Labels, smooth_program
 from .task import Parameters, Task, Terms, affine, zeros
 
 INPUTS = 20
 RIDGE = 0.01
 
 
-def draw(samples: int, positives: int, seed: int) -> tuple[Array, Array]:
+def draw(samples: int, positives: int, seed: int) -> tuple[Array, Labels]:
     """Inputs (samples, 20) and which are positive: of two clouds that overlap."""
     generator = np.random.default_rng(seed)
     centre = np.random.default_rng(99).normal(0, 0.45, INPUTS)
@@ -58,7 +58,7 @@ def recall(
     )
 
 
-def cost(found: Array, x: Array, positive: Array) -> tuple[float, Array]:
+def cost(found: Array, x: Array, positive: Labels) -> tuple[float, Array]:
     """The mean objective of the weights and the bias, and its gradient."""
     negatives = _with_ones(x[~positive])
     score = negatives @ found
@@ -68,7 +68,7 @@ def cost(found: Array, x: Array, positive: Array) -> tuple[float, Array]:
     return float(value), negatives.T @ chance / len(negatives) + 2 * RIDGE * size
 
 
-def solution(x: Array, positive: Array) -> Array:
+def solution(x: Array, positive: Labels) -> Array:
     """The weights and the bias of the optimum."""
     required = _with_ones(x[positive])
     start = np.append(np.zeros(INPUTS), 1.0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog, minimize, nnls
 
 Array = NDArray[np.float64]
+Labels = NDArray[Any]
+"""Bool, or whole numbers."""
 
 
 def linear_program(cost: Array, matrix: Array, bound: Array, equal: Array, total: float) -> Array:

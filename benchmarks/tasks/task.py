@@ -86,8 +86,9 @@ class Task:
         found = {}
         for name, value in values.items():
             constraint = self.constraints[name]
-            equal = constraint.equals is not None
-            violation = value - constraint.equals if equal else constraint.violation(value)
+            violation = constraint.violation(value)
+            if constraint.equals is not None:
+                violation = value - constraint.equals
             found[name] = violation if violation.dim() == 3 else violation[..., None]
         return found
 

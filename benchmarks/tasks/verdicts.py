@@ -77,7 +77,12 @@ def summary(table: pd.DataFrame, methods: list[str], against: pd.DataFrame | Non
     come last.
     """
     before = {} if against is None else _cells(against)
-    last = ("nearest rival", "behind it", "ahead in both", "ahead in one, level in the other")
+    last: tuple[str, ...] = (
+        "nearest rival",
+        "behind it",
+        "ahead in both",
+        "ahead in one, level in the other",
+    )
     last += ("before",) if before else ()
     lines: list[tuple[str, ...]] = [("task", "epochs", *methods, *last)]
     kept = {name: [0, 0] for name in methods}
