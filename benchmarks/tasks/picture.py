@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -11,6 +12,8 @@ from matplotlib.figure import Figure
 
 from .verdicts import TOLERANCE, floored, is_rival, means
 
+LONG = 100
+"""Epochs from which a run is long."""
 WITHIN = np.concatenate([[0.0], np.geomspace(1e-3, 10, 200)])
 
 
@@ -37,29 +40,45 @@ def profile(table: pd.DataFrame, tolerance: float = TOLERANCE) -> pd.DataFrame:
     for name in methods:
         above = np.array(hits.get(name, []))
         columns[name] = [float(np.sum(above <= x + 1e-9)) / max(1, number) for x in WITHIN]
-    return pd.DataFrame(columns, index=WITHIN)
+    shares = pd.DataFrame(columns, index=WITHIN)
+    shares.attrs["number"] = number  # Of task-lengths on which a method is feasible.
+    return shares
 
 
 def draw(table: pd.DataFrame, path: Path, tolerance: float = TOLERANCE) -> None:
-    """The package's methods in colour, of rivals a grey line each and the three best by name."""
-    shares = profile(table, tolerance)
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    rivals = [name for name in shares if is_rival(name)]
-    best = shares[rivals].mean().nlargest(3).index
-    colours = iter(matplotlib.colormaps["tab10"].colors)  # type: ignore[attr-defined]
-    for name in shares:
-        if name in rivals and name not in best:
-            axes.plot(shares.index, shares[name], color="0.85", linewidth=0.8, zorder=1)
-            continue
-        width = 1.3 if name in rivals else 2.4
-        style = "--" if name in rivals else "-"
-        axes.plot(
-            shares.index, shares[name], style, color=next(colours), linewidth=width, label=name
-        )
-    axes.set_xscale("symlog", linthresh=1e-3)
-    axes.set_ylim(0, 1)
-    axes.set_xlabel("above the least objective of all feasible methods, as a share of it")
-    axes.set_ylabel(f"share of task-lengths, at most {tolerance:g} violated")
-    axes.legend(frameon=False)
+    """All lengths, and the short and the long ones by themselves."""
+    short = table["epochs"] < LONG
+    parts = {"all": table, f"fewer than {LONG} epochs": table[short], "more": table[~short]}
+    figure = Figure(figsize=(15, 5), layout="constrained")
+    named = _named(profile(table, tolerance))
+    for panel, (title, part) in zip(figure.subplots(1, 3, sharey=True), parts.items(), strict=True):
+        shares = profile(part, tolerance)
+        _panel(panel, shares, named)
+        panel.set_title(f"{title} ({shares.attrs['number']} task-lengths)")
+        panel.set_xlabel("above the least objective of a feasible method, as a share of it")
+    first = figure.axes[0]
+    first.set_ylabel(f"share of task-lengths, at most {tolerance:g} violated")
+    first.legend(frameon=False)
     figure.savefig(path, dpi=110)
+
+
+def _named(shares: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """The lines of the package's methods, and of the three best rivals."""
+    rivals = [name for name in shares if is_rival(name)]
+    best = list(shares[rivals].mean().nlargest(3).index)
+    own = [name for name in shares if name not in rivals]
+    colours = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
+    found = {name: {"linestyle": "-", "linewidth": 2.4} for name in own}
+    found |= {name: {"linestyle": "--", "linewidth": 1.3} for name in best}
+    return {
+        name: {**style, "color": colours[place % len(colours)], "label": name}
+        for place, (name, style) in enumerate(found.items())
+    }
+
+
+def _panel(panel: Any, shares: pd.DataFrame, named: dict[str, dict[str, Any]]) -> None:
+    rest = {"color": "0.85", "linewidth": 0.8, "zorder": 1}
+    for name in shares:
+        panel.plot(shares.index, shares[name], **named.get(name, rest))
+    panel.set_xscale("symlog", linthresh=1e-3)
+    panel.set_ylim(0, 1)
