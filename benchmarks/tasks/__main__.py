@@ -11,6 +11,8 @@ Writes tasks.csv, tasks.md and tasks.png; runs that tasks.csv has are not repeat
 of the rule, with the rivals' rows of before:
 
     python -m benchmarks.tasks --output results/new --rivals results/tasks --against results/tasks
+
+--set LEAD=4 gives a constant of the rule (pl_pointwise/lagrangian/gradient_units.py) another value.
 """
 
 from __future__ import annotations
@@ -19,12 +21,17 @@ import argparse
 import logging
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import torch
+
+from pl_pointwise.lagrangian import gradient_units
 
 from . import TASKS
 from .methods import method, names_for
@@ -52,6 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("results/tasks"))
     parser.add_argument("--rivals", type=Path, help="a folder whose rows of rivals are taken over")
     parser.add_argument("--against", type=Path, help="a folder to show beside, of before")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=NUMBER", dest="constants")
     of = parser.parse_args(arguments)
     tasks = [name for name in TASKS if any(fnmatchcase(name, p) for p in of.tasks)]
     if not tasks:
@@ -59,7 +67,8 @@ def main(arguments: list[str] | None = None) -> None:
     path = of.output / "tasks.csv"
     if of.rivals is not None and not path.exists():
         take_over(of.rivals / "tasks.csv", path)
-    table = sweep(path, tasks, of.epochs, of.methods, of.seeds)
+    with constants(of.constants):
+        table = sweep(path, tasks, of.epochs, of.methods, of.seeds)
     table = table[table["task"].isin(tasks)]
     shown = [name for name in dict.fromkeys(table["method"]) if not is_rival(name)]
     before = None if of.against is None else pd.read_csv(of.against / "tasks.csv")
@@ -67,6 +76,25 @@ def main(arguments: list[str] | None = None) -> None:
     (of.output / "tasks.md").write_text(text + "\n")
     draw(table, of.output / "tasks.png")
     print(text)
+
+
+@contextmanager
+def constants(given: list[str]) -> Iterator[None]:
+    """Within it constants of the package's rule have other values, each given as NAME=NUMBER.
+
+    Raises:
+        ValueError: a name that is no constant of gradient_units.py.
+    """
+    found = dict(each.partition("=")[::2] for each in given)
+    unknown = [
+        name for name in found if not isinstance(vars(gradient_units).get(name), int | float)
+    ]
+    if unknown:
+        raise ValueError(f"--set {', '.join(unknown)}: no constant of gradient_units.py.")
+    with ExitStack() as changes:
+        for name, value in found.items():
+            changes.enter_context(patch.object(gradient_units, name, float(value)))
+        yield
 
 
 def take_over(given: Path, path: Path) -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("sklearn")
 
 from benchmarks.optimum import problems
 from benchmarks.tasks import TASKS, Task
-from benchmarks.tasks.__main__ import chosen, main
+from benchmarks.tasks.__main__ import chosen, constants, main
 from benchmarks.tasks.known import known
 from benchmarks.tasks.measuring import measure
 from benchmarks.tasks.methods import method, names_for
@@ -29,6 +29,7 @@ from benchmarks.tasks.task import Parameters, layers, network
 from benchmarks.tasks.training import Orders, runs, started, train
 from benchmarks.tasks.verdicts import means, summary, verdict
 from pl_pointwise import Constraint, PointwiseLoss
+from pl_pointwise.lagrangian import gradient_units
 
 SHORT = [name for name in TASKS if not name.endswith("one pass")]
 
@@ -451,6 +452,17 @@ def test_the_command_goes_on_where_it_stopped(
     line = next(line for line in said.splitlines() if line.startswith("| margins"))
     cells = [each.strip() for each in line.split("|")]
     assert cells[3] == cells[-2]  # Nothing was changed, so it is what it was before.
+
+
+def test_a_constant_of_the_rule_is_another_for_a_run() -> None:
+    task, lead = TASKS["margins"](), gradient_units.LEAD
+    before = runs(task, ["Pointwise()"], [0], 1)
+    with constants(["LEAD=8"]):
+        assert runs(task, ["Pointwise()"], [0], 1) != before
+    assert lead == gradient_units.LEAD
+    for wrong in ("LEED=8", "math=3"):
+        with pytest.raises(ValueError, match="no constant"), constants([wrong]):
+            pass
 
 
 def test_names_are_methods_and_others_are_refused() -> None:
