@@ -373,6 +373,20 @@ def test_known_problems_are_those_of_the_other_study() -> None:
             assert found[key][member] == pytest.approx(value, rel=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("digits")])
+def test_the_optima_of_known_problems_are_those_of_cvxpy(name: str) -> None:
+    pytest.importorskip("cvxpy")
+    made = {"digits: margins": problems.margins, "digits: retention": problems.retention}
+    made |= {"digits: unlike units": problems.unlike_units}
+    made |= {"digits: softmax with a cap": problems.capped}
+    made |= {"digits: equalities": problems.equalities}
+    if name in made:
+        assert TASKS[name]().least == pytest.approx(made[name]().least, rel=1e-4)
+    else:
+        assert TASKS[name]().least is None
+
+
 # What is said of it ------------------------------------------------------------------------------
 
 
