@@ -57,9 +57,12 @@ def verdict(part: pd.DataFrame, method: str) -> Verdict:
     fewer, less = few < -AHEAD[0], more < -AHEAD[1] * scale
     not_more, level = few <= AHEAD[0], more <= AHEAD[1] * scale
     either = (fewer & level) | (less & not_more)
-    least = paid[rivals.index[not_more]].dropna()
-    nearest = str(least.idxmin()) if len(least) else ""
-    behind = float((paid[method] - least.min()) / scale) if len(least) and scale else 0.0
+    as_good = rivals[not_more].assign(paid=paid).dropna(subset="paid")
+    as_good = as_good.sort_values(["paid", "violated"])  # Of several at the optimum the feasible.
+    nearest, behind = "", 0.0
+    if len(as_good) and scale:
+        nearest = str(as_good.index[0])
+        behind = float((paid[method] - as_good["paid"].iloc[0]) / scale)
     both = list(rivals.index[fewer & less])
     return Verdict(both, list(rivals.index[either]), nearest, behind)
 

@@ -419,8 +419,10 @@ def test_a_rival_is_ahead_in_both_or_in_one_and_level_in_the_other() -> None:
     assert found.both == ["hinge 1"]
     assert found.one == ["hinge 1", "hinge 3"]
     assert (found.nearest, found.behind) == ("hinge 1", pytest.approx(1 / 12))
-    below = table(ours=(0.0, 10.1), hinge_1=(0.02, 3.0))  # Below the optimum is no merit.
+    # Below the optimum is no merit.
+    below = table(ours=(0.0, 10.1), hinge_1=(0.02, 3.0), hinge_3=(0.01, 9.0))
     found = verdict(means(below), "Pointwise()")
+    assert found.nearest == "hinge 3"
     assert not found.one
     assert found.behind == pytest.approx(0.1 / 10.1)
 
