@@ -88,14 +88,14 @@ def summary(table: pd.DataFrame, methods: list[str], against: pd.DataFrame | Non
     )
     last += ("before",) if before else ()
     lines: list[tuple[str, ...]] = [("task", "epochs", *methods, *last)]
-    kept = {name: [0, 0] for name in methods}
-    pairs = list(means(table).groupby(["task", "epochs"], sort=False))
-    for (task, epochs), part in pairs:
+    kept = {name: [0, 0, 0] for name in methods}
+    for (task, epochs), part in means(table).groupby(["task", "epochs"], sort=False):
         cells = {row["method"]: cell(row) for row in part.to_dict("records")}
         found = {m: verdict(part, m) for m in methods if m in cells}
         for name, of in found.items():
-            kept[name][0] += not of.both
-            kept[name][1] += not of.both and not of.one
+            kept[name][0] += 1
+            kept[name][1] += not of.both
+            kept[name][2] += not of.both and not of.one
         if not found:
             continue
         first = next(iter(found.values()))
@@ -105,9 +105,9 @@ def summary(table: pd.DataFrame, methods: list[str], against: pd.DataFrame | Non
         ahead += [before.get((task, epochs, methods[0]), "")] if before else []
         lines.append((task, str(epochs), *own, nearest, f"{first.behind:+.1%}", *ahead))
     said = [
-        f"{name}: of {len(pairs)} task-lengths no rival is ahead in both on {both}, and none in "
+        f"{name}: of {number} task-lengths no rival is ahead in both on {both}, and none in "
         f"one while level in the other on {one}."
-        for name, (both, one) in kept.items()
+        for name, (number, both, one) in kept.items()
     ]
     return "\n".join([markdown(lines), *said])
 
