@@ -38,7 +38,7 @@ class Scale:
         step: η.
         reach: r, 0 with it: beyond r ψ is linear, and in an update v counts as ±r.
         margin: what is added to v, so that the aim is inside the bound.
-        unit: Λ, the unit of a price.
+        unit: Λ·min(1/s, 10), the unit of a price.
     """
 
     alpha: float | None = None

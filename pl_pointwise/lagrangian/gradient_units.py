@@ -6,21 +6,26 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
 
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
 values, m that of (v)₊ over all values, M the largest that m was within an epoch and a half, λ̄ the
-mean multiplier of the values that have a force or a multiplier, and v⁺ = v + r/4 (v for an
-equality),
+mean multiplier of the values that have a force or a multiplier, s the share of the samples that
+violate or have a multiplier, and v⁺ = v + r/4 (v for an equality),
 
-    P = min(2Λ·M/m + λ̄, 100Λ),
+    P = min(max(2Λ·M/m + λ̄, 2Λ·min(1/s, 10)), 100Λ),
     force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
 
 The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
 
+- A requirement first pushes twice as hard as the objective, however few samples violate it: ψ is
+  averaged over all of them, hence 1/s. With multipliers on more of them that part is less.
 - P grows as m falls: fewer samples are left to push. Where pushing does not lower m, it does not.
+  M is kept for two epochs: no λ acts in the first one, and in the second none has grown yet.
 - From the second epoch on λ grows by a factor while a violation stays, and falls where there is
   slack; for an interval by half of that, as each side has a multiplier; for an equality by a
   quarter, as λ never has slack and follows noise. Where an epoch is fewer than ten steps, the
   weights could not follow λ: an update is that part.
 - v⁺ aims inside the bound, and r shrinks with the violations. Beyond r nothing pushes harder.
 - 100Λ bounds the first violation after a long time, 10Λ samples that cannot be satisfied.
+
+A price of :class:`Relaxed` is in Λ·min(1/s, 10): a share s of the samples balances the objective.
 
 Λ is measured in the steps 0, 1, 2, 4, 8, …, later as often as costs 3 % of the time; one step that
 a constraint is violated in is enough to start. m follows the last ten steps, r and λ̄ an epoch, or
@@ -52,8 +57,12 @@ PATIENCE = 0.6
 """How far an update moves λ, in P,"""
 LARGEST = 100.0
 """The largest P, in Λ; an update moves λ by a tenth of that at most."""
+FEW = 10.0
+"""How much harder each of few samples pushes: by one over their share, at most."""
 MEMORY = 1.5
 """Epochs within which M is forgotten."""
+KEPT = 2
+"""The epochs before which it is not."""
 WINDOW = 10
 """Steps that m covers, M at least, and r and λ̄ twice that at least; else an epoch."""
 
@@ -72,9 +81,52 @@ class _State:
     steps: int = 0  # With a violated value, which r is the mean of.
     mean: float = 0.0  # m.
     largest: float = 0.0  # M.
+    share: float = 1.0  # s, of the values.
     visits: int = 0  # Steps with a value, which m is the mean of.
     multiplier: float = 0.0  # λ̄.
     pulls: int = 0  # Steps with a value that pulls or has a multiplier, which λ̄ is the mean of.
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What a step measured of the values that a constraint applies to, (n,) each."""
+
+    violated: Tensor  # bool
+    residual: Tensor  # (v)₊, of an equality |v|; 0 where a linear cost relaxes.
+    multiplier: Tensor
+
+
+def _add(state: _State, values: _Values, steps_an_epoch: float) -> None:
+    """Adds a step's values of one constraint to its running means."""
+    window = max(2 * WINDOW, min(steps_an_epoch, 1000))
+    residual, multiplier = values.residual, values.multiplier
+    pulling, pushed = multiplier[(residual > 0) | (multiplier != 0)], residual[residual > 0]
+    state.visits += 1
+    steps = min(state.visits, WINDOW)
+    state.mean += (float(residual.mean()) - state.mean) / steps
+    share = float((values.violated | (multiplier != 0)).double().mean())
+    state.share += (share - state.share) / steps
+    kept = 1.0
+    if state.visits > KEPT * steps_an_epoch:
+        kept = 1 - 1 / max(WINDOW, MEMORY * steps_an_epoch)
+    state.largest = max(kept * state.largest, state.mean)
+    if len(pulling):
+        state.pulls += 1
+        mean = float(pulling.abs().double().mean())
+        state.multiplier += (mean - state.multiplier) / min(state.pulls, window)
+    if len(pushed):
+        state.steps += 1
+        before = state.size or 0.0
+        mean = float(pushed.mean())
+        state.size = before + (mean - before) / min(state.steps, window)
+
+
+def _of_few(share: float, sides: int) -> float:
+    """How much harder each of few samples pushes: one over their share, within 1 and FEW.
+
+    share: of the values, which are two of each sample of an interval, one of them violated at most.
+    """
+    return min(1 / min(max(sides * share, 1e-9), 1.0), FEW)
 
 
 class GradientUnits:
@@ -103,18 +155,21 @@ class GradientUnits:
                 continue
             state = self._states.get(name, _State())
             unit, size = state.unit or 0.0, state.size or 0.0
+            sides = constraints[name].sides
+            each = unit * _of_few(state.share, sides)  # What balances the objective.
             if formulation.scope == "batch":
                 pull, step, margin = 3 * unit, STANDARD_STEP * unit, 0.0
             else:
                 growth = state.largest / state.mean if state.mean else 1.0
-                pull = min(LEAD * growth * unit + state.multiplier, LARGEST * unit)
-                divisor = 4 if formulation.signed else constraints[name].sides
+                pull = max(LEAD * growth * unit + state.multiplier, LEAD * each)
+                pull = min(pull, LARGEST * unit)
+                divisor = 4 if formulation.signed else sides
                 part = min(1.0, steps_between / WINDOW)
                 step = part * min(PATIENCE * pull, LARGEST / 10 * unit) / divisor
                 margin = 0.0 if formulation.signed else MARGIN * size
-            scale = Scale(reach=size, unit=unit)
+            scale = Scale(reach=size, unit=each)
             if pull and size:
-                scale = Scale(pull / (2 * size), step / size, size, margin, unit)
+                scale = Scale(pull / (2 * size), step / size, size, margin, each)
             found[name] = formulation.scaled(scale)
         return found
 
@@ -168,9 +223,7 @@ class GradientUnits:
         in_force: Mapping[str, Formulation],
         steps_an_epoch: float,
     ) -> None:
-        """Adds a step's values to the running means."""
-        window = max(2 * WINDOW, min(steps_an_epoch, 1000))
-        kept = 1 - 1 / max(WINDOW, MEMORY * steps_an_epoch)
+        """Adds a step's values, of all ranks and micro-batches, to the running means."""
         for name, formulation in in_force.items():
             mask = measured.masks[name]
             if not declared[name].adaptive or not mask.any():
@@ -178,22 +231,13 @@ class GradientUnits:
             violation = measured.followed[name]
             table = measured.multipliers.get(name)
             multiplier = (torch.zeros_like(violation) if table is None else table)[mask]
-            residual = formulation.residual(violation[mask], multiplier).double()
-            violated = residual > 0
-            pulling, violated = multiplier[violated | (multiplier != 0)], residual[violated]
-            state = self._states.setdefault(name, _State())
-            state.visits += 1
-            state.mean += (float(residual.mean()) - state.mean) / min(state.visits, WINDOW)
-            state.largest = max(kept * state.largest, state.mean)
-            if len(pulling):
-                state.pulls += 1
-                mean = float(pulling.abs().double().mean())
-                state.multiplier += (mean - state.multiplier) / min(state.pulls, window)
-            if len(violated):
-                state.steps += 1
-                before = state.size or 0.0
-                mean = float(violated.mean())
-                state.size = before + (mean - before) / min(state.steps, window)
+            violation = violation[mask]
+            values = _Values(
+                violated=(violation != 0) if formulation.signed else violation > 0,
+                residual=formulation.residual(violation, multiplier).double(),
+                multiplier=multiplier,
+            )
+            _add(self._states.setdefault(name, _State()), values, steps_an_epoch)
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: asdict(state) for name, state in self._states.items()}
