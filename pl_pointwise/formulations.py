@@ -502,13 +502,14 @@ class Relaxed(SampleFormulation):
     ψ(v, λ) = min over u ≥ 0 of c(u) + ψ_pointwise(v − u, λ). A sample that cannot be satisfied
     relaxes its bound instead of driving its multiplier up without limit.
 
-    With ``Relaxed(price=10)`` a requirement pushes at most ten times as hard on its sample as the
-    objective does on all (Λ of docs/formulations.md), in any unit.
+    With ``Relaxed(price=10)`` a requirement pushes at most ten times as hard as the objective, in
+    any unit: each of the samples that violate it or have a multiplier at most 10Λ over their share
+    (docs/formulations.md), of which a tenth counts at least.
 
     Args:
         alpha: as that of :class:`Pointwise`; None with a quadratic cost only.
         beta: price β > 0 of relaxing; β → ∞ is :class:`Pointwise`.
-        price: β/Λ > 0 instead of ``beta``, where alpha is "adaptive".
+        price: β over Λ/s > 0 instead of ``beta``, where alpha is "adaptive".
         cost: "quadratic" c(u) = βu², or "linear" c(u) = βu, which caps the force on a sample at β
             (the soft margin). None is quadratic with ``beta`` and linear with ``price``.
         dual_lr: as that of :class:`Pointwise`.

@@ -118,7 +118,7 @@ def test_a_stream_has_the_mean_alone() -> None:
     prices, weights = trained(Constraint(at_most=BOUND), samples=None, steps=100)
     expected = (WISHED - weights).mean()
     assert expected > 0.1
-    torch.testing.assert_close(prices.mean("c")[0], expected, atol=0.0, rtol=0.05)
+    torch.testing.assert_close(prices.mean("c")[0], expected, atol=0.0, rtol=0.08)
     with pytest.raises(DataError, match="no price of a sample"):
         prices.of_groups("c", torch.zeros(N, dtype=torch.long))
 
