@@ -484,16 +484,39 @@ class Pointwise(SampleFormulation):
             Lagrangian λ·v.
         dual_lr: η ≥ 0, the size of the dual step with a stated α; None is the classical
             multiplier step, η = 2α, and 0.1 where there is no α.
+        memory: False keeps no multiplier: a penalty on each violated sample, whose weight follows
+            the gradients. With few training samples it violates fewer new ones
+            (docs/few_instances.md); in training more violation stays.
 
     Raises:
-        ValueError: a number out of its range; ``dual_lr`` beside an adaptive ``alpha``.
+        ValueError: a number out of its range; ``dual_lr`` beside an adaptive ``alpha``; no memory
+            with another ``alpha``.
 
     >>> v, multipliers = torch.tensor([0.5, -1.0]), torch.tensor([0.0, 1.0])
     >>> Pointwise(alpha=1.0).ascend(v, multipliers)  # the first sample violates
     tensor([1., 0.])
     """
 
-    scope: Scope = "sample"
+    def __init__(
+        self,
+        *,
+        alpha: float | Adaptive | None = "adaptive",
+        dual_lr: float | None = None,
+        memory: bool = True,
+    ) -> None:
+        super().__init__(alpha=alpha, dual_lr=dual_lr)
+        if not isinstance(memory, bool):
+            raise ValueError(f"Pointwise(memory={memory!r}): True or False.")
+        if not memory and alpha != "adaptive":
+            raise ValueError(
+                f"Pointwise(alpha={alpha!r}, memory=False): without multipliers a stated alpha is "
+                'Penalty(weight=…, shape="squared_hinge"). Leave alpha out, or take that.'
+            )
+        self.memory = memory
+
+    @property
+    def scope(self) -> Scope:
+        return "sample" if self.memory else "none"
 
 
 class Relaxed(SampleFormulation):

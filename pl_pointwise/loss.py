@@ -107,6 +107,8 @@ class PointwiseLoss:
             trained is asked for at each measurement.
         primal_steps: steps of the weights per dual step.
         order: "simultaneous": a loss uses λ before its batch's dual step; "dual_first": after it.
+        total_steps: of the weights in the whole run, where it is known: in more than 800 λ waits
+            for the weights while most samples violate (docs/formulations.md).
 
     Raises:
         DataError: ``groups`` that are not one number from 0 for each sample; numbers below 1.
@@ -122,6 +124,7 @@ class PointwiseLoss:
         dual_steps: the dual step it ended in, by constraint; empty where it took none.
         history: what all steps measured, for :meth:`report`.
         steps_an_epoch: N over the samples of a step; set it where an epoch is not all of N.
+        total_steps: as given; it may be set later.
     """
 
     def __init__(
@@ -134,10 +137,12 @@ class PointwiseLoss:
         parameters: Weights | None = None,
         primal_steps: int = 1,
         order: str = "simultaneous",
+        total_steps: int | None = None,
     ) -> None:
         self.constraints, _ = declared_constraints(constraints, None)
         formulations = formulations_from(formulation, self.constraints)
         counts = {"samples": 1 if samples is None else samples, "primal_steps": primal_steps}
+        counts["total_steps"] = 1 if total_steps is None else total_steps
         for name, count in counts.items():
             if not isinstance(count, Integral) or count < 1:
                 raise DataError(f"{name}={count!r}: give a whole number from 1.")
@@ -158,6 +163,7 @@ class PointwiseLoss:
         self.history = History(self.constraints, self.samples)
         self.steps = 0  # Of the weights.
         self.steps_an_epoch: float | None = None
+        self.total_steps = total_steps
         self.layout: Layout = {}  # Of the rows that share() returned last.
         self.warn: Callable[[str], None] = log.warning
         self._rows = 0  # Samples of the largest step so far.
@@ -680,7 +686,8 @@ class PointwiseLoss:
     def put_in_force(self, steps_an_epoch: float = math.inf) -> None:
         """The formulations of this step; steps from one visit of a sample to the next."""
         between = max(steps_an_epoch, self.primal_steps)
-        self.in_force = self.units.in_force(self.formulations, self.constraints, between)
+        given = self.formulations, self.constraints, between, self.total_steps
+        self.in_force = self.units.in_force(*given)
         for name in self.on_means:
             self.in_force[name] = without_margin(self.in_force[name])
         for name, scope in self.scopes.items():

@@ -416,6 +416,9 @@ class _Steps(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.constrained.total_steps = state.max_steps
+
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.trainer.accelerator.optimizer_step_was_skipped:
             self.trainer.constrained.skip()

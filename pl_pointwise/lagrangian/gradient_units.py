@@ -5,9 +5,9 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
     Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
 
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
-values, m that of (v)₊ over all values, M the largest that m was within an epoch and a half, λ̄ the
-mean multiplier of the values that have a force or a multiplier, s the share of the samples that
-violate or have a multiplier, and v⁺ = v + r/4 (v for an equality),
+values, m that of (v)₊ over all values, M the largest that m was within two epochs, λ̄ the mean
+multiplier of the values that have a force or a multiplier, s the share of the samples that violate
+or have a multiplier, and v⁺ = v + r/4 (v for an equality),
 
     P = min(max(2Λ·M/m + λ̄, 2Λ·min(1/s, 10)), 100Λ),
     force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
@@ -17,11 +17,16 @@ The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
 - A requirement first pushes twice as hard as the objective, however few samples violate it: ψ is
   averaged over all of them, hence 1/s. With multipliers on more of them that part is less.
 - P grows as m falls: fewer samples are left to push. Where pushing does not lower m, it does not.
-  M is kept for two epochs: no λ acts in the first one, and in the second none has grown yet.
+  M is kept whole for two epochs: no λ acts in the first one, and none has grown in the second.
 - From the second epoch on λ grows by a factor while a violation stays, and falls where there is
   slack; for an interval by half of that, as each side has a multiplier; for an equality by a
-  quarter, as λ never has slack and follows noise. Where an epoch is fewer than ten steps, the
-  weights could not follow λ: an update is that part.
+  quarter, as λ never has slack and follows noise. Where an epoch is fewer than W steps, the weights
+  could not follow λ: an update is that part.
+- W is ten. In a run of T > 800 steps it is 10·(1 + s²(T/200 − 4)): while most samples violate, the
+  weights are on their way, and a λ that grows meanwhile is far too large when they arrive, which an
+  objective that is slow itself never makes up for (a residual of a differential equation). The 2Λ
+  are then 2Λ·20/W, a quarter at least. Once few violate, λ decides which, and waits no more. Not
+  for an equality: all its samples violate it at all times.
 - v⁺ aims inside the bound, and r shrinks with the violations. Beyond r nothing pushes harder.
 - 100Λ bounds the first violation after a long time, 10Λ samples that cannot be satisfied.
 
@@ -56,15 +61,17 @@ LEAD = 2.0
 PATIENCE = 0.6
 """How far an update moves λ, in P,"""
 LARGEST = 100.0
-"""The largest P, in Λ; an update moves λ by a tenth of that at most."""
-FEW = 10.0
-"""How much harder each of few samples pushes: by one over their share, at most."""
-MEMORY = 1.5
-"""Epochs within which M is forgotten."""
-KEPT = 2
-"""The epochs before which it is not."""
+"""The largest P, in Λ. A tenth of it: how far an update moves λ at most, in Λ; and how much harder
+each of few samples pushes at most, by one over their share."""
+MEMORY = 2.0
+"""Epochs within which M is forgotten, and before which it is not."""
+PACE = 200.0
+"""Of a long run so many steps let λ wait for WINDOW more; beyond LONG times as many."""
 WINDOW = 10
-"""Steps that m covers, M at least, and r and λ̄ twice that at least; else an epoch."""
+"""Steps that m and s cover, M at least, and r and λ̄ twice that at least; else an epoch. In so many
+the weights follow a λ."""
+LONG, LEAST = 4.0, 0.25
+"""A run is long beyond so many times PACE; its first push is such a part of LEAD at least."""
 
 COST = 0.03
 """Of a fit's time: what later measurements of Λ may take, each at most a pass a term more."""
@@ -107,7 +114,7 @@ def _add(state: _State, values: _Values, steps_an_epoch: float) -> None:
     share = float((values.violated | (multiplier != 0)).double().mean())
     state.share += (share - state.share) / steps
     kept = 1.0
-    if state.visits > KEPT * steps_an_epoch:
+    if state.visits > MEMORY * steps_an_epoch:
         kept = 1 - 1 / max(WINDOW, MEMORY * steps_an_epoch)
     state.largest = max(kept * state.largest, state.mean)
     if len(pulling):
@@ -122,11 +129,41 @@ def _add(state: _State, values: _Values, steps_an_epoch: float) -> None:
 
 
 def _of_few(share: float, sides: int) -> float:
-    """How much harder each of few samples pushes: one over their share, within 1 and FEW.
+    """How much harder each of few samples pushes: one over their share, within 1 and 10.
 
-    share: of the values, which are two of each sample of an interval, one of them violated at most.
+    share: s of the values, of which an interval's samples have two and violate one at most.
     """
-    return min(1 / min(max(sides * share, 1e-9), 1.0), FEW)
+    return min(1 / min(max(sides * share, 1e-9), 1.0), LARGEST / 10)
+
+
+def _waiting(share: float, sides: int, total_steps: int | None) -> float:
+    """W: the steps that λ waits for. Arguments as above; None where the run's end is not known."""
+    beyond = max(0.0, (total_steps or 0) / PACE - LONG)
+    return WINDOW * (1 + min(sides * share, 1.0) ** 2 * beyond)
+
+
+def _of_samples(
+    state: _State,
+    formulation: Formulation,
+    sides: int,
+    steps_between: float,
+    total_steps: int | None,
+) -> tuple[float, float]:
+    """P, and how far an update moves λ at most, of a constraint on each sample."""
+    unit = state.unit or 0.0
+    waiting = float(WINDOW)
+    if not formulation.signed:
+        waiting = _waiting(state.share, sides, total_steps)
+    lead = LEAD * min(1.0, max(LEAST, 2 * WINDOW / waiting))
+    growth = state.largest / state.mean if state.mean else 1.0
+    few = _of_few(state.share, sides)
+    pull = max(lead * growth * unit + state.multiplier, lead * few * unit)
+    pull = min(pull, LARGEST * unit)
+    if formulation.scope == "none":  # It has no λ.
+        return pull, 0.0
+    part = min(1.0, steps_between / waiting)
+    divisor = 4 if formulation.signed else sides
+    return pull, part * min(PATIENCE * pull, LARGEST / 10 * unit) / divisor
 
 
 class GradientUnits:
@@ -142,12 +179,14 @@ class GradientUnits:
         declared: Mapping[str, Formulation],
         constraints: Mapping[str, Constraint],
         steps_between: float = math.inf,
+        total_steps: int | None = None,
     ) -> dict[str, Formulation]:
         """The formulations with α a number; until something is violated, of λ alone.
 
         α = P/2r; of a statistic α = 3Λ/2r and η = 0.1Λ/r, as its λ moves in every step.
 
         ``steps_between``: steps of the weights from one update of a sample's λ to the next.
+        ``total_steps``: of the whole run; None where that is not known.
         """
         found = dict(declared)
         for name, formulation in declared.items():
@@ -156,20 +195,15 @@ class GradientUnits:
             state = self._states.get(name, _State())
             unit, size = state.unit or 0.0, state.size or 0.0
             sides = constraints[name].sides
-            each = unit * _of_few(state.share, sides)  # What balances the objective.
             if formulation.scope == "batch":
                 pull, step, margin = 3 * unit, STANDARD_STEP * unit, 0.0
             else:
-                growth = state.largest / state.mean if state.mean else 1.0
-                pull = max(LEAD * growth * unit + state.multiplier, LEAD * each)
-                pull = min(pull, LARGEST * unit)
-                divisor = 4 if formulation.signed else sides
-                part = min(1.0, steps_between / WINDOW)
-                step = part * min(PATIENCE * pull, LARGEST / 10 * unit) / divisor
+                pull, step = _of_samples(state, formulation, sides, steps_between, total_steps)
                 margin = 0.0 if formulation.signed else MARGIN * size
-            scale = Scale(reach=size, unit=each)
+            priced = unit * _of_few(state.share, sides)
+            scale = Scale(reach=size, unit=priced)
             if pull and size:
-                scale = Scale(pull / (2 * size), step / size, size, margin, each)
+                scale = Scale(pull / (2 * size), step / size, size, margin, priced)
             found[name] = formulation.scaled(scale)
         return found
 
@@ -237,7 +271,9 @@ class GradientUnits:
                 residual=formulation.residual(violation, multiplier).double(),
                 multiplier=multiplier,
             )
-            _add(self._states.setdefault(name, _State()), values, steps_an_epoch)
+            # Without multipliers nothing comes back at a sample's next visit, as in a stream.
+            epoch = math.inf if declared[name].scope == "none" else steps_an_epoch
+            _add(self._states.setdefault(name, _State()), values, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: asdict(state) for name, state in self._states.items()}

@@ -6,6 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -149,6 +150,9 @@ class Run:
         optimization = task.training_settings.optimization
         if optimization.schedule != "constant" or optimization.warmup_ratio:
             self.total_steps = task.number_of_steps()
+        self.loss.total_steps = None
+        with suppress(TrainingError):  # A run without an end.
+            self.loss.total_steps = task.number_of_steps()
         dataset = training_set(task)
         warn_of_data(task, dataset)
         self._start_multipliers(dataset)

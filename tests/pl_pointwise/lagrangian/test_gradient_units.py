@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed
+from pl_pointwise import (
+    Average,
+    Constraint,
+    CVaR,
+    Formulation,
+    Penalty,
+    Pointwise,
+    PointwiseLoss,
+    Relaxed,
+)
 from pl_pointwise.formulations import Scale
 from pl_pointwise.lagrangian.gradient_units import GradientUnits
 from pl_pointwise.lagrangian.terms import Measured
@@ -34,8 +43,11 @@ BOUNDS = [{"at_most": -0.3}, {"equals": -0.3}, {"at_least": -0.2, "at_most": 0.1
 CHANGES = [{"unit": 100.0}, {"unit": 0.01}, {"shift": 1e3}, {"objective_unit": 100.0}]
 
 
-def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
-    """The rule for the constraint "fit" on one batch of all rows, plain SGD: weights and λ."""
+def by_hand(rows: ToyRows, steps: int, rate: float, total: int = 0) -> tuple[Tensor, Tensor]:
+    """The rule for the constraint "fit" on one batch of all rows, plain SGD: weights and λ.
+
+    total: steps of the run that these are the first of.
+    """
     weights = [w.clone().requires_grad_() for w in initial_weights()]
     multipliers = torch.zeros(len(rows), dtype=torch.float64)
     unit, size, mean, falls, largest = torch.zeros(()), torch.zeros(()), 0.0, 1.0, 1.0
@@ -56,7 +68,9 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
             unit = now if step == 0 else (unit + now) / 2
         typical = v.detach()[violated].mean()
         size = typical if step == 0 else size
-        strength = max(2 * largest / falls * unit + mean, 2 * unit * min(1 / share, 10))
+        waiting = 10 * (1 + share**2 * max(0.0, total / 200 - 4))
+        lead = 2 * min(1.0, max(0.25, 20 / waiting))
+        strength = max(lead * largest / falls * unit + mean, lead * unit * min(1 / share, 10))
         strength = min(strength, 100 * unit)
         aimed = v.detach() / size + 0.25
         pull = (multipliers + strength * aimed.clamp(max=1)).clamp(min=0)
@@ -72,7 +86,7 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
         falls = now if step == 0 else falls + (now - falls) / min(step + 1, 10)
         # An epoch of one step counts as ten, and moves λ by a tenth. Two are kept.
         largest = falls if step == 0 else max((1.0 if step == 1 else 0.9) * largest, falls)
-        dual_step = 0.1 * min(0.6 * strength, 10 * unit) * aimed.clamp(-1, 1)
+        dual_step = min(0.6 * strength, 10 * unit) / waiting * aimed.clamp(-1, 1)
         multipliers = (multipliers + dual_step).clamp(min=0).float().double()
         size = size + (typical - size) / min(step + 1, 20)
     return torch.cat([w.detach().flatten() for w in weights]), multipliers
@@ -91,6 +105,91 @@ def test_a_run_is_the_rule_by_hand() -> None:
     torch.testing.assert_close(weights_of(module), weights, rtol=1e-6, atol=1e-7)
     found = module.multipliers["fit"][:, 0].double()
     torch.testing.assert_close(found, multipliers, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_the_module_tells_the_rule_how_long_the_run_is(size: int | None) -> None:
+    """Whole batches and micro-batches alike; a run without an end has no length."""
+    rows = ToyRows(9)
+    module = fit(Toy(Pointwise(), BOUND, micro_batch_size=size), rows, epochs=3, batch_size=3)
+    assert module._lagrangian.total_steps == 9
+    longer = fit(Toy(Pointwise(), BOUND), rows, epochs=3, batch_size=3, max_steps=5)
+    assert longer._lagrangian.total_steps == 5
+
+
+def test_the_first_steps_of_a_long_run_are_the_rule_by_hand() -> None:
+    """In a loop of one's own, whose length is told."""
+    rows, rate, total = ToyRows(9), 1e-3, 3000
+    weights = [w.clone().requires_grad_() for w in initial_weights()]
+    constrained = PointwiseLoss(BOUND, Pointwise(), samples=9, total_steps=total)
+    optimizer = torch.optim.SGD(weights, rate)
+    for _ in range(12):
+        z = torch.tanh(rows.x @ weights[0]) @ weights[1]
+        loss = constrained((z - rows.y).square(), {"fit": z}, torch.arange(9))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        constrained.step()
+    expected, multipliers = by_hand(rows, 12, rate, total)
+    found = torch.cat([w.detach().flatten() for w in weights])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    of_loss = constrained.multipliers["fit"][:, 0].double()
+    torch.testing.assert_close(of_loss, multipliers, rtol=1e-5, atol=1e-5)
+    short, _ = by_hand(rows, 12, rate)
+    assert not torch.allclose(short, expected, atol=1e-5)
+
+
+def loop(formulation: Formulation, samples: int | None, order: str = "simultaneous") -> Any:
+    """Thirty steps of three batches by hand: the weights, and the loss."""
+    rows, weights = ToyRows(9), [w.clone().requires_grad_() for w in initial_weights()]
+    constrained = PointwiseLoss(BOUND, formulation, samples=samples, order=order)
+    optimizer = torch.optim.SGD(weights, 1e-2)
+    for step in range(30):
+        index = torch.arange(3) + 3 * (step % 3)
+        z = torch.tanh(rows.x[index] @ weights[0]) @ weights[1]
+        loss = constrained((z - rows.y[index]).square(), {"fit": z}, index)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        constrained.step()
+    return torch.cat([w.detach().flatten() for w in weights]), constrained
+
+
+def test_without_memory_a_training_set_is_a_stream_to_the_bit() -> None:
+    """It keeps no multiplier, whatever the order of the steps."""
+    of_stream, _ = loop(Pointwise(), None)
+    weights, constrained = loop(Pointwise(memory=False), 9)
+    assert torch.equal(weights, of_stream)
+    assert not constrained.multipliers
+    assert not constrained.dual_steps
+    assert torch.equal(loop(Pointwise(memory=False), 9, "dual_first")[0], of_stream)
+    assert not torch.equal(loop(Pointwise(), 9)[0], of_stream)
+    assert [row.multipliers for row in constrained.report().rows] == [None]
+
+
+def test_a_module_without_memory_needs_no_index_and_takes_micro_batches(tmp_path: Path) -> None:
+    rows, path = ToyRows(11), tmp_path / "at.ckpt"
+    whole = fit(Toy(Pointwise(memory=False), BOUND), rows, epochs=4)
+    pieces = fit(Toy(Pointwise(memory=False), BOUND, micro_batch_size=3), rows, epochs=4)
+    assert_same_run(pieces, whole, atol=1e-5)
+    assert not whole.multipliers
+    module = Toy(Pointwise(memory=False), BOUND)
+    fit(module, rows, epochs=4, callbacks=[At(5, lambda t: t.save_checkpoint(path))])
+    resumed = Toy(Pointwise(memory=False), BOUND)
+    trainer(max_epochs=4).fit(resumed, ToyData(rows, batch_size=4), ckpt_path=path)
+    assert_identical_run(resumed, whole)
+    loaded = Toy.load_from_checkpoint(path, weights_only=True)
+    assert loaded.formulations["fit"] == Pointwise(memory=False)
+
+
+def test_without_memory_only_the_rule_sets_the_force() -> None:
+    with pytest.raises(ValueError, match="squared_hinge"):
+        Pointwise(alpha=1.0, memory=False)
+    with pytest.raises(ValueError, match="squared_hinge"):
+        Pointwise(alpha=None, memory=False)
+    with pytest.raises(ValueError, match="True or False"):
+        Pointwise(memory=0)  # type: ignore[arg-type]
+    assert Pointwise(memory=False) != Pointwise()
 
 
 class Scaled(Toy):
@@ -337,6 +436,38 @@ def test_an_epoch_of_few_steps_moves_multipliers_by_a_part(steps: float, part: f
         assert other.step_size == pytest.approx(now.step_size / divisor)
 
 
+def waits(total_steps: int | None, share: float, **options: Any) -> tuple[float, float]:
+    """P/Λ, and the part of an update that an epoch of 20 steps moves λ by."""
+    formulation = options.get("formulation", Pointwise())
+    units, declared = GradientUnits(), {"fit": formulation}
+    constraints = {"fit": options.get("constraint", Constraint(at_most=0.0))}
+    units.measure("fit", 6.0, 2.0, 0.5)
+    for _ in range(30):
+        values = torch.full((20, constraints["fit"].sides), -0.5)
+        values[: round(20 * share), 0] = 0.5
+        force = units.in_force(declared, constraints)
+        units.add(measured_of(values, 0 * values), declared, force, 20.0)
+    found = units.in_force(declared, constraints, 20.0, total_steps)["fit"]
+    pull = 2 * found.augmentation * 0.5
+    return pull / 3.0, found.step_size * 0.5 / (0.6 * pull)
+
+
+def test_in_a_long_run_multipliers_wait_while_most_samples_violate() -> None:
+    """W = 10·(1 + s²(T/200 − 4)); the first push is 2Λ·20/W, a quarter of 2Λ at least."""
+    for short in (None, 1, 800):
+        assert waits(short, 1.0) == pytest.approx((2.0, 1.0))
+    assert waits(1000, 1.0) == pytest.approx((2.0, 1.0))  # W = 20.
+    assert waits(1600, 1.0) == pytest.approx((2.0 * 20 / 50, 20 / 50))
+    assert waits(4800, 1.0) == pytest.approx((0.5, 20 / 210))
+    assert waits(4800, 0.5) == pytest.approx((2 * 2.0 * 20 / 60, 20 / 60))
+    assert waits(4800, 0.1) == pytest.approx((20.0, 10 / 12))  # Few wait no more: 10Λ.
+    interval = Constraint(at_least=-9.0, at_most=0.0)
+    of_interval = waits(4800, 1.0, constraint=interval)  # Every sample violates one side.
+    assert of_interval == pytest.approx((0.5, 20 / 210 / 2))
+    equality = waits(4800, 1.0, formulation=Pointwise().for_equality())
+    assert equality == pytest.approx((2.0, 1 / 4))
+
+
 def forces(shares: list[float], steps_an_epoch: float, sides: int = 1) -> list[float]:
     """P/Λ after each step, in which that share of the samples was violated by .5.
 
@@ -381,7 +512,7 @@ def test_the_largest_violation_is_forgotten_after_two_epochs() -> None:
     kept, forgotten = strengths(math.inf), strengths(20.0)
     assert kept[-1] == pytest.approx(2.0 / 0.1, rel=1e-3)
     assert forgotten[:40] == pytest.approx(kept[:40])  # Two epochs.
-    assert forgotten[49] / kept[49] == pytest.approx((1 - 1 / 30) ** 10)  # Then 1.5 epochs.
+    assert forgotten[49] / kept[49] == pytest.approx((1 - 1 / 40) ** 10)  # Then within two.
     assert forgotten[-1] == pytest.approx(2.0, rel=1e-2)
 
 
