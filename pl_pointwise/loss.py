@@ -107,7 +107,7 @@ class PointwiseLoss:
             trained is asked for at each measurement.
         primal_steps: steps of the weights per dual step.
         order: "simultaneous": a loss uses λ before its batch's dual step; "dual_first": after it.
-        total_steps: of the weights in the whole run, where it is known: in more than 800 λ waits
+        total_steps: of the weights in the whole run, where it is known: in more than 900 λ waits
             for the weights while most samples violate (docs/formulations.md).
 
     Raises:

@@ -22,7 +22,7 @@ The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
   slack; for an interval by half of that, as each side has a multiplier; for an equality by a
   quarter, as λ never has slack and follows noise. Where an epoch is fewer than W steps, the weights
   could not follow λ: an update is that part.
-- W is ten. In a run of T > 800 steps it is 10·(1 + s²(T/200 − 4)): while most samples violate, the
+- W is ten. In a run of T > 900 steps it is 10·(1 + s²(T/150 − 6)): while most samples violate, the
   weights are on their way, and a λ that grows meanwhile is far too large when they arrive, which an
   objective that is slow itself never makes up for (a residual of a differential equation). The 2Λ
   are then 2Λ·20/W, a quarter at least. Once few violate, λ decides which, and waits no more. Not
@@ -65,12 +65,12 @@ LARGEST = 100.0
 each of few samples pushes at most, by one over their share."""
 MEMORY = 2.0
 """Epochs within which M is forgotten, and before which it is not."""
-PACE = 200.0
+PACE = 150.0
 """Of a long run so many steps let λ wait for WINDOW more; beyond LONG times as many."""
 WINDOW = 10
 """Steps that m and s cover, M at least, and r and λ̄ twice that at least; else an epoch. In so many
 the weights follow a λ."""
-LONG, LEAST = 4.0, 0.25
+LONG, LEAST = 6.0, 0.25
 """A run is long beyond so many times PACE; its first push is such a part of LEAD at least."""
 
 COST = 0.03

@@ -68,7 +68,7 @@ def by_hand(rows: ToyRows, steps: int, rate: float, total: int = 0) -> tuple[Ten
             unit = now if step == 0 else (unit + now) / 2
         typical = v.detach()[violated].mean()
         size = typical if step == 0 else size
-        waiting = 10 * (1 + share**2 * max(0.0, total / 200 - 4))
+        waiting = 10 * (1 + share**2 * max(0.0, total / 150 - 6))
         lead = 2 * min(1.0, max(0.25, 20 / waiting))
         strength = max(lead * largest / falls * unit + mean, lead * unit * min(1 / share, 10))
         strength = min(strength, 100 * unit)
@@ -453,18 +453,18 @@ def waits(total_steps: int | None, share: float, **options: Any) -> tuple[float,
 
 
 def test_in_a_long_run_multipliers_wait_while_most_samples_violate() -> None:
-    """W = 10·(1 + s²(T/200 − 4)); the first push is 2Λ·20/W, a quarter of 2Λ at least."""
-    for short in (None, 1, 800):
+    """W = 10·(1 + s²(T/150 − 6)); the first push is 2Λ·20/W, a quarter of 2Λ at least."""
+    for short in (None, 1, 900):
         assert waits(short, 1.0) == pytest.approx((2.0, 1.0))
-    assert waits(1000, 1.0) == pytest.approx((2.0, 1.0))  # W = 20.
-    assert waits(1600, 1.0) == pytest.approx((2.0 * 20 / 50, 20 / 50))
-    assert waits(4800, 1.0) == pytest.approx((0.5, 20 / 210))
-    assert waits(4800, 0.5) == pytest.approx((2 * 2.0 * 20 / 60, 20 / 60))
-    assert waits(4800, 0.1) == pytest.approx((20.0, 10 / 12))  # Few wait no more: 10Λ.
+    assert waits(1050, 1.0) == pytest.approx((2.0, 1.0))  # W = 20.
+    assert waits(1500, 1.0) == pytest.approx((2.0 * 20 / 50, 20 / 50))
+    assert waits(3900, 1.0) == pytest.approx((0.5, 20 / 210))
+    assert waits(3900, 0.5) == pytest.approx((2 * 2.0 * 20 / 60, 20 / 60))
+    assert waits(3900, 0.1) == pytest.approx((20.0, 10 / 12))  # Few wait no more: 10Λ.
     interval = Constraint(at_least=-9.0, at_most=0.0)
-    of_interval = waits(4800, 1.0, constraint=interval)  # Every sample violates one side.
+    of_interval = waits(3900, 1.0, constraint=interval)  # Every sample violates one side.
     assert of_interval == pytest.approx((0.5, 20 / 210 / 2))
-    equality = waits(4800, 1.0, formulation=Pointwise().for_equality())
+    equality = waits(3900, 1.0, formulation=Pointwise().for_equality())
     assert equality == pytest.approx((2.0, 1 / 4))
 
 
