@@ -20,9 +20,10 @@ class Rules:
     Args:
         task: its constraints, membership and groups.
         members: a formulation of each.
+        steps: of the whole run.
     """
 
-    def __init__(self, task: Task, members: Sequence[Formulation]) -> None:
+    def __init__(self, task: Task, members: Sequence[Formulation], steps: int) -> None:
         self.task = task
         groups = None if task.groups is None else task.groups[: task.samples]
         self.losses: list[PointwiseLoss | None] = [
@@ -31,6 +32,7 @@ class Rules:
                 formulation,
                 samples=task.samples,
                 groups=groups if formulation.scope == "sample" else None,
+                total_steps=steps,
             )
             for formulation in members
         ]

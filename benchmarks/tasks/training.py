@@ -44,12 +44,15 @@ def runs(
 def train(task: Task, members: Sequence[Member], epochs: int) -> Parameters:
     """The trained parameters of all members, which are all of the rule or all rivals."""
     of = [method(name) for name, _ in members]
-    rule = Rivals if isinstance(of[0], Rival) else Rules
-    followed: Rivals | Rules = rule(task, of)  # type: ignore[arg-type]
     parameters = started(task, [seed for _, seed in members])
     optimizer = torch.optim.Adam(parameters.values(), lr=task.rate, foreach=True)
     orders = Orders(task, [seed for _, seed in members])
     steps, step = epochs * orders.steps, 0
+    followed: Rivals | Rules
+    if isinstance(of[0], Rival):
+        followed = Rivals(task, of)  # type: ignore[arg-type]
+    else:
+        followed = Rules(task, of, steps)  # type: ignore[arg-type]
     for _ in range(epochs):
         for index in orders.epoch():
             for group in optimizer.param_groups:
