@@ -56,7 +56,7 @@ class Formulation(Configured, ABC):
     any multiplier. ``signed``: for an equality λ has either sign, and v is the residual ℓ − c.
 
     >>> Pointwise(alpha=1.0).config()["init_args"]  # what YAML and checkpoints hold of it
-    {'alpha': 1.0, 'dual_lr': None}
+    {'alpha': 1.0, 'dual_lr': None, 'memory': True}
     """
 
     dual_lr: float | None = 0.0

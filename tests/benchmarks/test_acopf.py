@@ -131,3 +131,27 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     assert "| DC3, published | | | 5 | 3.8160 | 0.110 | 0.00201 | |" in acopf.summarise(
         acopf.read(output)
     )
+
+
+def test_drawn_instances_train_for_as_many_steps_and_are_none_of_those_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, seen = tmp_path / "optimum.csv", []
+    pd.read_csv(acopf.OPTIMUM, nrows=40).to_csv(small, index=False)
+    monkeypatch.setattr(acopf, "OPTIMUM", small)
+    monkeypatch.setattr(acopf, "HELD", 10)
+
+    def trained(grid: Grid, loads: Tensor, *options: object) -> acopf.SetPoints:
+        seen.append((loads, options))
+        return acopf.SetPoints(grid, loads).double()
+
+    monkeypatch.setattr(acopf, "trained", trained)
+    output = tmp_path / "runs.csv"
+    acopf.study(output, ["Pointwise(memory=False)"], [0], 20, drawn=100)
+    ((loads, (formulation, seed, epochs)),) = seen
+    assert (formulation, seed, epochs) == (acopf.Pointwise(memory=False), 0, 4)
+    assert len(loads) == 100
+    judged = acopf.Instances(Grid(), small, 10).loads
+    for part in judged.values():
+        assert not (loads[:, None] == part).all(2).any()
+    assert set(acopf.read(output)["method"]) == {"Pointwise(memory=False), 100 drawn"}

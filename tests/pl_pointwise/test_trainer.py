@@ -100,6 +100,7 @@ def test_the_trainer_takes_the_steps_of_a_loop_to_the_bit(
     for batch in found.seen:
         loop.step(batch)
     assert len(found.seen) == 12
+    assert found.constrained.total_steps == 12
     assert torch.equal(found.model.first, loop.weights[0])
     tables = found.constrained.multipliers, loop.loss.multipliers
     torch.testing.assert_close(*tables, rtol=0, atol=0)
