@@ -159,13 +159,7 @@ class RerankerDataModule(RecordsDataModule):
             )
         if template is not None:
             Template.parse(template)
-        self.collection = None
-        if corpus_file is not None and queries_file is not None:
-            self.collection = Collection(corpus_file, queries_file, run_file, relevant_from)
-        elif corpus_file or queries_file or run_file:
-            raise DataError(
-                f"corpus_file={corpus_file}, queries_file={queries_file}: a collection needs both."
-            )
+        self.collection = _collection(corpus_file, queries_file, run_file, relevant_from)
         self._format_options = {
             "model_name": model_name,
             "max_length": max_length,
@@ -176,12 +170,8 @@ class RerankerDataModule(RecordsDataModule):
         self.hub_config = hub_config
         self.negatives = negatives
         self.relevant_from = relevant_from
-        self._counts: dict[str, Any] = {
-            "negatives": negatives,
-            "least": least,
-            "seed": self.seed,
-            "relevant_from": relevant_from,
-        }
+        self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": self.seed}
+        self._counts["relevant_from"] = relevant_from
 
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """The batch of the class docstring, of rows of a :class:`RerankerDataset` with an index."""
@@ -384,6 +374,22 @@ class RerankerDataModule(RecordsDataModule):
             kept = self._kept(name, own, (variances[i] for i in own))
             found[name] = check_together([parse(rows[i], i) for i in kept], self.skip_invalid)
         return found
+
+
+def _collection(
+    corpus_file: str | None,
+    queries_file: str | None,
+    run_file: str | None,
+    relevant_from: float | None,
+) -> Collection | None:
+    """The passages and queries that judgements name by id; None where records hold their texts."""
+    if corpus_file is not None and queries_file is not None:
+        return Collection(corpus_file, queries_file, run_file, relevant_from)
+    if corpus_file or queries_file or run_file:
+        raise DataError(
+            f"corpus_file={corpus_file}, queries_file={queries_file}: a collection needs both."
+        )
+    return None
 
 
 def _variance(tokenizer: PreTrainedTokenizerBase, record: Record) -> float:

@@ -474,12 +474,7 @@ class ConversationEncoder:
         messages = record.messages
         where = record.where
         if answer is not None:
-            reply: dict[str, Any] = {"role": "assistant", "content": answer.text}
-            if answer.calls:
-                reply["tool_calls"] = [{"function": call} for call in answer.calls]
-            if answer.reasoning:
-                reply["reasoning_content"] = answer.reasoning
-            messages = [*messages, reply]
+            messages = [*messages, _reply(answer)]
         turns = self._turns(messages)
         most = max(len(turn.get("tool_calls") or ()) for turn in turns)
         if most and not self._calls_a_turn:
@@ -621,6 +616,16 @@ class ConversationEncoder:
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
+
+
+def _reply(answer: Parts) -> dict[str, Any]:
+    """The assistant's message that an answer is, as templates take it."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.calls:
+        message["tool_calls"] = [{"function": call} for call in answer.calls]
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    return message
 
 
 def _without_head(answer: str, head: str) -> str:
