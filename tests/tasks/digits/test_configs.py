@@ -85,5 +85,5 @@ def test_pointwise_loses_no_training_sample_where_an_average_loses_many() -> Non
     """The packaged settings, as they ship: what docs/own_task.md shows."""
     kept, objective = lost()
     assert kept <= 1
-    assert objective < 0.5
+    assert objective < 0.6
     assert lost("digits/average")[0] > 20
