@@ -151,7 +151,7 @@ def test_what_a_loop_gives_is_refused_in_its_own_words(form: str) -> None:
 
 def test_parameters_that_are_none_are_refused() -> None:
     net = nn.Linear(3, 1)
-    wrong: list[Any] = [net.weight, "model", net.named_parameters(), net.state_dict()]
+    wrong: list[Any] = [net.weight, "weights", net.named_parameters(), net.state_dict()]
     wrong.append(torch.optim.SGD(net.parameters(), lr=0.1))
     for each in wrong:
         with pytest.raises(DataError, match=r"give the model, model.parameters\(\)"):
@@ -417,6 +417,7 @@ def test_a_graph_that_gave_its_buffers_away_is_told_in_one_sentence() -> None:
 # Several ranks -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # Quick ones on two ranks are in test_door_table.py.
 def test_two_ranks_are_one(tmp_path: Path) -> None:
     run_on_ranks(0, "tests.programs.doors", [str(tmp_path)], tmp_path)
     one, *two = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))

@@ -451,7 +451,7 @@ def test_masks_are_checked_before_a_forward_pass(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"masks\(\) names 'fits'"):
         made(tmp_path, kind=Misnamed).train()
-    with pytest.raises(TrainingError, match=r'masks\(\)\["fit"\] must be bool'):
+    with pytest.raises(ValueError, match=r'masks\(\)\["fit"\] must be bool'):
         made(tmp_path, kind=Floats).train()
 
 
