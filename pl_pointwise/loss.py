@@ -48,6 +48,7 @@ from .lagrangian.terms import (
 )
 from .lagrangian.trained import (
     COMPILED,
+    REENTRANT,
     Movement,
     Weights,
     as_backward_of_fabric,
@@ -144,7 +145,7 @@ class PointwiseLoss:
         counts = {"samples": 1 if samples is None else samples, "primal_steps": primal_steps}
         counts["total_steps"] = 1 if total_steps is None else total_steps
         for name, count in counts.items():
-            if not isinstance(count, Integral) or count < 1:
+            if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
                 raise DataError(f"{name}={count!r}: give a whole number from 1.")
         one_of("order", order, ("simultaneous", "dual_first"))
         self.samples = samples or 0
@@ -284,12 +285,13 @@ class PointwiseLoss:
         index = index.long().cpu()
         self._require_positions(index)
         device, masks = getattr(objective, "device", index.device), {} if masks is None else masks
-        masks, whole = masks_from(masks, index, [OBJECTIVE, *self.constraints], device)
+        words, names = self.door.words, [OBJECTIVE, *self.constraints]
+        masks, whole = masks_from(masks, index, names, device, words)
         judge = None
         if strict is not None:
-            judge = lambda of: strict_values_from(strict, of, self.formulations)  # noqa: E731
+            judge = lambda of: strict_values_from(strict, of, self.formulations, words)  # noqa: E731
         given = masks, objective, values, judge, whole
-        terms = build_terms(self.constraints, self.formulations, *given)
+        terms = build_terms(self.constraints, self.formulations, *given, words)
         require_finite(terms, index)
         if self.checks.unproven:
             self.checks.of_terms(terms, self.warn, together=number_of_ranks() > 1)
@@ -344,6 +346,13 @@ class PointwiseLoss:
         """Those that a caller knows, over all ranks, 1 at least."""
         names = [OBJECTIVE, *self.constraints]
         require_names("counts", counts, names)
+        for name in names:
+            count = counts[name]
+            if not isinstance(count, Integral) or count < 0:
+                raise DataError(
+                    f'counts["{name}"]={count!r}: give how many samples it applies to in all of '
+                    "the step's micro-batches on this rank, a whole number from 0."
+                )
         given = torch.tensor([float(counts[n]) for n in names], device=device)
         return dict(zip(names, over_ranks(given, "sum").clamp(min=1).unbind(), strict=True))
 
@@ -540,6 +549,8 @@ class PointwiseLoss:
             except RuntimeError as error:
                 if "donated" in str(error):
                     raise TrainingError(COMPILED) from error
+                if "use_reentrant" in str(error):
+                    raise TrainingError(REENTRANT) from error
                 raise
         summed = [
             over_ranks(torch.zeros_like(w) if g is None else g, "sum")
@@ -645,7 +656,7 @@ class PointwiseLoss:
                 self._flat.add(name)
                 self.warn(
                     f'Constraint "{name}": the gradient of its violated values is 0 for every '
-                    "trained weight, so nothing enforces it. In constraint_values() and forward(), "
+                    f"trained weight, so nothing enforces it. In {self.door.values}, "
                     "look for a clamp, a rounding, or a part that is frozen."
                 )
             if number and objective is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,17 @@ from .data import without_index
 from .data.fingerprints import fingerprint_of_content
 from .errors import TrainingError
 from .formulations import Formulation, Pointwise
+from .lagrangian.checks import Door
 from .lagrangian.group_means import worst_mean
-from .lagrangian.terms import OBJECTIVE, build_terms, carries, group_numbers, masks_from
+from .lagrangian.terms import (
+    OBJECTIVE,
+    Words,
+    build_terms,
+    carries,
+    group_numbers,
+    masks_from,
+    shape_of,
+)
 from .loss import PointwiseLoss
 from .printing import say
 from .report.closing_table import Conditions, HeldOut
@@ -32,7 +42,11 @@ from .trainer_checkpoints import (
     new_mark,
     write_multipliers,
 )
-from .trainer_settings import refuse_arguments, refuse_sharding, with_index
+from .trainer_settings import refuse_arguments, refuse_order, refuse_sharding, with_index
+
+WORDS = Words("The objective of terms()", "The values of terms()", "The masks of terms()")
+OF_TERMS = Door(objective="terms() and the model", values="terms() and the model", words=WORDS)
+"""How errors call what a class with the mix-in defines."""
 
 
 class PointwiseTrainerMixin:
@@ -73,6 +87,10 @@ class PointwiseTrainerMixin:
 
     constrained: PointwiseLoss
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_order(cls)
+
     def __init__(
         self,
         *args: Any,
@@ -91,10 +109,10 @@ class PointwiseTrainerMixin:
         samples, found = None, None
         rows = trainer.train_dataset
         if hasattr(rows, "__len__") and not isinstance(rows, IterableDataset):
-            samples, found = len(rows), fingerprint_of_content(without_index(rows))
             trainer.train_dataset = with_index(rows)
+            samples, found = len(rows), fingerprint_of_content(without_index(rows))
         self._new_loss = partial(
-            PointwiseLoss,
+            _loss_of_terms,
             constraints,
             formulation,
             samples=samples,
@@ -140,25 +158,35 @@ class PointwiseTrainerMixin:
         index = inputs.pop("index", None)
         outputs: dict[str, Any] = {}
         with _first_output(model, outputs) if return_outputs else nullcontext():
-            objective, values, *masks = self.terms(model, inputs)
+            objective, values, masks = self._terms_of(model, inputs)
         if torch.is_grad_enabled() and model.training:
             if index is None and self.constrained.samples:
                 raise TrainingError(
                     'A batch has no "index", so no sample has its multiplier: let the loader and '
-                    "its collator be those of the trainer."
+                    "its collator be those of the trainer, and train_dataset what it was made with."
                 )
             if index is None:  # A stream, of which no sample comes twice.
                 index = torch.arange(len(objective))
-            given = masks[0] if masks else None
-            loss = self.constrained(objective, values, index, masks=given, counts=self._counts)
+            loss = self.constrained(objective, values, index, masks=masks, counts=self._counts)
             if self._counts is not None:  # A part of one batch's, and the trainer divides.
                 loss = loss * self.current_gradient_accumulation_steps  # type: ignore[attr-defined]
         else:
-            carried = (masks[0] if masks else {}).get(OBJECTIVE)
-            applied = objective if carried is None else objective[carried.to(objective.device)]
+            carried = self._keep_held_out(objective, values, masks)
+            applied = objective[carried]
             loss = applied.mean() if len(applied) else objective.sum() * 0
-            self._keep_held_out(objective, values, masks[0] if masks else {})
         return (loss, outputs or {"objective": objective.detach()}) if return_outputs else loss
+
+    def _terms_of(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Objective, values and masks by term of what ``terms`` returns; refuses another form."""
+        found = self.terms(model, inputs)
+        if not isinstance(found, (tuple, list)) or len(found) not in (2, 3):
+            form = f"{len(found)} things" if isinstance(found, (tuple, list)) else "no tuple"
+            raise TrainingError(
+                f"{type(self).__name__}.terms() returned {form} ({type(found).__name__}): return "
+                "the objective (B,), a dict of values by constraint, and a dict of masks if needed."
+            )
+        masks = found[2] if len(found) == 3 and found[2] is not None else {}
+        return found[0], found[1], masks
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], *args: Any, **options: Any
@@ -182,9 +210,10 @@ class PointwiseTrainerMixin:
             return None
         counts = dict.fromkeys([OBJECTIVE, *self.constrained.constraints], 0)
         for batch, masks in zip(batches, given, strict=True):
+            index, cpu = batch["index"].cpu(), torch.device("cpu")
+            found, _ = masks_from(masks or {}, index, counts, cpu, replace(WORDS, masks="masks()"))
             for name in counts:
-                mask = (masks or {}).get(name)
-                counts[name] += len(batch["index"]) if mask is None else int(carries(mask).sum())
+                counts[name] += int(carries(found[name]).sum())
         return counts
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
@@ -302,16 +331,25 @@ class PointwiseTrainerMixin:
 
     def _keep_held_out(
         self, objective: Tensor, values: Mapping[str, Tensor], masks: Mapping[str, Tensor]
-    ) -> None:
-        """Keeps an evaluated batch's values by sample: NaN where a term does not apply."""
+    ) -> Tensor:
+        """Keeps an evaluated batch's values by sample: NaN where a term does not apply.
+
+        Returns the samples that the objective applies to, bool (B,).
+        """
         trainer: Any = self
+        if not isinstance(objective, Tensor) or objective.dim() != 1:
+            raise TrainingError(
+                f"{WORDS.objective} must have one value per sample, shape (B,), got "
+                f"{shape_of(objective)}: do not reduce over the batch."
+            )
         index = torch.arange(len(objective))
         names = [OBJECTIVE, *self.constrained.constraints]
-        masks, whole = masks_from(masks, index, names, objective.device)
+        masks, whole = masks_from(masks, index, names, objective.device, WORDS)
         bounds, signs = self.constrained.constraints, Pointwise(alpha=None).for_equality()
         equalities = [name for name in self._by_group if bounds[name].is_equality]
         signed = dict.fromkeys(equalities, signs)
-        terms = build_terms(bounds, signed, masks, objective.detach(), values, None, whole)
+        given = masks, objective.detach(), values, None, whole
+        terms = build_terms(bounds, signed, *given, WORDS)
         carried = terms.masks[OBJECTIVE]
         found = {OBJECTIVE: terms.objective.masked_fill(~carried, math.nan)}
         for name, violation in terms.judged.items():
@@ -325,6 +363,7 @@ class PointwiseTrainerMixin:
             # Of all ranks, without the samples that only fill the last batch.
             table = trainer.accelerator.gather_for_metrics(table)
             self._held_out.setdefault(name, []).append(table.float().cpu())
+        return carried
 
     def _close(self) -> None:
         """Prints the closing table."""
@@ -404,6 +443,12 @@ def _first_output(model: Any, outputs: dict[str, Any]) -> Iterator[None]:
 def _model_of(trainer: Any) -> Any:
     """The model of now, which ``model_init`` makes anew; the sharded one where it is."""
     return trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
+
+
+def _loss_of_terms(*args: Any, **options: Any) -> PointwiseLoss:
+    loss = PointwiseLoss(*args, **options)
+    loss.door = loss.checks.door = OF_TERMS
+    return loss
 
 
 def _trial_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:

@@ -31,9 +31,11 @@ def refuse_arguments(kind: type, args: Sequence[Any], options: Mapping[str, Any]
     if getattr(settings, "ddp_static_graph", False):
         raise TrainingError(STATIC_GRAPH)
     if isinstance(options.get("train_dataset"), Mapping):
+        raise TrainingError(SEVERAL_SETS)
+    if getattr(settings, "label_smoothing_factor", 0):
         raise TrainingError(
-            "train_dataset holds several data sets, and a multiplier belongs to a position in one. "
-            "Join them: datasets.concatenate_datasets([*train_dataset.values()])."
+            "label_smoothing_factor is not used here: the loss is that of terms(). Leave it out, "
+            "and smooth the labels there."
         )
     if options.get("compute_loss_func") is not None:
         raise TrainingError(
@@ -54,8 +56,26 @@ def refuse_sharding(trainer: Any) -> None:
         raise TrainingError(STATIC_GRAPH)
 
 
+SEVERAL_SETS = (
+    "train_dataset holds several data sets, and a multiplier belongs to a position in one. "
+    "Join them: datasets.concatenate_datasets([*train_dataset.values()])."
+)
+
+
+def refuse_order(kind: type) -> None:
+    """Refuses a class that names the trainer before the mix-in, which then changes nothing."""
+    names = [each.__name__ for each in kind.__mro__]
+    if "Trainer" in names[: names.index("PointwiseTrainerMixin")]:
+        raise TrainingError(
+            f"{kind.__name__} names its trainer before the mix-in, whose methods are then not "
+            f"called: class {kind.__name__}(PointwiseTrainerMixin, …)."
+        )
+
+
 def with_index(rows: Any) -> Any:
     """A data set whose rows have ``index``, their position."""
+    if isinstance(rows, Mapping):  # Given by its place among the arguments.
+        raise TrainingError(SEVERAL_SETS)
     if isinstance(rows, IndexedDataset):
         return rows
     custom = getattr(rows, "format", {}) if hasattr(rows, "column_names") else {}

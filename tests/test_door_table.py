@@ -96,3 +96,10 @@ def test_a_trainer_with_sharded_weights_is_one_with_whole_ones(tmp_path: Path) -
     one, two, resumed = (torch.load(tmp_path / f"{n}.pt") for n in ("one", "two", "resumed"))
     alike(two, one, 1e-9)
     alike(resumed, one, 1e-9)
+
+
+@pytest.mark.slow
+def test_accelerates_sharded_weights_train_as_whole_ones(tmp_path: Path) -> None:
+    run_on_ranks(0, "tests.programs.door_fsdp", [str(tmp_path), "accelerate"], tmp_path)
+    one, two = (torch.load(tmp_path / f"{name}.pt") for name in ("one", "two"))
+    alike(two, one, 1e-9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from ..constraint import Constraint
 from ..errors import TrainingError
 from ..formulations import Formulation
 from ..report.history import History
-from .terms import OBJECTIVE, Terms, over_ranks
+from .terms import OBJECTIVE, Terms, Words, over_ranks
 
 Warn = Callable[[str], None]
 """Takes a warning."""
@@ -29,6 +29,7 @@ class Door:
         "call constrained.multipliers.reset({name!r}); of a state, del "
         'state["multipliers"][{name!r}] before it is loaded'
     )
+    words: Words = field(default_factory=lambda: Words("objective", "values", "masks", "strict"))
 
 
 class Checks:

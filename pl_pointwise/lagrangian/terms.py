@@ -98,8 +98,25 @@ class MicroBatch:
 # From what a task or a loop gives -----------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Words:
+    """How a door's users call what they give, for what errors say: a module's, if not others."""
+
+    objective: str = "objective()"
+    values: str = "constraint_values()"
+    masks: str = "membership()"
+    strict: str = "strict_values()"
+
+
+OF_METHODS = Words()
+
+
 def masks_from(
-    given: Mapping[str, Tensor], index: Tensor, names: Iterable[str], device: torch.device
+    given: Mapping[str, Tensor],
+    index: Tensor,
+    names: Iterable[str],
+    device: torch.device,
+    words: Words = OF_METHODS,
 ) -> tuple[dict[str, Tensor], bool]:
     """The mask of every term, bool (b,) or (b, K); no term applies to a row of padding.
 
@@ -115,12 +132,12 @@ def masks_from(
     masks = dict.fromkeys(names, real := real.to(device, non_blocking=True))
     if given == {}:
         return masks, all_real and len(index) > 0
-    require_names("membership()", given, names, partial=True)
+    require_names(words.masks, given, names, partial=True)
     for name, mask in given.items():
         kind = getattr(mask, "dtype", "no tensor")
         if kind != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
             raise DataError(
-                f'membership()["{name}"] must be bool of shape ({len(index)},) or '
+                f'{words.masks}["{name}"] must be bool of shape ({len(index)},) or '
                 f"({len(index)}, K), got {kind} of shape {shape_of(mask)}."
             )
         mask = mask.to(device, non_blocking=True)
@@ -129,20 +146,23 @@ def masks_from(
 
 
 def strict_values_from(
-    given: Any, values: Mapping[str, Tensor], formulations: Mapping[str, Formulation]
+    given: Any,
+    values: Mapping[str, Tensor],
+    formulations: Mapping[str, Formulation],
+    words: Words = OF_METHODS,
 ) -> dict[str, Tensor]:
     """The values that multipliers and reports follow: those given, else ``values``; detached."""
-    require_names("strict_values()", given, values, partial=True)
+    require_names(words.strict, given, values, partial=True)
     strict = {name: value.detach() for name, value in values.items()}
     for name, value in given.items():
         if name in formulations and formulations[name].learns_threshold:
             raise ValueError(
-                f'strict_values()["{name}"]: the threshold of a CVaR is a quantile of what the '
+                f'{words.strict}["{name}"]: the threshold of a CVaR is a quantile of what the '
                 "weights follow. Take Average, Tilted or Pointwise, or leave it out."
             )
         if shape_of(value) != shape_of(values[name]):
             raise DataError(
-                f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
+                f'{words.strict}["{name}"] must have the shape of {words.values}["{name}"], '
                 f"{shape_of(values[name])}, got {shape_of(value)}."
             )
         value = value.detach().to(values[name].device, non_blocking=True)
@@ -181,6 +201,7 @@ def build_terms(
     values: Any,
     judge: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None,
     whole: bool,
+    words: Words = OF_METHODS,
 ) -> Terms:
     """The terms of what a task or a loop gives for b samples, by the bounds of ``constraints``.
 
@@ -189,14 +210,14 @@ def build_terms(
     """
     count = len(masks[OBJECTIVE])
     if not isinstance(values, Mapping) or [*values] != [*constraints]:
-        require_names("constraint_values()", values, constraints)
+        require_names(words.values, values, constraints)
     found = dict[str, Tensor]()
     for name, value in {OBJECTIVE: objective, **values}.items():
         dims = (1,) if name == OBJECTIVE else (1, 2)
         if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
             wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
             if value is None:
-                what = f"{name}()" if name == OBJECTIVE else f'constraint_values()["{name}"]'
+                what = words.objective if name == OBJECTIVE else f'{words.values}["{name}"]'
                 raise DataError(
                     f"{what} is None: one value per sample, shape {wanted}, is asked for. Is its "
                     "return missing?"
@@ -204,6 +225,15 @@ def build_terms(
             raise DataError(
                 f'"{name}" must have one value per sample, shape {wanted}, got '
                 f"{shape_of(value)}: do not reduce over the batch."
+            )
+        if (
+            value.is_complex()
+            or value.layout != torch.strided
+            or not value[:1].numel() >= min(count, 1)
+        ):
+            raise DataError(
+                f'"{name}" must be real numbers, a dense tensor with one column at least, got '
+                f"{value.dtype}, {value.layout}, shape {shape_of(value)}."
             )
         found[name] = value if value.dtype == torch.float64 else value.float()
     objective = found.pop(OBJECTIVE)
@@ -219,8 +249,8 @@ def build_terms(
         mask = mask[:, None] if mask.dim() == 1 else mask
         if mask.shape[1] not in (1, width):
             raise DataError(
-                f'membership()["{name}"] has {mask.shape[1]} columns, '
-                f"constraint_values() {width}: they must agree."
+                f'{words.masks}["{name}"] has {mask.shape[1]} columns, '
+                f"{words.values} {width}: they must agree."
             )
         mask = mask.expand(-1, width)
         wide[name] = mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import TrainingError
+from ..errors import DataError, TrainingError
 from .terms import number_of_ranks, over_ranks, widest
 
 Weights = nn.Module | Iterable[Tensor] | Callable[[], nn.Module]
@@ -19,9 +19,43 @@ Weights = nn.Module | Iterable[Tensor] | Callable[[], nn.Module]
 
 def source_of(parameters: Weights | None) -> Any:
     """What :func:`trained` asks; an iterator is read once, as it can be."""
-    if parameters is None or isinstance(parameters, nn.Module) or callable(parameters):
+    if isinstance(parameters, nn.Module):
+        refuse_hidden_gradients(parameters)
         return parameters
-    return list(parameters)
+    if parameters is None or callable(parameters):
+        return parameters
+    iterable = isinstance(parameters, Iterable) and not isinstance(parameters, (str, Tensor))
+    found = list(parameters) if iterable else [parameters]
+    if not iterable or not all(isinstance(each, Tensor) for each in found):
+        others = [each for each in found if not isinstance(each, Tensor)] or found
+        raise DataError(
+            "parameters: give the model, model.parameters(), or a function that returns the model; "
+            f"got {type(parameters).__name__} with {type(others[0]).__name__}."
+        )
+    if any(hasattr(weight, "_is_flat_param") for weight in found):
+        raise TrainingError(HIDDEN)
+    return found
+
+
+def refuse_hidden_gradients(model: nn.Module) -> None:
+    """Refuses FSDP1 and DeepSpeed, by the names of their classes: neither is imported for it."""
+    for part in model.modules():
+        for kind in type(part).__mro__:
+            if (kind.__module__.partition(".")[0], kind.__name__) in HIDING:
+                raise TrainingError(HIDDEN)
+
+
+HIDING = {
+    ("torch", "FullyShardedDataParallel"),
+    ("fairscale", "FullyShardedDataParallel"),
+    ("deepspeed", "DeepSpeedEngine"),
+    ("deepspeed", "PipelineEngine"),
+}
+HIDDEN = (
+    "FSDP1 (FullyShardedDataParallel) and DeepSpeed hide the gradient of one term, which is to be "
+    "measured. Take FSDP2 (torch.distributed.fsdp.fully_shard; of Accelerate fsdp_version=2), or "
+    "DistributedDataParallel."
+)
 
 
 def trained(source: Any) -> list[Tensor]:
@@ -31,6 +65,7 @@ def trained(source: Any) -> list[Tensor]:
     if not isinstance(source, (nn.Module, list)):
         source = source()
     if isinstance(source, nn.Module):
+        refuse_hidden_gradients(source)  # A model may be wrapped later, or be of a function.
         for part in source.modules():
             # Between forward and backward FSDP2's root holds whole weights, without their .grad.
             # (Its class is looked at by name: to import it takes a second.)
@@ -101,6 +136,12 @@ COMPILED = (
     "A graph of torch.compile cannot be differentiated twice, as it has given its buffers away. "
     "Make the PointwiseLoss before the compiled model first runs, or set "
     "torch._functorch.config.donated_buffer = False."
+)
+
+
+REENTRANT = (
+    "Gradient checkpointing with use_reentrant=True hides the gradient of one term. Set "
+    "use_reentrant=False (of a Trainer: gradient_checkpointing_kwargs)."
 )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_pointwise import Constraint, Pointwise, PointwiseLoss
-from pl_pointwise.errors import TrainingError
+from pl_pointwise.errors import DataError, TrainingError
 from tests.pl_pointwise.toy import Toy, ToyRows, fit
 from tests.programs.launch import run_on_ranks
 
@@ -114,6 +114,83 @@ def of_loss(mistake: str) -> list[str]:
     except TrainingError as error:
         loop.said.append(str(error))
     return loop.said
+
+
+FORMS: dict[str, tuple[Any, Any, str]] = {
+    "no dict": (lambda v: v, {}, "values returned a Tensor: return a dict by name"),
+    "a name": (lambda v: {"fits": v}, {}, "values names 'fits'"),
+    "none": (lambda v: {"fit": None}, {}, r'values\["fit"\] is None'),
+    "complex": (lambda v: {"fit": v.to(torch.complex64)}, {}, "must be real numbers"),
+    "sparse": (lambda v: {"fit": v.to_sparse()}, {}, "must be real numbers, a dense tensor"),
+    "no columns": (lambda v: {"fit": v[:, None][:, :0]}, {}, "one column at least"),
+    "mask": (
+        lambda v: {"fit": v},
+        {"masks": {"fit": torch.ones(6)}},
+        r'^masks\["fit"\] must be bool',
+    ),
+    "strict": (lambda v: {"fit": v}, {"strict": torch.ones(6)}, "strict returned a Tensor"),
+    "counts": (
+        lambda v: {"fit": v},
+        {"counts": {"objective": 6, "fit": -6}},
+        "whole number from 0",
+    ),
+    "half counts": (lambda v: {"fit": v}, {"counts": {"objective": 6.5, "fit": 6}}, "from 0"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_loop_gives_is_refused_in_its_own_words(form: str) -> None:
+    values, options, expected = FORMS[form]
+    loop, rows = Plain(), torch.arange(6)
+    objective, fit = loop.values(rows)
+    with pytest.raises((TrainingError, ValueError), match=expected) as refused:
+        loop.loss(objective, values(fit), rows, **options)
+    assert "constraint_values()" not in str(refused.value)
+    assert "membership()" not in str(refused.value)
+
+
+def test_parameters_that_are_none_are_refused() -> None:
+    net = nn.Linear(3, 1)
+    wrong: list[Any] = [net.weight, "weights", net.named_parameters(), net.state_dict()]
+    wrong.append(torch.optim.SGD(net.parameters(), lr=0.1))
+    for each in wrong:
+        with pytest.raises(DataError, match=r"give the model, model.parameters\(\)"):
+            Plain(parameters=each)
+    Plain(parameters=net.parameters).step(torch.arange(6))
+
+
+class DeepSpeedEngine(nn.Module):
+    """By its name and module."""
+
+    __module__ = "deepspeed.runtime.engine"
+
+
+def test_wrappers_that_hide_gradients_are_refused(tmp_path: Path) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    wrapped: list[Any] = [DeepSpeedEngine()]
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        wrapped.append(FullyShardedDataParallel(nn.Linear(3, 1), device_id=torch.device("cpu")))
+    finally:
+        torch.distributed.destroy_process_group()
+    for each in [*wrapped, nn.Sequential(wrapped[1]), wrapped[1].parameters()]:
+        with pytest.raises(TrainingError, match="Take FSDP2"):
+            Plain(parameters=each)
+    with pytest.raises(TrainingError, match="Take FSDP2"):  # It is made later.
+        Plain(parameters=lambda: wrapped[1]).step(torch.arange(6))
+
+
+def test_reentrant_checkpointing_is_refused_in_one_sentence() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    loop = Plain()
+    net = loop.net
+    loop.net = lambda x: checkpoint(net, x.requires_grad_(), use_reentrant=True)
+    with pytest.raises(TrainingError, match="Set use_reentrant=False"):
+        loop.step(torch.arange(6))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -306,7 +383,10 @@ def train_by_sevens(loop: Plain) -> None:
             loop.step(rows)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+SLOW = pytest.param("inductor", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", SLOW])
 def test_compiled_models_take_a_smaller_last_batch(backend: str) -> None:
     found = []
     for compiles in (False, True):
@@ -337,6 +417,7 @@ def test_a_graph_that_gave_its_buffers_away_is_told_in_one_sentence() -> None:
 # Several ranks -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # Quick ones on two ranks are in test_door_table.py.
 def test_two_ranks_are_one(tmp_path: Path) -> None:
     run_on_ranks(0, "tests.programs.doors", [str(tmp_path)], tmp_path)
     one, *two = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +226,33 @@ def test_a_checkpoint_from_within_a_step_has_its_multipliers(tmp_path: Path) -> 
     assert_alike(resumed, whole)
 
 
+class Terminates(TrainerCallback):
+    """SIGTERM in the fourth step, which then lasts until the trainer has asked for its save."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if state.global_step >= 4:
+            time.sleep(1.5)
+
+
+@pytest.mark.slow
+def test_a_sigterm_saves_what_a_resume_goes_on_from(tmp_path: Path) -> None:
+    whole = made(tmp_path / "whole")
+    whole.train()
+    before = signal.getsignal(signal.SIGTERM)
+    stopped = made(tmp_path, more={"callbacks": [Terminates()]}, enable_jit_checkpoint=True)
+    try:
+        with suppress(SystemExit):
+            stopped.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert 4 <= stopped.state.global_step < 12
+    resumed = made(tmp_path)
+    resumed.train(resume_from_checkpoint=True)
+    assert_alike(resumed, whole)
+
+
 class Uploads(TrainerCallback):
     """A user's callback, which comes before the trainer's later ones."""
 
@@ -376,6 +407,54 @@ def test_metrics_and_predictions_are_of_what_the_model_returns(tmp_path: Path) -
 # What cannot be ----------------------------------------------------------------------------------
 
 
+RETURNS: dict[str, tuple[Any, str]] = {
+    "one": (lambda o, v: o, r"terms\(\) returned no tuple"),
+    "none": (lambda o, v: None, r"terms\(\) returned no tuple \(NoneType\)"),
+    "no dict": (lambda o, v: (o, v), r"The values of terms\(\) returned a Tensor"),
+    "no value": (lambda o, v: (o, {"fit": None}), r'The values of terms\(\)\["fit"\] is None'),
+    "a mean": (lambda o, v: (o.mean(), {"fit": v}), "do not reduce over the batch"),
+    "a mask": (
+        lambda o, v: (o, {"fit": v}, {"objective": torch.ones(len(v))}),
+        r'The masks of terms\(\)\["objective"\] must be bool',
+    ),
+    "no masks": (lambda o, v: (o, {"fit": v}, None), ""),
+}
+
+
+@pytest.mark.parametrize("form", RETURNS)
+def test_what_terms_returns_is_told_in_its_words(tmp_path: Path, form: str) -> None:
+    """In training and evaluation alike."""
+    give, expected = RETURNS[form]
+
+    class Own(Constrained):
+        def terms(self, model: Any, inputs: Any) -> Any:
+            objective, values, _ = super().terms(model, inputs)
+            return give(objective, values["fit"])
+
+    found = made(tmp_path, kind=Own)
+    for act in (found.train, found.evaluate):
+        if not expected:
+            act()
+            continue
+        with pytest.raises((TrainingError, ValueError), match=expected):
+            act()
+
+
+def test_masks_are_checked_before_a_forward_pass(tmp_path: Path) -> None:
+    class Misnamed(Masked):
+        def masks(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+            return {"fits": inputs["applies"]}
+
+    class Floats(Masked):
+        def masks(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+            return {"fit": inputs["applies"].float()}
+
+    with pytest.raises(ValueError, match=r"masks\(\) names 'fits'"):
+        made(tmp_path, kind=Misnamed).train()
+    with pytest.raises(ValueError, match=r'masks\(\)\["fit"\] must be bool'):
+        made(tmp_path, kind=Floats).train()
+
+
 class GRPOTrainer(Trainer):
     """By its name."""
 
@@ -396,6 +475,13 @@ def test_what_cannot_be_is_refused_at_construction(tmp_path: Path) -> None:
         Constrained(Net(), arguments, **given)
     with pytest.raises(TrainingError, match="several data sets"):
         made(tmp_path, more={}, rows={"a": Rows(), "b": Rows()})
+    arguments.ddp_static_graph = False
+    with pytest.raises(TrainingError, match="several data sets"):
+        Constrained(Net(), arguments, None, {"a": Rows(), "b": Rows()}, **given)
+    with pytest.raises(TrainingError, match="label_smoothing_factor is not used"):
+        made(tmp_path, label_smoothing_factor=0.1)
+    with pytest.raises(TrainingError, match="names its trainer before the mix-in"):
+        type("Late", (Trainer, PointwiseTrainerMixin), {})
     with pytest.raises(TrainingError, match="compute_loss_func is not called"):
         made(tmp_path, more={"compute_loss_func": lambda *_: None})
 

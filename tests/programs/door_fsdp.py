@@ -1,6 +1,7 @@
-"""FSDP2 of ``Trainer`` on two ranks, resumed too: the program behind test_door_table.py.
+"""FSDP2 of ``Trainer``, resumed too, and of Accelerate: the program behind test_door_table.py.
 
-``python -m tests.programs.door_fsdp FOLDER`` writes FOLDER/{one,two,resumed}.pt. Accelerate shards
+``python -m tests.programs.door_fsdp FOLDER`` writes FOLDER/{one,two,resumed}.pt, and
+``… FOLDER accelerate`` the first two of a loop of Accelerate's. Accelerate shards
 on GPUs alone, so it is told here that CPUs may too; nothing else of it is changed.
 """
 
@@ -16,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.programs import door_trainers
+from tests.programs import door_loops, door_trainers
+from tests.programs.door_loops import OfAccelerate
 from tests.programs.door_trainers import Run
 from tests.programs.launch import finished, fork_ranks, forked
 
@@ -67,8 +69,37 @@ def train(folder: Path, run: Run, result: Path) -> None:
         torch.save(found, result)
 
 
-if __name__ == "__main__":
-    main_folder = Path(sys.argv[1])
+class ShardedByAccelerate(OfAccelerate):
+    def prepare(self, model: nn.Module, optimizer: Any) -> None:
+        from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+        shard_on_cpus()
+        names = ("auto_wrap_policy", "min_num_params")
+        settings: Any = {name: SHARDED[name] for name in names}
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **settings)
+        self.accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        assert all(hasattr(weight, "full_tensor") for weight in self.model.parameters())
+
+
+def train_by_accelerate(folder: Path, run: Run) -> None:
+    torch.set_num_threads(1)
+    kind = OfAccelerate
+    if run.ranks > 1:
+        kind, door_loops.outcome = ShardedByAccelerate, whole_outcome
+    found = kind(folder, run).train()
+    if os.environ.get("RANK", "0") == "0":
+        torch.save(found, folder / f"{'one' if run.ranks == 1 else 'two'}.pt")
+
+
+def compare_accelerate(folder: Path) -> None:
+    whole = Run(double=True)
+    code = finished(forked(lambda: train_by_accelerate(folder, whole), folder / "one.log"))
+    assert code == 0, (folder / "one.log").read_text()
+    fork_ranks(2, lambda: train_by_accelerate(folder, replace(whole, ranks=2)), folder)
+
+
+def compare_trainers(main_folder: Path) -> None:
     one, two = main_folder / "one", main_folder / "two"
     log = main_folder / "one.log"
     assert finished(forked(lambda: train(one, RUN, one.with_suffix(".pt")), log)) == 0
@@ -78,3 +109,8 @@ if __name__ == "__main__":
         shutil.rmtree(two / "run" / f"checkpoint-{step}")
     again = replace(ranks, resumes="checkpoint-2")
     fork_ranks(2, lambda: train(two, again, main_folder / "resumed.pt"), main_folder)
+
+
+if __name__ == "__main__":
+    compare = compare_accelerate if sys.argv[2:] == ["accelerate"] else compare_trainers
+    compare(Path(sys.argv[1]))
