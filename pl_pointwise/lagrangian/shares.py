@@ -24,12 +24,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..constraint import Constraint
+from ..errors import TrainingError
+from ..formulations import Formulation, Pointwise, Relaxed
 from .group_means import each_once
+from .terms import Measured
 
 RANKINGS = 64
 """Of all samples, at most in an epoch: each takes time in proportion to their number."""
@@ -105,3 +110,46 @@ class Share:
         self.values = state["values"].clone()
         self._exempt = state["exempt"].clone()
         self._rows = int(state["rows"])
+
+
+def without_exempt(measured: Measured, exempt: Mapping[str, Tensor]) -> Measured:
+    """A step in which a constraint does not apply to its exempt samples, bool (R,) by name."""
+    if not exempt:
+        return measured
+    masks = dict(measured.masks)
+    for name, rows in exempt.items():
+        masks[name] = masks[name] & ~rows[:, None]
+    return replace(measured, masks=masks, whole=False)
+
+
+def refuse_shares(
+    constraints: Mapping[str, Constraint],
+    formulations: Mapping[str, Formulation],
+    groups: Tensor | None,
+) -> None:
+    """Refuses a share under a formulation or with groups that have no samples to exempt."""
+    for name, constraint in constraints.items():
+        if constraint.share is None:
+            continue
+        if groups is not None:
+            raise TrainingError(
+                f'Constraint "{name}": share={constraint.share:g} is of samples, and with groups '
+                "a bound is on their means. Leave groups out, or share."
+            )
+        formulation = formulations.get(name)
+        if formulation is not None and not isinstance(formulation, (Pointwise, Relaxed)):
+            raise TrainingError(
+                f'Constraint "{name}": share={constraint.share:g} exempts samples that have λ of '
+                f"their own, and {formulation} is another formulation. Take Pointwise or Relaxed."
+            )
+
+
+def refuse_stream(constraints: Mapping[str, Constraint]) -> None:
+    """Refuses a share of a training set whose samples have no position."""
+    for name, constraint in constraints.items():
+        if constraint.share is not None:
+            raise TrainingError(
+                f'Constraint "{name}": share={constraint.share:g} ranks all training samples by '
+                "their last values, and a stream has none. Give a data set with a length "
+                "(PointwiseLoss(samples=N))."
+            )
