@@ -9,9 +9,12 @@ bound, and all others are bounded as ever. So in each step
     every other one:  ψ(v, λ), as without a share, λ too.
 
 E holds itself: an exempt sample is pushed by nothing, so its v stays among the largest, and where
-one that is bounded comes to lie above it for good, the two change places. The others end inside
-the bound by the margin of their formulation, so that no more than k are outside. That finds a
-local optimum: which k are exempt is a choice of samples, and it begins with the worst.
+one that is bounded comes to lie above it for good, the two change places. That finds a local
+optimum: which k are exempt is a choice of samples, and it begins with the worst.
+
+Those that change places lie on either side of the bound, and end there, up to 2 % of N·a above k.
+So E aims inside, as a multiplier does: where V samples violate, it is smaller by V − k and k/50
+more, by no more than k/10 and one. At rest about k(1 − 1/50) violate.
 
 The rank is by last values, of the steps before this one: ranks and micro-batches know E without
 another pass or a word between them. N counts the samples that the constraint applied to so far. A
@@ -47,6 +50,17 @@ def allowed(share: float, samples: int) -> int:
     (20, 29, 0)
     """
     return math.floor(share * samples + 1e-9)  # 0.29 · 100 is below 29 in binary.
+
+
+def inside(allowed: int, violating: int) -> int:
+    """How many fewer than those allowed are exempt, where so many violate.
+
+    >>> inside(20, 18), inside(20, 21), inside(20, 200)
+    (0, 2, 3)
+    """
+    spare = math.ceil(allowed / 50)
+    most = min(allowed, 1 + math.ceil(allowed / 10))
+    return max(0, min(violating + spare - allowed, most))
 
 
 class Share:
@@ -89,6 +103,7 @@ class Share:
         known = ~self.values.isnan()
         number = allowed(self.share, int(known.sum()))
         ranked = self.values.masked_fill(~known, -torch.inf)
+        number -= inside(number, int((ranked > 0).sum()))
         self._exempt = torch.zeros_like(known)
         self._exempt[ranked.argsort(descending=True, stable=True)[:number]] = True
         self._rows = 0
