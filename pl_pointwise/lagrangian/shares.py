@@ -12,9 +12,9 @@ E holds itself: an exempt sample is pushed by nothing, so its v stays among the 
 one that is bounded comes to lie above it for good, the two change places. That finds a local
 optimum: which k are exempt is a choice of samples, and it begins with the worst.
 
-Those that change places lie on either side of the bound, and end there, up to 2 % of N·a above k.
-So E aims inside, as a multiplier does: where V samples violate, it is smaller by V − k and k/50
-more, by no more than k/10 and one. At rest about k(1 − 1/50) violate.
+Those that change places lie on either side of the bound, and would end there, up to a tenth more
+than k of them. So E aims inside, as a multiplier does: where V samples violate, it is smaller by
+V − k + ⌊k/20⌋, and by no more than ⌊k/10⌋ + 1. At rest about 19 of 20 allowed ones violate.
 
 The rank is by last values, of the steps before this one: ranks and micro-batches know E without
 another pass or a word between them. N counts the samples that the constraint applied to so far. A
@@ -55,11 +55,11 @@ def allowed(share: float, samples: int) -> int:
 def inside(allowed: int, violating: int) -> int:
     """How many fewer than those allowed are exempt, where so many violate.
 
-    >>> inside(20, 18), inside(20, 21), inside(20, 200)
-    (0, 2, 3)
+    >>> inside(20, 18), inside(20, 20), inside(20, 200), inside(3, 3)
+    (0, 1, 3, 0)
     """
-    spare = math.ceil(allowed / 50)
-    most = min(allowed, 1 + math.ceil(allowed / 10))
+    spare = allowed // 20
+    most = min(allowed, 1 + allowed // 10)
     return max(0, min(violating + spare - allowed, most))
 
 
