@@ -226,13 +226,13 @@ def test_shares_that_are_none_are_refused(arguments: Any, message: str) -> None:
 def test_where_no_sample_can_be_exempt_a_share_is_refused() -> None:
     bound = {"c": Constraint(at_most=0.0, share=0.1)}
     for formulation in (Average(alpha="adaptive"), Penalty(weight=1.0, shape="hinge")):
-        with pytest.raises(TrainingError, match='"c".*Take Pointwise or Relaxed'):
+        with pytest.raises(TrainingError, match=r'"c".*Take Pointwise or Relaxed'):
             PointwiseLoss(bound, formulation, samples=4)
-    with pytest.raises(TrainingError, match='"c".*groups'):
+    with pytest.raises(TrainingError, match=r'"c".*groups'):
         PointwiseLoss(bound, Pointwise(), samples=4, groups=[0, 0, 1, 1])
     stream = PointwiseLoss(bound, Pointwise(), samples=None)
     weight = torch.ones(2, requires_grad=True)
-    with pytest.raises(TrainingError, match='"c".*a stream has none'):
+    with pytest.raises(TrainingError, match=r'"c".*a stream has none'):
         stream(weight, {"c": weight}, torch.arange(2))
-    with pytest.raises(TrainingError, match='"fit".*groups'):
+    with pytest.raises(TrainingError, match=r'"fit".*groups'):
         fit(Toy(Pointwise(), SHARED), IndexedDataset(rows_of(), groups=[0] * N))
