@@ -152,10 +152,13 @@ def refuse_shares(
                 "a bound is on their means. Leave groups out, or share."
             )
         formulation = formulations.get(name)
-        if formulation is not None and not isinstance(formulation, (Pointwise, Relaxed)):
+        if formulation is None:
+            continue
+        # Pointwise(memory=False) has no λ of a sample either.
+        if formulation.scope != "sample" or not isinstance(formulation, (Pointwise, Relaxed)):
             raise TrainingError(
                 f'Constraint "{name}": share={constraint.share:g} exempts samples that have λ of '
-                f"their own, and {formulation} is another formulation. Take Pointwise or Relaxed."
+                f"their own, and {formulation} has none. Take Pointwise() or Relaxed()."
             )
 
 

@@ -225,8 +225,9 @@ def test_shares_that_are_none_are_refused(arguments: Any, message: str) -> None:
 
 def test_where_no_sample_can_be_exempt_a_share_is_refused() -> None:
     bound = {"c": Constraint(at_most=0.0, share=0.1)}
-    for formulation in (Average(alpha="adaptive"), Penalty(weight=1.0, shape="hinge")):
-        with pytest.raises(TrainingError, match=r'"c".*Take Pointwise or Relaxed'):
+    without = Average(alpha="adaptive"), Penalty(weight=1.0, shape="hinge"), Pointwise(memory=False)
+    for formulation in without:
+        with pytest.raises(TrainingError, match=r'"c".*Take Pointwise\(\) or Relaxed'):
             PointwiseLoss(bound, formulation, samples=4)
     with pytest.raises(TrainingError, match=r'"c".*groups'):
         PointwiseLoss(bound, Pointwise(), samples=4, groups=[0, 0, 1, 1])
