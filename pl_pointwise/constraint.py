@@ -25,17 +25,22 @@ class Constraint:
     Where the samples are of groups (``groups=`` of a loss, ``groups`` of a data set), the bound is
     on the mean of each group. With ``each_sample=True`` it is on each sample, and only λ is shared.
 
+    With ``share=0.05`` at most 5 % of the training samples may violate the bound, the others not;
+    which ones, training finds. A sample of several values violates it by any of them.
+
         >>> Constraint(at_most=0.5).violation(torch.tensor([0.25, 0.75]))
         tensor([-0.2500,  0.2500])
 
     Raises:
-        ValueError: no bound, one that is not a finite number, an empty interval.
+        ValueError: no bound, one that is not a finite number, an empty interval; a share that is
+            not between 0 and 1, or of an equality.
     """
 
     at_most: float | None = None
     at_least: float | None = None
     equals: float | None = None
     each_sample: bool = False
+    share: float | None = None
 
     def __post_init__(self) -> None:
         bounds = [
@@ -57,6 +62,25 @@ class Constraint:
             raise ValueError(f"equals stands alone, without at_most and at_least: got {self}.")
         if len(bounds) == 2 and bounds[0] < bounds[1]:
             raise ValueError(f"Empty interval: at_least exceeds at_most in {self}.")
+        self._check_share()
+
+    def _check_share(self) -> None:
+        if self.share is None:
+            return
+        if isinstance(self.share, bool) or not isinstance(self.share, Real):
+            raise ValueError(f"share={self.share!r}: a number between 0 and 1, as 0.05 for 5 %.")
+        if not 0 < self.share < 1:
+            raise ValueError(
+                f"share={self.share:g}: the part of the samples that may violate the bound, "
+                "between 0 and 1, as 0.05 for 5 %. Leave it out where none may."
+            )
+        if self.equals is not None:
+            raise ValueError(
+                "share is of a bound: give at_most, at_least or both (an interval about the "
+                "value), not equals, which every sample misses by a hair."
+            )
+        if self.each_sample:
+            raise ValueError("share is without groups: leave each_sample out.")
 
     @property
     def is_equality(self) -> bool:
@@ -73,10 +97,13 @@ class Constraint:
 
         >>> Constraint(at_most=0.5).in_words(), Constraint(at_least=0, at_most=2).in_words()
         ('≤ 0.5', '≥ 0 and ≤ 2')
+        >>> Constraint(at_most=0.5, share=0.05).in_words()
+        '≤ 0.5 but for 5 %'
         """
         bounds = {"=": self.equals, "≥": self.at_least, "≤": self.at_most}
         words = [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None]
-        return " and ".join(words)
+        exempt = "" if self.share is None else f" but for {100 * self.share:g} %"
+        return " and ".join(words) + exempt
 
     def description(self) -> str:
         """The bound as files keep it, to be compared with that of an earlier run or version.

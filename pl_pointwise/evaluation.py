@@ -216,9 +216,9 @@ class Evaluation:
 
 
 def each_sample(task: Task, name: str) -> bool:
-    """Whether a bound is on each sample where there are groups."""
+    """Whether a bound is on each sample where there are groups, or but for a share of them."""
     bounds = (task.constraints[name], task.evaluation_constraints[name])
-    return any(bound.each_sample for bound in bounds)
+    return any(bound.each_sample or bound.share is not None for bound in bounds)
 
 
 def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:

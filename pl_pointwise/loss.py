@@ -24,6 +24,7 @@ from .lagrangian.declared import declared_constraints, formulations_from
 from .lagrangian.gradient_units import GradientUnits, leaves_of, norm_of
 from .lagrangian.group_means import MeansOfConstraints, largest, worst_mean
 from .lagrangian.prices import Prices, Step
+from .lagrangian.shares import Share, refuse_shares, refuse_stream, without_exempt
 from .lagrangian.terms import (
     OBJECTIVE,
     PADDING,
@@ -114,7 +115,8 @@ class PointwiseLoss:
     Raises:
         DataError: ``groups`` that are not one number from 0 for each sample; numbers below 1.
         ValueError: constraints and formulations whose names differ, an unknown order.
-        TrainingError: groups with "dual_first", or with a ``Penalty`` on the mean of an equality.
+        TrainingError: groups with "dual_first", or with a ``Penalty`` on the mean of an equality;
+            a ``share`` with groups, or with another formulation than Pointwise and Relaxed.
 
     Attributes:
         multipliers: λ by constraint, (N, K) float32, of groups (G, K); () for a batch's statistic.
@@ -155,6 +157,7 @@ class PointwiseLoss:
         self._multipliers, self._thresholds = Multipliers(owners), dict[str, Tensor]()
         self.means: MeansOfConstraints | None = None  # Of groups, where bounds are on them.
         self._saved_means: Mapping[str, Any] = {}  # Of a state, until the groups are known.
+        self.shares = self._new_shares(self.samples)
         self.configure(formulations, primal_steps, order, given)
         self.units = GradientUnits()  # Λ and r of the formulations that find their own α.
         self.in_force: dict[str, Formulation] = {}  # With α a number, of the last step.
@@ -189,6 +192,7 @@ class PointwiseLoss:
         groups: Tensor | None,
     ) -> None:
         """How λ moves from now on, and whose it is."""
+        refuse_shares(self.constraints, formulations, groups)
         self._formulations, self.groups = formulations, groups
         self.checks = Checks(self.constraints, formulations, self.door)
         if any(formulation.adaptive for formulation in formulations.values()):
@@ -214,6 +218,7 @@ class PointwiseLoss:
         self._multipliers, self._thresholds = multipliers, thresholds
         state: dict[str, Any] = {"multipliers": multipliers, "thresholds": thresholds}
         state |= {"dual_first": self.dual_first, "groups": self.groups, "means": self.means}
+        state |= {"shares": self.shares}
         self.scopes = {
             name: scope_of(name, formulation, constraint=self.constraints[name], **state)
             for name, formulation in self.formulations.items()
@@ -282,6 +287,8 @@ class PointwiseLoss:
                 "index: each sample's position in the training set, a tensor (B,) of whole "
                 f"numbers, got {getattr(index, 'dtype', 'no tensor')}, {shape_of(index)}."
             )
+        if not self.samples:
+            refuse_stream(self.constraints)
         index = index.long().cpu()
         self._require_positions(index)
         device, masks = getattr(objective, "device", index.device), {} if masks is None else masks
@@ -595,7 +602,10 @@ class PointwiseLoss:
             self.give_means(of, index)
 
     def give_means(self, terms: Terms, index: Tensor) -> None:
-        """The means of the groups of a micro-batch that was seen."""
+        """The means of the groups of a micro-batch that was seen, and who is exempt in it."""
+        for name, share in self.shares.items():
+            violation = terms.followed[name]
+            terms.exempt[name] = share.exempt(index).to(violation.device, non_blocking=True)
         for name, scope in self.on_means.items():
             terms.means[name] = scope.means_of(index, terms)
 
@@ -628,6 +638,8 @@ class PointwiseLoss:
         if name == OBJECTIVE:
             return terms.objective
         violation = terms.followed[name]
+        if name in self.shares:
+            violation = torch.where(terms.exempt[name][:, None], 0, violation)
         if name in self.on_means:
             mean = terms.means[name]
             size = mean.abs() if self.formulations[name].signed else mean.clamp(min=0)
@@ -722,6 +734,7 @@ class PointwiseLoss:
         """
         if self.means is not None:
             self.means.put(measured)
+        exempt = {name: share.exempt(measured.index) for name, share in self.shares.items()}
         visits = {
             name: visit
             for name, scope in self.scopes.items()
@@ -735,10 +748,13 @@ class PointwiseLoss:
         statistics = {
             n: self.multipliers[n].clone() for n in self.on_batch if n in self.multipliers
         }
-        unread.append(Step(measured, self.in_force, statistics, self.dual_first))
+        unread.append(Step(measured, self.in_force, statistics, self.dual_first, exempt))
         if len(unread) >= UNREAD_STEPS or len(unread) * len(measured.index) >= UNREAD_ROWS:
             self.history.read()
+        of_units = without_exempt(of_units, exempt)
         self.units.add(of_units, self.formulations, self.in_force, steps_an_epoch)
+        for name, share in self.shares.items():  # Who is exempt in the next step.
+            share.put(measured.index, measured.judged[name], measured.masks[name])
         self.steps, self.dual_steps = self.steps + 1, {}
         if len(self._window) >= self.primal_steps:
             window, self._window = self._window, []
@@ -757,12 +773,15 @@ class PointwiseLoss:
         samples, fingerprint: of the training set; 0 and None of a stream. resumed: whether they are
         a checkpoint's. first: whether steps are counted from 0 by a fit that is not resumed.
         """
+        if not samples:
+            refuse_stream(self.constraints)
         if not resumed and fingerprint != self.fingerprint:
             if self.fingerprint is not None and samples:
                 self.warn("Another training set than before: the multipliers start at 0 again.")
             owners = samples if self.groups is None else int(self.groups.max()) + 1
             self.means = None
             self._make_means(None)
+            self.shares = self._new_shares(samples)
             self._hold(self.multipliers.for_samples(owners), {})
             self.units, self._window = GradientUnits(), []
         if not resumed:
@@ -859,6 +878,7 @@ class PointwiseLoss:
             "fingerprint": self.fingerprint,
             "window": self._window,
             "group_means": self.means.state_dict() if self.means else self._saved_means,
+            "shares": {name: share.state_dict() for name, share in self.shares.items()},
             "history": self.history.state_dict(),
         }
 
@@ -926,6 +946,11 @@ class PointwiseLoss:
             self.means.load_state_dict(self._saved_means)
             self._saved_means = {}
 
+    def _new_shares(self, samples: int) -> dict[str, Share]:
+        """Of the constraints that a share of the samples may violate, without a value yet."""
+        found = {name: bound.share for name, bound in self.constraints.items()}
+        return {name: Share(samples, share) for name, share in found.items() if share is not None}
+
     def load_dual_state(self, state: Mapping[str, Any]) -> None:
         multipliers = self.multipliers.for_samples(int(state["samples"]))
         multipliers.load_state_dict(state["multipliers"])
@@ -935,6 +960,10 @@ class PointwiseLoss:
         }
         self._saved_means = state.get("group_means", {})  # Older ones had none.
         self._make_means(None)
+        self.shares = self._new_shares(multipliers.samples)
+        for name, kept in state.get("shares", {}).items():
+            if name in self.shares:
+                self.shares[name].load_state_dict(kept)
         self._hold(multipliers, thresholds)
         self.units.load_state_dict(state["gradient_units"])
         self._window = [dict(visits) for visits in state["window"]]

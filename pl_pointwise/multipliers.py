@@ -21,6 +21,7 @@ from .constraint import Constraint
 from .errors import TrainingError
 from .formulations import BatchFormulation, Formulation
 from .lagrangian.group_means import MeansOfConstraints, rows_of_a_step
+from .lagrangian.shares import Share
 from .lagrangian.terms import (
     DualStep,
     Measured,
@@ -244,11 +245,35 @@ class PerSample(Weight):
         if len(set(parts[0].tolist())) < len(parts[0]):
             last = last_visits(parts[0])
             parts = [part[last] for part in parts]
-        index, judged, mask, multiplier = parts
-        ascended = self.formulation.ascend(judged, multiplier)
-        stepped = torch.where(mask, ascended, multiplier)
+        index, judged, mask, multiplier = parts[:4]
+        stepped = torch.where(mask, self._ascended(parts), multiplier)
         self.multipliers.table(self.name)[index] = stepped.float()
         return DualStep(index, judged, mask, multiplier, stepped)
+
+    def _ascended(self, parts: Sequence[Tensor]) -> Tensor:
+        """λ after its step, of what :meth:`visit` left."""
+        _, judged, _, multiplier = parts[:4]
+        ascended: Tensor = self.formulation.ascend(judged, multiplier)
+        return ascended
+
+
+class PerSampleButShare(PerSample):
+    """The same, but for the samples that are exempt: see lagrangian/shares.py."""
+
+    share: Share
+
+    def _mean(self, psi: Tensor, terms: Terms, count: Tensor) -> Tensor:
+        exempt = terms.exempt[self.name][:, None]
+        return super()._mean(torch.where(exempt, 0, psi), terms, count)
+
+    def visit(self, measured: Measured) -> list[Tensor] | None:
+        """Beside them whether each sample is exempt, bool (n,)."""
+        visit = super().visit(measured)
+        return None if visit is None else [*visit, self.share.exempt(visit[0])]
+
+    def _ascended(self, parts: Sequence[Tensor]) -> Tensor:
+        multiplier, exempt = parts[3], parts[4][:, None]
+        return torch.where(exempt, multiplier / 2, super()._ascended(parts))
 
 
 class PerGroup(PerSample):
@@ -513,9 +538,14 @@ def scope_of(
     formulation: Formulation,
     constraint: Constraint,
     groups: Tensor | None,
+    shares: Mapping[str, Share],
     **state: Any,
 ) -> Weight:
     """What the formulation of a constraint acts on; ``state``: the other arguments of Weight."""
+    if name in shares:
+        scope = PerSampleButShare(name, constraint, formulation, groups=groups, **state)
+        scope.share = shares[name]
+        return scope
     per_sample, weight = PerSample, Weight
     if groups is not None and constraint.each_sample:
         per_sample = PerGroup

@@ -68,7 +68,7 @@ class GroupMeans:
 
     def put(self, index: Tensor, values: Tensor, mask: Tensor) -> None:
         """Keeps values of samples, index (n,), values and mask (n, C); −1 is padding."""
-        index, values, mask = _once(index, values, mask)
+        index, values, mask = each_once(index, values, mask)
         if not len(index):
             return
         change, new = self._change(index, values, mask)
@@ -86,7 +86,7 @@ class GroupMeans:
 
         Nothing is kept. NaN of a group without a value.
         """
-        index, values, mask = _once(index, values, mask)
+        index, values, mask = each_once(index, values, mask)
         owners, row = torch.unique(self.groups[index], return_inverse=True)
         change, new = self._change(index, values, mask)
         sums = self._sums[owners].index_add_(0, row, change)
@@ -232,7 +232,7 @@ def largest(violation: Tensor) -> Tensor:
     return worst.masked_fill(worst == -torch.inf, torch.nan)
 
 
-def _once(index: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def each_once(index: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Each sample once, as it came last, without padding and without what is not finite."""
     values = values.double()
     kept = (index != PADDING) & values.isfinite().all(1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Step:
     in_force: Mapping[str, Formulation]  #: by constraint, with α a number
     statistics: Mapping[str, Tensor]  #: λ, () or (2,), of the constraints on a batch's statistic
     dual_first: bool = False  #: whether the weights followed λ after this step's update
+    exempt: Mapping[str, Tensor] = field(default_factory=dict)  #: bool (R,), samples without force
 
 
 @dataclass
@@ -134,6 +135,9 @@ class Prices(Mapping[str, Tensor]):
     def _add_samples(self, name: str, steps: Sequence[Step]) -> None:
         index = torch.cat([step.measured.index for step in steps])
         forces = _forces(name, steps).flatten(0, 1)
+        if name in steps[0].exempt:
+            exempt = torch.cat([step.exempt[name] for step in steps])
+            forces = torch.where(exempt[:, None], 0, forces)
         mask = None
         if not all(step.measured.whole for step in steps):
             mask = torch.cat([step.measured.masks[name] for step in steps])

@@ -44,6 +44,7 @@ class Terms:
     masks: dict[str, Tensor]  # bool, (b,) for the objective, else as the violations
     whole: bool = False  # whether all terms are known to apply to all samples, without a look
     means: dict[str, Tensor] = field(default_factory=dict)  # of each row's group, where bounded
+    exempt: dict[str, Tensor] = field(default_factory=dict)  # bool (b,), where a share is exempt
 
 
 @dataclass

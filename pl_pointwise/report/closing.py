@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..constraint import Constraint
 from ..formulations import Formulation
+from ..lagrangian.shares import allowed
 from ..metrics import quantiles
 from .closing_table import NOTHING_KNOWN, Closing, Conditions, HeldOut, RequirementRow
 from .history import History
@@ -82,6 +83,7 @@ def _row(name: str, constraint: Constraint, worst: Tensor) -> RequirementRow:
         bound=constraint.in_words(),
         violated=int((worst > 0).sum()),
         of=len(worst),
+        allowed=None if constraint.share is None else allowed(constraint.share, len(worst)),
         worst=constraint.value_at(float(worst.max())),
         most=constraint.value_at(float(quantiles(worst, 0.95))),
     )
@@ -96,6 +98,7 @@ def _with_held_out(row: RequirementRow, held_out: HeldOut | None) -> Requirement
         row,
         held_violated=evaluated.violated,
         held_of=evaluated.of,
+        held_allowed=evaluated.allowed,
         held_worst=evaluated.worst,
         held_most=evaluated.most,
     )

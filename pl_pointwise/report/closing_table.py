@@ -33,6 +33,18 @@ class RequirementRow:
     multiplier: float | None = None  #: λ of a statistic of the batch
     price: float | None = None  #: loosening the bound by δ lowers the mean objective by price · δ
     by_group: bool = False  #: whether numbers are of groups, each by its mean, not of samples
+    allowed: int | None = None  #: samples that may violate it, where a share may
+    held_allowed: int | None = None
+
+    @property
+    def beyond(self) -> int:
+        """Training samples that violate it beyond those that may."""
+        return max(0, (self.violated or 0) - (self.allowed or 0))
+
+    @property
+    def held_beyond(self) -> int:
+        """The same of held-out ones."""
+        return max(0, (self.held_violated or 0) - (self.held_allowed or 0))
 
 
 @dataclass(frozen=True)
@@ -129,12 +141,12 @@ class Closing:
             lines.append(
                 [
                     f"{row.name} {row.bound}{of_what}",
-                    share_text(row.violated, row.of),
+                    share_text(row.violated, row.of, row.allowed),
                     number_text(row.worst),
                     number_text(row.most),
                     multiplier,
                     number_text(row.price),
-                    share_text(row.held_violated, row.held_of),
+                    share_text(row.held_violated, row.held_of, row.held_allowed),
                     number_text(row.held_worst),
                     number_text(row.held_most),
                 ]

@@ -10,9 +10,15 @@ def number_text(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def share_text(count: int | None, of: int | None) -> str:
-    """How many of how many; nothing where either is not known."""
-    return "" if count is None or of is None else f"{count:,} of {of:,}"
+def share_text(count: int | None, of: int | None, allowed: int | None = None) -> str:
+    """How many of how many, and how many may; nothing where either is not known.
+
+    >>> share_text(18, 400, 20)
+    '18 of 400 (20 allowed)'
+    """
+    if count is None or of is None:
+        return ""
+    return f"{count:,} of {of:,}" + ("" if allowed is None else f" ({allowed:,} allowed)")
 
 
 def counted(count: int, noun: str) -> str:

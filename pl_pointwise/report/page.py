@@ -19,6 +19,7 @@ from ..extras import MissingPackageError, needs
 from ..files import write_whole
 from ..printing import Table
 from .closing_table import Closing
+from .columns import share_text
 from .plots import Plot, svg_of
 
 log = logging.getLogger(__name__)
@@ -117,8 +118,8 @@ def number(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else f"{value:.4g}"
 
 
-def share(violated: int | None, of: int | None) -> str:
-    return "" if violated is None or of is None else f"{violated:,} of {of:,}"
+def share(violated: int | None, of: int | None, allowed: int | None = None) -> str:
+    return share_text(violated, of, allowed)
 
 
 def data_uri(image: bytes) -> str:

@@ -83,13 +83,15 @@ def _on_objective(closing: Closing) -> Iterator[str]:
 def _likelier_cause(closing: Closing, history: History, conditions: Conditions) -> str:
     """The learning rate or the number of steps, where one of them explains what went wrong."""
     first, last, _ = closing.objective
-    violated = sum(row.violated or 0 for row in closing.rows)
+    violated = sum(row.beyond for row in closing.rows)
     rate = (
         "The learning rate" if conditions.rate is None else f"The learning rate {conditions.rate:g}"
     )
     risen = first is not None and last is not None and last > first
     grown = conditions.growth is not None and conditions.growth > GROWN
-    worse = [name for name in history.constraints if _worsened(history, name)]
+    # Samples that are exempt may go as far as they like.
+    bounded = [name for name, bound in history.constraints.items() if bound.share is None]
+    worse = [name for name in bounded if _worsened(history, name)]
     # Weights that only grow are no fault where the run reached what it was to reach.
     if worse or (grown and (violated or risen)):
         signs = []
@@ -171,6 +173,8 @@ def _held_out_above_training(closing: Closing) -> Iterator[str]:
     for row in closing.rows:
         if not row.held_of or not row.of or row.held_violated is None or row.violated is None:
             continue
+        if not row.held_beyond:
+            continue
         held = row.held_violated / row.held_of
         trained = row.violated / row.of
         # Of few samples the shares differ by chance: twice as many, and a tenth of all more.
@@ -190,7 +194,7 @@ def _still_falling(closing: Closing, history: History, conditions: Conditions) -
     if quarter < 2:
         return
     for row in closing.rows:
-        if not row.violated:
+        if not row.beyond:
             continue
         # The last quarter of the run beside the one before it.
         shares = torch.tensor(curves.violated[row.name][-2 * quarter :])

@@ -25,6 +25,10 @@ INTERVALS = {
     "fit": Constraint(at_least=-0.2, at_most=0.3),
     "pair": Constraint(at_least=0.4, at_most=0.4),
 }
+SHARED = {
+    "fit": Constraint(at_least=-0.2, at_most=0.3, share=0.3),
+    "pair": Constraint(at_least=0.2, share=0.25),
+}
 
 
 class ToyRows:

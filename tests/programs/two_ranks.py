@@ -33,6 +33,7 @@ from tests.pl_pointwise.toy import (
     FORMULATIONS,
     INTERVALS,
     PAIRS,
+    SHARED,
     At,
     Judged,
     Seen,
@@ -127,6 +128,7 @@ def training(
 
 # Every formulation on two ranks, whole and in pieces: test_layouts.py.
 training("pointwise", FORMULATIONS["pointwise"])
+training("pointwise, a share may violate", Pointwise(), SHARED)
 CLIPPED: Any = {"order": "dual_first", "gradient_clip_val": 0.3}
 for name in ("average augmented", "cvar augmented", "by name"):
     training(f"{name}, intervals", FORMULATIONS[name], INTERVALS, **CLIPPED)
