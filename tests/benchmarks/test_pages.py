@@ -104,7 +104,7 @@ SETTINGS = {
     "hinge 1, aim at 3.5": ("penalty hinge, aim inside", "weight=1, epsilon=3.5"),
     "hinge 3, aim at 4.5": ("penalty hinge, aim inside", "weight=3, epsilon=4.5"),
     "hinge 1, aim at −1.5 and −7": ("penalty hinge, aim inside", "weight=1, chosen=-1.5"),
-    "hinge 0.3, margin": ("penalty hinge, aim inside", "weight=0.3, refuse=-0.3"),
+    "hinge 0.3, aimed inside the bound": ("penalty hinge, aim inside", "weight=0.3, refuse=-0.3"),
     "CVaR, level 0.5": ("CVaR", "level=0.5"),
     "tilted 3": ("tilted", "tilt=3"),
     "average": ("average", "dual_lr=0.03"),
@@ -141,6 +141,8 @@ def test_safety_and_re_ranking() -> None:
                 of[[f"{part}/{each}/violated" for each in names]].mean(axis=1)
                 for part in ("train", "held-out")
             ]
+            if study == "reranker-corpus":
+                columns += [of["held-out/mrr@10"], of["held-out/wrong_order"]]
             for cell, values in zip(cells, [*columns, of[f"held-out/{objective}"]], strict=True):
                 half = t.ppf(0.975, 4) * values.std() / 5**0.5
                 mean, _, bound = cell.partition(" ± ")
@@ -160,14 +162,15 @@ def test_when2call() -> None:
 
 
 def test_the_table_of_the_readme() -> None:
-    listed = list(rows("../README.md", "| method | runs | training: refuse"))
+    listed = list(rows("../README.md", "| method | trainings | training: refuse"))
     for name, _, *cells in listed:
         of = judged("safety", name).mean(numeric_only=True)
-        parts = [
-            [of[f"{p}/{n}/violated"] for n in ("refuse", "comply")] for p in ("train", "held-out")
+        exact = [
+            of[f"{p}/{n}/violated"] for p in ("train", "held-out") for n in ("refuse", "comply")
         ]
-        assert all(is_shown(cell, *exact) for cell, exact in zip(cells, parts, strict=False)), name
-        assert is_shown(cells[-1], of["held-out/kl"]), name
+        exact.append(of["held-out/kl"])
+        assert all(map(is_shown, cells, exact)), (name, cells, exact)
+        assert len(cells) == len(exact)
     assert len(listed) == 5
 
 

@@ -19,13 +19,17 @@ KINDS = {
     "at least": Constraint(at_least=0.25),
     "interval": Constraint(at_least=-0.75, at_most=0.25),
     "equality": Constraint(equals=0.25),
+    "but for a share": Constraint(at_most=0.25, share=0.2),
 }
+BOUNDS = ("at_most", "at_least", "equals")
+OF_GROUPS = {"each_sample"}  # tests/pl_pointwise/test_groups.py
 VALUES = torch.tensor([-1.0, -0.75, 0.0, 0.25, 1.5])
 MISSED = {
     "at most": [False, False, False, False, True],
     "at least": [True, True, True, False, False],
     "interval": [True, False, False, False, True],
     "equality": [True, True, True, False, True],
+    "but for a share": [False, False, False, False, True],
 }
 """Which of the values violate, by what the bounds mean."""
 
@@ -34,19 +38,23 @@ def test_every_field_of_a_constraint_is_in_a_kind() -> None:
     used = set[str]()
     for constraint in KINDS.values():
         used |= {f.name for f in fields(constraint) if getattr(constraint, f.name) is not None}
-    assert used == {field.name for field in fields(Constraint)}
+    assert used | OF_GROUPS == {field.name for field in fields(Constraint)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_and_description_show_every_bound(kind: str) -> None:
     constraint = KINDS[kind]
-    for field in fields(constraint):
-        bound = getattr(constraint, field.name)
+    for name in BOUNDS:
+        bound = getattr(constraint, name)
         if bound is not None:
             assert f"{bound:g}" in constraint.in_words()
-            assert f"{field.name}={bound!r}" in constraint.description()
-    # Files of earlier versions hold what repr says of the three bounds there were.
-    assert constraint.description() == repr(constraint)
+            assert f"{name}={bound!r}" in constraint.description()
+    if constraint.share is not None:
+        assert "20 %" in constraint.in_words()
+        assert "share=0.2" in constraint.description()
+    else:  # Files of earlier versions hold what repr said of the three bounds there were.
+        listed = ", ".join(f"{name}={getattr(constraint, name)!r}" for name in BOUNDS)
+        assert constraint.description() == f"Constraint({listed})"
     assert from_plain(Constraint, plain(constraint)) == constraint
 
 

@@ -41,7 +41,7 @@ MERGED: list[list[list[tuple[list[int], Tensor]]]] = [
 def merged(rank: int) -> list[dict[str, Any]]:
     found = []
     for case in MERGED:
-        evaluation = Evaluation("test", Toy(constraints={"fit": Constraint(at_most=0.0)}))
+        evaluation = Evaluation("test", Toy(constraints={"fit": Constraint(at_most=0.0)}), None)
         for index, violation in case[rank]:
             mask = torch.ones(violation.shape, dtype=torch.bool)
             evaluation.violations["fit"].add(torch.tensor(index), violation, mask)

@@ -39,9 +39,9 @@ ONE_COPY = [
 
 # The cache finds a sample by its tokens, which it reads before anything is computed.
 KEYS = [
-    "tasks/language_model/likelihood/scoring.py: cpu: "
-    "prompts, responses = wanted.prompt_ids.cpu(), wanted.response_ids.cpu()"
-] * 2
+    "tasks/language_model/likelihood/scoring.py: cpu: prompts = wanted.prompt_ids.cpu()",
+    "tasks/language_model/likelihood/scoring.py: cpu: responses = wanted.response_ids.cpu()",
+]
 
 POINTWISE = Pointwise(alpha=1.0, dual_lr=0.1)
 SMALL: dict[str, Any] = {"val_fraction": 0.0, "batch_size": 3}

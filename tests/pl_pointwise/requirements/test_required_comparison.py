@@ -428,12 +428,12 @@ def test_models_judged_by_different_bounds_are_not_compared(certified, tmp_path)
 def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> None:
     """Weights of 0 answer 0: what they meet and their metric are read off the data."""
     paired = ["lost(near) <= 0.1", "wrong_sign <= predecessor + 0.2"]
-    noise = ["--data.noise", "0.23"]
+    noise = ["--data.noise", "0.22"]
     out = compare(tmp_path, *required(*paired, REQUIREMENT), *noise, methods=STRICT)
     answer = answer_of(out)
     assert answer["certified"] == "strict · seed 0"
     assert "The predecessor is the model of strict · seed 0 before training." in answer["statement"]
-    data = PlaneData(noise=0.23)
+    data = PlaneData(noise=0.22)
     data.setup("test")
     started = np.array([row["y"].abs().item() <= 0.5 for row in data.datasets["test"]])
     samples = pd.read_parquet(out / "runs/strict/seed-0/samples.parquet")
