@@ -277,21 +277,9 @@ class PointwiseLoss:
             TrainingError: a value that is not finite, with its sample, before anything moves; a
                 call without gradients; calls for more than the training set without a step().
         """
-        if not torch.is_grad_enabled():
-            raise TrainingError(
-                "PointwiseLoss is called without gradients. An evaluation has no multipliers: take "
-                "the objective, and Constraint.violation(values)."
-            )
-        if not is_index(index):
-            raise DataError(
-                "index: each sample's position in the training set, a tensor (B,) of whole "
-                f"numbers, got {getattr(index, 'dtype', 'no tensor')}, {shape_of(index)}."
-            )
-        if not self.samples:
-            refuse_stream(self.constraints)
-        index = index.long().cpu()
-        self._require_positions(index)
-        device, masks = getattr(objective, "device", index.device), {} if masks is None else masks
+        index = self._required_index(index)
+        device = getattr(objective, "device", index.device)
+        masks = {} if masks is None else masks
         words, names = self.door.words, [OBJECTIVE, *self.constraints]
         masks, whole = masks_from(masks, index, names, device, words)
         judge = None
@@ -311,22 +299,42 @@ class PointwiseLoss:
             of_step = self._counts_of_step(counts, device)
             slopes = self.slopes([terms], own) if self.on_batch else None
         loss, table = self.share(terms, index, of_step, slopes, strict is not None)
-        # The ranks' gradients are averaged, and the counts are those of all ranks.
-        loss = loss * number_of_ranks()
-        if number_of_ranks() > 1 and not loss.requires_grad:
-            # DDP waits for every rank's gradients.
-            loss = loss + sum((w * 0).sum() for w in trained(self._source))
+        loss = self._for_ddp(loss)
         if keep:
             self._keep(table, index, loss)
         return loss
 
-    def _require_positions(self, index: Tensor) -> None:
-        largest = int(index.max()) if len(index) else PADDING
+    def _for_ddp(self, loss: Tensor) -> Tensor:
+        """DDP averages the ranks' gradients, and waits for those of every rank."""
+        # Of the mean over ranks the counts are those of all of them already.
+        loss = loss * number_of_ranks()
+        if number_of_ranks() > 1 and not loss.requires_grad:
+            nothing: Tensor | int = sum((w * 0).sum() for w in trained(self._source))
+            loss = loss + nothing
+        return loss
+
+    def _required_index(self, index: Any) -> Tensor:
+        """The samples of a training step as positions in the training set, on the CPU."""
+        if not torch.is_grad_enabled():
+            raise TrainingError(
+                "PointwiseLoss is called without gradients. An evaluation has no multipliers: take "
+                "the objective, and Constraint.violation(values)."
+            )
+        if not is_index(index):
+            raise DataError(
+                "index: each sample's position in the training set, a tensor (B,) of whole "
+                f"numbers, got {getattr(index, 'dtype', 'no tensor')}, {shape_of(index)}."
+            )
+        if not self.samples:
+            refuse_stream(self.constraints)
+        positions: Tensor = index.long().cpu()
+        largest = int(positions.max()) if len(positions) else PADDING
         if self.samples and largest >= self.samples:
             raise TrainingError(
                 f"Sample index {largest} is outside the training set of {self.samples} samples: "
                 "index is each sample's position in it, from 0."
             )
+        return positions
 
     def _begin(self, terms: Terms, counts: Mapping[str, Tensor], index: Tensor) -> None:
         """With the first loss of a step: what is due in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -17,12 +18,12 @@ class NotPlainError(TypeError):
     """A value without a plain form."""
 
 
-class Configured:
+class Configured(ABC):
     """What says its plain form itself, as ``{class_path, init_args}``."""
 
+    @abstractmethod
     def config(self) -> dict[str, Any]:
         """The plain form."""
-        raise NotImplementedError
 
 
 def plain(value: Any) -> Any:

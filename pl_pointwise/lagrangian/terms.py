@@ -214,28 +214,7 @@ def build_terms(
         require_names(words.values, values, constraints)
     found = dict[str, Tensor]()
     for name, value in {OBJECTIVE: objective, **values}.items():
-        dims = (1,) if name == OBJECTIVE else (1, 2)
-        if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
-            wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
-            if value is None:
-                what = words.objective if name == OBJECTIVE else f'{words.values}["{name}"]'
-                raise DataError(
-                    f"{what} is None: one value per sample, shape {wanted}, is asked for. Is its "
-                    "return missing?"
-                )
-            raise DataError(
-                f'"{name}" must have one value per sample, shape {wanted}, got '
-                f"{shape_of(value)}: do not reduce over the batch."
-            )
-        if (
-            value.is_complex()
-            or value.layout != torch.strided
-            or not value[:1].numel() >= min(count, 1)
-        ):
-            raise DataError(
-                f'"{name}" must be real numbers, a dense tensor with one column at least, got '
-                f"{value.dtype}, {value.layout}, shape {shape_of(value)}."
-            )
+        _require_per_sample(name, value, count, words)
         found[name] = value if value.dtype == torch.float64 else value.float()
     objective = found.pop(OBJECTIVE)
     given = [found] if judge is None else [found, judge(found)]
@@ -261,6 +240,29 @@ def build_terms(
         followed[name], strict[name] = violations[0], violations[-1].detach()
     objective = objective.contiguous() if whole else torch.where(masks[OBJECTIVE], objective, 0)
     return Terms(objective, followed, strict, {OBJECTIVE: masks[OBJECTIVE], **wide}, whole)
+
+
+def _require_per_sample(name: str, value: Any, count: int, words: Words) -> None:
+    """Refuses what is not one real value, or a row of them, for each of ``count`` samples."""
+    dims = (1,) if name == OBJECTIVE else (1, 2)
+    if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
+        wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
+        if value is None:
+            what = words.objective if name == OBJECTIVE else f'{words.values}["{name}"]'
+            raise DataError(
+                f"{what} is None: one value per sample, shape {wanted}, is asked for. Is its "
+                "return missing?"
+            )
+        raise DataError(
+            f'"{name}" must have one value per sample, shape {wanted}, got '
+            f"{shape_of(value)}: do not reduce over the batch."
+        )
+    real = not value.is_complex() and value.layout == torch.strided
+    if not real or (count > 0 and not value[:1].numel()):
+        raise DataError(
+            f'"{name}" must be real numbers, a dense tensor with one column at least, got '
+            f"{value.dtype}, {value.layout}, shape {shape_of(value)}."
+        )
 
 
 # What a step measured ----------------------------------------------------------------------------

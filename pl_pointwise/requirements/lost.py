@@ -90,14 +90,14 @@ def compared(
     lost = [key for key in old if old[key].right and not new[key].right]
     kept = [key for key in old if old[key].right and new[key].right]
     text = (
-        f"Of {len(old)} items {counts[True, True]} are right with both models, {len(lost)} were "
-        f"lost, {counts[False, True]} gained, {counts[False, False]} are wrong with both."
+        f"{len(old)} items: {counts[True, True]} right with both models, {len(lost)} lost, "
+        f"{counts[False, True]} gained, {counts[False, False]} wrong with both."
     )
     changed = len(lost) + counts[False, True]
     if changed:
         text += (
-            f" If lost and gained were equally likely, at least {len(lost)} of {changed} lost "
-            f"would have a probability of {_at_least(len(lost), changed):.3g}."
+            f" By chance alone, {len(lost)} or more of {changed} changes would be losses with "
+            f"probability {_at_least(len(lost), changed):.3g} (McNemar's exact test)."
         )
     return lost, kept, text
 

@@ -78,7 +78,8 @@ def test_lost_items_become_records_to_learn_and_others_records_to_keep(
     folder = tmp_path / "out"
     main(["lost", str(old), str(new), "--output", str(folder)])
     shown = capsys.readouterr().out
-    assert "Of 4 items 2 are right with both models, 1 were lost, 1 gained, 0 are wrong" in shown
+    assert "4 items: 2 right with both models, 1 lost, 1 gained, 0 wrong with both." in shown
+    assert "1 or more of 2 changes would be losses with probability 0.75" in shown
     read = {
         name: [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         for name in ("learn", "keep")
