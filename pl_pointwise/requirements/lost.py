@@ -61,8 +61,13 @@ def main(args: Sequence[str]) -> None:
     lost, kept, text = compared(old, new, options.old, options.new)
     print(text)
     if lost:
-        write_records(options.output / "learn.jsonl", [_record(old[key], options) for key in lost])
-        write_records(options.output / "keep.jsonl", [_record(new[key], options) for key in kept])
+        write_records(
+            options.output / "learn.jsonl",
+            [_record(old[key], options.old, options) for key in lost],
+        )
+        write_records(
+            options.output / "keep.jsonl", [_record(new[key], options.new, options) for key in kept]
+        )
         print(
             f"Written to {options.output}: learn.jsonl, the lost items with "
             f"{'the answers of OLD' if options.answers == 'old' else 'their targets'}, and "
@@ -275,12 +280,12 @@ def _right(value: Any) -> bool | None:
     return False if text in WRONG | PARTLY else None
 
 
-def _record(item: Item, options: argparse.Namespace) -> dict[str, Any]:
+def _record(item: Item, path: Path, options: argparse.Namespace) -> dict[str, Any]:
     answer = item.target if options.answers == "target" else item.answer
     if item.prompt is None or answer is None:
         lacks = "a prompt" if item.prompt is None else "a text as answer"
         raise DataError(
-            f"{options.old}: the item {item.key!r} lacks {lacks}, so that nothing can be trained "
+            f"{path}: the item {item.key!r} lacks {lacks}, so that nothing can be trained "
             f"on it{'' if options.answers == 'target' else ': try --answers target'}."
         )
     name = "messages" if isinstance(item.prompt, list) else "prompt"

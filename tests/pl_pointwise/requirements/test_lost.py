@@ -174,3 +174,13 @@ def test_broken_lines_and_binary_files_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"PK\x03\x04\xff\xfe")
     with pytest.raises(DataError, match="inspect log convert"):
         read_items(path)
+
+
+def test_a_model_that_wrote_no_text_is_named(tmp_path: Path, capsys: Any) -> None:
+    rows = generic(NEW)
+    del rows[0]["answer"]
+    old = written(tmp_path / "old.jsonl", generic(OLD))
+    new = written(tmp_path / "new.jsonl", rows)
+    with pytest.raises(SystemExit):
+        main(["lost", str(old), str(new), "--output", str(tmp_path)])
+    assert f"{new}: the item '0' lacks a text as answer" in capsys.readouterr().err
