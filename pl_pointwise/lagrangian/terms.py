@@ -38,13 +38,13 @@ class Terms:
     Here and below the violations of an equality are ℓ − c where its formulation is ``signed``.
     """
 
-    objective: Tensor  # (b,)
-    followed: dict[str, Tensor]  # violations (b, sides·K) that the weights follow
-    judged: dict[str, Tensor]  # those that the multipliers follow; without a gradient
-    masks: dict[str, Tensor]  # bool, (b,) for the objective, else as the violations
-    whole: bool = False  # whether all terms are known to apply to all samples, without a look
-    means: dict[str, Tensor] = field(default_factory=dict)  # of each row's group, where bounded
-    exempt: dict[str, Tensor] = field(default_factory=dict)  # bool (b,), where a share is exempt
+    objective: Tensor  #: (b,)
+    followed: dict[str, Tensor]  #: violations (b, sides·K) that the weights follow
+    judged: dict[str, Tensor]  #: those that the multipliers follow; without a gradient
+    masks: dict[str, Tensor]  #: bool, (b,) for the objective, else as the violations
+    whole: bool = False  #: whether all terms are known to apply to all samples, without a look
+    means: dict[str, Tensor] = field(default_factory=dict)  #: of each row's group, where bounded
+    exempt: dict[str, Tensor] = field(default_factory=dict)  #: bool (b,), where a share is exempt
 
 
 @dataclass

@@ -19,22 +19,22 @@ class RequirementRow:
     Of an interval and of an equality a value is how far it is off.
     """
 
-    name: str
+    name: str  #: of the constraint
     bound: str  #: in words, "≤ 0.05"
     violated: int | None  #: training samples that violate it at their last visit
-    of: int | None
-    worst: float | None
+    of: int | None  #: training samples that it applies to
+    worst: float | None  #: the worst value of a training sample
     most: float | None  #: the 95th percentile: 95 % of the samples are at this value or better
-    held_violated: int | None = None
-    held_of: int | None = None
-    held_worst: float | None = None
-    held_most: float | None = None
+    held_violated: int | None = None  #: held-out samples, and so below
+    held_of: int | None = None  #: as ``of``
+    held_worst: float | None = None  #: as ``worst``
+    held_most: float | None = None  #: as ``most``
     multipliers: int | None = None  #: samples with λ ≠ 0; None without a λ for each
     multiplier: float | None = None  #: λ of a statistic of the batch
     price: float | None = None  #: loosening the bound by δ lowers the mean objective by price · δ
     by_group: bool = False  #: whether numbers are of groups, each by its mean, not of samples
     allowed: int | None = None  #: samples that may violate it, where a share may
-    held_allowed: int | None = None
+    held_allowed: int | None = None  #: as ``allowed``
 
     @property
     def beyond(self) -> int:
