@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from pl_pointwise.tasks.common.adapters import repository_file, saved_adapter, whole_model
+from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import model_source, pretrained, require_causal
 
 from ..likelihood.scoring import ScoringMethod
@@ -126,13 +127,15 @@ def load_language_model(
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if own.gradient_checkpointing:
         checkpoint_gradients(model)
+    trained: PreTrainedModel | PeftModel = model
     if adapter is not None and own.continue_adapter:
         check_mergeable(own, adapter.config)
-        return continued(model, adapter)
-    if lora is not None:
+        trained = continued(model, adapter)
+    elif lora is not None:
         check_mergeable(own, lora.peft)
-        return add_lora(model, lora)
-    return model
+        trained = add_lora(model, lora)
+    use_quick_dropout(trained)
+    return trained
 
 
 def _merged_base(own: Policy, name: str, revision: str | None) -> PreTrainedModel:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from pl_pointwise import Optimization, Pointwise, Training
@@ -24,6 +25,7 @@ from pl_pointwise.tasks import (
     SafetyModule,
     When2CallModule,
 )
+from pl_pointwise.tasks.common.dropout import QuickDropout
 from pl_pointwise.tasks.language_model import module as own_module
 from pl_pointwise.tasks.language_model.model.loading import load_language_model
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
@@ -283,6 +285,20 @@ def test_only_the_adapters_are_trained_and_they_are_float32(language_model_folde
         assert weight.dtype == (torch.float32 if "lora_" in name else torch.bfloat16)
     trained = {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {"q_proj", "v_proj"}  # PEFT's default for Llama
+
+
+def test_dropout_draws_its_numbers_quickly_wherever_the_model_comes_from(
+    language_model_folder, tmp_path
+) -> None:
+    fresh = load_language_model(str(language_model_folder), Lora(lora_dropout=0.5))
+    fresh.save_pretrained(tmp_path / "adapter")
+    policy = Policy(str(tmp_path / "adapter"), continue_adapter=True)
+    for model in (fresh, load_language_model(policy, Lora())):
+        layers = [part for part in model.modules() if isinstance(part, nn.Dropout)]
+        assert layers and {type(layer) for layer in layers} == {QuickDropout}
+        kept = layers[0].train()(torch.ones(1000)) != 0
+        assert 400 < kept.sum() < 600
+        assert (layers[0].eval()(torch.ones(9)) == 1).all()
 
 
 def test_without_lora_it_is_the_plain_model(language_model_folder: Path) -> None:
