@@ -59,17 +59,34 @@ def by_clarabel(family: Family, x: Tensor) -> Tensor:
 def line(seed: int, name: str, found: Solution, best: Tensor, seconds: float) -> None:
     true = (found.objective - best) / best.abs()
     valid = int((found.bound <= best + 1e-7 * best.abs()).sum())
-    cells = [str(seed), name, str(found.y.dtype)[6:], f"{float(found.violation.max()):.1e}"]
-    cells += [f"{100 * float(found.gap.mean()):.4f} %", f"{100 * float(found.gap.max()):.4f} %"]
+    cells = [
+        str(seed),
+        name,
+        str(found.y.dtype)[6:],
+        f"{float(found.violation.max()):.1e}",
+    ]
+    cells += [
+        f"{100 * float(found.gap.mean()):.4f} %",
+        f"{100 * float(found.gap.max()):.4f} %",
+    ]
     cells += [f"{100 * float(true.mean()):.4f} %", f"{valid} of {len(best)}"]
     print(f"| {' | '.join(cells)} | {1000 * seconds / len(best):.2f} |", flush=True)
 
 
-def study(family: Family, problem: str | None, seed: int, epochs: int, best: Tensor) -> None:
+def study(
+    family: Family, problem: str | None, seed: int, epochs: int, best: Tensor
+) -> None:
     seed_everything(seed, verbose=False)
     training = Training(Optimization(learning_rate=1e-3, schedule="linear"))
-    module = FamilyModule(Pointwise(), family, training=training, bound=True, problem=problem)
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    module = FamilyModule(
+        Pointwise(), family, training=training, bound=True, problem=problem
+    )
+    quiet = (
+        "logger",
+        "enable_checkpointing",
+        "enable_progress_bar",
+        "enable_model_summary",
+    )
     options = {**dict.fromkeys(quiet, False), "limit_val_batches": 0}
     trainer = Trainer(max_epochs=epochs, accelerator="cpu", **options)
     begun = time.perf_counter()
@@ -90,7 +107,9 @@ def study(family: Family, problem: str | None, seed: int, epochs: int, best: Ten
     y = y - program.equalities(y, x) @ program.plus.T
     given = y, program.inequalities
     corrections = {
-        "by Newton to 1e-8": lambda: newton_corrected(*given, program.slopes, within=program.null),
+        "by Newton to 1e-8": lambda: newton_corrected(
+            *given, program.slopes, within=program.null
+        ),
         "by gradients to 1e-4": lambda: corrected(*given, 100, 1e-4, program.null),
         "by gradients to 1e-8": lambda: corrected(*given, 5000, 1e-8, program.null),
     }
@@ -98,7 +117,9 @@ def study(family: Family, problem: str | None, seed: int, epochs: int, best: Ten
         begun = time.perf_counter()
         answer = correct()
         seconds = time.perf_counter() - begun
-        line(seed, f"network, corrected {name}", solver.proved(x, answer), best, seconds)
+        line(
+            seed, f"network, corrected {name}", solver.proved(x, answer), best, seconds
+        )
 
 
 def main() -> None:
@@ -118,8 +139,12 @@ def main() -> None:
         family = Family.of_file(arguments.problem)
     begun = time.perf_counter()
     best = by_clarabel(family, problems(family).x[split_of(family)["test"]])
-    print(f"Clarabel: {1000 * (time.perf_counter() - begun) / len(best):.1f} ms an instance")
-    print("| seed | answer | dtype | violation | proved, mean | largest | true | valid | ms |")
+    print(
+        f"Clarabel: {1000 * (time.perf_counter() - begun) / len(best):.1f} ms an instance"
+    )
+    print(
+        "| seed | answer | dtype | violation | proved, mean | largest | true | valid | ms |"
+    )
     print("|---" * 9 + "|")
     for seed in arguments.seeds:
         study(family, arguments.problem, seed, arguments.epochs, best)

@@ -22,7 +22,9 @@ from pl_pointwise.certificates import quantile_bound
 LEVEL = 0.95
 
 
-Distribution = tuple[str, Callable[[np.random.Generator, int], NDArray[np.float64]], float]
+Distribution = tuple[
+    str, Callable[[np.random.Generator, int], NDArray[np.float64]], float
+]
 """Its name, how to draw n values, and the true quantile."""
 
 
@@ -35,7 +37,11 @@ def distributions() -> list[Distribution]:
         ("normal", lambda r, n: r.normal(size=n), z),
         ("exponential", lambda r, n: r.exponential(size=n), -math.log(rest)),
         ("log-normal", lambda r, n: r.lognormal(size=n), math.exp(z)),
-        ("Student's t, 3 degrees", lambda r, n: r.standard_t(3, size=n), stats.t(3).ppf(LEVEL)),
+        (
+            "Student's t, 3 degrees",
+            lambda r, n: r.standard_t(3, size=n),
+            stats.t(3).ppf(LEVEL),
+        ),
         ("Beta(1, 9)", lambda r, n: r.beta(1, 9, size=n), tenth),
     ]
 
@@ -56,7 +62,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--samples", type=int, nargs="+", default=[100, 300, 1000, 3000])
+    parser.add_argument(
+        "--samples", type=int, nargs="+", default=[100, 300, 1000, 3000]
+    )
     parser.add_argument("--draws", type=int, default=1000)
     arguments = parser.parse_args()
     bounds_table(arguments.samples, arguments.draws)

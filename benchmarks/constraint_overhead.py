@@ -81,7 +81,9 @@ class Clock(Callback):
         end = now()
         self.steps.append((end[0] - self.start[0], end[1] - self.start[1]))
 
-    def timed(self, method: Callable[..., Any], sums: list[float]) -> Callable[..., Any]:
+    def timed(
+        self, method: Callable[..., Any], sums: list[float]
+    ) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             start = now()
             result = method(*args, **kwargs)
@@ -102,29 +104,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--compare", nargs="+", required=True, help="packaged configurations")
-    parser.add_argument("--steps", type=int, default=30, help="of each, after three not counted")
+    parser.add_argument(
+        "--compare", nargs="+", required=True, help="packaged configurations"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=30, help="of each, after three not counted"
+    )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("fit", nargs="+", help="after --: the options of pl-pointwise fit")
+    parser.add_argument(
+        "fit", nargs="+", help="after --: the options of pl-pointwise fit"
+    )
     arguments = parser.parse_args()
-    extra = {name: ["--model.init_args.formulation", "null"] for name in (CONTROL, PLAIN)}
+    extra = {
+        name: ["--model.init_args.formulation", "null"] for name in (CONTROL, PLAIN)
+    }
     extra |= {name: ["--config", name] for name in arguments.compare}
     turns = Turns(len(extra))
     clocks, threads = {}, []
     for position, (name, options) in enumerate(extra.items()):
-        cli = PointwiseCLI([*arguments.fit, *options, *limits(arguments.steps)], run=False)
+        cli = PointwiseCLI(
+            [*arguments.fit, *options, *limits(arguments.steps)], run=False
+        )
         clock = clocks[name] = Clock(turns, position)
         callbacks: list[Callback] = cli.trainer.callbacks  # type: ignore[attr-defined]
         callbacks.append(clock)
         watch(cli.model, clock)
-        threads.append(threading.Thread(target=run, args=(cli, turns, position, arguments.threads)))
+        threads.append(
+            threading.Thread(target=run, args=(cli, turns, position, arguments.threads))
+        )
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    short = [name for name, clock in clocks.items() if len(clock.steps) < arguments.steps]
+    short = [
+        name for name, clock in clocks.items() if len(clock.steps) < arguments.steps
+    ]
     if short:
-        sys.exit(f"{', '.join(short)}: fewer than {arguments.steps} steps were taken, see above.")
+        sys.exit(
+            f"{', '.join(short)}: fewer than {arguments.steps} steps were taken, see above."
+        )
     print(table(clocks))
 
 
@@ -133,7 +151,12 @@ def limits(steps: int) -> list[str]:
     return [
         *("--trainer.max_steps", str(steps + LEFT_OUT), "--trainer.max_epochs", "-1"),
         *("--trainer.limit_val_batches", "0", "--trainer.logger", "false"),
-        *("--trainer.enable_checkpointing", "false", "--trainer.enable_progress_bar", "false"),
+        *(
+            "--trainer.enable_checkpointing",
+            "false",
+            "--trainer.enable_progress_bar",
+            "false",
+        ),
         *("--trainer.enable_model_summary", "false"),
     ]
 
@@ -170,7 +193,9 @@ def table(clocks: dict[str, Clock]) -> str:
         ratios = []
         for kind in (0, 1):
             pairs = zip(clock.steps[LEFT_OUT:], plain.steps[LEFT_OUT:], strict=False)
-            low, middle, high = statistics.quantiles([a[kind] / b[kind] for a, b in pairs], n=4)
+            low, middle, high = statistics.quantiles(
+                [a[kind] / b[kind] for a, b in pairs], n=4
+            )
             ratios.append(f"{middle:.3f} ({low:.3f}–{high:.3f})")
         own = statistics.median(clock.own[LEFT_OUT:]) - own_base
         later = sum(step[0] for step in clock.steps[MEASURED_OFTEN:])

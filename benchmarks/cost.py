@@ -69,7 +69,8 @@ class Task:
         step += model.head_flops(sum(self.responses), True)
         kept = sum(self.responses[i] for i in self.reference_responses)
         first = model.layer_flops(length, self.prompt + kept, False) if kept else 0.0
-        head = model.head_flops(kept, False)  # Kept are the hidden states, not the logits.
+        # Kept are the hidden states, not the logits.
+        head = model.head_flops(kept, False)
         return self.samples * (self.epochs * (step + head) + first)
 
     def dpo(self) -> float | None:
@@ -155,8 +156,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--peak", type=float, default=989e12, help="FLOP/s, dense bf16 of an H100")
-    parser.add_argument("--mfu", type=float, default=0.3, help="share of it that is reached")
+    parser.add_argument(
+        "--peak", type=float, default=989e12, help="FLOP/s, dense bf16 of an H100"
+    )
+    parser.add_argument(
+        "--mfu", type=float, default=0.3, help="share of it that is reached"
+    )
     parser.add_argument("--euros-per-hour", type=float, default=3.0, help="of the GPU")
     arguments = parser.parse_args()
     print(table(arguments.peak, arguments.mfu, arguments.euros_per_hour))

@@ -72,11 +72,15 @@ def side_by_side(of_method: Mapping[str, Answers], shown: int = SHOWN) -> str:
     """
     trained = {name: found for name, found in of_method.items() if name != BEFORE}
     width = 2 + max(len(name) for name in ["wanted", BEFORE, *trained])
-    same_text = {"exact": "as wanted, word for word", "flipped": "as before, word for word"}
+    same_text = {
+        "exact": "as wanted, word for word",
+        "flipped": "as before, word for word",
+    }
     lines = list[str]()
     for kind, flag in KINDS.items():
         same = {
-            name: {row["prompt"]: row for row in found[kind]} for name, found in trained.items()
+            name: {row["prompt"]: row for row in found[kind]}
+            for name, found in trained.items()
         }
         first = next(iter(trained.values()))[kind][:shown]
         lines += ["", f"{kind.capitalize()} (the first {len(first)})"]
@@ -102,8 +106,12 @@ def shares(rows: Sequence[Mapping[str, str]]) -> str:
         f"{'':{width}}word for word    other texts: kept, held out    kept, held out",
     ]
     for name, found in of_method.items():
-        learnt, kept, held_out, beyond, others = (f"{found[each]:.2f}" for each in SHARES)
-        lines.append(f"{name:{width}}{learnt}             {kept:21}{held_out:10}{beyond:6}{others}")
+        learnt, kept, held_out, beyond, others = (
+            f"{found[each]:.2f}" for each in SHARES
+        )
+        lines.append(
+            f"{name:{width}}{learnt}             {kept:21}{held_out:10}{beyond:6}{others}"
+        )
     ours, plain = of_method[OURS], of_method[PLAIN]
     lines += [
         "",
@@ -133,7 +141,9 @@ def _short(answer: str) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--quick", action="store_true", help="a model of random weights instead")
+    parser.add_argument(
+        "--quick", action="store_true", help="a model of random weights instead"
+    )
     of, options = parser.parse_known_args(arguments)
     of.output.parent.mkdir(parents=True, exist_ok=True)
     policy = "--model.init_args.policy"

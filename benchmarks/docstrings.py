@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 EXCLUDED = frozenset(
-    {"_vendor", "conftest", "distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test"}
+    {
+        "_vendor",
+        "conftest",
+        "distutils",
+        "ensurepip",
+        "idlelib",
+        "lib2to3",
+        "pydoc_data",
+        "test",
+    }
     | {"testing", "tests", "this", "tkinter", "turtle", "turtledemo"}
 )
 """Modules that hold tests, or that not every installation of a Python version has."""
@@ -31,7 +40,19 @@ PASSAGE_WORDS = (8, 100)
 RUN = 5
 """A body half of whose runs of five words stood in earlier bodies is a repetition."""
 COMMON = frozenset(
-    {"retur", "this", "that", "with", "from", "when", "given", "will", "which", "been", "into"}
+    {
+        "retur",
+        "this",
+        "that",
+        "with",
+        "from",
+        "when",
+        "given",
+        "will",
+        "which",
+        "been",
+        "into",
+    }
     | {"does", "have"}
 )
 """Stems of words that say nothing of a text's subject."""
@@ -46,7 +67,9 @@ class Docstring(NamedTuple):
     body: str
 
 
-def docstrings(root: Path, names: Iterable[str] = sys.stdlib_module_names) -> list[Docstring]:
+def docstrings(
+    root: Path, names: Iterable[str] = sys.stdlib_module_names
+) -> list[Docstring]:
     """Every usable docstring of the modules below ``root``, in the order of modules and lines.
 
     Left out are those whose summary recurs, and those whose body has stood, or nearly stood,
@@ -78,8 +101,12 @@ def _modules(root: Path, names: Iterable[str]) -> list[tuple[str, Path]]:
             found.append((name, root / f"{name}.py"))
         for path in (root / name).rglob("*.py"):
             parts = path.relative_to(root).with_suffix("").parts
-            if EXCLUDED.isdisjoint(parts) and not any(part.startswith("test_") for part in parts):
-                found.append((".".join(part for part in parts if part != "__init__"), path))
+            if EXCLUDED.isdisjoint(parts) and not any(
+                part.startswith("test_") for part in parts
+            ):
+                found.append(
+                    (".".join(part for part in parts if part != "__init__"), path)
+                )
     return sorted(found)
 
 
@@ -94,7 +121,9 @@ def _documented(module: str, source: bytes) -> Iterator[Docstring]:
     pending: list[tuple[str, ast.AST]] = [("", tree)]
     for prefix, parent in pending:
         for node in ast.iter_child_nodes(parent):
-            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if not isinstance(
+                node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            ):
                 continue
             name = prefix + node.name
             if isinstance(node, ast.ClassDef):
@@ -111,7 +140,9 @@ def split(docstring: str) -> tuple[str, str]:
     The body is cut at 100 words, at the end of a paragraph if eight words remain.
     """
     lines = docstring.strip().splitlines() or [""]
-    while not lines[0].endswith((".", "!", "?")) and len(lines) > 1 and lines[1].strip():
+    while (
+        not lines[0].endswith((".", "!", "?")) and len(lines) > 1 and lines[1].strip()
+    ):
         lines[:2] = [f"{lines[0].strip()} {lines[1].strip()}"]
     paragraphs: list[list[str]] = [[]]
     example = False

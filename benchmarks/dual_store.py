@@ -35,15 +35,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--samples", type=float, nargs="+", default=[1e4, 1e5, 1e6, 1e7, 1e8])
-    parser.add_argument("--checkpoint", type=float, default=1e7, help="samples; 0 for none")
+    parser.add_argument(
+        "--samples", type=float, nargs="+", default=[1e4, 1e5, 1e6, 1e7, 1e8]
+    )
+    parser.add_argument(
+        "--checkpoint", type=float, default=1e7, help="samples; 0 for none"
+    )
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=200, help="timed in a round, at most 5 s")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="timed in a round, at most 5 s"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--store", choices=STORES, help="measure one, as JSON")
     arguments = parser.parse_args()
     if arguments.store is not None:
-        print(json.dumps(measure(arguments, arguments.store, int(arguments.samples[0]))))
+        print(
+            json.dumps(measure(arguments, arguments.store, int(arguments.samples[0])))
+        )
         return
     print(
         "| samples | store | dual step, µs (min–max) | peak, bytes a multiplier | of it private |"
@@ -59,17 +67,23 @@ def main() -> None:
         print_checkpoint(arguments, int(arguments.checkpoint))
 
 
-def in_a_process(arguments: argparse.Namespace, store: str, samples: int) -> dict[str, list[float]]:
+def in_a_process(
+    arguments: argparse.Namespace, store: str, samples: int
+) -> dict[str, list[float]]:
     command = [sys.executable, __file__, "--store", store, "--samples", str(samples)]
     for option in ("batch_size", "steps", "rounds"):
         value = getattr(arguments, option)
         if value is not None:
             command += [f"--{option.replace('_', '-')}", str(value)]
-    found: dict[str, list[float]] = json.loads(subprocess.check_output(command, text=True))
+    found: dict[str, list[float]] = json.loads(
+        subprocess.check_output(command, text=True)
+    )
     return found
 
 
-def measure(arguments: argparse.Namespace, store: str, samples: int) -> dict[str, list[float]]:
+def measure(
+    arguments: argparse.Namespace, store: str, samples: int
+) -> dict[str, list[float]]:
     """Microseconds a step by round; peak and private bytes a multiplier beyond the empty store."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
@@ -117,7 +131,9 @@ def cooper_step(samples: int) -> Callable[[Tensor, Tensor], None]:
     multiplier = IndexedMultiplier(num_constraints=samples)
     multiplier.constraint_type = ConstraintType.INEQUALITY
     multiplier.weight.data.fill_(1.0)
-    optimizer = torch.optim.SGD(multiplier.parameters(), lr=FORMULATION.dual_lr, maximize=True)
+    optimizer = torch.optim.SGD(
+        multiplier.parameters(), lr=FORMULATION.dual_lr, maximize=True
+    )
 
     def step(index: Tensor, violation: Tensor) -> None:
         optimizer.zero_grad()
@@ -151,7 +167,11 @@ def print_checkpoint(arguments: argparse.Namespace, samples: int) -> None:
         multipliers = filled(samples)
         path = Path(folder) / "last.ckpt"
         entry = {"multipliers": multipliers.state_dict()}
-        checkpoint = {"state_dict": {}, "pytorch-lightning_version": "2.6.0", "pl_pointwise": entry}
+        checkpoint = {
+            "state_dict": {},
+            "pytorch-lightning_version": "2.6.0",
+            "pl_pointwise": entry,
+        }
         for _ in range(arguments.rounds):
             start = time.perf_counter()
             checkpoint_io.save_checkpoint(checkpoint, path)
@@ -162,7 +182,9 @@ def print_checkpoint(arguments: argparse.Namespace, samples: int) -> None:
             )
             read.append(time.perf_counter() - start)
         size = path.stat().st_size / 1e6
-    print(f"| {samples:,} | {size:.1f} | {spread(written, '.2f')} | {spread(read, '.2f')} |")
+    print(
+        f"| {samples:,} | {size:.1f} | {spread(written, '.2f')} | {spread(read, '.2f')} |"
+    )
 
 
 def spread(values: list[float], form: str) -> str:

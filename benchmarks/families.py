@@ -27,7 +27,15 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor, nn
 
-from pl_pointwise import Average, Formulation, Optimization, Penalty, Pointwise, Relaxed, Training
+from pl_pointwise import (
+    Average,
+    Formulation,
+    Optimization,
+    Penalty,
+    Pointwise,
+    Relaxed,
+    Training,
+)
 from pl_pointwise.correction import Corrected
 from pl_pointwise.tasks.family.family import (
     BEYOND,
@@ -82,7 +90,10 @@ METHODS = {
     "Average": Method(lambda: Average(dual_lr=1.0)),
     "Pointwise(), margin": Method(Pointwise, MARGIN),
     **{f"hinge {w}, margin": _penalty(w, "hinge", MARGIN) for w in (30, 100)},
-    **{f"Pointwise(), violations × {unit:g}": Method(Pointwise, unit=unit) for unit in UNITS},
+    **{
+        f"Pointwise(), violations × {unit:g}": Method(Pointwise, unit=unit)
+        for unit in UNITS
+    },
 }
 COOPER = "cooper, indexed multipliers"
 COOPERS = {COOPER: 1.0, **{f"cooper, violations × {unit:g}": unit for unit in UNITS}}
@@ -146,7 +157,9 @@ def indexed(kind: Any, samples: int, columns: int) -> Any:
         constraint_type=kind,
         formulation_type=cooper.formulations.AugmentedLagrangian,
         multiplier=cooper.multipliers.IndexedMultiplier(samples * columns),
-        penalty_coefficient=cooper.penalty_coefficients.DensePenaltyCoefficient(torch.tensor(1.0)),
+        penalty_coefficient=cooper.penalty_coefficients.DensePenaltyCoefficient(
+            torch.tensor(1.0)
+        ),
     )
 
 
@@ -182,7 +195,9 @@ def trained_by_cooper(problem: Problem, unit: float, seed: int, epochs: int) -> 
                     violation=unit * values.flatten(), constraint_features=features
                 )
             # Its Lagrangian sums over constraints, so the objective is the batch's sum too.
-            return cooper.CMPState(loss=proxy.objective(y).sum(), observed_constraints=states)
+            return cooper.CMPState(
+                loss=proxy.objective(y).sum(), observed_constraints=states
+            )
 
     cmp = Minimization()
     primal = torch.optim.AdamW(proxy.parameters(), lr=RATE, weight_decay=0.0)
@@ -218,7 +233,9 @@ def measure(problem: Problem, proxy: Proxy, steps: int) -> dict[str, float]:
     x, best = of.x[part], optimum(family)[part].mean()
     with torch.no_grad():
         # Half of what is allowed: the float32 of the steps rounds.
-        corrected = Corrected(Exact(proxy), proxy.inequalities, steps, ALLOWED / 2, proxy.null)
+        corrected = Corrected(
+            Exact(proxy), proxy.inequalities, steps, ALLOWED / 2, proxy.null
+        )
         y = (corrected if steps else proxy)(x.float()).double()
         excess = (y @ of.G.T - of.h).clamp(min=0).amax(1)
         values = cost(y, of.Q, of.p, family.nonconvex)
@@ -251,16 +268,30 @@ def study(
                     continue
                 started = time.perf_counter()
                 if method in COOPERS:
-                    proxy = trained_by_cooper(PROBLEMS[name], COOPERS[method], seed, epochs)
+                    proxy = trained_by_cooper(
+                        PROBLEMS[name], COOPERS[method], seed, epochs
+                    )
                 else:
                     proxy = trained(PROBLEMS[name], METHODS[method], seed, epochs)
                 seconds = time.perf_counter() - started
-                key = {"problem": name, "method": method, "seed": seed, "epochs": epochs}
+                key = {
+                    "problem": name,
+                    "method": method,
+                    "seed": seed,
+                    "epochs": epochs,
+                }
                 rows = []
                 for steps in (0, CORRECTION):
                     found = measure(PROBLEMS[name], proxy, steps)
                     short = {column: f"{value:.6g}" for column, value in found.items()}
-                    rows.append({**key, "correction": steps, **short, "seconds": f"{seconds:.0f}"})
+                    rows.append(
+                        {
+                            **key,
+                            "correction": steps,
+                            **short,
+                            "seconds": f"{seconds:.0f}",
+                        }
+                    )
                 append(output, rows)
 
 
@@ -294,7 +325,11 @@ def summarise(table: pd.DataFrame) -> str:
         for (method, steps), rows in own.groupby(["method", "correction"], sort=False):
             of = rows.mean(numeric_only=True)
             cells = [problem, method, steps, len(rows), f"{of['objective']:.4f}"]
-            cells += [f"{100 * of['gap']:.2f}", f"{of['worst']:.4f}", f"{of['beyond']:.2f}"]
+            cells += [
+                f"{100 * of['gap']:.2f}",
+                f"{of['worst']:.4f}",
+                f"{of['beyond']:.2f}",
+            ]
             lines.append(f"| {' | '.join(map(str, cells))} | {of['equality']:.4f} |")
         for name, method, objective, worst, equality in PUBLISHED:
             if name == problem:
@@ -333,7 +368,9 @@ def draw(table: pd.DataFrame, problem: str, path: Path) -> None:
     for name in (each for each in COOPERS if each != COOPER and each in points.index):
         x, y = points.loc[name].abs()
         panel.plot([x], [y], "D", color="#CC79A7", markersize=8, fillstyle="none")
-        panel.annotate(name.split(", ")[1], (x, y), xytext=(-30, -16), textcoords="offset points")
+        panel.annotate(
+            name.split(", ")[1], (x, y), xytext=(-30, -16), textcoords="offset points"
+        )
     panel.set_xlabel("distance to the optimum, relative (lower is better)")
     panel.set_ylabel("worst violation, mean (lower is better)")
     panel.grid(alpha=0.3)
@@ -359,7 +396,13 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     if not given.table:
         installed = [*METHODS, *(COOPERS if find_spec("cooper") else [])]
-        study(given.output, given.problem, given.method or installed, given.seeds, given.epochs)
+        study(
+            given.output,
+            given.problem,
+            given.method or installed,
+            given.seeds,
+            given.epochs,
+        )
         return
     table = read(given.output)
     print(summarise(table))

@@ -66,7 +66,9 @@ def quantiles() -> Task:
     def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         x = 2 * torch.rand(count, 3, generator=generator) - 1
         noise = torch.randn(count, generator=generator)
-        return x, torch.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] + (0.3 + 0.3 * x[:, 1].abs()) * noise
+        return x, torch.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] + (
+            0.3 + 0.3 * x[:, 1].abs()
+        ) * noise
 
     def objective(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         off = y[:, None] - net(x)
@@ -99,7 +101,9 @@ def slopes() -> Task:
     return Task(60, lambda: network(2, 32, 32, 1), draw, objective, values, 4.0, 3.2)
 
 
-def train(task: Task, formulation: Formulation, seed: int, drawn: bool, bound: float) -> nn.Module:
+def train(
+    task: Task, formulation: Formulation, seed: int, drawn: bool, bound: float
+) -> nn.Module:
     """Adam, a rate that falls to 0; drawn: the requirement at new inputs in every step."""
     generator = torch.Generator().manual_seed(seed)
     x, y = task.draw(task.rows, generator)
@@ -110,13 +114,18 @@ def train(task: Task, formulation: Formulation, seed: int, drawn: bool, bound: f
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     constraints = {"c": Constraint(at_most=bound)}
     constrained = PointwiseLoss(
-        constraints, formulation, samples=None if drawn else task.rows, total_steps=steps
+        constraints,
+        formulation,
+        samples=None if drawn else task.rows,
+        total_steps=steps,
     )
     for _ in range(EPOCHS):
         for index in torch.randperm(task.rows, generator=generator).split(batch):
             at = task.draw(len(index), generator)[0] if drawn else x[index]
             loss = constrained(
-                task.objective(net, x[index], y[index]), {"c": task.values(net, at)}, index
+                task.objective(net, x[index], y[index]),
+                {"c": task.values(net, at)},
+                index,
             )
             optimizer.zero_grad()
             loss.backward()
@@ -132,7 +141,9 @@ def measure(task: Task, net: nn.Module) -> Tensor:
     worst = (task.values(net, x).detach() - task.bound).amax(1)
     with torch.no_grad():
         objective = task.objective(net, x, y)
-    return torch.stack([(worst > 0).float().mean(), worst.clamp(min=0).mean(), objective.mean()])
+    return torch.stack(
+        [(worst > 0).float().mean(), worst.clamp(min=0).mean(), objective.mean()]
+    )
 
 
 def table(task: Task, seeds: int) -> str:
@@ -145,8 +156,13 @@ def table(task: Task, seeds: int) -> str:
         for label, bound in bounds.items():
             cells = []
             for drawn in (False, True):
-                nets = [train(task, formulation(), seed, drawn, bound) for seed in range(seeds)]
-                share, size, cost = torch.stack([measure(task, net) for net in nets]).mean(0)
+                nets = [
+                    train(task, formulation(), seed, drawn, bound)
+                    for seed in range(seeds)
+                ]
+                share, size, cost = torch.stack(
+                    [measure(task, net) for net in nets]
+                ).mean(0)
                 cells.append(f"{share:.3f} · {size:.2g} · {cost:.4f}")
             lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -34,7 +34,13 @@ import torch
 HERE = Path(__file__).parent
 MODEL, ENCODER = "language-model", "encoder"
 
-PEAKS = {"H100": 989e12, "H200": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12}
+PEAKS = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+}
 """Stated peaks of dense products in bf16, FLOP/s, by a part of the GPU's name."""
 
 CHECKED = 0.02
@@ -57,9 +63,17 @@ class Target:
 
 
 TARGETS = (
-    Target("DPO, tokens/s beside TRL", "ours-dpo", ("trl-dpo",), at_least=1.6, equal=("loss",)),
+    Target(
+        "DPO, tokens/s beside TRL",
+        "ours-dpo",
+        ("trl-dpo",),
+        at_least=1.6,
+        equal=("loss",),
+    ),
     Target("DPO, memory beside TRL", "ours-dpo", ("trl-dpo",), at_most=0.6),
-    Target("SimPO, tokens/s beside TRL", "ours-simpo", ("trl-simpo",), 1.6, equal=("loss",)),
+    Target(
+        "SimPO, tokens/s beside TRL", "ours-simpo", ("trl-simpo",), 1.6, equal=("loss",)
+    ),
     Target(
         "re-ranking step, tokens/s beside CrossEncoderTrainer",
         "ours-pointwise (re-ranking)",
@@ -93,14 +107,26 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("results/bench-gpu"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20, help="timed, after two that are not")
-    parser.add_argument("--batch-size", type=int, default=8, help="preference pairs a step")
-    parser.add_argument("--queries", type=int, default=16, help="of ten passages each, a step")
-    parser.add_argument("--peak", type=float, help="FLOP/s of the GPU in bf16, if it is not known")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, one round; on a CPU too")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="timed, after two that are not"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=8, help="preference pairs a step"
+    )
+    parser.add_argument(
+        "--queries", type=int, default=16, help="of ten passages each, a step"
+    )
+    parser.add_argument(
+        "--peak", type=float, help="FLOP/s of the GPU in bf16, if it is not known"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="small shapes, one round; on a CPU too"
+    )
     arguments = parser.parse_args()
     if not arguments.tiny and not torch.cuda.is_available():
-        sys.exit("There is no CUDA device here. --tiny exercises the command without one.")
+        sys.exit(
+            "There is no CUDA device here. --tiny exercises the command without one."
+        )
     if arguments.tiny:
         arguments.rounds, arguments.steps = 1, 2
         arguments.batch_size = arguments.queries = 2
@@ -108,7 +134,11 @@ def main() -> None:
     write_inputs(arguments, arguments.output / "inputs")
     found = {name: run_script(name, arguments) for name in COMMANDS}
     machine = next(iter(found.values()))["machine"]
-    rounds = {title: runs for name in found for title, runs in named(name, found[name]).items()}
+    rounds = {
+        title: runs
+        for name in found
+        for title, runs in named(name, found[name]).items()
+    }
     path = arguments.output / "figures.json"
     path.write_text(json.dumps({"machine": machine, "rounds": rounds}, indent=1))
     text = page(machine, rounds, peak_of(arguments), arguments.tiny)
@@ -135,8 +165,15 @@ def run_script(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             if language
             else ("st-lambda", "ours-pointwise", *SCORING)
         )
-    folder, records = (MODEL, "preferences.jsonl") if language else (ENCODER, "passages.jsonl")
-    command = [sys.executable, str(HERE / name), str(inputs / folder), str(inputs / records)]
+    folder, records = (
+        (MODEL, "preferences.jsonl") if language else (ENCODER, "passages.jsonl")
+    )
+    command = [
+        sys.executable,
+        str(HERE / name),
+        str(inputs / folder),
+        str(inputs / records),
+    ]
     command += [
         "--rounds",
         arguments.rounds,
@@ -150,7 +187,12 @@ def run_script(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     if language:
         command += ["--batch-size", arguments.batch_size, "--learning-rate", 1e-12]
     else:
-        command += ["--queries", arguments.queries, "--scored", 4 if arguments.tiny else 200]
+        command += [
+            "--queries",
+            arguments.queries,
+            "--scored",
+            4 if arguments.tiny else 200,
+        ]
         command += ["--max-length", 96 if arguments.tiny else 512]
     subprocess.run([str(part) for part in command], check=True)
     found: dict[str, Any] = json.loads(written.read_text())
@@ -180,7 +222,10 @@ def write_inputs(arguments: argparse.Namespace, folder: Path) -> None:
 
     tiny = arguments.tiny
     words = tokenizer(pair=False)
-    ids = {f"{name}_token_id": getattr(words, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    ids = {
+        f"{name}_token_id": getattr(words, f"{name}_token_id")
+        for name in ("pad", "bos", "eos")
+    }
     small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4}
     sizes = dict(small, **heads, num_key_value_heads=2, vocab_size=512, head_dim=16)
@@ -198,7 +243,8 @@ def write_inputs(arguments: argparse.Namespace, folder: Path) -> None:
     LlamaForCausalLM(config).bfloat16().save_pretrained(folder / MODEL)
     words.save_pretrained(folder / MODEL)
     words = tokenizer(pair=True)
-    own = small | heads | {"vocab_size": 512} if tiny else {}  # as it comes: ModernBERT-base
+    # as it comes: ModernBERT-base
+    own = small | heads | {"vocab_size": 512} if tiny else {}
     config = ModernBertConfig(
         **own, pad_token_id=words.pad_token_id, cls_token_id=words.cls_token_id,
         sep_token_id=words.sep_token_id, bos_token_id=None, eos_token_id=None, num_labels=1,
@@ -221,7 +267,9 @@ def tokenizer(pair: bool) -> Any:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
     backend.decoder = decoders.ByteLevel()
     if pair:
         backend.post_processor = processors.TemplateProcessing(
@@ -253,7 +301,9 @@ def preferences(count: int, tiny: bool) -> list[dict[str, Any]]:
     return [
         {
             "tools": [],
-            "messages": [{"role": "user", "content": letters(draw, 450, 0.35, 1000, shrink)}],
+            "messages": [
+                {"role": "user", "content": letters(draw, 450, 0.35, 1000, shrink)}
+            ],
             **{
                 f"{side}_response": {
                     "role": "assistant",
@@ -276,14 +326,18 @@ def passages(count: int, tiny: bool) -> list[dict[str, Any]]:
             "query": letters(draw, 8, 0.3, 30, 1),
             "passages": {
                 "is_selected": [int(place == number % 10) for place in range(10)],
-                "passage_text": [letters(draw, 70, 0.45, 300, shrink) for _ in range(10)],
+                "passage_text": [
+                    letters(draw, 70, 0.45, 300, shrink) for _ in range(10)
+                ],
             },
         }
         for number in range(count)
     ]
 
 
-def letters(draw: random.Random, median: int, spread: float, most: int, shrink: int) -> str:
+def letters(
+    draw: random.Random, median: int, spread: float, most: int, shrink: int
+) -> str:
     """A text of log-normal length, one token a letter."""
     length = min(most, round(draw.lognormvariate(0, spread) * median)) // shrink
     return "".join(draw.choices(string.ascii_letters, k=max(length, 3)))
@@ -351,7 +405,9 @@ def judged(target: Target, found: Found) -> tuple[str, str, str, str]:
     unequal = [key for key in target.equal if abs(ours[key] - others[0][key]) > CHECKED]
     text = f"{ratio:.2f} ×"
     if unequal:
-        differing = ", ".join(f"{key} {ours[key]:.4f} and {others[0][key]:.4f}" for key in unequal)
+        differing = ", ".join(
+            f"{key} {ours[key]:.4f} and {others[0][key]:.4f}" for key in unequal
+        )
         return target.title, asked, text, f"not comparable: {differing}"
     return target.title, asked, text, "met" if met else "missed"
 

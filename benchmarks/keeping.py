@@ -56,7 +56,8 @@ CONFIG: dict[str, Any] = {
                     "r": 16,
                     "lora_alpha": 32,
                     "lora_dropout": 0.0,
-                    "target_modules": ".*layers.[4-7]..*_proj",  # The upper half of the layers.
+                    # The upper half of the layers.
+                    "target_modules": ".*layers.[4-7]..*_proj",
                 },
                 "reference_cache": "memory",
                 "generation": {"max_new_tokens": 16},
@@ -88,7 +89,9 @@ CONFIG: dict[str, Any] = {
 
 
 def of_weight(shape: str, weight: float) -> Any:
-    overlay = {"model": {"init_args": {"formulation": {"init_args": {"weight": weight}}}}}
+    overlay = {
+        "model": {"init_args": {"formulation": {"init_args": {"weight": weight}}}}
+    }
     return [{"linear": "keep/penalty", "hinge": "keep/penalty_hinge"}[shape], overlay]
 
 
@@ -102,7 +105,9 @@ UNTUNED: dict[str, Any] = {
     "hinge 3": of_weight("hinge", 3.0),
 }
 TUNED: dict[str, dict[str, Any]] = {
-    "KL weight": {f"KL weight {w:g}": of_weight("linear", w) for w in (0.3, 1.0, 3.0, 10.0)},
+    "KL weight": {
+        f"KL weight {w:g}": of_weight("linear", w) for w in (0.3, 1.0, 3.0, 10.0)
+    },
     "hinge": {f"hinge {w:g}": of_weight("hinge", w) for w in (1.0, 3.0, 10.0)},
     "replay": {
         **{f"replay {n} %": f"keep/replay_{n}" for n in (1, 10)},
@@ -117,10 +122,15 @@ def write_records(data: Path, folder: Path, seed: int) -> dict[str, Path]:
     The test prompts are the same for every seed.
     """
     general = [
-        {"prompt": f"{row['instruction']} {row['input']}".strip(), "answer": row["output"]}
+        {
+            "prompt": f"{row['instruction']} {row['input']}".strip(),
+            "answer": row["output"],
+        }
         for _, row in benign(data, 160)
     ]
-    rows = [json.loads(line) for line in (data / "tofu/keep.jsonl").open(encoding="utf-8")]
+    rows = [
+        json.loads(line) for line in (data / "tofu/keep.jsonl").open(encoding="utf-8")
+    ]
     facts = [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]
     facts = [row for row in facts if len(row["answer"]) <= 120]
     random.Random("test").shuffle(general)
@@ -128,7 +138,9 @@ def write_records(data: Path, folder: Path, seed: int) -> dict[str, Path]:
     random.Random(seed).shuffle(others)
     random.Random(seed).shuffle(facts)
     kept = SIZES["keep"]
-    held_out = others[kept : kept + SIZES["validation"]] if seed == TUNING_SEED else test
+    held_out = (
+        others[kept : kept + SIZES["validation"]] if seed == TUNING_SEED else test
+    )
     parts = {
         "learn": facts[: SIZES["learn"]],
         "keep": others[:kept],
@@ -139,7 +151,9 @@ def write_records(data: Path, folder: Path, seed: int) -> dict[str, Path]:
     for name, part in parts.items():
         assert part, f"no records for {name}"
         found[name] = folder / f"{name}-{seed}.jsonl"
-        found[name].write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
+        found[name].write_text(
+            "".join(json.dumps(row) + "\n" for row in part), encoding="utf-8"
+        )
     return found
 
 
@@ -152,28 +166,39 @@ def run(methods: dict[str, Any], seed: int, args: argparse.Namespace) -> None:
         return
     folder = args.output / f"seed-{seed}"
     files = write_records(args.data, args.output / "records", seed)
-    CONFIG["model"]["init_args"]["policy"]["model_name"] = str((args.models / MODEL).absolute())
+    CONFIG["model"]["init_args"]["policy"]["model_name"] = str(
+        (args.models / MODEL).absolute()
+    )
     for name, path in files.items():
         option = {"learn": "learn_file", "keep": "keep_file", "test": "test_file"}[name]
         CONFIG["data"]["init_args"][option] = str(path)
     CONFIG["data"]["init_args"]["val_file"] = str(files["test"])
-    config, overlays = args.output / f"config-{seed}.yaml", args.output / f"methods-{seed}.yaml"
+    config, overlays = (
+        args.output / f"config-{seed}.yaml",
+        args.output / f"methods-{seed}.yaml",
+    )
     config.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
     overlays.write_text(yaml.safe_dump(methods, sort_keys=False), encoding="utf-8")
     runs = Comparison(["keep", str(config)], folder, str(overlays), [seed]).runs
     run_all(runs, args.workers)
     new = not args.csv.is_file()
     with args.csv.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["part", "method", "seed", *METRICS], lineterminator="\n")
+        writer = csv.DictWriter(
+            file, ["part", "method", "seed", *METRICS], lineterminator="\n"
+        )
         if new:
             writer.writeheader()
         for each in runs:
             result = each.result() or {"error": "not run"}
             if "error" in result:
                 raise RuntimeError(f"{each.title}: {result['error']}")
-            found = {name: f"{result['metrics'][of]:.6g}" for name, of in METRICS.items()}
+            found = {
+                name: f"{result['metrics'][of]:.6g}" for name, of in METRICS.items()
+            }
             part = "tuning" if seed == TUNING_SEED else "judged"
-            writer.writerow({"part": part, "method": each.method, "seed": seed, **found})
+            writer.writerow(
+                {"part": part, "method": each.method, "seed": seed, **found}
+            )
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -182,13 +207,17 @@ def read(path: Path) -> pd.DataFrame:
 
 def chosen(rows: pd.DataFrame) -> dict[str, Any]:
     """Returns the setting of each rival that is judged, by the runs of the tuning seed."""
-    tuning = rows[(rows["seed"] == TUNING_SEED) & (rows["part"] == "tuning")].set_index("method")
+    tuning = rows[(rows["seed"] == TUNING_SEED) & (rows["part"] == "tuning")].set_index(
+        "method"
+    )
     beyond = tuning["beyond, kept"] + tuning["beyond, others"]
     enough = tuning["learnt"] <= 1.05 * tuning.loc["Pointwise()", "learnt"]
     found = {}
     for settings in TUNED.values():
         names = [name for name in settings if enough[name]]
-        best = beyond[names].idxmin() if names else tuning["learnt"][[*settings]].idxmin()
+        best = (
+            beyond[names].idxmin() if names else tuning["learnt"][[*settings]].idxmin()
+        )
         found[str(best)] = settings[str(best)]
     return found
 
@@ -201,7 +230,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    every = {name: overlay for settings in TUNED.values() for name, overlay in settings.items()}
+    every = {
+        name: overlay
+        for settings in TUNED.values()
+        for name, overlay in settings.items()
+    }
     run({"Pointwise()": UNTUNED["Pointwise()"], **every}, TUNING_SEED, args)
     judged = {**UNTUNED, **chosen(read(args.csv))}
     for seed in args.seeds:

@@ -89,7 +89,9 @@ class Network(PointwiseModule):
     def objective(self, outputs: Tensor, batch: Any) -> Tensor:
         if not self.formulations:
             return cross_entropy(outputs, batch["y"], reduction="none")
-        squares = torch.stack([p.square().sum() for p in self.network.parameters()]).sum()
+        squares = torch.stack(
+            [p.square().sum() for p in self.network.parameters()]
+        ).sum()
         return (WEIGHT_NORM * squares).expand(len(outputs))
 
     def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
@@ -119,10 +121,13 @@ class Rankings(Callback):
         self.epochs = epochs
         self.values: dict[int, dict[str, Tensor]] = {}
         self._violation = self._loss = torch.zeros(0)
-        self._violations: list[Tensor] = []  # Of each epoch: every sample has one visit in it.
+        # Of each epoch: every sample has one visit in it.
+        self._violations: list[Tensor] = []
         self._losses: list[Tensor] = []
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+    ) -> None:
         assert isinstance(pl_module, PointwiseModule)
         measured = pl_module.measured
         assert measured is not None
@@ -166,8 +171,14 @@ def digits(seed: int, rate: float) -> tuple[Tensor, Tensor, Tensor]:
     chosen = generator.permutation(len(y))[:DIGITS]
     wrong = np.zeros(DIGITS, dtype=bool)
     wrong[generator.permutation(DIGITS)[: round(rate * DIGITS)]] = True
-    labels = np.where(wrong, (y[chosen] + generator.integers(1, 10, DIGITS)) % 10, y[chosen])
-    return torch.tensor(x[chosen] / 16).float(), torch.tensor(labels), torch.tensor(wrong)
+    labels = np.where(
+        wrong, (y[chosen] + generator.integers(1, 10, DIGITS)) % 10, y[chosen]
+    )
+    return (
+        torch.tensor(x[chosen] / 16).float(),
+        torch.tensor(labels),
+        torch.tensor(wrong),
+    )
 
 
 def swapped(
@@ -179,7 +190,11 @@ def swapped(
     wrong = torch.zeros(count, dtype=torch.bool)
     wrong[torch.randperm(count, generator=generator)[: round(rate * count)]] = True
     shift = torch.randint(1, candidates, (count,), generator=generator)
-    return features, torch.where(wrong, (positives + shift) % candidates, positives), wrong
+    return (
+        features,
+        torch.where(wrong, (positives + shift) % candidates, positives),
+        wrong,
+    )
 
 
 @torch.no_grad()
@@ -188,12 +203,19 @@ def frozen_features(model: str, records: Path) -> tuple[Tensor, Tensor]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    encoder = AutoModelForSequenceClassification.from_pretrained(model, use_safetensors=True).eval()
+    encoder = AutoModelForSequenceClassification.from_pretrained(
+        model, use_safetensors=True
+    ).eval()
     read: list[Tensor] = []
     encoder.classifier.register_forward_pre_hook(lambda _, given: read.append(given[0]))
-    rows = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()
+    ]
     pairs = [
-        [f"Query: {row['query']}\nSentence: {text}" for text in row["passages"]["passage_text"]]
+        [
+            f"Query: {row['query']}\nSentence: {text}"
+            for text in row["passages"]["passage_text"]
+        ]
         for row in rows
     ]
     texts = sorted({text for row in pairs for text in row}, key=len)
@@ -201,12 +223,16 @@ def frozen_features(model: str, records: Path) -> tuple[Tensor, Tensor]:
         batch = texts[start : start + 16]
         encoder(**tokenizer(batch, padding=True, truncation=True, return_tensors="pt"))
     by_text = dict(zip(texts, torch.cat(read), strict=True))
-    features = torch.stack([torch.stack([by_text[text] for text in row]) for row in pairs])
+    features = torch.stack(
+        [torch.stack([by_text[text] for text in row]) for row in pairs]
+    )
     positives = torch.tensor([row["passages"]["is_selected"].index(1) for row in rows])
     return (features - features.mean((0, 1))) / features.std((0, 1)), positives
 
 
-def rankings_of(problem: Problem, rate: float, seeds: int, epochs: list[int]) -> Results:
+def rankings_of(
+    problem: Problem, rate: float, seeds: int, epochs: list[int]
+) -> Results:
     """By formulation and ranking, and by epochs: both precisions of every seed."""
     results: Results = defaultdict(lambda: defaultdict(list))
     for seed in range(seeds):
@@ -236,12 +262,16 @@ def rankings_of(problem: Problem, rate: float, seeds: int, epochs: list[int]) ->
 def precisions(wrong: Tensor, value: Tensor) -> tuple[float, float]:
     """Average precision; and among the first n, n the number of errors."""
     first = value.argsort(descending=True, stable=True)[: int(wrong.sum())]
-    return float(average_precision_score(wrong, value)), float(wrong[first].float().mean())
+    return float(average_precision_score(wrong, value)), float(
+        wrong[first].float().mean()
+    )
 
 
 def print_table(results: Results, epochs: list[int]) -> None:
     heads = [f"{kind}, {epoch}" for kind in ("AP", "P@n") for epoch in epochs]
-    print(f"| trained by | ranked by | {' | '.join(heads)} |\n|---|---|{'---|' * len(heads)}")
+    print(
+        f"| trained by | ranked by | {' | '.join(heads)} |\n|---|---|{'---|' * len(heads)}"
+    )
     for (formulation, ranking), found in results.items():
         values = np.array([found[epoch] for epoch in epochs])  # (epochs, seeds, 2)
         means, deviations = values.mean(1).T.flatten(), values.std(1).T.flatten()
@@ -256,7 +286,9 @@ def main() -> None:
     parser.add_argument("--cross-encoder", nargs=2, metavar=("MODEL", "RECORDS"))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.1])
-    parser.add_argument("--epochs", type=int, nargs="+", default=[5, 20, 60], help="2 at least")
+    parser.add_argument(
+        "--epochs", type=int, nargs="+", default=[5, 20, 60], help="2 at least"
+    )
     arguments = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
@@ -264,12 +296,15 @@ def main() -> None:
     problems: dict[str, Problem] = {"digits": digits}
     if arguments.cross_encoder:
         model, records = arguments.cross_encoder
-        problems["re-ranking"] = partial(swapped, *frozen_features(model, Path(records)))
+        problems["re-ranking"] = partial(
+            swapped, *frozen_features(model, Path(records))
+        )
     for rate in arguments.rates:
         for name, problem in problems.items():
             print(f"\n{name}, {100 * rate:g} % errors\n", flush=True)
             print_table(
-                rankings_of(problem, rate, arguments.seeds, arguments.epochs), arguments.epochs
+                rankings_of(problem, rate, arguments.seeds, arguments.epochs),
+                arguments.epochs,
             )
 
 

@@ -107,8 +107,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--samples", type=float, nargs="+", default=[1e4, 1e6, 1e7, 1e8])
-    parser.add_argument("--folder", type=Path, help="of the checkpoint; the system's by default")
+    parser.add_argument(
+        "--samples", type=float, nargs="+", default=[1e4, 1e6, 1e7, 1e8]
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="of the checkpoint; the system's by default"
+    )
     parser.add_argument("--only", choices=("run", "resume"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only:
@@ -124,23 +128,39 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             found: dict[str, list[float]] = {}
             for part in ("run", "resume"):
-                command = [sys.executable, __file__, "--only", part, "--samples", str(samples)]
-                output = subprocess.check_output([*command, "--folder", folder], text=True)
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--only",
+                    part,
+                    "--samples",
+                    str(samples),
+                ]
+                output = subprocess.check_output(
+                    [*command, "--folder", folder], text=True
+                )
                 found |= json.loads(output.splitlines()[-1])
         for phase in PHASES:
             print_row(samples, phase, *found[phase])
 
 
-def print_row(samples: int, phase: str, seconds: float, peak: float, kept: float) -> None:
+def print_row(
+    samples: int, phase: str, seconds: float, peak: float, kept: float
+) -> None:
     # Below a million samples the process's own fluctuation is larger.
-    sizes = [f"{size / samples:.1f}" if samples >= 1e6 else "–" for size in (peak, kept)]
-    print(f"| {samples:,} | {phase} | {seconds:.2f} | {' | '.join(sizes)} |", flush=True)
+    sizes = [
+        f"{size / samples:.1f}" if samples >= 1e6 else "–" for size in (peak, kept)
+    ]
+    print(
+        f"| {samples:,} | {phase} | {seconds:.2f} | {' | '.join(sizes)} |", flush=True
+    )
 
 
 def run(samples: int, folder: Path) -> dict[str, list[float]]:
     """A fit of a few steps, an order, and a checkpoint."""
     warm = Phases()
-    trainer(warm, STEPS).fit(Constrained(1), Data(1000))  # Imports, and torch's first calls.
+    # Imports, and torch's first calls.
+    trainer(warm, STEPS).fit(Constrained(1), Data(1000))
     phases, module = Phases(), Constrained(1)
     phases.at_start, phases.at_end = "start", "first step"
     fitted = trainer(phases, STEPS)
@@ -148,7 +168,12 @@ def run(samples: int, folder: Path) -> dict[str, list[float]]:
     fitted.fit(module, Data(samples))
     module.multipliers["fit0"].uniform_(1, 2)
     order(phases, "order", Rows(samples), None)
-    order(phases, "order by kind", Rows(samples), torch.arange(samples, dtype=torch.int8) % 3)
+    order(
+        phases,
+        "order by kind",
+        Rows(samples),
+        torch.arange(samples, dtype=torch.int8) % 3,
+    )
     phases.timed("checkpoint", lambda: fitted.save_checkpoint(folder / "last.ckpt"))
     return phases.found
 
@@ -172,7 +197,9 @@ def resume(samples: int, folder: Path) -> dict[str, list[float]]:
     phases.at_start = "resume"
     fitted = trainer(phases, STEPS + 1)
     phases.begin()
-    fitted.fit(Constrained(1), Data(samples), ckpt_path=folder / "last.ckpt", weights_only=True)
+    fitted.fit(
+        Constrained(1), Data(samples), ckpt_path=folder / "last.ckpt", weights_only=True
+    )
     return phases.found
 
 
@@ -192,7 +219,9 @@ def trainer(phases: Phases, steps: int) -> Trainer:
 def _memory(name: str) -> int:
     """Bytes, of Linux's account of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return next(
+        1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")
+    )
 
 
 def _forget_peak() -> None:

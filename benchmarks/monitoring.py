@@ -56,8 +56,11 @@ class Mapie:
     def __init__(self, at_most: float) -> None:
         from mapie.exchangeability_testing.bounds import GammaExponentialMixtureBound
 
-        level = DELTA / 2  # Of its level for the stream, as its bound of one side takes it.
-        self.wealth = GammaExponentialMixtureBound(v_opt=1, c=1, alpha_opt=level).log_supermg
+        # Of its level for the stream, as its bound of one side takes it.
+        level = DELTA / 2
+        self.wealth = GammaExponentialMixtureBound(
+            v_opt=1, c=1, alpha_opt=level
+        ).log_supermg
         self.at_most, self.bar = at_most, math.log(1 / level)
         self.n, self.total, self.variance, self.p_value = 0, 0.0, 0.0, 1.0
 
@@ -93,7 +96,9 @@ def check_mapie(random: np.random.Generator) -> None:
             assert theirs.harmful_shift_detected == (ours.p_value == 0.0), rate
 
 
-def alarms(make: Callable[[], Any], draw: Callable[[int], Any], draws: int) -> list[float]:
+def alarms(
+    make: Callable[[], Any], draw: Callable[[int], Any], draws: int
+) -> list[float]:
     """The shares of streams with an alarm within 10, 50 and 200 looks."""
     first = np.full(draws, np.inf)
     for stream in range(draws):
@@ -107,7 +112,12 @@ def alarms(make: Callable[[], Any], draw: Callable[[int], Any], draws: int) -> l
 
 
 CHANGES = [  # allowed, good samples, of which so many fail, then
-    *((0.01, 0, 0.0, 0.015), (0.01, 0, 0.0, 0.02), (0.05, 0, 0.0, 0.06), (0.05, 0, 0.0, 0.07)),
+    *(
+        (0.01, 0, 0.0, 0.015),
+        (0.01, 0, 0.0, 0.02),
+        (0.05, 0, 0.0, 0.06),
+        (0.05, 0, 0.0, 0.07),
+    ),
     *((0.1, 0, 0.0, 0.12), (0.05, 0, 0.0, 0.3)),
     *((0.05, 500, 0.01, 0.3), (0.05, 10_000, 0.01, 0.3), (0.05, 10_000, 0.01, 1.0)),
     *((0.05, 10_000, 0.03, 0.3), (0.1, 10_000, 0.02, 0.4), (0.1, 10_000, 0.05, 0.12)),
@@ -115,7 +125,9 @@ CHANGES = [  # allowed, good samples, of which so many fail, then
 MOST, LOOK = 20_000, 50
 
 
-def delays(make: Callable[[], Any], change: tuple[float, int, float, float], draws: int) -> str:
+def delays(
+    make: Callable[[], Any], change: tuple[float, int, float, float], draws: int
+) -> str:
     """The share of streams with an alarm after the change; the samples until then."""
     _, good, past, then = change
     found = []
@@ -145,10 +157,16 @@ def exact_share(change: tuple[float, int, float, float]) -> float:
 
 def print_delays(draws: int) -> None:
     kinds = {"monitor": MeanAbove, "MAPIE": Mapie}
-    columns = [f"{kind} {what}" for kind in kinds for what in ("sees", "median", "95 %")]
-    print(f"required,good samples,violated,then,{','.join(columns)},exact test at the end")
+    columns = [
+        f"{kind} {what}" for kind in kinds for what in ("sees", "median", "95 %")
+    ]
+    print(
+        f"required,good samples,violated,then,{','.join(columns)},exact test at the end"
+    )
     for change in CHANGES:
-        found = [delays(partial(kind, change[0]), change, draws) for kind in kinds.values()]
+        found = [
+            delays(partial(kind, change[0]), change, draws) for kind in kinds.values()
+        ]
         first = ",".join(map(str, change))
         print(f"{first},{','.join(found)},{exact_share(change):.3f}", flush=True)
 
@@ -178,7 +196,10 @@ def main() -> None:
         kinds = (MeanAbove, Mapie, EveryLook)
         found = [alarms(partial(kind, at_most), draw, draws) for kind in kinds]
         for looks, shares in zip(LOOKS, zip(*found, strict=True), strict=True):
-            print(f"{at_most},{rate},{looks},{','.join(f'{s:.4f}' for s in shares)}", flush=True)
+            print(
+                f"{at_most},{rate},{looks},{','.join(f'{s:.4f}' for s in shares)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -33,14 +33,17 @@ from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
 
 CONTESTANTS = (("harness", "ours"), ("harness-bf16", "ours-bf16"))
 
-Question = tuple[list[int], list[list[int]]]  # token ids of the prompt and of each answer
+# token ids of the prompt and of each answer
+Question = tuple[list[int], list[list[int]]]
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("records", type=Path)
     options.add_argument("--questions", type=int, default=40)
-    options.add_argument("--passes", type=int, default=2, help="timed, after one that is not")
+    options.add_argument(
+        "--passes", type=int, default=2, help="timed, after one that is not"
+    )
     run(options.parse_args(), CONTESTANTS, measure, "pass")
 
 
@@ -57,7 +60,9 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
             arguments.folder,
             source="files",
             mcq_file=str(records),
-            preparation=Preparation(max_prompt_length=arguments.max_prompt, invalid="skip"),
+            preparation=Preparation(
+                max_prompt_length=arguments.max_prompt, invalid="skip"
+            ),
             eval_batch_size=arguments.batch_size,
         )
         data.setup("test")
@@ -73,7 +78,11 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
     ]
     questions = [question for batch in batches for question in questions_of(batch)]
     # On a GPU the weights are in bf16 as it is.
-    precision = torch.autocast(DEVICE, torch.bfloat16) if name.endswith("bf16") else nullcontext()
+    precision = (
+        torch.autocast(DEVICE, torch.bfloat16)
+        if name.endswith("bf16")
+        else nullcontext()
+    )
 
     scorer = ResponseScorer(model)
 
@@ -92,7 +101,10 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
         clock.mark()
         found = {**clock.median_of_last(arguments.passes), **memory.peak()}
         difference = compared(model, scorer, batches[0])
-    sizes = [(len(prompt), [len(answer) for answer in answers]) for prompt, answers in questions]
+    sizes = [
+        (len(prompt), [len(answer) for answer in answers])
+        for prompt, answers in questions
+    ]
     return {
         **found,
         "floor_seconds": round(floor_seconds(arguments.folder, sizes, 1), 4),
@@ -111,7 +123,11 @@ def compared(model: Any, scorer: ResponseScorer, batch: dict[str, Tensor]) -> fl
     """The largest difference between both ways' scores of the batch, as a share of 1 + |score|."""
     questions = questions_of(batch)
     expected = harness(model, questions, 4 * len(questions))
-    return ((ours(scorer, batch).cpu() - expected).abs() / (1 + expected.abs())).max().item()
+    return (
+        ((ours(scorer, batch).cpu() - expected).abs() / (1 + expected.abs()))
+        .max()
+        .item()
+    )
 
 
 def questions_of(batch: dict[str, Tensor]) -> list[Question]:
@@ -119,7 +135,9 @@ def questions_of(batch: dict[str, Tensor]) -> list[Question]:
     found = []
     for row, length in enumerate(batch["prompt_lengths"].tolist()):
         prompt = batch["prompt_ids"][row, :length].tolist()
-        answers = zip(batch["response_ids"][row], batch["response_lengths"][row], strict=True)
+        answers = zip(
+            batch["response_ids"][row], batch["response_lengths"][row], strict=True
+        )
         found.append((prompt, [ids[:size].tolist() for ids, size in answers if size]))
     return found
 
@@ -127,7 +145,9 @@ def questions_of(batch: dict[str, Tensor]) -> list[Question]:
 def harness(model: Any, questions: Sequence[Question], batch_size: int) -> Tensor:
     """Log-likelihoods of all answers, in the order of the questions."""
     sequences = [
-        (len(prompt), [*prompt, *answer]) for prompt, answers in questions for answer in answers
+        (len(prompt), [*prompt, *answer])
+        for prompt, answers in questions
+        for answer in answers
     ]
     order = sorted(range(len(sequences)), key=lambda place: -len(sequences[place][1]))
     scores = torch.zeros(len(sequences))

@@ -51,7 +51,9 @@ Fit = tuple[PointwiseModule, LightningDataModule, Trainer]
 Build = Callable[[int], Fit]
 
 
-def loosen(module: PointwiseModule, dearest: dict[str, Tensor], delta: dict[str, float]) -> None:
+def loosen(
+    module: PointwiseModule, dearest: dict[str, Tensor], delta: dict[str, float]
+) -> None:
     """From now on the samples ``dearest`` have bounds that are looser by ``delta``."""
     values_of = module.constraint_values
 
@@ -68,22 +70,31 @@ def loosen(module: PointwiseModule, dearest: dict[str, Tensor], delta: dict[str,
 
 
 @torch.no_grad()
-def measure(module: PointwiseModule, rows: Any) -> tuple[float, dict[str, int], dict[str, float]]:
+def measure(
+    module: PointwiseModule, rows: Any
+) -> tuple[float, dict[str, int], dict[str, float]]:
     """The mean objective; of each constraint its samples and its values' root mean square."""
     module.eval()
     objectives, values = [], {name: [] for name in module.constraints}
     for batch in rows:
         outputs, masks = module(batch), module.membership(batch)
         everybody = torch.ones(len(batch["index"]), dtype=torch.bool)
-        objectives.append(module.objective(outputs, batch)[masks.get("objective", everybody)])
+        objectives.append(
+            module.objective(outputs, batch)[masks.get("objective", everybody)]
+        )
         for name, value in module.constraint_values(outputs, batch).items():
             values[name].append(value[masks.get(name, everybody)].flatten())
     counts = {name: sum(len(part) for part in parts) for name, parts in values.items()}
-    sizes = {name: float(torch.cat(parts).square().mean().sqrt()) for name, parts in values.items()}
+    sizes = {
+        name: float(torch.cat(parts).square().mean().sqrt())
+        for name, parts in values.items()
+    }
     return float(torch.cat(objectives).mean()), counts, sizes
 
 
-def fit(build: Build, seed: int, change: Callable[[PointwiseModule], None] | None = None) -> Fit:
+def fit(
+    build: Build, seed: int, change: Callable[[PointwiseModule], None] | None = None
+) -> Fit:
     seed_everything(seed, verbose=False)
     module, data, trainer = build(seed)
     if change:
@@ -100,13 +111,20 @@ def compare(build: Build, seeds: list[int], shares: list[float]) -> None:
         rows = data.train_dataloader()
         before, counts, sizes = measure(module, rows)
         objectives.append(before)
-        multipliers = {name: module.multipliers[name].flatten(1).sum(1) for name in counts}
+        multipliers = {
+            name: module.multipliers[name].flatten(1).sum(1) for name in counts
+        }
         each = {name: value / counts[name] for name, value in multipliers.items()}
         bar = torch.cat(list(each.values())).sort(descending=True).values[DEAREST - 1]
-        dearest = {name: (value >= max(bar, 1e-12)).nonzero()[:, 0] for name, value in each.items()}
+        dearest = {
+            name: (value >= max(bar, 1e-12)).nonzero()[:, 0]
+            for name, value in each.items()
+        }
         for share in shares:
             delta = {name: share * size for name, size in sizes.items()}
-            predicted = -sum(float(each[n][i].sum()) * delta[n] for n, i in dearest.items())
+            predicted = -sum(
+                float(each[n][i].sum()) * delta[n] for n, i in dearest.items()
+            )
             module, *_ = fit(build, seed, lambda m, i=dearest, d=delta: loosen(m, i, d))
             actual = measure(module, rows)[0] - before
             ratios[share].append(predicted / actual if actual else float("nan"))
@@ -140,7 +158,10 @@ SCALES = {
     "equalities": {"c": 1.0},
 }
 """The problems of ``optimum`` with a strictly convex one: by constraint what its unit is."""
-FAMILIES = {"family": Family(instances=3000), "family, published": Family(100, 50, 50, 10_000)}
+FAMILIES = {
+    "family": Family(instances=3000),
+    "family, published": Family(100, 50, 50, 10_000),
+}
 
 
 class Followed(Callback):
@@ -155,7 +176,8 @@ class Followed(Callback):
         measured, engine = pl_module.measured, pl_module._lagrangian
         if not self.means:
             self.means = {
-                key: Prices(pl_module.multipliers.samples) for key in ("mean λ", "mean force")
+                key: Prices(pl_module.multipliers.samples)
+                for key in ("mean λ", "mean force")
             }
             for each in self.means.values():
                 each._end = 1 << 62  # One block: the run's length is known.
@@ -185,7 +207,9 @@ def known(name: str, epochs: int, seeds: list[int]) -> None:
             found = {"stored λ": module.multipliers[constraint]}
             found |= {key: of[constraint] for key, of in followed.means.items()}
             for key, each in found.items():
-                rows.setdefault((constraint, key), []).append(agreement(each.double(), true))
+                rows.setdefault((constraint, key), []).append(
+                    agreement(each.double(), true)
+                )
     for (constraint, key), of in rows.items():
         ratio, correlation, zero = map(statistics.median, zip(*of, strict=True))
         print(
@@ -214,7 +238,9 @@ def prices_of_problem(name: str) -> dict[str, Tensor]:
     objective, met = described.optimum(cp)
     cp.Problem(cp.Minimize(objective), met).solve(solver="CLARABEL")
     return {
-        constraint: described.samples * scale * torch.tensor(of.dual_value).double().view(-1, 1)
+        constraint: described.samples
+        * scale
+        * torch.tensor(of.dual_value).double().view(-1, 1)
         for (constraint, scale), of in zip(SCALES[name].items(), met, strict=True)
     }
 
@@ -223,7 +249,10 @@ def prices_of_family(of: Family, steps: int = 20_000) -> Tensor:
     """(N, K), of each training instance by accelerated dual ascent: K times its multipliers."""
     numbers, train = problems(of), split_of(of)["train"]
     start = numbers.x[train] @ numbers.plus.T
-    hessian, under = (numbers.null.T * numbers.Q) @ numbers.null, numbers.G @ numbers.null
+    hessian, under = (
+        (numbers.null.T * numbers.Q) @ numbers.null,
+        numbers.G @ numbers.null,
+    )
     slope = (start * numbers.Q + numbers.p) @ numbers.null
     inverse = torch.linalg.inv(hessian)
     curved = under @ inverse @ under.T
@@ -233,7 +262,8 @@ def prices_of_family(of: Family, steps: int = 20_000) -> Tensor:
     for step in range(steps):
         moved = (ahead - rate * (ahead @ curved + linear)).clamp(min=0)
         change, multipliers = moved - multipliers, moved
-        ahead = moved + (step % 500) / (step % 500 + 3) * change  # Starts again at times.
+        # Starts again at times.
+        ahead = moved + (step % 500) / (step % 500 + 3) * change
         if float(change.abs().max()) < 1e-9 and step % 500:
             break
     return len(numbers.h) * multipliers
@@ -256,7 +286,13 @@ QUIET = {
 
 def task(words: list[str]) -> Build:
     def build(seed: int) -> Fit:
-        options = [*words, "--seed_everything", str(seed), "--trainer.limit_val_batches", "0"]
+        options = [
+            *words,
+            "--seed_everything",
+            str(seed),
+            "--trainer.limit_val_batches",
+            "0",
+        ]
         options += [f"--trainer.{name}=false" for name in (*QUIET, "logger")]
         cli = PointwiseCLI(options, run=False)
         return cli.model, cli.datamodule, cli.trainer
@@ -273,14 +309,18 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.3])
-    parser.add_argument("fit", nargs="*", help="after --: the options of pl-pointwise fit")
+    parser.add_argument(
+        "fit", nargs="*", help="after --: the options of pl-pointwise fit"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     for name in ("pl_pointwise", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if arguments.known:
-        print("| problem | constraint | of it | mean, of the true | correlation | zeros |")
+        print(
+            "| problem | constraint | of it | mean, of the true | correlation | zeros |"
+        )
         print("|---|---|---|---|---|---|")
     for name in arguments.known:
         known(name, arguments.epochs, arguments.seeds)

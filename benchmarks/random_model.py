@@ -31,7 +31,9 @@ def write_model(folder: Path) -> Path:
     special = ["<unk>", "<s>", "</s>", "user", "assistant", "system"]
     vocabulary = special + [f"w{number}" for number in range(WORDS)]
     words = Tokenizer(
-        WordLevel({word: place for place, word in enumerate(vocabulary)}, unk_token="<unk>")
+        WordLevel(
+            {word: place for place, word in enumerate(vocabulary)}, unk_token="<unk>"
+        )
     )
     words.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
@@ -64,7 +66,9 @@ def write_records(folder: Path, count: int = 64) -> dict[str, Path]:
     draws = random.Random(0)
 
     def text(least: int, most: int) -> str:
-        return " ".join(f"w{draws.randrange(WORDS)}" for _ in range(draws.randint(least, most)))
+        return " ".join(
+            f"w{draws.randrange(WORDS)}" for _ in range(draws.randint(least, most))
+        )
 
     rows: dict[str, Iterable[dict[str, Any]]] = {
         "preferences": [

@@ -38,7 +38,13 @@ from lightning.pytorch.strategies import DDPStrategy
 from small_step import BATCH, Constrained, Data
 
 UNTIMED, TIMED = 5, 40
-COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "barrier")
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "broadcast",
+    "barrier",
+)
 CONSTRAINTS = (1, 6)
 
 
@@ -94,9 +100,12 @@ class Steps(Callback):
         self.exchanged = exchanged
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        wrapped: Any = trainer.strategy.model  # Lightning registers hooks on a GPU only.
+        # Lightning registers hooks on a GPU only.
+        wrapped: Any = trainer.strategy.model
         # A lambda: torch refuses annotations that are texts.
-        wrapped.register_comm_hook(None, lambda _, bucket: self.exchanged.reduce_gradients(bucket))
+        wrapped.register_comm_hook(
+            None, lambda _, bucket: self.exchanged.reduce_gradients(bucket)
+        )
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.exchanged.now.clear()
@@ -104,7 +113,9 @@ class Steps(Callback):
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.exchanged.add("step", 0, time.perf_counter() - self.start)
-        self.exchanged.steps.append({name: list(v) for name, v in self.exchanged.now.items()})
+        self.exchanged.steps.append(
+            {name: list(v) for name, v in self.exchanged.now.items()}
+        )
 
 
 def main() -> None:
@@ -112,9 +123,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--parameters", type=int, default=852_000, help="that are trained")
+    parser.add_argument(
+        "--parameters", type=int, default=852_000, help="that are trained"
+    )
     parser.add_argument("--only", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--model-of", type=int, metavar="RANKS", help="print the model instead")
+    parser.add_argument(
+        "--model-of", type=int, metavar="RANKS", help="print the model instead"
+    )
     add_assumptions(parser)
     arguments = parser.parse_args()
     if arguments.model_of:
@@ -123,7 +138,9 @@ def main() -> None:
     if arguments.only:
         measure(arguments.only, arguments.parameters)
         return
-    print("| ranks | constraints | exchange | bytes handed over a step | ms a step | of the step |")
+    print(
+        "| ranks | constraints | exchange | bytes handed over a step | ms a step | of the step |"
+    )
     print("|---|---|---|---|---|---|")
     for ranks in arguments.ranks:
         for count in CONSTRAINTS:
@@ -148,7 +165,8 @@ def measure(count: int, parameters: int) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     exchanged, module = Exchanged(), Constrained(count)
-    hidden = max(1, round(parameters / 10))  # 8 × hidden weights, hidden biases, hidden × 1
+    # 8 × hidden weights, hidden biases, hidden × 1
+    hidden = max(1, round(parameters / 10))
     module.network = torch.nn.Sequential(
         torch.nn.Linear(8, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 1)
     )
@@ -170,7 +188,10 @@ def measure(count: int, parameters: int) -> None:
     steps = exchanged.steps[UNTIMED:]
     never = [0.0, 0.0]
     medians = {
-        name: [statistics.median(step.get(name, never)[i] for step in steps) for i in (0, 1)]
+        name: [
+            statistics.median(step.get(name, never)[i] for step in steps)
+            for i in (0, 1)
+        ]
         for name in sorted({name for step in steps for name in step})
     }
     medians = {name: values for name, values in medians.items() if any(values)}
@@ -181,7 +202,9 @@ def measure(count: int, parameters: int) -> None:
 def print_rows(ranks: int, count: int, found: dict[str, list[float]]) -> None:
     step = found.pop("step")[1]
     for name, (size, seconds) in found.items():
-        print(f"| {ranks} | {count} | {name} | {size:,.0f} | {1e3 * seconds:.2f} ", end="")
+        print(
+            f"| {ranks} | {count} | {name} | {size:,.0f} | {1e3 * seconds:.2f} ", end=""
+        )
         print(f"| {seconds / step:.1%} |", flush=True)
     print(f"| {ranks} | {count} | whole step | | {1e3 * step:.2f} | |", flush=True)
 
@@ -192,16 +215,34 @@ def print_rows(ranks: int, count: int, found: dict[str, list[float]]) -> None:
 def add_assumptions(parser: argparse.ArgumentParser) -> None:
     """What the model assumes; by default Llama-3.2-1B with When2Call's published records."""
     options = parser.add_argument_group("assumptions of the model")
-    options.add_argument("--trained", type=float, default=852e3, help="weights: LoRA r 8, q and v")
-    options.add_argument("--gradient-bytes", type=int, default=4, help="of one weight's gradient")
-    options.add_argument("--batch", type=int, default=32, help="samples a rank and step")
-    options.add_argument("--columns", type=int, default=2, help="of all constraints together")
-    options.add_argument("--bandwidth", type=float, default=25e9, help="bytes/s of a rank's link")
-    options.add_argument("--latency", type=float, default=10e-6, help="seconds of one message")
-    options.add_argument("--compute", type=float, default=0.5, help="seconds of a step's passes")
+    options.add_argument(
+        "--trained", type=float, default=852e3, help="weights: LoRA r 8, q and v"
+    )
+    options.add_argument(
+        "--gradient-bytes", type=int, default=4, help="of one weight's gradient"
+    )
+    options.add_argument(
+        "--batch", type=int, default=32, help="samples a rank and step"
+    )
+    options.add_argument(
+        "--columns", type=int, default=2, help="of all constraints together"
+    )
+    options.add_argument(
+        "--bandwidth", type=float, default=25e9, help="bytes/s of a rank's link"
+    )
+    options.add_argument(
+        "--latency", type=float, default=10e-6, help="seconds of one message"
+    )
+    options.add_argument(
+        "--compute", type=float, default=0.5, help="seconds of a step's passes"
+    )
     options.add_argument("--samples", type=float, default=9000)
-    options.add_argument("--response-tokens", type=float, default=110, help="of a sample")
-    options.add_argument("--hidden", type=int, default=2048, help="width of the hidden states")
+    options.add_argument(
+        "--response-tokens", type=float, default=110, help="of a sample"
+    )
+    options.add_argument(
+        "--hidden", type=int, default=2048, help="width of the hidden states"
+    )
 
 
 def model_of(ranks: int, assumed: argparse.Namespace) -> str:
@@ -228,10 +269,17 @@ def model_of(ranks: int, assumed: argparse.Namespace) -> str:
         "what was measured, gathered": (rows, gathered(rows)),
     }
     whole = assumed.compute + sum(seconds for _, seconds in parts.values())
-    lines = [f"| {ranks} ranks | bytes a rank | ms | of the step |", "|---|---|---|---|"]
+    lines = [
+        f"| {ranks} ranks | bytes a rank | ms | of the step |",
+        "|---|---|---|---|",
+    ]
     for name, (size, seconds) in parts.items():
-        lines.append(f"| {name} | {size:,.0f} | {1e3 * seconds:.2f} | {seconds / whole:.2%} |")
-    lines.append(f"| forward and backward (assumed) | | {1e3 * assumed.compute:.0f} | |")
+        lines.append(
+            f"| {name} | {size:,.0f} | {1e3 * seconds:.2f} | {seconds / whole:.2%} |"
+        )
+    lines.append(
+        f"| forward and backward (assumed) | | {1e3 * assumed.compute:.0f} | |"
+    )
     multipliers = 4 * assumed.samples * assumed.columns / 2**20
     cache = 2 * assumed.hidden * assumed.response_tokens * assumed.samples / 2**30
     lines += ["", "| memory of the host | |", "|---|---|"]

@@ -61,10 +61,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", help="a folder, a name on the hub, or package:NAME/FOLDER")
+    parser.add_argument(
+        "model", help="a folder, a name on the hub, or package:NAME/FOLDER"
+    )
     parser.add_argument("records", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8, help="timed, after two that are not")
+    parser.add_argument(
+        "--steps", type=int, default=8, help="timed, after two that are not"
+    )
     parser.add_argument("--queries", type=int, default=4, help="a step")
     parser.add_argument("--scored", type=int, default=100, help="queries scored")
     parser.add_argument("--max-length", type=int, default=512)
@@ -82,7 +86,11 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
     logging.disable(logging.WARNING)
     torch.manual_seed(0)
     training = name in TRAINING
-    count = arguments.queries * (arguments.steps + UNTIMED) if training else arguments.scored
+    count = (
+        arguments.queries * (arguments.steps + UNTIMED)
+        if training
+        else arguments.scored
+    )
     rows = spread(read_rows(arguments.records), count)
     ours = name.startswith("ours")
     if training:
@@ -113,7 +121,11 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 def model_folder(arguments: argparse.Namespace, folder: Path) -> str:
     """The model, or the shapes asked for with random weights and the model's words."""
-    from transformers import AutoTokenizer, ModernBertConfig, ModernBertForSequenceClassification
+    from transformers import (
+        AutoTokenizer,
+        ModernBertConfig,
+        ModernBertForSequenceClassification,
+    )
 
     from pl_pointwise.tasks.common.models import model_source
 
@@ -132,7 +144,9 @@ def model_folder(arguments: argparse.Namespace, folder: Path) -> str:
 
 
 def texts(rows: list[Row]) -> list[tuple[str, str]]:
-    return [(row["query"], text) for row in rows for text in row["passages"]["passage_text"]]
+    return [
+        (row["query"], text) for row in rows for text in row["passages"]["passage_text"]
+    ]
 
 
 def pairs_in(rows: list[Row]) -> int:
@@ -148,7 +162,11 @@ def floor_of_a_pair(
 
     Windows of attention are not subtracted: the passages are hardly longer.
     """
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import (
+        AutoConfig,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+    )
 
     config = AutoConfig.from_pretrained(source, num_labels=1)
     with torch.device("meta"):
@@ -160,7 +178,9 @@ def floor_of_a_pair(
     ids = AutoTokenizer.from_pretrained(source)(
         queries, passages, truncation="longest_first", max_length=max_length
     )["input_ids"]
-    flops = sum(2 * weights * len(pair) + attention * len(pair) ** 2 for pair in ids) / len(ids)
+    flops = sum(
+        2 * weights * len(pair) + attention * len(pair) ** 2 for pair in ids
+    ) / len(ids)
     flops *= 3 if name in TRAINING else 1
     rate = product_rate(config, torch.float32 if name in SCORING else torch.bfloat16)
     return flops / rate, flops, sum(map(len, ids)) / len(ids)
@@ -179,7 +199,12 @@ def cross_encoder(source: str, arguments: argparse.Namespace) -> Any:
 
 
 def run_trainer(
-    name: str, arguments: argparse.Namespace, rows: list[Row], source: str, out: Path, clock: Clock
+    name: str,
+    arguments: argparse.Namespace,
+    rows: list[Row],
+    source: str,
+    out: Path,
+    clock: Clock,
 ) -> tuple[Memory, list[float]]:
     """CrossEncoderTrainer with LambdaLoss, the selected passage relevant."""
     from datasets import Dataset
@@ -216,7 +241,9 @@ def run_trainer(
                 "labels": [row["passages"]["is_selected"] for row in rows],
             }
         ),
-        loss=LambdaLoss(model, mini_batch_size=-1 if name.endswith("one-pass") else None),
+        loss=LambdaLoss(
+            model, mini_batch_size=-1 if name.endswith("one-pass") else None
+        ),
         callbacks=[Marks()],
     ).train()
     return memory, []
@@ -229,7 +256,12 @@ def written(rows: list[Row], folder: Path) -> str:
 
 
 def run_ours(
-    name: str, arguments: argparse.Namespace, rows: list[Row], source: str, out: Path, clock: Clock
+    name: str,
+    arguments: argparse.Namespace,
+    rows: list[Row],
+    source: str,
+    out: Path,
+    clock: Clock,
 ) -> tuple[Memory, list[float]]:
     """RerankerModule under Lightning."""
     from pl_pointwise import Pointwise
@@ -238,7 +270,9 @@ def run_ours(
     memory = Memory()
     module = RerankerModule(
         source,
-        formulation=Pointwise(alpha=1.0, dual_lr=0.1) if name == "ours-pointwise" else None,
+        formulation=Pointwise(alpha=1.0, dual_lr=0.1)
+        if name == "ours-pointwise"
+        else None,
         tolerance=3.0,
         max_length=arguments.max_length,
     )
@@ -254,7 +288,12 @@ def run_ours(
 
 
 def run_predict(
-    name: str, arguments: argparse.Namespace, rows: list[Row], source: str, out: Path, clock: Clock
+    name: str,
+    arguments: argparse.Namespace,
+    rows: list[Row],
+    source: str,
+    out: Path,
+    clock: Clock,
 ) -> tuple[Memory, list[float]]:
     """CrossEncoder.predict on all pairs at once: it sorts them by length."""
     import sentence_transformers.cross_encoder  # noqa: F401 — before the memory is read
@@ -274,16 +313,24 @@ def run_predict(
 
 
 def run_ours_predict(
-    name: str, arguments: argparse.Namespace, rows: list[Row], source: str, out: Path, clock: Clock
+    name: str,
+    arguments: argparse.Namespace,
+    rows: list[Row],
+    source: str,
+    out: Path,
+    clock: Clock,
 ) -> tuple[Memory, list[float]]:
     """Trainer.predict, from the file with the texts; reading it and the tokenizer included."""
     from pl_pointwise.tasks import RerankerDataModule, RerankerModule
 
     memory = Memory()
     module = RerankerModule(source, max_length=arguments.max_length)
-    trainer = lightning_trainer(out, precision="bf16-mixed" if name in SCORING_BF16 else "32-true")
+    trainer = lightning_trainer(
+        out, precision="bf16-mixed" if name in SCORING_BF16 else "32-true"
+    )
     candidates = [
-        {"query": row["query"], "passages": row["passages"]["passage_text"]} for row in rows
+        {"query": row["query"], "passages": row["passages"]["passage_text"]}
+        for row in rows
     ]
     path = written(candidates, out)
     clock.mark()
@@ -291,7 +338,9 @@ def run_ours_predict(
         data = RerankerDataModule(source="files", predict_file=path, eval_batch_size=32)
         found = trainer.predict(module, data)
         clock.mark()
-    return memory, [score for batch in found for query in batch for score in query["scores"]]
+    return memory, [
+        score for batch in found for query in batch for score in query["scores"]
+    ]
 
 
 if __name__ == "__main__":

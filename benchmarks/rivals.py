@@ -22,7 +22,8 @@ from with_neuromancer import trained_by_neuromancer
 from pl_pointwise.tasks.family.family import Proxy, problems
 
 PROBLEM = PROBLEMS["convex"]
-UNUSED = "osqp qpth qpth.qp ipopt pypower pypower.api setproctitle"  # And a training calls none.
+# And a training calls none.
+UNUSED = "osqp qpth qpth.qp ipopt pypower pypower.api setproctitle"
 
 
 class Answers(Proxy):
@@ -39,11 +40,23 @@ def trained_by_dc3(epochs: int, seed: int) -> Proxy:
     import method
     import utils
 
-    args = {"probType": "simple", **default_args.method_default_args("simple"), "epochs": epochs}
-    of, proxy, draw = problems(PROBLEM.family), Answers(PROBLEM.family, "completion"), np.random
+    args = {
+        "probType": "simple",
+        **default_args.method_default_args("simple"),
+        "epochs": epochs,
+    }
+    of, proxy, draw = (
+        problems(PROBLEM.family),
+        Answers(PROBLEM.family, "completion"),
+        np.random,
+    )
     draw.seed(17)  # Its free variables are drawn after its data: the same draws.
     draw.random_sample(2 * PROBLEM.family.variables)
-    draw.normal(size=of.A.shape), draw.uniform(size=of.x.shape), draw.normal(size=of.G.shape)
+    (
+        draw.normal(size=of.A.shape),
+        draw.uniform(size=of.x.shape),
+        draw.normal(size=of.G.shape),
+    )
     numbers = (of.Q.diag(), of.p, of.A, of.G, of.h, of.x)
     data = utils.SimpleProblem(*(each.numpy() for each in numbers))
     torch.manual_seed(seed)
@@ -54,7 +67,10 @@ def trained_by_dc3(epochs: int, seed: int) -> Proxy:
 
 
 PROGRAMS = {
-    "Pointwise()": ("0.2.0", lambda *run: trained(PROBLEM, METHODS["Pointwise()"], run[1], run[0])),
+    "Pointwise()": (
+        "0.2.0",
+        lambda *run: trained(PROBLEM, METHODS["Pointwise()"], run[1], run[0]),
+    ),
     "DC3": ("35437af", trained_by_dc3),
     "neuromancer": ("1.5.6", trained_by_neuromancer),
 }
@@ -71,7 +87,8 @@ if __name__ == "__main__":
         proxy = train(int(epochs), seed)
         seconds = time.process_time() - started
         for steps in (0, CORRECTION):
-            measure(PROBLEM, proxy, steps)  # It keeps the optimum for the one that is timed.
+            # It keeps the optimum for the one that is timed.
+            measure(PROBLEM, proxy, steps)
             started = time.process_time()
             found = measure(PROBLEM, proxy, steps)
             found |= {"seconds": seconds, "test seconds": time.process_time() - started}

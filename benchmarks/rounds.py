@@ -60,10 +60,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("model", type=Path, help="folder of a causal language model")
-    options.add_argument("--random", choices=SHAPES, help="these shapes, the folder's tokenizer")
+    options.add_argument(
+        "--random", choices=SHAPES, help="these shapes, the folder's tokenizer"
+    )
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--batch-size", type=int, default=4)
-    options.add_argument("--max-prompt", type=int, default=1024, help="longer ones are left out")
+    options.add_argument(
+        "--max-prompt", type=int, default=1024, help="longer ones are left out"
+    )
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--contestants", nargs="+")
     add_common(options)
@@ -72,8 +76,12 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def add_common(options: argparse.ArgumentParser) -> None:
     """What :func:`run` reads, and what only gpu.py asks for."""
-    options.add_argument("--json", type=Path, help="where to write every round's figures")
-    options.add_argument("--fast", action="store_true", help="the others' fast options, see gpu.py")
+    options.add_argument(
+        "--json", type=Path, help="where to write every round's figures"
+    )
+    options.add_argument(
+        "--fast", action="store_true", help="the others' fast options, see gpu.py"
+    )
     options.add_argument("--only", help=argparse.SUPPRESS)
     options.add_argument("--folder", help=argparse.SUPPRESS)
 
@@ -97,7 +105,9 @@ def run(
         return
     names = [name for group in groups for name in group]
     if unknown := set(arguments.contestants or ()) - set(names):
-        sys.exit(f"unknown contestants {sorted(unknown)}: those that there are: {names}")
+        sys.exit(
+            f"unknown contestants {sorted(unknown)}: those that there are: {names}"
+        )
     found: dict[str, list[dict[str, float]]] = {
         name: [] for name in names if name in (arguments.contestants or names)
     }
@@ -108,8 +118,17 @@ def run(
         environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
         for turn in range(arguments.rounds):
             for name in found:
-                command = [sys.executable, *sys.argv, "--only", name, "--folder", source]
-                done = subprocess.run(command, capture_output=True, env=environment, text=True)
+                command = [
+                    sys.executable,
+                    *sys.argv,
+                    "--only",
+                    name,
+                    "--folder",
+                    source,
+                ]
+                done = subprocess.run(
+                    command, capture_output=True, env=environment, text=True
+                )
                 if done.returncode:
                     sys.exit(f"{name} failed:\n{done.stderr[-4000:]}")
                 found[name].append(json.loads(done.stdout.splitlines()[-1]))
@@ -119,7 +138,9 @@ def run(
         if present := {name: found[name] for name in group if name in found}:
             print(f"\n{table(present, unit)}")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), "rounds": found}, indent=1))
+        arguments.json.write_text(
+            json.dumps({"machine": machine(), "rounds": found}, indent=1)
+        )
 
 
 def write_random(shape: str, tokenizer: Path, folder: Path) -> str:
@@ -146,14 +167,31 @@ def machine() -> str:
     """Hardware and versions."""
     from importlib.metadata import distributions
 
-    packages = ("torch", "transformers", "peft", "lightning", "trl", "sentence-transformers")
+    packages = (
+        "torch",
+        "transformers",
+        "peft",
+        "lightning",
+        "trl",
+        "sentence-transformers",
+    )
     installed = {found.name: found.version for found in distributions()}
-    versions = ", ".join(f"{name} {installed[name]}" for name in packages if name in installed)
+    versions = ", ".join(
+        f"{name} {installed[name]}" for name in packages if name in installed
+    )
     if CUDA:
         hardware = torch.cuda.get_device_name()
     else:
-        lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
-        names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+        lines = (
+            Path("/proc/cpuinfo").read_text().splitlines()
+            if sys.platform == "linux"
+            else []
+        )
+        names = {
+            line.partition(":")[2].strip()
+            for line in lines
+            if line.startswith("model name")
+        }
         hardware = f"{os.cpu_count()} cores of {names.pop() if names else platform.processor()}"
     return f"{hardware}; {versions}"
 
@@ -233,10 +271,14 @@ def _status(name: str) -> float:
     """GiB, of Linux's account of this process; 0 elsewhere."""
     path = Path("/proc/self/status")
     lines = path.read_text().splitlines() if path.exists() else []
-    return next((int(li.split()[1]) / 2**20 for li in lines if li.startswith(f"{name}:")), 0.0)
+    return next(
+        (int(li.split()[1]) / 2**20 for li in lines if li.startswith(f"{name}:")), 0.0
+    )
 
 
-def floor_seconds(model: str, samples: Sequence[tuple[int, Sequence[int]]], passes: float) -> float:
+def floor_seconds(
+    model: str, samples: Sequence[tuple[int, Sequence[int]]], passes: float
+) -> float:
     """The least time for samples of so many prompt tokens and response tokens; see the top.
 
     Args:
@@ -249,7 +291,9 @@ def floor_seconds(model: str, samples: Sequence[tuple[int, Sequence[int]]], pass
     return passes * max(flops / rate, read / copy_rate())
 
 
-def needed(model: str, samples: Sequence[tuple[int, Sequence[int]]]) -> tuple[float, float]:
+def needed(
+    model: str, samples: Sequence[tuple[int, Sequence[int]]]
+) -> tuple[float, float]:
     """FLOP of the matrix products in one pass over such samples, and bytes of weights in bf16."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -257,13 +301,17 @@ def needed(model: str, samples: Sequence[tuple[int, Sequence[int]]]) -> tuple[fl
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(config)
     head = built.get_output_embeddings().weight
-    linear = [layer.weight for layer in built.modules() if isinstance(layer, torch.nn.Linear)]
+    linear = [
+        layer.weight for layer in built.modules() if isinstance(layer, torch.nn.Linear)
+    ]
     weights = sum(weight.numel() for weight in linear) - head.numel()
     width = config.num_attention_heads * config.head_dim
     flops = 0.0
     for prompt, responses in samples:
         tokens = prompt + sum(responses) - len(responses)
-        seen = prompt**2 / 2 + sum(length * prompt + length**2 / 2 for length in responses)
+        seen = prompt**2 / 2 + sum(
+            length * prompt + length**2 / 2 for length in responses
+        )
         flops += 2 * weights * tokens + 2 * head.numel() * sum(responses)
         flops += 4 * width * config.num_hidden_layers * seen
     return flops, 2 * (weights + head.numel())
@@ -272,7 +320,9 @@ def needed(model: str, samples: Sequence[tuple[int, Sequence[int]]]) -> tuple[fl
 def product_rate(config: Any, dtype: torch.dtype = torch.bfloat16) -> float:
     """FLOP/s of products, 2,048 tokens by hidden by intermediate size; a CPU second's."""
     left = torch.randn(2048, config.hidden_size, dtype=dtype, device=DEVICE)
-    right = torch.randn(config.hidden_size, config.intermediate_size, dtype=dtype, device=DEVICE)
+    right = torch.randn(
+        config.hidden_size, config.intermediate_size, dtype=dtype, device=DEVICE
+    )
     return 2 * left.numel() * config.intermediate_size / _best(lambda: left @ right)
 
 
@@ -299,19 +349,28 @@ def _best(work: Callable[[], Any]) -> float:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The records of a JSONL file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return [
+        json.loads(line)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line
+    ]
 
 
 def spread(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """So many of the records, spread over all."""
     chosen = list(rows[:: max(1, len(rows) // count)][:count])
     if len(chosen) < count:
-        sys.exit(f"{len(rows)} records, {count} are needed. Lower --steps or --batch-size.")
+        sys.exit(
+            f"{len(rows)} records, {count} are needed. Lower --steps or --batch-size."
+        )
     return chosen
 
 
 def lightning_trainer(
-    folder: Path, clock: Clock | None = None, precision: str = "bf16-mixed", **options: Any
+    folder: Path,
+    clock: Clock | None = None,
+    precision: str = "bf16-mixed",
+    **options: Any,
 ) -> Any:
     """Lightning's trainer without logs and files, with the clock at every step's start."""
     from lightning.pytorch import Callback, Trainer

@@ -25,7 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rounds import Clock, Memory, floor_seconds, lightning_trainer, parser, read_rows, run, spread
+from rounds import (
+    Clock,
+    Memory,
+    floor_seconds,
+    lightning_trainer,
+    parser,
+    read_rows,
+    run,
+    spread,
+)
 from torch import Tensor
 
 CONTESTANTS = (("plain", "plain-apart", "ours", "ours-cached"),)
@@ -36,7 +45,9 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("benign", type=Path)
     options.add_argument("unsafe", type=Path)
-    options.add_argument("--steps", type=int, default=8, help="timed, after two that are not")
+    options.add_argument(
+        "--steps", type=int, default=8, help="timed, after two that are not"
+    )
     options.add_argument("--micro-batch", type=int, help="samples computed at a time")
     run(options.parse_args(), CONTESTANTS, measure, "step")
 
@@ -83,7 +94,9 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
         found = {**clock.median_of_last(arguments.steps), **memory.peak()}
         dataset = data.datasets["train"]
         encoded = [dataset[place] for place in range(len(dataset))]
-        everything = [(len(row["prompt"]), [len(r) for r in row["responses"]]) for row in encoded]
+        everything = [
+            (len(row["prompt"]), [len(r) for r in row["responses"]]) for row in encoded
+        ]
         floor = floor_seconds(arguments.folder, everything, 2)
         if not cached:
             answers = [
@@ -93,7 +106,11 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
             ]
             floor += floor_seconds(arguments.folder, answers, 1)
     steps = len(encoded) / arguments.batch_size
-    return {**found, "floor_seconds": round(floor / steps, 4), "samples": arguments.batch_size}
+    return {
+        **found,
+        "floor_seconds": round(floor / steps, 4),
+        "samples": arguments.batch_size,
+    }
 
 
 def plain_module(base: type, apart: bool) -> type:
@@ -108,7 +125,9 @@ def plain_module(base: type, apart: bool) -> type:
             sums = torch.zeros(lengths.shape, device=device)
             divergences = torch.zeros(lengths.shape, device=device)
             every = (lengths > 0).nonzero()  # (M, 2) sample and column
-            columns = [every[every[:, 1] == column] for column in range(lengths.shape[1])]
+            columns = [
+                every[every[:, 1] == column] for column in range(lengths.shape[1])
+            ]
             for pairs in columns if apart else [every]:
                 if len(pairs) == 0:
                     continue
@@ -121,13 +140,19 @@ def plain_module(base: type, apart: bool) -> type:
                 asked = wanted[pairs[:, 0], pairs[:, 1]].to(device)
                 if asked.any():
                     with torch.no_grad(), self.model.disable_adapter():
-                        fixed = all_log_probabilities(self.model, ids[asked], mask[asked])
+                        fixed = all_log_probabilities(
+                            self.model, ids[asked], mask[asked]
+                        )
                     policy, answer = policy[asked], answer[asked]
                     kl = (policy.exp() * (policy - fixed)).sum(2)
                     place = tuple(index[asked] for index in place)
-                    divergences = divergences.index_put(place, (kl * answer).sum(1) / answer.sum(1))
+                    divergences = divergences.index_put(
+                        place, (kl * answer).sum(1) / answer.sum(1)
+                    )
             sizes = lengths.to(device)
-            return ResponseStatistics(sums, sums / sizes.clamp(min=1), sizes, divergences)
+            return ResponseStatistics(
+                sums, sums / sizes.clamp(min=1), sizes, divergences
+            )
 
     return Plain
 
@@ -138,7 +163,9 @@ def all_log_probabilities(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return logits[:, :-1].float().log_softmax(-1)
 
 
-def whole_sequences(batch: Mapping[str, Any], pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def whole_sequences(
+    batch: Mapping[str, Any], pairs: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Prompts with one response each, as padded sequences.
 
     pairs: (M, 2) sample and column  →  ids (M, L), what is no padding (M, L), and where the next
@@ -154,7 +181,9 @@ def whole_sequences(batch: Mapping[str, Any], pairs: Tensor) -> tuple[Tensor, Te
     rows = zip(pairs.tolist(), sizes, strict=True)
     for place, ((row, column), (prompt, response)) in enumerate(rows):
         ids[place, :prompt] = batch["prompt_ids"][row, :prompt]
-        ids[place, prompt : prompt + response] = batch["response_ids"][row, column, :response]
+        ids[place, prompt : prompt + response] = batch["response_ids"][
+            row, column, :response
+        ]
         mask[place, : prompt + response] = 1
         answer[place, prompt - 1 : prompt + response - 1] = 1
     return ids, mask, answer

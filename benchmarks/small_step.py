@@ -44,7 +44,9 @@ class Data(PointwiseDataModule):
 
 
 def network() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)
+    )
 
 
 class Plain(LightningModule):
@@ -73,7 +75,9 @@ class Constrained(PointwiseModule):
 
     def __init__(self, count: int) -> None:
         bounds = {f"fit{number}": Constraint(at_most=0.1) for number in range(count)}
-        super().__init__(formulation=Pointwise(alpha=1.0, dual_lr=0.1), constraints=bounds)
+        super().__init__(
+            formulation=Pointwise(alpha=1.0, dual_lr=0.1), constraints=bounds
+        )
         self.network = network()
 
     def forward(self, batch: Any) -> Tensor:
@@ -125,10 +129,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         milliseconds(Plain(), folder)  # Imports and caches.
         for _ in range(rounds):
-            taken.setdefault("plain manual step", []).append(milliseconds(Plain(), folder))
+            taken.setdefault("plain manual step", []).append(
+                milliseconds(Plain(), folder)
+            )
             for count in CONSTRAINTS:
                 name = f"{count} constraint{'s' if count > 1 else ''}"
-                taken.setdefault(name, []).append(milliseconds(Constrained(count), folder))
+                taken.setdefault(name, []).append(
+                    milliseconds(Constrained(count), folder)
+                )
     plain = taken["plain manual step"]
     print("| | ms/step (range) | × plain, median of rounds (range) |\n|---|---|---|")
     for name, times in taken.items():

@@ -95,7 +95,9 @@ class Upper(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Log-probabilities of the vocabulary for every token of the answers, (A, V)."""
         hidden, answers = batch["hidden"], batch["answers"]  # (N, layers, d), (A,)
-        cosine, sine = (turn[0, :, None] for turn in self.rotary(hidden, batch["position"][None]))
+        cosine, sine = (
+            turn[0, :, None] for turn in self.rotary(hidden, batch["position"][None])
+        )
         x = hidden[answers, 0]
         for number, layer in enumerate(self.layers):
             tokens = hidden[:, number].index_copy(0, answers, x)
@@ -105,7 +107,11 @@ class Upper(nn.Module):
 
     @staticmethod
     def _layer(
-        layer: Any, x: Tensor, batch: dict[str, Tensor], rows: Tensor, turn: tuple[Tensor, Tensor]
+        layer: Any,
+        x: Tensor,
+        batch: dict[str, Tensor],
+        rows: Tensor,
+        turn: tuple[Tensor, Tensor],
     ) -> Tensor:
         """What the layer makes of the tokens ``rows``, which see those of their sample so far."""
         attention, (cosine, sine) = layer.self_attn, turn
@@ -121,7 +127,9 @@ class Upper(nn.Module):
 
         def padded(values: Tensor, rows: Tensor) -> Tensor:  # (B, heads, T, size)
             found = values.new_zeros(*grid, *values.shape[1:])
-            return found.index_put((sample[rows], position[rows]), values).transpose(1, 2)
+            return found.index_put((sample[rows], position[rows]), values).transpose(
+                1, 2
+            )
 
         normed, everything = layer.input_layernorm(x), torch.arange(len(x))
         seen = scaled_dot_product_attention(
@@ -175,7 +183,10 @@ def joined(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     }
     if "taught" in rows[0]:
         batch["policy"] = torch.cat([row["policy"] for row in rows])
-        batch |= {name: torch.stack([row[name] for row in rows]) for name in ("taught", "target")}
+        batch |= {
+            name: torch.stack([row[name] for row in rows])
+            for name in ("taught", "target")
+        }
     return batch
 
 
@@ -201,31 +212,44 @@ def draw(data: Path, model: Any, tokenizer: Any, seed: int, scale: Scale) -> Rec
     generator = torch.Generator().manual_seed(seed)
     records = Records()
     for name, count in (("forget", scale.forget), ("keep", scale.keep)):
-        lines = [json.loads(line) for line in (data / f"{name}.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for line in (data / f"{name}.jsonl").read_text().splitlines()
+        ]
         for i in torch.randperm(len(lines), generator=generator)[:count].tolist():
             prompt = TEMPLATE.format(prompt=lines[i]["prompt"])
             asked = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-            answer = tokenizer(lines[i]["answer"], add_special_tokens=False)["input_ids"]
+            answer = tokenizer(lines[i]["answer"], add_special_tokens=False)[
+                "input_ids"
+            ]
             answer = answer[: scale.tokens]
             with torch.no_grad():
                 tokens = torch.tensor([asked + answer[:-1]])
                 states = model.model(tokens, output_hidden_states=True).hidden_states
             hidden = torch.stack(states[-scale.layers - 1 : -1], dim=2)[0]
             records.append(
-                {"hidden": hidden, "ids": torch.tensor(answer), "forget": name == "forget"}
+                {
+                    "hidden": hidden,
+                    "ids": torch.tensor(answer),
+                    "forget": name == "forget",
+                }
             )
     return records
 
 
 def teach(upper: Upper, records: Records, seed: int, scale: Scale) -> None:
     """Trains until the answers are known."""
-    parameters = [parameter for parameter in upper.parameters() if parameter.requires_grad]
+    parameters = [
+        parameter for parameter in upper.parameters() if parameter.requires_grad
+    ]
     optimizer = torch.optim.AdamW(parameters, scale.teaching_rate, weight_decay=0.0)
     generator = torch.Generator().manual_seed(seed)
     steps = scale.teaching_epochs * -(-len(records) // scale.batch)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     for _ in range(scale.teaching_epochs):
-        for rows in torch.randperm(len(records), generator=generator).split(scale.batch):
+        for rows in torch.randperm(len(records), generator=generator).split(
+            scale.batch
+        ):
             batch = joined([records[i] for i in rows.tolist()])
             optimizer.zero_grad()
             (-likelihoods(upper(batch), batch).mean()).backward()
@@ -288,7 +312,9 @@ class Unlearning(PointwiseModule):
         masks = {"objective": ~forget, "forget": forget}
         return masks | ({"keep": ~forget} if "keep" in self.constraints else {})
 
-    def objective(self, outputs: tuple[Tensor, dict[str, Tensor]], batch: Any) -> Tensor:
+    def objective(
+        self, outputs: tuple[Tensor, dict[str, Tensor]], batch: Any
+    ) -> Tensor:
         return divergences(*outputs)
 
     def constraint_values(
@@ -296,7 +322,10 @@ class Unlearning(PointwiseModule):
     ) -> dict[str, Tensor]:
         found, tokens = likelihoods(*outputs), outputs[1]
         if self.requirement == "two-sided":
-            return {"forget": found - tokens["target"], "keep": found - tokens["taught"]}
+            return {
+                "forget": found - tokens["target"],
+                "keep": found - tokens["taught"],
+            }
         if self.requirement == "likelihood":
             return {"forget": found}
         ratio = (found - tokens["taught"]) * tokens["lengths"]
@@ -320,7 +349,9 @@ class Method:
     requirement: str = "two-sided"
 
 
-def _penalty(family: str, weight: float, shape: Any, requirement: str = "two-sided") -> Method:
+def _penalty(
+    family: str, weight: float, shape: Any, requirement: str = "two-sided"
+) -> Method:
     return Method(family, lambda: Penalty(weight=weight, shape=shape), requirement)
 
 
@@ -337,7 +368,9 @@ METHODS = {
     "average 1": Method("average", lambda: Average(dual_lr=1.0)),
     "average 1, alpha 1": Method("average", lambda: Average(dual_lr=1.0, alpha=1.0)),
     **{
-        f"gradient difference {w:g}": _penalty("gradient difference", w, "linear", "likelihood")
+        f"gradient difference {w:g}": _penalty(
+            "gradient difference", w, "linear", "likelihood"
+        )
         for w in (0.1, 0.2, 0.3)
     },
     **{f"NPO {w:g}": _penalty("NPO", w, "linear", "NPO") for w in (0.03, 0.1, 0.3)},
@@ -376,7 +409,9 @@ def measure(upper: Upper, records: Records) -> dict[str, float]:
     }
 
 
-def run(taught: Upper, records: Records, method: Method, seed: int, scale: Scale) -> Upper:
+def run(
+    taught: Upper, records: Records, method: Method, seed: int, scale: Scale
+) -> Upper:
     """A copy of the taught model, fine-tuned with the method."""
     seed_everything(seed, verbose=False)
     module = Unlearning(copy.deepcopy(taught), method, scale.rate)
@@ -394,7 +429,9 @@ def run(taught: Upper, records: Records, method: Method, seed: int, scale: Scale
 
 def read(path: Path) -> pd.DataFrame:
     """The runs so far."""
-    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["seed", "method"])
+    return (
+        pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["seed", "method"])
+    )
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
@@ -411,14 +448,20 @@ def choose(table: pd.DataFrame) -> list[str]:
     """Ours, and of each rival family the setting that is best on the tuning seed."""
     tried = table[(table["seed"] == TUNING_SEED) & table["method"].isin(METHODS)]
     tried = tried.sort_values(["outside or lost", "kl"])
-    rivals = tried[tried["family"] != OURS].groupby("family", sort=False)["method"].first()
-    chosen = {name for name, method in METHODS.items() if method.family == OURS} | set(rivals)
+    rivals = (
+        tried[tried["family"] != OURS].groupby("family", sort=False)["method"].first()
+    )
+    chosen = {name for name, method in METHODS.items() if method.family == OURS} | set(
+        rivals
+    )
     return [name for name in METHODS if name in chosen]
 
 
 def summarise(table: pd.DataFrame) -> str:
     """Medians over the seeds that judge, with the range."""
-    judged = table[table["seed"] != TUNING_SEED].drop(columns=["seed", "family", "seconds"])
+    judged = table[table["seed"] != TUNING_SEED].drop(
+        columns=["seed", "family", "seconds"]
+    )
     lines = []
     for name, rows in judged.groupby("method", sort=False):
         cells = [
@@ -427,7 +470,9 @@ def summarise(table: pd.DataFrame) -> str:
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     columns = ["method", *judged.columns.drop("method")]
-    return "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines])
+    return "\n".join(
+        [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *lines]
+    )
 
 
 def study(
@@ -455,7 +500,13 @@ def study(
             trained = trained or run(taught, records, METHODS[name], seed, scale)
             seconds = round(time.perf_counter() - started, 1)
             measured = {k: f"{v:.5g}" for k, v in measure(trained, records).items()}
-            row = {"seed": seed, "method": name, "family": family, **measured, "seconds": seconds}
+            row = {
+                "seed": seed,
+                "method": name,
+                "family": family,
+                **measured,
+                "seconds": seconds,
+            }
             append(output, row)
             print(*row.values(), flush=True)
 
@@ -466,7 +517,9 @@ def main() -> None:
     )
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[TUNING_SEED, 0, 1, 2, 3, 4])
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[TUNING_SEED, 0, 1, 2, 3, 4]
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--output", type=Path, default=Path("results/two_sided.csv"))
     arguments = parser.parse_args()
@@ -475,7 +528,9 @@ def main() -> None:
     for name in ("pl_pointwise", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     folder = str(arguments.models / MODEL)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True
+    )
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     study(
         model.eval(),

@@ -135,7 +135,9 @@ def losses_of_ten(shares: Shares, random: np.random.Generator, n: int) -> list[A
             before = random.choice([0.25, 0.5, 1.0], (n, 1))
             falls = alike(random, n) < rates / (1.25 / 3)
             now = np.where(falls, before - np.minimum(before, 0.5), before)
-            found.append(Requirement.parse("mrr >= predecessor - 0.05").losses(now, before))
+            found.append(
+                Requirement.parse("mrr >= predecessor - 0.05").losses(now, before)
+            )
         else:
             now = np.where(alike(random, n) < rates, 1.0, -1.0)
             found.append(Requirement.parse("v: violated <= 0.3").losses(now))
@@ -159,13 +161,17 @@ OF_TEN: dict[str, Shares] = {
 }
 
 
-def said_of_ten(shares: Shares, random: np.random.Generator, n: int) -> tuple[bool, bool, bool]:
+def said_of_ten(
+    shares: Shares, random: np.random.Generator, n: int
+) -> tuple[bool, bool, bool]:
     """Whether a model is chosen: by ``select``, by the bootstrap, by the bare numbers."""
     before, after = (losses_of_ten(shares, random, n) for _ in range(2))
     objectives = random.normal(size=CANDIDATES)
     bounds = [BOUNDS["lost" if kind == "units" else kind] for kind in shares]
     candidates = [
-        Candidate(str(k), objectives[k], [x[:, k] for x in before], [x[:, k] for x in after])
+        Candidate(
+            str(k), objectives[k], [x[:, k] for x in before], [x[:, k] for x in after]
+        )
         for k in range(CANDIDATES)
     ]
     weights = random.multinomial(n, np.full(n, 1 / n), RESAMPLES) / n

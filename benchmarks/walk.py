@@ -108,7 +108,12 @@ def when2call(folder: Path) -> tuple[Any, Any]:
 
 def conversation(folder: Path) -> tuple[Any, Any]:
     from tests.tasks.conftest import save_llama
-    from tests.tasks.conversation.conftest import conversation_rows, data_of, made, written
+    from tests.tasks.conversation.conftest import (
+        conversation_rows,
+        data_of,
+        made,
+        written,
+    )
 
     model = save_llama(folder)
     file = written(folder, conversation_rows(4))
@@ -135,19 +140,27 @@ class Walk:
         if code is None or code.co_filename is None:  # At the end of the interpreter.
             return
         # Comprehensions, lambdas and bodies of classes are read with the function around them.
-        if event != "call" or not code.co_filename.startswith(FOLDERS) or "<" in code.co_name:
+        if (
+            event != "call"
+            or not code.co_filename.startswith(FOLDERS)
+            or "<" in code.co_name
+        ):
             return
         self.calls[code] += 1
         caller = frame.f_back
         while caller is not None and not caller.f_code.co_filename.startswith(FOLDERS):
             caller = caller.f_back
-        self.changes += caller is not None and caller.f_code.co_filename != code.co_filename
+        self.changes += (
+            caller is not None and caller.f_code.co_filename != code.co_filename
+        )
 
     def functions_by_file(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for code in self.calls:
             name = str(Path(code.co_filename).relative_to(ROOT))
-            found.setdefault(name, []).append(getattr(code, "co_qualname", code.co_name))
+            found.setdefault(name, []).append(
+                getattr(code, "co_qualname", code.co_name)
+            )
         return {name: sorted(found[name]) for name in sorted(found)}
 
 
@@ -168,8 +181,16 @@ def walk_of(make: Callable[[Path], tuple[Any, Any]]) -> Walk:
                 sys.setprofile(None)
 
         module.training_step = traced
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        options: dict[str, Any] = {**quiet, "enable_model_summary": False, "accelerator": "cpu"}
+        quiet = {
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+        }
+        options: dict[str, Any] = {
+            **quiet,
+            "enable_model_summary": False,
+            "accelerator": "cpu",
+        }
         options |= {"max_epochs": 2, "default_root_dir": folder}
         Trainer(num_sanity_val_steps=0, **options).fit(module, data)
     return walk
@@ -186,7 +207,8 @@ def walk_of_a_plain_loop() -> Walk:
     for number, batch in enumerate([*data.train_dataloader()] * 2):
         outputs = task(batch)
         values = task.constraint_values(outputs, batch)
-        counted = number == 14  # Of the second epoch; not the step 1, 2, 4, 8, … of a unit.
+        # Of the second epoch; not the step 1, 2, 4, 8, … of a unit.
+        counted = number == 14
         sys.setprofile(walk if counted else None)
         lagrangian = loss(task.objective(outputs, batch), values, batch["index"])
         sys.setprofile(None)
@@ -206,7 +228,12 @@ def walk_of_a_comparison() -> Walk:
     walk = Walk()
     with tempfile.TemporaryDirectory() as folder:
         words = ["compare", "--config", "digits", "--methods", "digits/methods"]
-        words += ["--require", "kept: violated <= 0.9", "--require", "lost(kept) <= 0.9"]
+        words += [
+            "--require",
+            "kept: violated <= 0.9",
+            "--require",
+            "lost(kept) <= 0.9",
+        ]
         words += ["--output", f"{folder}/out", "--trainer.max_epochs", "2"]
         words += ["--trainer.enable_progress_bar", "false", "--trainer.logger", "false"]
         uses = {"PL_POINTWISE_USES": f"{folder}/uses"}  # Not of this user's record.
@@ -221,14 +248,19 @@ def walk_of_a_comparison() -> Walk:
     return walk
 
 
-OTHERS = {"a plain loop": walk_of_a_plain_loop, "compare --require": walk_of_a_comparison}
+OTHERS = {
+    "a plain loop": walk_of_a_plain_loop,
+    "compare --require": walk_of_a_comparison,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--names", action="store_true", help="list the functions of each file")
+    parser.add_argument(
+        "--names", action="store_true", help="list the functions of each file"
+    )
     which = [*STEPS, *OTHERS]
     parser.add_argument("--step", choices=which, action="append", help="of these only")
     arguments = parser.parse_args()

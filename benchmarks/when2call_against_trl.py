@@ -55,7 +55,9 @@ PASSES = {"trl-dpo": 3, "ours-dpo": 3, "ours-pointwise": 3}
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("records", type=Path)
-    options.add_argument("--steps", type=int, default=8, help="timed, after two that are not")
+    options.add_argument(
+        "--steps", type=int, default=8, help="timed, after two that are not"
+    )
     options.add_argument("--micro-batch", type=int, help="samples computed at a time")
     options.add_argument("--learning-rate", type=float, default=5e-5)
     arguments = options.parse_args()
@@ -84,7 +86,9 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
         floor = floor_seconds(arguments.folder, sizes, passes)
         flops, _ = needed(arguments.folder, sizes)
     steps = len(rows) / arguments.batch_size
-    tokens = sum(prompt + response for prompt, responses in sizes for response in responses)
+    tokens = sum(
+        prompt + response for prompt, responses in sizes for response in responses
+    )
     return {
         **found,
         "floor_seconds": round(floor / steps, 4),
@@ -100,7 +104,10 @@ def prompt_ids(row: dict[str, Any], tokenizer: Any) -> list[int]:
     tools = (json.loads(tool) for tool in row["tools"])
     ids: list[int] = tokenizer.apply_chat_template(
         row["messages"],
-        tools=[{"type": "function", "function": tool.get("function", tool)} for tool in tools]
+        tools=[
+            {"type": "function", "function": tool.get("function", tool)}
+            for tool in tools
+        ]
         or None,
         add_generation_prompt=True,
         return_dict=True,
@@ -115,9 +122,16 @@ def examples_for_trl(
     examples, sizes = [], []
     for row in rows:
         ids = prompt_ids(row, tokenizer)
-        sides = {side: row[f"{side}_response"]["content"] for side in ("chosen", "rejected")}
+        sides = {
+            side: row[f"{side}_response"]["content"] for side in ("chosen", "rejected")
+        }
         examples.append({"prompt": tokenizer.decode(ids), **sides})
-        sizes.append((len(ids), [len(tokenizer(text)["input_ids"]) + 1 for text in sides.values()]))
+        sizes.append(
+            (
+                len(ids),
+                [len(tokenizer(text)["input_ids"]) + 1 for text in sides.values()],
+            )
+        )
     return examples, sizes
 
 
@@ -157,7 +171,9 @@ def run_trl(
     from trl import DPOConfig, DPOTrainer
     from trl.experimental.cpo import CPOConfig, CPOTrainer
 
-    from pl_pointwise.tasks.language_model.likelihood.preference_losses import PreferenceLosses
+    from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
+        PreferenceLosses,
+    )
 
     memory = Memory()
     tokenizer = AutoTokenizer.from_pretrained(arguments.folder)
@@ -195,7 +211,9 @@ def run_trl(
         callbacks=[Marks()],
     )
     trainer.train()
-    logged = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    logged = [
+        float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry
+    ]
     return memory, sizes, statistics.fmean(logged)
 
 
@@ -216,14 +234,18 @@ def run_ours(
     records = folder / "records.jsonl"
     records.write_text("\n".join(json.dumps(row) for row in rows))
     cached, plain = name.endswith("cached"), name.partition("-")[2] in ("simpo", "dpo")
-    optimization = replace(PAPER_TRAINING.optimization, learning_rate=arguments.learning_rate)
+    optimization = replace(
+        PAPER_TRAINING.optimization, learning_rate=arguments.learning_rate
+    )
     module = When2CallModule(
         Policy(arguments.folder, reference_cache="memory" if cached else None),
         formulation=None if plain else Pointwise(alpha=10.0, dual_lr=0.1),
         objective=name.partition("-")[2] if plain else "kl",
         rejected_tolerance=-6.0,
         training=replace(
-            PAPER_TRAINING, optimization=optimization, micro_batch_size=arguments.micro_batch
+            PAPER_TRAINING,
+            optimization=optimization,
+            micro_batch_size=arguments.micro_batch,
         ),
     )
     losses: list[float] = []
@@ -238,13 +260,17 @@ def run_ours(
     data = When2CallDataModule(
         source="files",
         train_file=str(records),
-        preparation=Preparation(max_prompt_length=arguments.max_prompt, val_fraction=0.0),
+        preparation=Preparation(
+            max_prompt_length=arguments.max_prompt, val_fraction=0.0
+        ),
         batch_size=arguments.batch_size,
     )
     lightning_trainer(folder, clock, max_epochs=2 if cached else 1).fit(module, data)
     dataset = data.datasets["train"]
     encoded = [dataset[place] for place in range(len(dataset))]
-    sizes = [(len(row["prompt"]), [len(r) for r in row["responses"]]) for row in encoded]
+    sizes = [
+        (len(row["prompt"]), [len(r) for r in row["responses"]]) for row in encoded
+    ]
     return memory, sizes, statistics.fmean(losses)
 
 

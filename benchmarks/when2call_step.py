@@ -35,14 +35,24 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("records", type=Path)
     parser.add_argument("--method", choices=("plain", "chunked", "shared_prompt"))
-    parser.add_argument("--cache", action="store_true", help="the reference's hidden states kept")
-    parser.add_argument("--steps", type=int, default=8, help="timed, after one that is not")
+    parser.add_argument(
+        "--cache", action="store_true", help="the reference's hidden states kept"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=8, help="timed, after one that is not"
+    )
     parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--max-prompt", type=int, default=1024, help="longer ones are left out")
+    parser.add_argument(
+        "--max-prompt", type=int, default=1024, help="longer ones are left out"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--precision", choices=("bf16-mixed", "32"), default="bf16-mixed")
+    parser.add_argument(
+        "--precision", choices=("bf16-mixed", "32"), default="bf16-mixed"
+    )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--profile", action="store_true", help="print where the time goes")
+    parser.add_argument(
+        "--profile", action="store_true", help="print where the time goes"
+    )
     arguments = parser.parse_args()
     if arguments.method is None:
         for method in METHODS:
@@ -53,7 +63,10 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, object]:
     """Seconds a step, samples and prompt tokens a second, and the process's peak of memory."""
-    from pl_pointwise.tasks.language_model.likelihood.scoring import ReferenceCache, ResponseScorer
+    from pl_pointwise.tasks.language_model.likelihood.scoring import (
+        ReferenceCache,
+        ResponseScorer,
+    )
     from pl_pointwise.tasks.language_model.model.adapters import Lora
     from pl_pointwise.tasks.language_model.model.loading import (
         Policy,
@@ -65,16 +78,24 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = str(arguments.model)
-    model = load_language_model(Policy(name, dtype=arguments.dtype), Lora()).to(device).train()
+    model = (
+        load_language_model(Policy(name, dtype=arguments.dtype), Lora())
+        .to(device)
+        .train()
+    )
     batches = _batches(arguments, load_tokenizer(name), device)
     cache = None
     if arguments.cache:
         low = arguments.precision == "bf16-mixed"
         cache = ReferenceCache(model, dtype=torch.bfloat16 if low else torch.float32)
     scorer = ResponseScorer(model, method=arguments.method, cache=cache)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-5)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=5e-5
+    )
 
-    precision = torch.autocast(device, torch.bfloat16, enabled=arguments.precision != "32")
+    precision = torch.autocast(
+        device, torch.bfloat16, enabled=arguments.precision != "32"
+    )
 
     def step(batch: dict[str, torch.Tensor]) -> float:
         with precision:
@@ -110,7 +131,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _figures(batches: list[dict[str, torch.Tensor]], seconds: list[float]) -> dict[str, object]:
+def _figures(
+    batches: list[dict[str, torch.Tensor]], seconds: list[float]
+) -> dict[str, object]:
     """What the timed steps took, and the most memory."""
     mean = statistics.mean(seconds)
     samples = sum(len(batch["prompt_lengths"]) for batch in batches)
@@ -120,7 +143,10 @@ def _figures(batches: list[dict[str, torch.Tensor]], seconds: list[float]) -> di
         peak = torch.cuda.max_memory_allocated()
     return {
         "seconds_per_step": round(mean, 3),
-        "seconds_median_best": [round(statistics.median(seconds), 3), round(min(seconds), 3)],
+        "seconds_median_best": [
+            round(statistics.median(seconds), 3),
+            round(min(seconds), 3),
+        ],
         "samples_per_second": round(samples / sum(seconds), 2),
         "prompt_tokens_mean": round(tokens / samples),
         "prompt_tokens_per_second": round(tokens / sum(seconds)),
@@ -146,7 +172,11 @@ def _batches(
 
 
 def _rows(records: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines() if line]
+    return [
+        json.loads(line)
+        for line in records.read_text(encoding="utf-8").splitlines()
+        if line
+    ]
 
 
 def _tokenize(row: dict, tokenizer) -> tuple[list[int], list[list[int]]]:

@@ -34,13 +34,18 @@ def trained_by_neuromancer(epochs: int, seed: int) -> Proxy:
     from neuromancer.system import Node
 
     torch.manual_seed(seed)
-    x, proxy = problems(FAMILY).x[split_of(FAMILY)["train"]].float(), Proxy(FAMILY, "completion")
+    x, proxy = (
+        problems(FAMILY).x[split_of(FAMILY)["train"]].float(),
+        Proxy(FAMILY, "completion"),
+    )
     y = variable("y")
     terms = [variable([y], proxy.objective).minimize()], [y @ proxy.G.T <= proxy.h]
     loss = AugmentedLagrangeLoss(*terms, DataLoader(TensorDataset(x)), **RATES)
     problem = Problem([Node(proxy, ["x"], ["y"], name="proxy")], loss)
     optimizer = torch.optim.AdamW(proxy.parameters(), lr=RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, epochs * -(-len(x) // BATCH))
+    schedule = torch.optim.lr_scheduler.LinearLR(
+        optimizer, 1.0, 0.0, epochs * -(-len(x) // BATCH)
+    )
     for epoch in range(epochs):
         for rows in torch.randperm(len(x)).split(BATCH):
             batch = {"x": x[rows], "index": rows, "epoch": epoch, "name": "train"}

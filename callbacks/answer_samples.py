@@ -51,10 +51,14 @@ class AnswerSamples(Callback):
         every_n_steps: int | None = None,
     ) -> None:
         if not prompts and per_category < 1:
-            raise ValueError("AnswerSamples: which prompts? Give prompts or per_category.")
+            raise ValueError(
+                "AnswerSamples: which prompts? Give prompts or per_category."
+            )
         for name, count in {"epochs": every_n_epochs, "steps": every_n_steps}.items():
             if count is not None and count < 1:
-                raise ValueError(f"every_n_{name}={count}: give a number from 1, or null.")
+                raise ValueError(
+                    f"every_n_{name}={count}: give a number from 1, or null."
+                )
         self.prompts = [_conversation(prompt) for prompt in prompts or []]
         self.per_category = per_category
         self.data = data
@@ -62,8 +66,12 @@ class AnswerSamples(Callback):
         self.every_n_steps = every_n_steps
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
-        self._path = free_path(run_root(trainer), "answer-samples") / FILE  # Asks all ranks.
+        self._asked = [
+            *self.prompts,
+            *self._of_data(getattr(trainer, "datamodule", None)),
+        ]
+        # Asks all ranks.
+        self._path = free_path(run_root(trainer), "answer-samples") / FILE
         rank_zero_info(f"Answers are written to {self._path}")
         self._epoch = trainer.current_epoch
         self._answered: int | None = None  # The last step whose model answered.
@@ -84,7 +92,9 @@ class AnswerSamples(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._answer(trainer, pl_module)
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: Any, exception: BaseException
+    ) -> None:
         """After SIGTERM, which ends a run between two steps, and is saved before."""
         if isinstance(exception, SIGTERMException) and trainer.training:
             self._answer(trainer, pl_module)
@@ -116,7 +126,8 @@ class AnswerSamples(Callback):
         return chosen
 
     def _answer(self, trainer: Trainer, module: Any) -> None:
-        if trainer.global_step == self._answered:  # Of the end of an epoch, or a step left out.
+        # Of the end of an epoch, or a step left out.
+        if trainer.global_step == self._answered:
             return
         self._answered = trainer.global_step
         rows = []
@@ -124,7 +135,9 @@ class AnswerSamples(Callback):
         with evaluation_mode(module), isolate_rng(), torch.no_grad(), context:
             for start in range(0, len(self._asked), TOGETHER):
                 prompts = self._asked[start : start + TOGETHER]
-                for prompt, answer in zip(prompts, module.answers_to(prompts), strict=True):
+                for prompt, answer in zip(
+                    prompts, module.answers_to(prompts), strict=True
+                ):
                     row = {
                         "step": trainer.global_step,
                         "epoch": self._epoch,

@@ -45,7 +45,9 @@ class DualMonitor(Callback):
 
     def __init__(self, every_n_steps: int | None = None) -> None:
         if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(f"every_n_steps={every_n_steps}: give a number from 1, or null.")
+            raise ValueError(
+                f"every_n_steps={every_n_steps}: give a number from 1, or null."
+            )
         self.every_n_steps = every_n_steps
         self._sums: dict[str, dict[str, Tensor]] = {}
         self._visited: dict[str, Tensor] = {}

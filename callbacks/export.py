@@ -41,7 +41,11 @@ class ModelExport(Callback):
         datasets: Sequence[str] = (),
     ) -> None:
         self.folder = Path(folder)
-        self.facts = {"license": license, "language": [*language], "datasets": [*datasets]}
+        self.facts = {
+            "license": license,
+            "language": [*language],
+            "datasets": [*datasets],
+        }
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         if stage == "fit":

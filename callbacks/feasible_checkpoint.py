@@ -74,7 +74,9 @@ class FeasibleCheckpoint(ModelCheckpoint):
                 f"Logged: {', '.join(sorted(logged))}. Give validation data, or name others."
             )
         # In the statistic's precision: 0.05 in float32 lies above 0.05.
-        excess = max((_nan_is_inf(logged[key] - self.at_most) for key in keys), default=0.0)
+        excess = max(
+            (_nan_is_inf(logged[key] - self.at_most) for key in keys), default=0.0
+        )
         if excess > 0:
             score = math.atan(excess) / math.pi  # in (0, ½]
         else:

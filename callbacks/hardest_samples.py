@@ -70,13 +70,17 @@ class HardestSamples(Callback):
             rows = mask.any(1)  # Padding is of no sample, and has no index of its own.
             if formulation.scope != "sample" or not rows.any():
                 continue
-            violation = measured.judged[name][rows].float().masked_fill(~mask[rows], math.nan)
+            violation = (
+                measured.judged[name][rows].float().masked_fill(~mask[rows], math.nan)
+            )
             if name not in self._found["last"]:
                 samples = len(trainer.train_dataloader.dataset)  # type: ignore[union-attr]
                 self._begin(name, (samples, violation.shape[1]))
             index = measured.index[rows]
             self._found["last"][name][index] = violation
-            self._add_to_mean(name, index, pl_module.constraints[name].reported(violation))
+            self._add_to_mean(
+                name, index, pl_module.constraints[name].reported(violation)
+            )
 
     def _begin(self, name: str, shape: tuple[int, int]) -> None:
         """The tables of a constraint, of no visit yet."""
@@ -92,7 +96,9 @@ class HardestSamples(Callback):
         visits = counts[index] + counted.int()
         before = mean[index]
         # Values 1 and 2 replace what is there; value n ≥ 3 is the (n − 1)th of the mean.
-        after = torch.where(visits <= 2, values, before + (values - before) / (visits - 1))
+        after = torch.where(
+            visits <= 2, values, before + (values - before) / (visits - 1)
+        )
         mean[index] = torch.where(counted, after, before)
         counts[index] = visits
 
@@ -108,7 +114,9 @@ class HardestSamples(Callback):
         path.write_text(lines, encoding="utf-8", errors="backslashreplace")
         log.info("%d hardest samples written to %s", len(rows), path)
 
-    def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
+    def _hardest(
+        self, trainer: Trainer, module: PointwiseModule
+    ) -> list[dict[str, Any]]:
         rows = []
         for name, last in self._found["last"].items():
             constraint = module.constraints[name]
@@ -130,10 +138,16 @@ class HardestSamples(Callback):
                 "relaxation": relaxed,
             }
             width = multipliers.shape[1] // constraint.sides
-            listed = hardest(self._found["mean"][name], multipliers, relaxed, self.count)
+            listed = hardest(
+                self._found["mean"][name], multipliers, relaxed, self.count
+            )
             for rank, (index, column) in enumerate(listed, start=1):
                 # Of an interval the values at the upper bound stand first, then those at the lower.
-                side = ("at_most", "at_least")[column // width] if constraint.sides > 1 else None
+                side = (
+                    ("at_most", "at_least")[column // width]
+                    if constraint.sides > 1
+                    else None
+                )
                 row: dict[str, Any] = {
                     "constraint": name,
                     "rank": rank,

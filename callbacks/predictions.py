@@ -40,7 +40,9 @@ class PredictionWriter(BasePredictionWriter):
                 f"PredictionWriter: predict_step() of {type(pl_module).__name__} must return a "
                 'list of dicts with "index", one for each input.'
             )
-        data: Any = getattr(getattr(trainer, "datamodule", None), "datasets", {}).get("predict")
+        data: Any = getattr(getattr(trainer, "datamodule", None), "datasets", {}).get(
+            "predict"
+        )
         if hasattr(data, "record"):
             rows = [{**_asked(data.record(row["index"])), **row} for row in rows]
         rows = list(chain.from_iterable(objects_of_all_ranks(rows)))

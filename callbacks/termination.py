@@ -44,7 +44,9 @@ class SaveOnTermination(OnExceptionCheckpoint):
         filename: its name, without digest and ending.
     """
 
-    def __init__(self, dirpath: str = "checkpoints", filename: str = "terminated") -> None:
+    def __init__(
+        self, dirpath: str = "checkpoints", filename: str = "terminated"
+    ) -> None:
         super().__init__(dirpath, filename)
         self._path: str | None = None
 
@@ -127,5 +129,6 @@ def run_digest(trainer: Any, module: Any) -> str:
 def _name(value: Any) -> str:
     """The path of a value's class."""
     if type(value) is PointwiseDataModule:
-        return "pl_pointwise.data.PointwiseDataModule"  # Of earlier versions' runs, to go on.
+        # Of earlier versions' runs, to go on.
+        return "pl_pointwise.data.PointwiseDataModule"
     return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -25,17 +25,24 @@ def text_of(page: Path) -> str:
     """A page as Markdown; of a notebook its text."""
     if page.suffix == ".ipynb":
         cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
-        return "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
-    return re.sub(r"\A(.+)\n=+\n", r"# \1\n", page.read_text(encoding="utf-8"))  # of .rst
+        return "\n\n".join(
+            "".join(c["source"]) for c in cells if c["cell_type"] == "markdown"
+        )
+    # of .rst
+    return re.sub(r"\A(.+)\n=+\n", r"# \1\n", page.read_text(encoding="utf-8"))
 
 
 def described(text: str) -> tuple[str, str]:
     """The title of a page, and the first sentence of its prose."""
     title = re.search(r"(?m)^# (.+)$", text)
     prose = re.sub(r"(?s)```.*?```", "", text)
-    paragraphs = (p for p in re.split(r"\n\s*\n", prose) if re.match(r"\*\*|[`\"]|[^\W\d_]", p))
+    paragraphs = (
+        p for p in re.split(r"\n\s*\n", prose) if re.match(r"\*\*|[`\"]|[^\W\d_]", p)
+    )
     first = next(paragraphs, "")
-    sentence = re.split(r"(?<=[.?])\s", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", first))[0]
+    sentence = re.split(r"(?<=[.?])\s", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", first))[
+        0
+    ]
     return (title[1] if title else ""), " ".join(sentence.replace("**", "").split())
 
 
@@ -43,9 +50,14 @@ def index() -> str:
     """The text of llms.txt: the navigation of docs/index.md with a sentence for each page."""
     start = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     lines = ["# pl-pointwise", "", f"> {described(text_of(ROOT / 'README.md'))[1]}"]
-    lines += ["", "- [README](README.md): what it does, installation, an example, results"]
+    lines += [
+        "",
+        "- [README](README.md): what it does, installation, an example, results",
+    ]
     for table in re.findall(r"(?s)```{toctree}\n(.*?)```", start):
-        caption, *entries = (line for line in table.splitlines() if line and line != ":hidden:")
+        caption, *entries = (
+            line for line in table.splitlines() if line and line != ":hidden:"
+        )
         lines += ["", f"## {caption.removeprefix(':caption: ')}", ""]
         for entry in entries:
             for ending in (".md", ".ipynb", ".rst"):

@@ -55,7 +55,8 @@ include_patterns = [
 nitpicky = True
 _TORCH = "https://docs.pytorch.org/docs/stable"
 _LIGHTNING = "https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch"
-_ELSEWHERE = {  # by package and last name: torch says torch.utils.data.dataloader.DataLoader
+# by package and last name: torch says torch.utils.data.dataloader.DataLoader
+_ELSEWHERE = {
     "torch.Tensor": f"{_TORCH}/tensors.html",
     "torch.DataLoader": f"{_TORCH}/data.html#torch.utils.data.DataLoader",
     "torch.Dataset": f"{_TORCH}/data.html#torch.utils.data.Dataset",
@@ -80,7 +81,8 @@ nitpick_ignore_regex = [
         "py:.*",
         r"(.*\.)?(_\w+|[A-Z]|Own|Method|Settings|Metric|Tensor|Optimizer|DataFrame)",
     ),  # private, type variables
-    ("py:.*", r"(dict\[str|.*Literal\[.*)"),  # halves of a type that a dataclass states as text
+    # halves of a type that a dataclass states as text
+    ("py:.*", r"(dict\[str|.*Literal\[.*)"),
 ]
 
 # Markdown
@@ -90,12 +92,16 @@ myst_links_external_new_tab = False
 nb_execution_mode = "off"  # notebooks are executed by the tests
 
 # API reference
-numpy.typing.ArrayLike = NewType("ArrayLike", object)  # else its union, four lines of types
+# else its union, four lines of types
+numpy.typing.ArrayLike = NewType("ArrayLike", object)
 numpy.typing.ArrayLike.__module__ = "numpy.typing"
 # A package whose __all__ is its reference: its list is written from it.
 for _name, _about in (
     ("pl_pointwise", ""),
-    ("pl_pointwise.callbacks", ":doc:`What each writes, and where </docs/callbacks>`.\n\n"),
+    (
+        "pl_pointwise.callbacks",
+        ":doc:`What each writes, and where </docs/callbacks>`.\n\n",
+    ),
 ):
     _listed = sorted(import_module(_name).__all__, key=str.lower)
     (_HERE / f"api/{_name.rpartition('.')[2]}.rst").write_text(
@@ -111,7 +117,8 @@ autosummary_filename_map = {  # where file names have no case
 autodoc_default_options = {
     "members": True,
     "show-inheritance": True,
-    "no-index-entry": True,  # in the search, an entry of the index stands above every page
+    # in the search, an entry of the index stands above every page
+    "no-index-entry": True,
 }
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -136,7 +143,8 @@ _INTERNAL = set(
     """.split()
 )
 
-_OF_TASKS = {"answers_to", "export", "predict_step"}  # What users call; the rest are hooks.
+# What users call; the rest are hooks.
+_OF_TASKS = {"answers_to", "export", "predict_step"}
 
 # The pages
 highlight_language = "none"  # of blocks that name no language
@@ -158,7 +166,9 @@ def _inline_math(translator: HTML5Translator, node: nodes.math) -> None:
 
 
 def _block_math(translator: HTML5Translator, node: nodes.math_block) -> None:
-    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>\n')
+    translator.body.append(
+        f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>\n'
+    )
     raise nodes.SkipNode
 
 
@@ -169,23 +179,35 @@ def _reference_by_last_name(
     if node.get("refdomain") != "py":
         return None
     package, last = node["reftarget"].split(".")[0], node["reftarget"].split(".")[-1]
-    if address := _ELSEWHERE.get("torch.Tensor" if last == "Tensor" else f"{package}.{last}"):
+    if address := _ELSEWHERE.get(
+        "torch.Tensor" if last == "Tensor" else f"{package}.{last}"
+    ):
         return nodes.reference("", "", content, internal=False, refuri=address)
-    found = env.domains.python_domain.find_obj(env, None, None, last, node["reftype"], searchmode=1)
+    found = env.domains.python_domain.find_obj(
+        env, None, None, last, node["reftype"], searchmode=1
+    )
     found = [(name, entry) for name, entry in found if not entry.aliased]
     if package not in ("", "pl_pointwise", last) or len(found) != 1:
         return None
     ((name, entry),) = found
     source = node.get("refdoc", env.docname)
-    return make_refnode(app.builder, source, entry.docname, entry.node_id, content, name)
+    return make_refnode(
+        app.builder, source, entry.docname, entry.node_id, content, name
+    )
 
 
-def _public_bases(app: Sphinx, name: str, obj: type, options: object, bases: list[Any]) -> None:
+def _public_bases(
+    app: Sphinx, name: str, obj: type, options: object, bases: list[Any]
+) -> None:
     """Of an internal base class, the first public one behind it."""
-    public = {page.stem.split(".")[-1] for page in (_HERE / "api/generated").glob("*.rst")}
+    public = {
+        page.stem.split(".")[-1] for page in (_HERE / "api/generated").glob("*.rst")
+    }
     for position, base in enumerate(bases):
         for each in getattr(base, "__mro__", ()):
-            if each.__name__ in public or not each.__module__.startswith("pl_pointwise"):
+            if each.__name__ in public or not each.__module__.startswith(
+                "pl_pointwise"
+            ):
                 bases[position] = each
                 break
 
@@ -221,8 +243,14 @@ def _keep_indented_blocks(
     paragraph, blank = "", False
     for line in lines:
         indented = line.startswith("    ")
-        begins = bool(paragraph) and blank and indented and not paragraph.startswith("    ")
-        if begins and not paragraph.endswith("::") and not re.match(r"\.\. |[-*] ", paragraph):
+        begins = (
+            bool(paragraph) and blank and indented and not paragraph.startswith("    ")
+        )
+        if (
+            begins
+            and not paragraph.endswith("::")
+            and not re.match(r"\.\. |[-*] ", paragraph)
+        ):
             shown += ["::", ""]
         shown.append(line)
         blank = not line.strip()
@@ -262,13 +290,17 @@ def _tables_of_results(app: Sphinx, docname: str, content: list[str]) -> None:
         page = f"docs/appendix/{link[1]}.md"
         return f"](/{page})" if (Path(app.srcdir) / page).exists() else link[0]
 
-    content[0] = re.sub(r"\]\([\w./]*evidence/results/([\w-]+)\.csv\)", tables, content[0])
+    content[0] = re.sub(
+        r"\]\([\w./]*evidence/results/([\w-]+)\.csv\)", tables, content[0]
+    )
 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _tables_of_results)
-    app.connect("autodoc-process-docstring", _keep_indented_blocks, priority=400)  # before and
-    app.connect("autodoc-process-docstring", _prose_of_attributes, priority=600)  # after napoleon
+    # before and
+    app.connect("autodoc-process-docstring", _keep_indented_blocks, priority=400)
+    # after napoleon
+    app.connect("autodoc-process-docstring", _prose_of_attributes, priority=600)
     app.connect("autodoc-process-docstring", _keep_bars, priority=650)
     app.connect("autodoc-process-docstring", _link_pages)
     app.connect("autodoc-process-bases", _public_bases)

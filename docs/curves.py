@@ -37,7 +37,9 @@ def train(contradicting: int, falling: bool, rate: float) -> Curves:
     end = 0.0 if falling else 1.0
     steps = EPOCHS * len(x) // BATCH
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, end, total_iters=steps)
-    constrained = PointwiseLoss({"fit": Constraint(at_most=0.1)}, Pointwise(), samples=len(x))
+    constrained = PointwiseLoss(
+        {"fit": Constraint(at_most=0.1)}, Pointwise(), samples=len(x)
+    )
     for _ in range(EPOCHS):
         for index in torch.randperm(len(x), generator=draw).split(BATCH):
             error = (x[index] @ weights - y[index]).abs()
@@ -57,7 +59,9 @@ def main() -> None:
         "out of reach": train(6, falling=True, rate=0.1),
         "the rate does not fall": train(0, falling=False, rate=0.3),
     }
-    figure, panels = plt.subplots(3, 3, figsize=(9, 6), sharex=True, layout="constrained")
+    figure, panels = plt.subplots(
+        3, 3, figsize=(9, 6), sharex=True, layout="constrained"
+    )
     for column, (title, curves) in enumerate(runs.items()):
         rows = (
             ("share violated", curves.violated["fit"], RED),

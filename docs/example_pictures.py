@@ -44,7 +44,9 @@ def plain_loop(axes: Axes, of: Names) -> None:
 
 
 def hf_trainer(axes: Axes, of: Names) -> None:
-    sorted_values(axes, (of["now"] - of["before"]).abs().amax(1), 0.5, "change of a logit")
+    sorted_values(
+        axes, (of["now"] - of["before"]).abs().amax(1), 0.5, "change of a logit"
+    )
 
 
 def trl_sft(axes: Axes, of: Names) -> None:
@@ -56,7 +58,9 @@ def trl_sft(axes: Axes, of: Names) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel("nats per token")
     other = axes.twinx()
-    other.plot(curves.steps, curves.objective, color=ORANGE, label="loss of the answers")
+    other.plot(
+        curves.steps, curves.objective, color=ORANGE, label="loss of the answers"
+    )
     other.set_ylabel("loss of the answers", color=ORANGE)
 
 
@@ -100,7 +104,9 @@ def physics(axes: Axes, of: Names) -> None:
     t = of["t"][:, 0]
     axes.plot(t, of["exact"][:, 0], color=GREY, linewidth=5, label="exact")
     axes.plot(t, of["net"](of["t"])[:, 0].detach(), color=BLUE, label="network")
-    axes.scatter(t[of["data"]], of["exact"][of["data"], 0], color=ORANGE, zorder=3, label="data")
+    axes.scatter(
+        t[of["data"]], of["exact"][of["data"], 0], color=ORANGE, zorder=3, label="data"
+    )
     axes.set_xlabel("t")
     axes.legend(frameon=False)
 
@@ -125,7 +131,9 @@ def main(names: list[str]) -> None:
     for name in names or PICTURES:
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
-            found = runpy.run_path(str(ROOT / f"examples/{name}.py"), run_name="__main__")
+            found = runpy.run_path(
+                str(ROOT / f"examples/{name}.py"), run_name="__main__"
+            )
             os.chdir(ROOT)
         figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
         PICTURES[name](axes, found)

@@ -27,11 +27,16 @@ PANELS = {
 
 def names_of(notebook: str, until: str) -> dict[str, Any]:
     """What a notebook's cells leave, to the one that makes the name ``until``."""
-    cells = json.loads((DOCS.parent / f"notebooks/{notebook}.ipynb").read_text("utf-8"))["cells"]
+    cells = json.loads(
+        (DOCS.parent / f"notebooks/{notebook}.ipynb").read_text("utf-8")
+    )["cells"]
     names: dict[str, Any] = {}
     for cell in cells:
         if cell["cell_type"] == "code" and until not in names:
-            exec("".join(line for line in cell["source"] if not line.startswith("%")), names)
+            exec(
+                "".join(line for line in cell["source"] if not line.startswith("%")),
+                names,
+            )
     return names
 
 
@@ -43,7 +48,9 @@ def idea() -> None:
         weights = names["CHOSEN"][name][-1]
         said = names["draw"](panel, weights, colour)
         panel.set_title(title, fontweight="bold", fontsize=14)
-        panel.set_xlabel(f"{said}; distance {names['outcome'](weights)[0]:.1f}", fontsize=14)
+        panel.set_xlabel(
+            f"{said}; distance {names['outcome'](weights)[0]:.1f}", fontsize=14
+        )
     figure.legend(
         *panels[0, 0].get_legend_handles_labels(),
         loc="outside upper center",
@@ -58,8 +65,13 @@ def digits() -> None:
     """The training digits that each of four models has lost, and how many new ones."""
     names = names_of("own_task", "mosaic")
     figure, panels = plt.subplots(2, 2, figsize=(8, 8.6), layout="constrained")
-    titles = ["no constraint", *(PANELS[name][0] for name in ("average", "hinge 50", "pointwise"))]
-    for panel, title, module in zip(panels.flat, titles, names["modules"].values(), strict=True):
+    titles = [
+        "no constraint",
+        *(PANELS[name][0] for name in ("average", "hinge 50", "pointwise")),
+    ]
+    for panel, title, module in zip(
+        panels.flat, titles, names["modules"].values(), strict=True
+    ):
         images, right = names["read"](module, "train", rotated=False)
         new = names["read"](module, "test", rotated=False)[1]
         panel.imshow(names["mosaic"](images, right), interpolation="nearest")

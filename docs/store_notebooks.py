@@ -74,7 +74,9 @@ def problems(notebook: Any) -> list[str]:
         drawn = 0
         for output in cell.outputs:
             if output.output_type == "error" or output.get("name") == "stderr":
-                found.append(f"cell {place}: {output.output_type} {output.get('name', '')}")
+                found.append(
+                    f"cell {place}: {output.output_type} {output.get('name', '')}"
+                )
             drawn += "image/png" in output.get("data", {})
         if _draws(cell) and not drawn:
             found.append(f"cell {place}: draws a picture and has none")
@@ -85,7 +87,11 @@ def problems(notebook: Any) -> list[str]:
         found.append("no picture")
     text = _text(notebook)
     found += [f"the path {path} in sources or outputs" for path in _PATH.findall(text)]
-    found += [f"{word!r} in sources or outputs" for word in ("Warning", "it/s]") if word in text]
+    found += [
+        f"{word!r} in sources or outputs"
+        for word in ("Warning", "it/s]")
+        if word in text
+    ]
     return found
 
 
@@ -100,7 +106,11 @@ def _text(notebook: Any) -> str:
         parts.append(cell.source)
         for output in cell.get("outputs", []):
             parts.append(str(output.get("text", "")))
-            parts += [str(v) for kind, v in output.get("data", {}).items() if kind != "image/png"]
+            parts += [
+                str(v)
+                for kind, v in output.get("data", {}).items()
+                if kind != "image/png"
+            ]
     return "\n".join(parts)
 
 

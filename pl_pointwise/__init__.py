@@ -8,7 +8,15 @@ if TYPE_CHECKING:
     from .constraint import Constraint
     from .data import PointwiseDataModule
     from .export.loading import load
-    from .formulations import Average, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
+    from .formulations import (
+        Average,
+        CVaR,
+        Formulation,
+        Penalty,
+        Pointwise,
+        Relaxed,
+        Tilted,
+    )
     from .loss import PointwiseLoss
     from .module import PointwiseModule
     from .multipliers import Multipliers

@@ -37,7 +37,9 @@ def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
     """
     _validate(n, confidence)
     if not 0 <= violated <= n:
-        raise ValueError(f"{violated} violated of {n} samples: it must be between 0 and n.")
+        raise ValueError(
+            f"{violated} violated of {n} samples: it must be between 0 and n."
+        )
     with needs("compare", "violation_bound"):
         from scipy.stats import binomtest
     # "less" is the hypothesis whose interval starts at 0: one-sided, the whole error above it.
@@ -91,7 +93,8 @@ class Certificate:
     share: float  #: violated / n
     bound: float  #: On P(a new input violates), from above; violation_bound.
     cvar: float  #: Of the n values, in the units of the violation.
-    quantile: float  #: Upper bound on that at ``level``, inf for few samples; quantile_bound.
+    # : Upper bound on that at ``level``, inf for few samples; quantile_bound.
+    quantile: float
     confidence: float  #: Of each bound.
     level: float  #: Of the CVaR and of the quantile.
 
@@ -104,13 +107,17 @@ class Certificate:
             f"{self.quantile:.3g} (order statistics)."
         )
         if self.quantile == math.inf:
-            quantile = f"No finite bound holds for the violation of {share} of new inputs."
+            quantile = (
+                f"No finite bound holds for the violation of {share} of new inputs."
+            )
         probability = (
             f"With {sure} confidence, a new input violates it with a probability of at most "
             f"{100 * self.bound:.3g} % (Clopper–Pearson, one-sided). "
         )
         if f"{100 * self.bound:.3g}" == "100":
-            probability = "No bound below 100 % holds for the probability that a new input does. "
+            probability = (
+                "No bound below 100 % holds for the probability that a new input does. "
+            )
         return (
             f"{self.violated} of {self.n} held-out samples violate the constraint "
             f"({100 * self.share:.3g} %). {probability}"

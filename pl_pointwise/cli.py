@@ -18,7 +18,11 @@ from typing import Any
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import (
+    BasePredictionWriter,
+    ModelCheckpoint,
+    ProgressBar,
+)
 from lightning.pytorch.cli import (
     ArgsType,
     LightningArgumentParser,
@@ -64,10 +68,13 @@ COMMANDS = {
 OF_STRANGERS = ("check", "export", "monitor")
 """What is run on downloads, maybe within their folder, whose files are importable with --config."""
 
-DESCRIPTION = "Fine-tuning under pointwise constraints. There are also:\n  " + "\n  ".join(
-    f"pl-pointwise {command} --help" for command in COMMANDS
+DESCRIPTION = (
+    "Fine-tuning under pointwise constraints. There are also:\n  "
+    + "\n  ".join(f"pl-pointwise {command} --help" for command in COMMANDS)
 )
-DESCRIPTION += "\nErrors are one sentence; with --debug, or PL_POINTWISE_DEBUG=1, all there is."
+DESCRIPTION += (
+    "\nErrors are one sentence; with --debug, or PL_POINTWISE_DEBUG=1, all there is."
+)
 
 
 _load_yaml = get_loader("yaml")
@@ -82,14 +89,17 @@ def load_yaml(text: str) -> Any:
 
 
 own_code.allow_as_the_parent_did()
-set_loader("yaml", load_yaml, (yaml.YAMLError,))  # Also of options' values: --model RerankerModule.
-logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(  # Its advertisements.
+# Also of options' values: --model RerankerModule.
+set_loader("yaml", load_yaml, (yaml.YAMLError,))
+# Its advertisements.
+logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
     lambda record: "💡 Tip" not in record.getMessage()
 )
 
 
 NOISE = (
-    "LightningCLI's args",  # They are handed on with the names of configurations resolved.
+    # They are handed on with the names of configurations resolved.
+    "LightningCLI's args",
     ".*isinstance.treespec, LeafSpec",
     "No seed found",
     # Of a logger that nobody asked for: what is logged goes into a CSV file.
@@ -105,7 +115,9 @@ class SaveConfig(SaveConfigCallback):
         self._folder = run_root(trainer)  # Asks all ranks.
         super().setup(trainer, pl_module, stage)
 
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def save_config(
+        self, trainer: Trainer, pl_module: LightningModule, stage: str
+    ) -> None:
         if stage == "fit" or config_in(self._folder) is None:
             path = free_path(self._folder, "config", ".yaml")
             write_whole(path, self.parser.dump(self.config, skip_none=False))
@@ -133,7 +145,8 @@ class PointwiseCLI(LightningCLI):
             warnings.filterwarnings("ignore", message=message)
         super().__init__(
             PointwiseModule,
-            None,  # Any LightningDataModule, or none where the module has loaders of its own.
+            # Any LightningDataModule, or none where the module has loaders of its own.
+            None,
             subclass_mode_model=True,
             # Not within another command, whose folder may be that of a run.
             save_config_callback=SaveConfig if run else None,
@@ -175,14 +188,22 @@ class PointwiseCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         if self.subcommand:
             settings = self.config[self.subcommand].trainer
-            if settings.logger is None and not settings.fast_dev_run and not settings.barebones:
+            if (
+                settings.logger is None
+                and not settings.fast_dev_run
+                and not settings.barebones
+            ):
                 # Lightning's depends on what is installed.
-                kwargs.setdefault("logger", CSVLogger(settings.default_root_dir or os.getcwd()))
+                kwargs.setdefault(
+                    "logger", CSVLogger(settings.default_root_dir or os.getcwd())
+                )
             callbacks = self.config_init[self.subcommand].trainer.callbacks or []
             if not isinstance(callbacks, list):
                 callbacks = [callbacks]
             has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-            if not (has_bar or settings.barebones or settings.enable_progress_bar is False):
+            if not (
+                has_bar or settings.barebones or settings.enable_progress_bar is False
+            ):
                 kwargs.setdefault("callbacks", [*callbacks, RunProgressBar()])
         return super().instantiate_trainer(**kwargs)
 
@@ -192,7 +213,8 @@ class PointwiseCLI(LightningCLI):
             return
         config = self.config[self.subcommand]
         path = config.get("ckpt_path")
-        if self.subcommand != "fit":  # It saves no checkpoint, so another folder changes nothing.
+        # It saves no checkpoint, so another folder changes nothing.
+        if self.subcommand != "fit":
             warnings.filterwarnings("ignore", message="The dirpath has changed from")
         if path in ("", "best") or (path == "last" and self.subcommand != "fit"):
             raise TrainingError(
@@ -237,7 +259,9 @@ class PointwiseCLI(LightningCLI):
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         if isinstance(self.model, PointwiseModule) and self.model.closing is not None:
-            page = write_fit_page(self.model, trainer, free_path(folder, "report", ".html"))
+            page = write_fit_page(
+                self.model, trainer, free_path(folder, "report", ".html")
+            )
             if page is not None:
                 print(f"Curves and the hardest samples: open {short_path(page)}")
         checkpoint = _checkpoint_of(trainer)
@@ -246,17 +270,23 @@ class PointwiseCLI(LightningCLI):
             print(f"{written}, without a checkpoint: no ModelCheckpoint saved one.")
             return
         print(f"{written}: log, configuration and checkpoint. Next:\n")
-        sources = [source for source in (self.datamodule, self.model) if source is not None]
+        sources = [
+            source for source in (self.datamodule, self.model) if source is not None
+        ]
         if any(is_overridden("test_dataloader", source) for source in sources):
             print(f"  {command_for('test', checkpoint, config_in(folder))}")
         elif exports(type(self.model)):
             print(f"  {command_for('export', checkpoint, config_of(checkpoint))}")
         else:
-            print(f"  define test_dataloader() or export() to go on with {short_path(checkpoint)}")
+            print(
+                f"  define test_dataloader() or export() to go on with {short_path(checkpoint)}"
+            )
 
     def after_predict(self) -> None:
         trainer: Any = self.trainer
-        writes = any(isinstance(callback, BasePredictionWriter) for callback in trainer.callbacks)
+        writes = any(
+            isinstance(callback, BasePredictionWriter) for callback in trainer.callbacks
+        )
         if trainer.is_global_zero and not writes:
             print("Nothing was written: give --trainer.callbacks+ PredictionWriter.")
 
@@ -265,14 +295,22 @@ class PointwiseCLI(LightningCLI):
         checkpoint = self.config[self.subcommand].get("ckpt_path")
         self._write_test_page(checkpoint)
         if self.trainer.is_global_zero and checkpoint and exports(type(self.model)):
-            print(f"\nNext:\n\n  {command_for('export', checkpoint, config_of(checkpoint))}")
+            print(
+                f"\nNext:\n\n  {command_for('export', checkpoint, config_of(checkpoint))}"
+            )
 
     def _write_test_page(self, checkpoint: str | None) -> None:
         folder = run_root(self.trainer)  # Asks all ranks.
-        writes = self.trainer.is_global_zero and not getattr(self.trainer, "fast_dev_run", False)
+        writes = self.trainer.is_global_zero and not getattr(
+            self.trainer, "fast_dev_run", False
+        )
         if not writes or not isinstance(self.model, PointwiseModule):
             return
-        model = short_path(checkpoint) if checkpoint else "as it starts: no --ckpt_path was given"
+        model = (
+            short_path(checkpoint)
+            if checkpoint
+            else "as it starts: no --ckpt_path was given"
+        )
         path = free_path(folder, "report", ".html")
         samples = samples_measured(self.model)
         page = write_test_page(self.model, self.trainer, path, samples, model)
@@ -282,7 +320,9 @@ class PointwiseCLI(LightningCLI):
     def after_validate(self) -> None:
         if not self.trainer.is_global_zero:
             return
-        print(metrics_table(self.trainer.callback_metrics, samples_measured(self.model)))
+        print(
+            metrics_table(self.trainer.callback_metrics, samples_measured(self.model))
+        )
         if not self.config[self.subcommand].get("ckpt_path"):
             print("Of the model as it starts: no --ckpt_path was given.")
 
@@ -290,7 +330,9 @@ class PointwiseCLI(LightningCLI):
 def _require_same_settings(path: str, model: dict[str, Any]) -> None:
     """Refuses a checkpoint of another class or other arguments than the configuration's."""
     stored = hyperparameters(path)
-    require_class(path, stored.pop("_class_path", ""), resolve_name(model["class_path"]))
+    require_class(
+        path, stored.pop("_class_path", ""), resolve_name(model["class_path"])
+    )
     changed = []
     for name, (old, new) in differences(stored, model["init_args"]).items():
         changed.append(f"--model.{name} {old!r}, now {new!r}")
@@ -303,7 +345,11 @@ def _require_same_settings(path: str, model: dict[str, Any]) -> None:
 
 def _checkpoint_of(trainer: Any) -> str | None:
     """The checkpoint to go on with: of several callbacks the first that compares any."""
-    savers = [saver for saver in trainer.checkpoint_callbacks if isinstance(saver, ModelCheckpoint)]
+    savers = [
+        saver
+        for saver in trainer.checkpoint_callbacks
+        if isinstance(saver, ModelCheckpoint)
+    ]
     savers.sort(key=lambda saver: saver.monitor is None)
     for saver in savers:
         path = saver.best_model_path or saver.last_model_path
@@ -319,13 +365,16 @@ def main(args: Sequence[str] | None = None) -> None:
     args = list(sys.argv[1:] if args is None else args)
     if "--debug" in args:
         args.remove("--debug")
-        os.environ[cli_errors.DEBUG] = "1"  # Processes that it starts show everything too.
+        # Processes that it starts show everything too.
+        os.environ[cli_errors.DEBUG] = "1"
     first = args[0] if args and not args[0].startswith("-") else None
     known = [*PointwiseCLI.subcommands(), *COMMANDS]
     names_a_config = any(word.partition("=")[0] in OPTIONS for word in args)
     trusted = first not in OF_STRANGERS or names_a_config
     # With -P the user says no; with the folder on the path, yes.
-    decided = getattr(sys.flags, "safe_path", False) or {"", os.getcwd()}.intersection(sys.path)
+    decided = getattr(sys.flags, "safe_path", False) or {"", os.getcwd()}.intersection(
+        sys.path
+    )
     if from_shell and trusted and not decided:
         own_code.allow_current_folder(args)
     program = f"pl-pointwise {first}" if first in known else "pl-pointwise"
@@ -334,5 +383,7 @@ def main(args: Sequence[str] | None = None) -> None:
             importlib.import_module(f"pl_pointwise.{COMMANDS[first]}").main(args[1:])
             return
         if first is not None and first not in known:
-            cli_errors.end(program, f"there is no command {first!r}: {', '.join(known)}.")
+            cli_errors.end(
+                program, f"there is no command {first!r}: {', '.join(known)}."
+            )
         PointwiseCLI(args)

@@ -44,7 +44,9 @@ class Constraint:
 
     def __post_init__(self) -> None:
         bounds = [
-            bound for bound in (self.at_most, self.at_least, self.equals) if bound is not None
+            bound
+            for bound in (self.at_most, self.at_least, self.equals)
+            if bound is not None
         ]
         if not bounds:
             raise ValueError(
@@ -57,9 +59,13 @@ class Constraint:
                 "lower bound with at_least=0."
             )
         if not all(math.isfinite(bound) for bound in bounds):
-            raise ValueError(f"The bounds of a constraint must be finite numbers, got {self}.")
+            raise ValueError(
+                f"The bounds of a constraint must be finite numbers, got {self}."
+            )
         if self.equals is not None and len(bounds) > 1:
-            raise ValueError(f"equals stands alone, without at_most and at_least: got {self}.")
+            raise ValueError(
+                f"equals stands alone, without at_most and at_least: got {self}."
+            )
         if len(bounds) == 2 and bounds[0] < bounds[1]:
             raise ValueError(f"Empty interval: at_least exceeds at_most in {self}.")
         self._check_share()
@@ -68,7 +74,9 @@ class Constraint:
         if self.share is None:
             return
         if isinstance(self.share, bool) or not isinstance(self.share, Real):
-            raise ValueError(f"share={self.share!r}: a number between 0 and 1, as 0.05 for 5 %.")
+            raise ValueError(
+                f"share={self.share!r}: a number between 0 and 1, as 0.05 for 5 %."
+            )
         if not 0 < self.share < 1:
             raise ValueError(
                 f"share={self.share:g}: the part of the samples that may violate the bound, "
@@ -101,7 +109,9 @@ class Constraint:
         '≤ 0.5 but for 5 %'
         """
         bounds = {"=": self.equals, "≥": self.at_least, "≤": self.at_most}
-        words = [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None]
+        words = [
+            f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None
+        ]
         exempt = "" if self.share is None else f" but for {100 * self.share:g} %"
         return " and ".join(words) + exempt
 
@@ -116,7 +126,10 @@ class Constraint:
         parts = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("at_most", "at_least", "equals") or value != field.default:
+            if (
+                field.name in ("at_most", "at_least", "equals")
+                or value != field.default
+            ):
                 parts.append(f"{field.name}={value!r}")
         return f"{type(self).__name__}({', '.join(parts)})"
 

@@ -62,7 +62,8 @@ def corrected(
     within: Tensor | None = None,
 ) -> Tensor:
     """Answers y (B, V) after the steps; violations: y ↦ v, (B, K). The rest: :class:`Corrected`."""
-    with torch.inference_mode(False):  # With gradients, whatever the caller has switched off.
+    # With gradients, whatever the caller has switched off.
+    with torch.inference_mode(False):
         directions = None if within is None else projector(within)
         y = y.detach().clone()
         best = y.detach()
@@ -81,7 +82,9 @@ def corrected(
             size = excess.detach().square().sum(1, keepdim=True)
             length = gradient.square().sum(1, keepdim=True)
             # Without a gradient nothing helps.
-            y = torch.where(due & (length > 0), y - size / length * gradient, y).detach()
+            y = torch.where(
+                due & (length > 0), y - size / length * gradient, y
+            ).detach()
     return best
 
 
@@ -92,7 +95,9 @@ def projector(directions: Tensor) -> Tensor:
             f"within is {tuple(directions.shape)}: give a basis (V, V − E) of the directions that "
             "leave the equalities as they are, or their projector (V, V)."
         )
-    basis, lengths, _ = torch.linalg.svd(directions.detach().double(), full_matrices=False)
+    basis, lengths, _ = torch.linalg.svd(
+        directions.detach().double(), full_matrices=False
+    )
     basis = basis[:, lengths > 1e-6 * lengths.max()]
     return (basis @ basis.T).to(directions)
 
@@ -167,7 +172,9 @@ TOGETHER = 10
 """Rounds in which all that are wrong change; then one of a row, so that no set comes back."""
 
 
-def complementary(matrices: Tensor, values: Tensor, active: Tensor, rounds: int = 50) -> Tensor:
+def complementary(
+    matrices: Tensor, values: Tensor, active: Tensor, rounds: int = 50
+) -> Tensor:
     """argmax over λ ≥ 0 of vᵀλ − ½λᵀMλ, (B, K), by its active set; a ridge keeps M definite.
 
     Args:
@@ -181,7 +188,8 @@ def complementary(matrices: Tensor, values: Tensor, active: Tensor, rounds: int 
     ridge = 1e-12 * diagonal.amax(1, keepdim=True).clamp(min=1e-30)
     allowed = 1e-12 * values.abs().amax(1, keepdim=True)
     multipliers = torch.zeros_like(values)
-    left = torch.arange(len(values), device=values.device)  # Rows without a solution yet.
+    # Rows without a solution yet.
+    left = torch.arange(len(values), device=values.device)
     for attempt in range(rounds):
         matrix = matrices[left]
         value = values[left]

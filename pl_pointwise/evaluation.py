@@ -34,7 +34,8 @@ class SampleViolations:
     index: Tensor  #: (n,) int64, each sample's position in its data set
     violation: Tensor  #: (n, K), positive violates; NaN where it does not apply
     mask: Tensor  #: bool, (n, K): which elements it applies to
-    by_group: Tensor | None = None  #: (G, K), of the mean of each group that is bounded; or NaN
+    # : (G, K), of the mean of each group that is bounded; or NaN
+    by_group: Tensor | None = None
 
     def pooled(self) -> Tensor:
         """(m,), the elements that the constraint applies to, one after the other; or groups'."""
@@ -87,7 +88,9 @@ class ViolationsBySample:
 
     def samples(self) -> SampleViolations:
         """Those of all ranks, each counted once. A collective: every rank calls it."""
-        of_this_rank = [torch.cat(part).cpu() for part in zip(*self._batches, strict=True)]
+        of_this_rank = [
+            torch.cat(part).cpu() for part in zip(*self._batches, strict=True)
+        ]
         of_all = [of_rank for of_rank in objects_of_all_ranks(of_this_rank) if of_rank]
         if not of_all:
             empty = torch.zeros(0, 1)
@@ -157,7 +160,9 @@ class Evaluation:
             by_group = [name for name in self.bounds if not each_sample(task, name)]
         self.residuals = {name: ViolationsBySample() for name in by_group}
         self.signed = [name for name in by_group if self.bounds[name].is_equality]
-        self.violations = {name: ViolationsBySample() for name in task.evaluation_constraints}
+        self.violations = {
+            name: ViolationsBySample() for name in task.evaluation_constraints
+        }
         self.metrics = {}
         for name, metric in task.evaluation_metrics().items():
             self.metrics[name] = metric.to(task.device)
@@ -167,7 +172,9 @@ class Evaluation:
         for micro in micro_batches_of(task, batch):
             outputs = task(micro.batch)
             strict = judges_strictly(task)
-            terms = terms_of(task, micro, outputs, strict, evaluating=True, signed=self.signed)
+            terms = terms_of(
+                task, micro, outputs, strict, evaluating=True, signed=self.signed
+            )
             mask = terms.masks[OBJECTIVE]
             self.objective.add(micro.index, terms.objective[:, None], mask[:, None])
             for name, violation in terms.judged.items():
@@ -178,7 +185,9 @@ class Evaluation:
                 outside, applies = constraint.outside(violation, terms.masks[name])
                 self.violations[name].add(micro.index, outside, applies)
             real = (micro.index >= 0).to(task.device)
-            task.update_evaluation_metrics(self.metrics, outputs, micro.batch, real, self.stage)
+            task.update_evaluation_metrics(
+                self.metrics, outputs, micro.batch, real, self.stage
+            )
 
     def results(
         self,
@@ -272,7 +281,8 @@ class Evaluator:
     def __init__(self, task: Task) -> None:
         self.task = task
         self._evaluations: dict[str, Evaluation] = {}
-        self._before: dict[str, Evaluation] = {}  # Of the starting model, by the same names.
+        # Of the starting model, by the same names.
+        self._before: dict[str, Evaluation] = {}
         self.added = False  # Whether the running evaluation has had a batch.
         self._said = False  # A warning that comes once.
         self.forget()
@@ -289,16 +299,25 @@ class Evaluator:
     def start(self) -> None:
         """On every rank, whether or not it gets a batch: what follows at the end is collective."""
         trainer = self.task.trainer
-        loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        loaders = (
+            trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        )
         named = loaders_by_name("test" if trainer.testing else "val", loaders)
         self.datasets |= {stage: dataset_of(loader) for stage, loader in named.items()}
         known = {stage: self.datasets[stage] for stage in named}
-        groups = {s: None if rows is None else groups_of(rows) for s, rows in known.items()}
+        groups = {
+            s: None if rows is None else groups_of(rows) for s, rows in known.items()
+        }
         self._warn_of_samples(groups)
         self._evaluations = {s: Evaluation(s, self.task, groups[s]) for s in named}
         self._before = {}
-        if trainer.state.fn != TrainerFn.FITTING and self.task.starting_model() is not None:
-            self._before = {s: Evaluation(f"{BEFORE}{s}", self.task, groups[s]) for s in named}
+        if (
+            trainer.state.fn != TrainerFn.FITTING
+            and self.task.starting_model() is not None
+        ):
+            self._before = {
+                s: Evaluation(f"{BEFORE}{s}", self.task, groups[s]) for s in named
+            }
         self.added = False
 
     def _warn_of_samples(self, groups: Mapping[str, Tensor | None]) -> None:
@@ -331,7 +350,9 @@ class Evaluator:
         metrics = {evaluation.stage: evaluation.metrics for evaluation in both}
         self.task.finish_evaluation_metrics(metrics)
         for stage, evaluation in self._evaluations.items():
-            shown, self.evaluated[stage], self.evaluated_metrics[stage] = evaluation.results()
+            shown, self.evaluated[stage], self.evaluated_metrics[stage] = (
+                evaluation.results()
+            )
             if f"{stage}/objective" in shown:
                 self.objectives[stage] = float(shown[f"{stage}/objective"])
             pooled = {name: of.pooled() for name, of in self.evaluated[stage].items()}

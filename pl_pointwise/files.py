@@ -37,5 +37,7 @@ def run_root(trainer: Trainer) -> Path:
         return place
     name, version = logger.name, logger.version
     if name is not None and version is not None:
-        place /= f"{name}/{version if isinstance(version, str) else f'version_{version}'}"
+        place /= (
+            f"{name}/{version if isinstance(version, str) else f'version_{version}'}"
+        )
     return Path(trainer.strategy.broadcast(str(place)))

@@ -26,7 +26,8 @@ Scope = Literal["sample", "batch", "none"]
 Adaptive = Literal["adaptive"]
 Anchor = Literal["zero", "largest", "threshold"]
 Shape = Literal["linear", "hinge", "squared_hinge"]
-STANDARD_STEP = 0.1  # The paper's η, which has a unit: a standard Lagrangian offers no better one.
+# The paper's η, which has a unit: a standard Lagrangian offers no better one.
+STANDARD_STEP = 0.1
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ class Formulation(Configured, ABC):
             (found,) = torch.autograd.grad(psi.sum(), violation)
         return found
 
-    def ascend(self, violation: Tensor, multiplier: Tensor, part: Tensor | float = 1.0) -> Tensor:
+    def ascend(
+        self, violation: Tensor, multiplier: Tensor, part: Tensor | float = 1.0
+    ) -> Tensor:
         """One dual step, λ ← λ + η ∂ψ/∂λ, projected onto λ ≥ 0 unless ``signed``.
 
         part: of η, 1 or elementwise less: of a group that a batch holds a part of.
@@ -128,7 +131,9 @@ class Formulation(Configured, ABC):
         return {"class_path": path, "init_args": arguments_of(self)}
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in arguments_of(self).items())
+        arguments = ", ".join(
+            f"{name}={value!r}" for name, value in arguments_of(self).items()
+        )
         return f"{type(self).__name__}({arguments})"
 
     def __eq__(self, other: object) -> bool:
@@ -145,7 +150,10 @@ class Ascending(Formulation):
     """Of an adaptive one in force."""
 
     def __init__(
-        self, *, alpha: float | Adaptive | None = "adaptive", dual_lr: float | None = None
+        self,
+        *,
+        alpha: float | Adaptive | None = "adaptive",
+        dual_lr: float | None = None,
     ) -> None:
         name = type(self).__name__
         if isinstance(alpha, str) and alpha != "adaptive":
@@ -160,7 +168,9 @@ class Ascending(Formulation):
         if alpha is not None and not isinstance(alpha, str):
             alpha = number(name, "alpha", alpha, above=0.0)
         self.alpha = alpha
-        self.dual_lr = None if dual_lr is None else number(name, "dual_lr", dual_lr, minimum=0.0)
+        self.dual_lr = (
+            None if dual_lr is None else number(name, "dual_lr", dual_lr, minimum=0.0)
+        )
 
     @property
     def step_size(self) -> float:
@@ -210,7 +220,9 @@ class Ascending(Formulation):
             return violation + torch.zeros_like(multiplier)
         return torch.maximum(violation, -multiplier / (2 * alpha))
 
-    def ascend(self, violation: Tensor, multiplier: Tensor, part: Tensor | float = 1.0) -> Tensor:
+    def ascend(
+        self, violation: Tensor, multiplier: Tensor, part: Tensor | float = 1.0
+    ) -> Tensor:
         """The dual step; with a reach λ + η·clip(v + margin, ±r), so that λ falls as it rises."""
         scale = self.scale
         if scale is None or scale.alpha is None:
@@ -227,14 +239,27 @@ class Ascending(Formulation):
 
 
 def number(
-    owner: str, name: str, value: float, *, minimum: float | None = None, above: float | None = None
+    owner: str,
+    name: str,
+    value: float,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
 ) -> float:
     """``value`` as a plain float; a ValueError names the owner's argument that is out of range."""
-    valid = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if valid and (minimum is None or value >= minimum) and (above is None or value > above):
+    valid = (
+        isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    )
+    if (
+        valid
+        and (minimum is None or value >= minimum)
+        and (above is None or value > above)
+    ):
         return float(value)
     bound = f"> {above:g}" if above is not None else f">= {minimum:g}"
-    raise ValueError(f"{owner}({name}={value!r}): {name} must be a finite number {bound}.")
+    raise ValueError(
+        f"{owner}({name}={value!r}): {name} must be a finite number {bound}."
+    )
 
 
 def arguments_of(formulation: object) -> dict[str, Any]:
@@ -265,7 +290,9 @@ class Penalty(Formulation):
     def __init__(self, *, weight: float, shape: Shape = "linear") -> None:
         self.weight = number("Penalty", "weight", weight, minimum=0.0)
         if shape not in ("linear", "hinge", "squared_hinge"):
-            raise ValueError(f"Penalty(shape={shape!r}): linear, hinge or squared_hinge.")
+            raise ValueError(
+                f"Penalty(shape={shape!r}): linear, hinge or squared_hinge."
+            )
         self.shape = shape
 
     @property
@@ -283,7 +310,9 @@ class Penalty(Formulation):
         excess = violation.relu()
         return self.weight * (excess if self.shape == "hinge" else excess.square())
 
-    def dual_direction(self, violation: Tensor, multiplier: Tensor | None = None) -> Tensor:
+    def dual_direction(
+        self, violation: Tensor, multiplier: Tensor | None = None
+    ) -> Tensor:
         """Zero: nothing is learned."""
         return torch.zeros_like(violation)
 
@@ -309,7 +338,9 @@ class BatchFormulation(Ascending):
     def __init__(
         self, *, dual_lr: float | None = None, alpha: float | Adaptive | None = None
     ) -> None:
-        stated = dual_lr if dual_lr is not None or alpha == "adaptive" else STANDARD_STEP
+        stated = (
+            dual_lr if dual_lr is not None or alpha == "adaptive" else STANDARD_STEP
+        )
         super().__init__(alpha=alpha, dual_lr=stated)
 
     @property
@@ -375,7 +406,11 @@ class Tilted(BatchFormulation):
     anchor: Anchor = "largest"  # v − a ≤ 0, so that no exponential overflows
 
     def __init__(
-        self, *, tilt: float, dual_lr: float | None = None, alpha: float | Adaptive | None = None
+        self,
+        *,
+        tilt: float,
+        dual_lr: float | None = None,
+        alpha: float | Adaptive | None = None,
     ) -> None:
         super().__init__(alpha=alpha, dual_lr=dual_lr)
         self.tilt = number("Tilted", "tilt", tilt, above=0.0)
@@ -427,7 +462,9 @@ class CVaR(BatchFormulation):
         super().__init__(alpha=alpha, dual_lr=dual_lr)
         self.level = number("CVaR", "level", level, minimum=0.0)
         if self.level >= 1.0:
-            raise ValueError(f"CVaR(level={level!r}): level must be a fraction below 1.")
+            raise ValueError(
+                f"CVaR(level={level!r}): level must be a fraction below 1."
+            )
         self.threshold_lr = number("CVaR", "threshold_lr", threshold_lr, minimum=0.0)
 
     @property
@@ -559,15 +596,25 @@ class Relaxed(SampleFormulation):
     ) -> None:
         super().__init__(alpha=alpha, dual_lr=dual_lr)
         if (beta is None) == (price is None):
-            raise ValueError("Relaxed needs a price of relaxing: either beta=… or price=….")
+            raise ValueError(
+                "Relaxed needs a price of relaxing: either beta=… or price=…."
+            )
         if cost not in ("quadratic", "linear", None):
-            raise ValueError(f'Relaxed(cost={cost!r}): cost is "quadratic" or "linear".')
+            raise ValueError(
+                f'Relaxed(cost={cost!r}): cost is "quadratic" or "linear".'
+            )
         if price is not None and (alpha != "adaptive" or cost == "quadratic"):
-            raise ValueError("Relaxed(price=…) leaves alpha and cost out; or give beta=….")
+            raise ValueError(
+                "Relaxed(price=…) leaves alpha and cost out; or give beta=…."
+            )
         if cost == "linear" and alpha is None:
-            raise ValueError('Relaxed(cost="linear", alpha=None) is unbounded: give an alpha > 0.')
+            raise ValueError(
+                'Relaxed(cost="linear", alpha=None) is unbounded: give an alpha > 0.'
+            )
         self.beta = None if beta is None else number("Relaxed", "beta", beta, above=0.0)
-        self.price = None if price is None else number("Relaxed", "price", price, above=0.0)
+        self.price = (
+            None if price is None else number("Relaxed", "price", price, above=0.0)
+        )
         self.cost = cost or ("quadratic" if price is None else "linear")
 
     @property
@@ -578,7 +625,9 @@ class Relaxed(SampleFormulation):
         unit = 1.0 if self.scale is None else self.scale.unit or 1.0
         return (self.price or 0.0) * unit
 
-    def ascend(self, violation: Tensor, multiplier: Tensor, part: Tensor | float = 1.0) -> Tensor:
+    def ascend(
+        self, violation: Tensor, multiplier: Tensor, part: Tensor | float = 1.0
+    ) -> Tensor:
         """The dual step; with a reach a quadratic cost lowers it by ηλ/2β, a linear one bounds it.
 
         λ/2β is u* of the standard Lagrangian, and β the bound of ``|λ|``.
@@ -616,9 +665,9 @@ class Relaxed(SampleFormulation):
             capped = beta * v - (multiplier - beta).square() / (4 * alpha)
             return torch.where(shifted > beta, capped, super().psi(v, multiplier))
         # s > 0: the square expanded, so that small α does not cancel.
-        active = (beta * (multiplier * v + alpha * v.square()) - multiplier.square() / 4) / (
-            alpha + beta
-        )
+        active = (
+            beta * (multiplier * v + alpha * v.square()) - multiplier.square() / 4
+        ) / (alpha + beta)
         return torch.where(shifted > 0, active, -multiplier.square() / (4 * alpha))
 
     def force(self, violation: Tensor, multiplier: Tensor) -> Tensor:
@@ -646,7 +695,9 @@ class Relaxed(SampleFormulation):
         shifted = multiplier + 2 * alpha * v
         if self.cost == "linear":
             pointwise = torch.maximum(v, -multiplier / (2 * alpha))
-            return side * torch.where(shifted > beta, (beta - multiplier) / (2 * alpha), pointwise)
+            return side * torch.where(
+                shifted > beta, (beta - multiplier) / (2 * alpha), pointwise
+            )
         active = (beta * v - multiplier / 2) / (alpha + beta)
         return side * torch.where(shifted >= 0, active, -multiplier / (2 * alpha))
 

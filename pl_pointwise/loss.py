@@ -77,6 +77,11 @@ CLOSURES = (
 )
 
 
+def _check_count(name: str, count: object) -> None:
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+        raise DataError(f"{name}={count!r}: give a whole number from 1.")
+
+
 class PointwiseLoss:
     """Mean ℓ₀ + Σ mean ψ(v, λ) of a batch, with a multiplier for every sample.
 
@@ -144,24 +149,26 @@ class PointwiseLoss:
     ) -> None:
         self.constraints, _ = declared_constraints(constraints, None)
         formulations = formulations_from(formulation, self.constraints)
-        counts = {"samples": 1 if samples is None else samples, "primal_steps": primal_steps}
-        counts["total_steps"] = 1 if total_steps is None else total_steps
-        for name, count in counts.items():
-            if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-                raise DataError(f"{name}={count!r}: give a whole number from 1.")
+        _check_count("samples", 1 if samples is None else samples)
+        _check_count("primal_steps", primal_steps)
+        _check_count("total_steps", 1 if total_steps is None else total_steps)
         one_of("order", order, ("simultaneous", "dual_first"))
         self.samples = samples or 0
         given = None if groups is None else group_numbers(groups, self.samples)
         owners = self.samples if given is None else int(given.max()) + 1
         self.door = Door()
         self._multipliers, self._thresholds = Multipliers(owners), dict[str, Tensor]()
-        self.means: MeansOfConstraints | None = None  # Of groups, where bounds are on them.
-        self._saved_means: Mapping[str, Any] = {}  # Of a state, until the groups are known.
+        # Of groups, where bounds are on them.
+        self.means: MeansOfConstraints | None = None
+        # Of a state, until the groups are known.
+        self._saved_means: Mapping[str, Any] = {}
         self.shares = self._new_shares(self.samples)
         self.configure(formulations, primal_steps, order, given)
-        self.units = GradientUnits()  # Λ and r of the formulations that find their own α.
+        # Λ and r of the formulations that find their own α.
+        self.units = GradientUnits()
         self.in_force: dict[str, Formulation] = {}  # With α a number, of the last step.
-        self.fingerprint: str | None = None  # Of the training set that the multipliers belong to.
+        # Of the training set that the multipliers belong to.
+        self.fingerprint: str | None = None
         self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
         self.history = History(self.constraints, self.samples)
@@ -178,7 +185,8 @@ class PointwiseLoss:
         self._indices: list[Tensor] = []  # Of its losses.
         self._movement = Movement()
         self._said = set[str]()  # Warnings that come once.
-        self._weights_saved: float | None = None  # Norm of the weights that a state belongs to.
+        # Norm of the weights that a state belongs to.
+        self._weights_saved: float | None = None
         self._flat: set[str] = set()  # Constraints that were found without a gradient.
         self._tables: list[Tensor] = []  # Of the losses since the last step.
         # The updated samples of the steps since the last dual step.
@@ -196,11 +204,14 @@ class PointwiseLoss:
         self._formulations, self.groups = formulations, groups
         self.checks = Checks(self.constraints, formulations, self.door)
         if any(formulation.adaptive for formulation in formulations.values()):
-            keep_buffers_of_compiled_graphs()  # Measuring Λ differentiates a graph once more.
+            # Measuring Λ differentiates a graph once more.
+            keep_buffers_of_compiled_graphs()
         self.primal_steps, self.dual_first = primal_steps, order == "dual_first"
         self._make_means(self.means)
         self._hold(self.multipliers, self.thresholds)
-        if self.dual_first and any(isinstance(s, PerGroup) for s in self.scopes.values()):
+        if self.dual_first and any(
+            isinstance(s, PerGroup) for s in self.scopes.values()
+        ):
             raise TrainingError(
                 'order="dual_first" with groups: a group\'s λ follows the mean of its violations, '
                 'which a batch\'s loss would need first. Take order="simultaneous".'
@@ -217,13 +228,21 @@ class PointwiseLoss:
         """Keeps other λ and t, and the scopes: what ψ acts on, by constraint."""
         self._multipliers, self._thresholds = multipliers, thresholds
         state: dict[str, Any] = {"multipliers": multipliers, "thresholds": thresholds}
-        state |= {"dual_first": self.dual_first, "groups": self.groups, "means": self.means}
+        state |= {
+            "dual_first": self.dual_first,
+            "groups": self.groups,
+            "means": self.means,
+        }
         state |= {"shares": self.shares}
         self.scopes = {
-            name: scope_of(name, formulation, constraint=self.constraints[name], **state)
+            name: scope_of(
+                name, formulation, constraint=self.constraints[name], **state
+            )
             for name, formulation in self.formulations.items()
         }
-        self.on_batch = {n: s for n, s in self.scopes.items() if isinstance(s, PerBatch)}
+        self.on_batch = {
+            n: s for n, s in self.scopes.items() if isinstance(s, PerBatch)
+        }
         self.on_means = {n: s for n, s in self.scopes.items() if isinstance(s, OnMeans)}
 
     @property
@@ -345,19 +364,24 @@ class PointwiseLoss:
         self._compare_weights()
         units, next_step = self.units, self.units.next_step
         due = units.due(self.formulations, self.steps)
-        if due:  # A state of now is that of before this step, which a resume takes again.
+        # A state of now is that of before this step, which a resume takes again.
+        if due:
             self._before = {**units.state_dict(), "next": next_step}
         if due or not self.steps:
             parts = [terms.objective.sum(), *(v.sum() for v in terms.followed.values())]
             self._movement.watch(trained(self._source) or leaves_of(torch.stack(parts)))
-        self.measure_units(due, counts, lambda name: self._gradient_of(name, terms, counts))
+        self.measure_units(
+            due, counts, lambda name: self._gradient_of(name, terms, counts)
+        )
         device = terms.objective.device
         rows = over_ranks((index >= 0).sum().to(device), "sum") if not self._rows else 0
         self.put_in_force(self._epoch(int(rows)))
         if self.steps < Movement.STEPS:
             self._movement.before()
 
-    def _counts_of_step(self, counts: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
+    def _counts_of_step(
+        self, counts: Mapping[str, int], device: torch.device
+    ) -> dict[str, Tensor]:
         """Those that a caller knows, over all ranks, 1 at least."""
         names = [OBJECTIVE, *self.constraints]
         require_names("counts", counts, names)
@@ -369,7 +393,9 @@ class PointwiseLoss:
                     "the step's micro-batches on this rank, a whole number from 0."
                 )
         given = torch.tensor([float(counts[n]) for n in names], device=device)
-        return dict(zip(names, over_ranks(given, "sum").clamp(min=1).unbind(), strict=True))
+        return dict(
+            zip(names, over_ranks(given, "sum").clamp(min=1).unbind(), strict=True)
+        )
 
     def report(
         self,
@@ -414,14 +440,18 @@ class PointwiseLoss:
                 f"of the {size:,} samples is of: report(held_out, groups=…)."
             )
         numbers = group_numbers(groups, size)
-        return worst_mean(constraint, constraint.residual(values).reshape(size, -1), numbers)
+        return worst_mean(
+            constraint, constraint.residual(values).reshape(size, -1), numbers
+        )
 
     @property
     def bounds_on_means(self) -> list[str]:
         """The constraints whose bound is on the mean of each group."""
         if self.groups is None:
             return []
-        return [name for name, bound in self.constraints.items() if not bound.each_sample]
+        return [
+            name for name, bound in self.constraints.items() if not bound.each_sample
+        ]
 
     def closing(self, held_out: HeldOut | None, conditions: Conditions) -> Closing:
         """The closing table of the steps until now."""
@@ -465,7 +495,9 @@ class PointwiseLoss:
                 raise TrainingError(
                     f"The same samples came {alike + 1} times since the last step(). {CLOSURES}"
                 )
-            self._warn_once(f"The same samples came twice since the last step(). {CLOSURES}")
+            self._warn_once(
+                f"The same samples came twice since the last step(). {CLOSURES}"
+            )
 
     def step(self) -> dict[str, DualStep]:
         """λ ← (λ + η ∂ψ/∂λ)₊ of the samples of the last loss; after the optimizer's step.
@@ -474,7 +506,9 @@ class PointwiseLoss:
             TrainingError: no loss since the last step.
         """
         if not self._tables:
-            raise TrainingError("PointwiseLoss.step() without a loss since the last step.")
+            raise TrainingError(
+                "PointwiseLoss.step() without a loss since the last step."
+            )
         self._notice_no_step()
         rows = torch.cat(self._tables)
         self.skip()
@@ -482,7 +516,9 @@ class PointwiseLoss:
         filling = rows.new_zeros(int(most) - len(rows), rows.shape[1])
         filling[:, 0] = PADDING  # The first column is the index.
         self.measured = unpack([rows, filling], self.layout, rows.new_zeros(()))
-        steps = self.take(self.measured, self._epoch(int((self.measured.index >= 0).sum())))
+        steps = self.take(
+            self.measured, self._epoch(int((self.measured.index >= 0).sum()))
+        )
         if self.steps in (1, 8):
             require_equal_over_ranks(trained(self._source))
         return steps
@@ -526,7 +562,9 @@ class PointwiseLoss:
     ) -> tuple[float, float, float]:
         values = self.pushed(name, terms)
         found = values.detach().to(widest(values.device))
-        number, total = over_ranks(torch.stack([(found > 0).sum(), found.sum()]), "sum").tolist()
+        number, total = over_ranks(
+            torch.stack([(found > 0).sum(), found.sum()]), "sum"
+        ).tolist()
         if not (number or name == OBJECTIVE):
             return 0.0, number, total
         weights = self._weights_of(values)
@@ -575,19 +613,31 @@ class PointwiseLoss:
 
     # The parts of a step, which a module's Stepper takes one by one -----------------------------
 
-    def counts(self, masks: Sequence[Mapping[str, Tensor]], whole: bool) -> dict[str, Tensor]:
+    def counts(
+        self, masks: Sequence[Mapping[str, Tensor]], whole: bool
+    ) -> dict[str, Tensor]:
         """How many samples each term applies to, 1 at least, over all micro-batches and ranks.
 
         whole: whether the masks are known to be True everywhere.
         """
         names = [OBJECTIVE, *self.constraints]
         if whole:
-            samples = float(sum(len(of_micro_batch[OBJECTIVE]) for of_micro_batch in masks))
+            samples = float(
+                sum(len(of_micro_batch[OBJECTIVE]) for of_micro_batch in masks)
+            )
             device = masks[0][OBJECTIVE].device
-            numbers = torch.full((len(names),), samples, dtype=torch.float32, device=device)
+            numbers = torch.full(
+                (len(names),), samples, dtype=torch.float32, device=device
+            )
         else:
-            found = [carries(of_micro_batch[n]).sum() for of_micro_batch in masks for n in names]
-            numbers = torch.stack(found).view(len(masks), -1).sum(0, dtype=torch.float32)
+            found = [
+                carries(of_micro_batch[n]).sum()
+                for of_micro_batch in masks
+                for n in names
+            ]
+            numbers = (
+                torch.stack(found).view(len(masks), -1).sum(0, dtype=torch.float32)
+            )
         if number_of_ranks() > 1:
             numbers = over_ranks(numbers, "sum")
         return dict(zip(names, numbers.clamp(min=1).unbind(), strict=True))
@@ -613,7 +663,9 @@ class PointwiseLoss:
         """The means of the groups of a micro-batch that was seen, and who is exempt in it."""
         for name, share in self.shares.items():
             violation = terms.followed[name]
-            terms.exempt[name] = share.exempt(index).to(violation.device, non_blocking=True)
+            terms.exempt[name] = share.exempt(index).to(
+                violation.device, non_blocking=True
+            )
         for name, scope in self.on_means.items():
             terms.means[name] = scope.means_of(index, terms)
 
@@ -622,7 +674,9 @@ class PointwiseLoss:
         for scope in self.on_means.values():
             scope.forget()
 
-    def by_requirement(self, measured: Measured, names: Iterable[str] | None = None) -> Measured:
+    def by_requirement(
+        self, measured: Measured, names: Iterable[str] | None = None
+    ) -> Measured:
         """A taken step's violations as they are bounded: of groups each row has their mean."""
         names = self._reported_by_group() if names is None else names
         if self.means is None or not names:
@@ -651,9 +705,15 @@ class PointwiseLoss:
         if name in self.on_means:
             mean = terms.means[name]
             size = mean.abs() if self.formulations[name].signed else mean.clamp(min=0)
-            side = mean.sign() if self.formulations[name].signed else (mean > 0).to(mean)
+            side = (
+                mean.sign() if self.formulations[name].signed else (mean > 0).to(mean)
+            )
             return size + side * (violation - violation.detach())
-        return violation.abs() if self.formulations[name].signed else violation.clamp(min=0)
+        return (
+            violation.abs()
+            if self.formulations[name].signed
+            else violation.clamp(min=0)
+        )
 
     def measure_units(
         self,
@@ -710,7 +770,9 @@ class PointwiseLoss:
         table, self.layout = pack(index, terms, multipliers, loss, strict)
         if self.on_batch:
             slopes = slopes or self.slopes([terms], counts)
-            shares = (self.on_batch[n].loss_of(terms, s, counts[n]) for n, s in slopes.items())
+            shares = (
+                self.on_batch[n].loss_of(terms, s, counts[n]) for n, s in slopes.items()
+            )
             loss = loss + sum(shares)
         return loss, table
 
@@ -729,9 +791,14 @@ class PointwiseLoss:
         """Whether every ∂ψ/∂mean is λ, whatever the batch: those of :meth:`share`."""
         return all(scope.knows_slope for scope in self.on_batch.values())
 
-    def slopes(self, terms: Sequence[Terms], counts: Mapping[str, Tensor]) -> dict[str, Slope]:
+    def slopes(
+        self, terms: Sequence[Terms], counts: Mapping[str, Tensor]
+    ) -> dict[str, Slope]:
         """∂ψ/∂mean by constraint, of all micro-batches of all ranks."""
-        return {name: scope.slope(terms, counts[name]) for name, scope in self.on_batch.items()}
+        return {
+            name: scope.slope(terms, counts[name])
+            for name, scope in self.on_batch.items()
+        }
 
     def take(self, measured: Measured, steps_an_epoch: float) -> dict[str, DualStep]:
         """Learns from a step that the weights have taken; the dual step, where one is due.
@@ -742,7 +809,9 @@ class PointwiseLoss:
         """
         if self.means is not None:
             self.means.put(measured)
-        exempt = {name: share.exempt(measured.index) for name, share in self.shares.items()}
+        exempt = {
+            name: share.exempt(measured.index) for name, share in self.shares.items()
+        }
         visits = {
             name: visit
             for name, scope in self.scopes.items()
@@ -754,10 +823,17 @@ class PointwiseLoss:
         )
         unread = self.history.unread
         statistics = {
-            n: self.multipliers[n].clone() for n in self.on_batch if n in self.multipliers
+            n: self.multipliers[n].clone()
+            for n in self.on_batch
+            if n in self.multipliers
         }
-        unread.append(Step(measured, self.in_force, statistics, self.dual_first, exempt))
-        if len(unread) >= UNREAD_STEPS or len(unread) * len(measured.index) >= UNREAD_ROWS:
+        unread.append(
+            Step(measured, self.in_force, statistics, self.dual_first, exempt)
+        )
+        if (
+            len(unread) >= UNREAD_STEPS
+            or len(unread) * len(measured.index) >= UNREAD_ROWS
+        ):
             self.history.read()
         of_units = without_exempt(of_units, exempt)
         self.units.add(of_units, self.formulations, self.in_force, steps_an_epoch)
@@ -775,7 +851,9 @@ class PointwiseLoss:
 
     # At the start of a fit ----------------------------------------------------------------------
 
-    def start(self, samples: int, fingerprint: str | None, resumed: bool, first: bool) -> None:
+    def start(
+        self, samples: int, fingerprint: str | None, resumed: bool, first: bool
+    ) -> None:
         """Keeps the multipliers if they belong to this training set, or starts them again.
 
         samples, fingerprint: of the training set; 0 and None of a stream. resumed: whether they are
@@ -785,7 +863,9 @@ class PointwiseLoss:
             refuse_stream(self.constraints)
         if not resumed and fingerprint != self.fingerprint:
             if self.fingerprint is not None and samples:
-                self.warn("Another training set than before: the multipliers start at 0 again.")
+                self.warn(
+                    "Another training set than before: the multipliers start at 0 again."
+                )
             owners = samples if self.groups is None else int(self.groups.max()) + 1
             self.means = None
             self._make_means(None)
@@ -806,14 +886,20 @@ class PointwiseLoss:
         """
         multipliers = self.multipliers
         for name in set(multipliers).intersection(multipliers.pending()):
-            self.warn(f'Multipliers of "{name}" are the checkpoint\'s, not those that were set.')
+            self.warn(
+                f'Multipliers of "{name}" are the checkpoint\'s, not those that were set.'
+            )
             del multipliers.pending()[name]
         for name in [*multipliers, *multipliers.pending()]:
             formulation = self.formulations.get(name)
             dimensions = None if formulation is None else self.scopes[name].dimensions
             if formulation is None or dimensions is None:
-                what = "no such constraint" if formulation is None else repr(formulation)
-                self.warn(f'Multipliers of "{name}" are dropped: this module has {what}.')
+                what = (
+                    "no such constraint" if formulation is None else repr(formulation)
+                )
+                self.warn(
+                    f'Multipliers of "{name}" are dropped: this module has {what}.'
+                )
                 multipliers.reset(name)
                 continue
             table = multipliers.get(name)
@@ -856,12 +942,18 @@ class PointwiseLoss:
         }
 
     def _digest_of_groups(self) -> str | None:
-        return None if self.groups is None else sha256(self.groups.numpy().tobytes()).hexdigest()
+        return (
+            None
+            if self.groups is None
+            else sha256(self.groups.numpy().tobytes()).hexdigest()
+        )
 
     def _compare_weights(self) -> None:
         """Warns, in the first step after a state was loaded, of weights of another step."""
         saved, self._weights_saved = self._weights_saved, None
-        weights = [w for w in trained(self._source) if not is_sharded(w)] if saved else []
+        weights = (
+            [w for w in trained(self._source) if not is_sharded(w)] if saved else []
+        )
         now = norm_of(weights)
         if saved and weights and abs(now - saved) > 1e-5 * saved:
             self.warn(
@@ -872,7 +964,11 @@ class PointwiseLoss:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy asks the graph for its weights: those of the original are not its own."""
-        fresh: dict[str, Any] = {"_source": None, "_movement": Movement(), "_differentiated": []}
+        fresh: dict[str, Any] = {
+            "_source": None,
+            "_movement": Movement(),
+            "_differentiated": [],
+        }
         return self.__dict__ | fresh
 
     def dual_state(self) -> dict[str, Any]:
@@ -890,7 +986,9 @@ class PointwiseLoss:
             "history": self.history.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], steps: int | None = None) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], steps: int | None = None
+    ) -> None:
         """Goes on from :meth:`state_dict`, to the bit. What is refused changes nothing.
 
         steps: of the weights, as the rest of the checkpoint counts them; None compares nothing.
@@ -909,7 +1007,13 @@ class PointwiseLoss:
             self._weights_saved = state.get("weights")
             self.skip()
             self.fit_tables()
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RuntimeError,
+        ) as error:
             self.__dict__.update(before)
             if isinstance(error, TrainingError):
                 raise
@@ -957,7 +1061,11 @@ class PointwiseLoss:
     def _new_shares(self, samples: int) -> dict[str, Share]:
         """Of the constraints that a share of the samples may violate, without a value yet."""
         found = {name: bound.share for name, bound in self.constraints.items()}
-        return {name: Share(samples, share) for name, share in found.items() if share is not None}
+        return {
+            name: Share(samples, share)
+            for name, share in found.items()
+            if share is not None
+        }
 
     def load_dual_state(self, state: Mapping[str, Any]) -> None:
         multipliers = self.multipliers.for_samples(int(state["samples"]))
@@ -977,7 +1085,9 @@ class PointwiseLoss:
         self._window = [dict(visits) for visits in state["window"]]
         self.fingerprint = state["fingerprint"]
         samples = self.samples if self.groups is not None else multipliers.samples
-        self.history = History.from_state(self.constraints, samples, state.get("history"))
+        self.history = History.from_state(
+            self.constraints, samples, state.get("history")
+        )
 
 
 def without_margin(formulation: Formulation) -> Formulation:

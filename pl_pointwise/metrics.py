@@ -79,7 +79,8 @@ def quantiles(values: Tensor, at: Tensor | Sequence[float] | float) -> Tensor:
     at = torch.as_tensor(at, dtype=torch.float64, device="cpu").detach()
     for fraction in at.flatten().tolist():
         _check(fraction)
-    ordered = values.sort().values  # NaN sorts last. torch.quantile takes 16 million values at most
+    # NaN sorts last. torch.quantile takes 16 million values at most
+    ordered = values.sort().values
     if not len(ordered) or ordered[-1].isnan():
         return ordered.new_full(at.shape, math.nan)
     position = at * (len(ordered) - 1)

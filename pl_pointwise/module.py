@@ -158,7 +158,9 @@ class PointwiseModule(Task):
     measured: Measured | None = _held_by("_lagrangian", "measured")
     dual_steps: dict[str, DualStep] = _held_by("_lagrangian", "dual_steps")
     violations: dict[str, dict[str, Tensor]] = _held_by("_evaluator", "violations")
-    evaluated: dict[str, dict[str, SampleViolations]] = _held_by("_evaluator", "evaluated")
+    evaluated: dict[str, dict[str, SampleViolations]] = _held_by(
+        "_evaluator", "evaluated"
+    )
     evaluated_metrics: dict[str, dict[str, SampleValues]] = _held_by(
         "_evaluator", "evaluated_metrics"
     )
@@ -221,7 +223,9 @@ class PointwiseModule(Task):
         self._run.step_schedulers("step")
         return torch.tensor(measured.lagrangian)
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         with explain_own_errors(self, batch):
             self._evaluator.add(batch, dataloader_idx)
 
@@ -237,9 +241,12 @@ class PointwiseModule(Task):
             trainable,
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
-            fused=True,  # One pass over the weights; on a CPU a sixth of the plain one's time.
+            # One pass over the weights; on a CPU a sixth of the plain one's time.
+            fused=True,
         )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: self._run.factor(s))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda s: self._run.factor(s)
+        )
         by_step = {"scheduler": schedule, "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": by_step}  # type: ignore[return-value]
 
@@ -248,12 +255,19 @@ class PointwiseModule(Task):
     ) -> Any:
         """Moves a batch, all but its ``host_keys``."""
         if isinstance(batch, (list, tuple)):
-            return [self.transfer_batch_to_device(b, device, dataloader_idx) for b in batch]
+            return [
+                self.transfer_batch_to_device(b, device, dataloader_idx) for b in batch
+            ]
         if not isinstance(batch, Mapping):
             return super().transfer_batch_to_device(batch, device, dataloader_idx)
         on_host = {key: value for key, value in batch.items() if key in self.host_keys}
-        to_move = {key: value for key, value in batch.items() if key not in self.host_keys}
-        return {**super().transfer_batch_to_device(to_move, device, dataloader_idx), **on_host}
+        to_move = {
+            key: value for key, value in batch.items() if key not in self.host_keys
+        }
+        return {
+            **super().transfer_batch_to_device(to_move, device, dataloader_idx),
+            **on_host,
+        }
 
     # Checkpoints --------------------------------------------------------------------------------
 

@@ -65,7 +65,9 @@ class Multipliers(Mapping[str, Tensor]):
         known = {**self._tables, **self._initial}
         unknown = [name for name in names if name not in known]
         if unknown:
-            raise KeyError(f"no multipliers of {', '.join(unknown)}; there are {', '.join(known)}")
+            raise KeyError(
+                f"no multipliers of {', '.join(unknown)}; there are {', '.join(known)}"
+            )
         for name in names or known:
             self._tables.pop(name, None)
             self._initial.pop(name, None)
@@ -115,7 +117,9 @@ class Multipliers(Mapping[str, Tensor]):
         """Takes copies of tables; refuses those of other samples, or not finite."""
         for name, table in state.items():
             if table.dim() > 2 or (table.dim() == 2 and len(table) != self.samples):
-                raise ValueError(f'"{name}": {tuple(table.shape)} for {self.samples:,} samples')
+                raise ValueError(
+                    f'"{name}": {tuple(table.shape)} for {self.samples:,} samples'
+                )
             if not torch.isfinite(table).all():
                 raise ValueError(f'"{name}": multipliers that are not finite')
         self._tables = {
@@ -150,7 +154,11 @@ def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """One number, or a value per row and column, as a table of ``shape``; None if it is neither."""
     if values.dim() == 1 and len(shape) == 2 and shape[1] == 1:
         values = values[:, None]
-    return values.expand(shape) if values.dim() == 0 or tuple(values.shape) == shape else None
+    return (
+        values.expand(shape)
+        if values.dim() == 0 or tuple(values.shape) == shape
+        else None
+    )
 
 
 # What ψ acts on ----------------------------------------------------------------------------------
@@ -175,7 +183,8 @@ class Weight:
     ) -> None:
         self.name, self.sides = name, constraint.sides
         self.formulation: Any = formulation  # That in force, from the first step on.
-        self.dual_first = dual_first  # The step of the weights uses λ after this step's update.
+        # The step of the weights uses λ after this step's update.
+        self.dual_first = dual_first
         self.multipliers, self.thresholds = multipliers, thresholds
         self.groups = groups  # (N,), of each sample; None where λ is a sample's.
         self.means: Any = means  # Of these groups, where bounds are on them.
@@ -190,7 +199,9 @@ class Weight:
         multiplier = torch.zeros_like(violation) if multiplier is None else multiplier
         if self.dual_first:
             multiplier = self.formulation.ascend(terms.judged[self.name], multiplier)
-        return self._mean(self.formulation.lagrangian(violation, multiplier), terms, count)
+        return self._mean(
+            self.formulation.lagrangian(violation, multiplier), terms, count
+        )
 
     def visit(self, measured: Measured) -> list[Tensor] | None:
         """What the dual step needs of a step; None where it has nothing to do."""
@@ -235,7 +246,12 @@ class PerSample(Weight):
         rows = None if measured.whole or mask.all() else carries(mask)
         if not self.multipliers.samples or (rows is not None and not rows.any()):
             return None
-        visit = [measured.index, measured.judged[name], mask, measured.multipliers[name]]
+        visit = [
+            measured.index,
+            measured.judged[name],
+            mask,
+            measured.multipliers[name],
+        ]
         return visit if rows is None else [part[rows] for part in visit]
 
     def step(self, visits: Sequence[list[Tensor]]) -> DualStep:
@@ -296,8 +312,12 @@ class PerGroup(PerSample):
         groups, row = torch.unique(owners, return_inverse=True)
         sums = torch.zeros(len(groups), judged.shape[1], dtype=judged.dtype)
         number = sums.index_add(0, row, mask.to(judged.dtype))
-        mean = sums.index_add(0, row, torch.where(mask, judged, 0)) / number.clamp(min=1)
-        return super().step([[groups, mean, number > 0, multiplier[last_visits(owners)]]])
+        mean = sums.index_add(0, row, torch.where(mask, judged, 0)) / number.clamp(
+            min=1
+        )
+        return super().step(
+            [[groups, mean, number > 0, multiplier[last_visits(owners)]]]
+        )
 
 
 def owners_of(index: Tensor, groups: Tensor | None) -> Tensor:
@@ -317,17 +337,26 @@ class OnMeans(Weight):
 
     def __init__(self, *args: Any, **state: Any) -> None:
         super().__init__(*args, **state)
-        self._rows: list[tuple[Tensor, Tensor, Tensor]] = []  # Of the losses of this step so far.
-        self._found: tuple[Tensor, Tensor] | None = None  # Groups of this step and their means.
+        # Of the losses of this step so far.
+        self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
+        # Groups of this step and their means.
+        self._found: tuple[Tensor, Tensor] | None = None
 
     def see(
-        self, terms: Sequence[Terms], indices: Sequence[Tensor], device: torch.device, keep: bool
+        self,
+        terms: Sequence[Terms],
+        indices: Sequence[Tensor],
+        device: torch.device,
+        keep: bool,
     ) -> None:
         """Takes in micro-batches of a step, whose values the means of their groups are then with.
 
         A collective. keep: whether what comes within the step is together with them.
         """
-        index, values = torch.zeros(0, dtype=torch.long), torch.zeros(0, 1, device=device)
+        index, values = (
+            torch.zeros(0, dtype=torch.long),
+            torch.zeros(0, 1, device=device),
+        )
         mask = torch.zeros(0, 1, dtype=torch.bool, device=device)
         if terms:
             index = torch.cat(list(indices))
@@ -350,8 +379,14 @@ class OnMeans(Weight):
         violation, mask = terms.followed[self.name], terms.masks[self.name]
         if not len(groups):
             return torch.zeros_like(violation)
-        row = torch.searchsorted(groups, owners_of(index, self.groups)).clamp(max=len(groups) - 1)
-        found = means[row].nan_to_num().to(violation.device, violation.dtype, non_blocking=True)
+        row = torch.searchsorted(groups, owners_of(index, self.groups)).clamp(
+            max=len(groups) - 1
+        )
+        found = (
+            means[row]
+            .nan_to_num()
+            .to(violation.device, violation.dtype, non_blocking=True)
+        )
         return torch.where(mask, found, 0)
 
     def loss(self, terms: Terms, multiplier: Tensor | None, count: Tensor) -> Tensor:
@@ -463,8 +498,12 @@ class PerBatch(Weight):
         value = self._value(*self._statistic(measured, "followed", count, threshold))
         followed = judged = value.detach()
         if measured.strict:
-            judged = self._value(*self._statistic(measured, "judged", count, self.threshold))
-        measured.lagrangian += float(formulation.lagrangian(followed, self.multiplier).sum())
+            judged = self._value(
+                *self._statistic(measured, "judged", count, self.threshold)
+            )
+        measured.lagrangian += float(
+            formulation.lagrangian(followed, self.multiplier).sum()
+        )
         if formulation.learns_threshold:
             (slope,) = torch.autograd.grad(value.sum(), threshold)
             stepped = (threshold - formulation.threshold_step * slope).detach().float()
@@ -485,7 +524,11 @@ class PerBatch(Weight):
         return anchor + self.formulation.outer(mean)
 
     def _statistic(
-        self, of: Sequence[Terms] | Measured, kind: str, count: Tensor, threshold: Tensor
+        self,
+        of: Sequence[Terms] | Measured,
+        kind: str,
+        count: Tensor,
+        threshold: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The anchor and the mean of inner(v − a) of all ranks, in the widest dtype.
 
@@ -496,8 +539,12 @@ class PerBatch(Weight):
         """
         sides, formulation = self.sides, self.formulation
         parts: Sequence[Any] = of if isinstance(of, Sequence) else [of]
-        reduce = over_ranks if isinstance(of, Sequence) else lambda value, operation: value
-        found = [(getattr(p, kind)[self.name].detach(), p.masks[self.name]) for p in parts]
+        reduce = (
+            over_ranks if isinstance(of, Sequence) else lambda value, operation: value
+        )
+        found = [
+            (getattr(p, kind)[self.name].detach(), p.masks[self.name]) for p in parts
+        ]
         present = torch.zeros((), dtype=widest(count.device), device=count.device)
         for _, mask in found:
             present = present + carries(mask).sum()
@@ -508,8 +555,12 @@ class PerBatch(Weight):
             for violation, mask in found:
                 if not len(violation):
                     continue
-                alone = violation.masked_fill(~mask, -math.inf).unflatten(1, (sides, -1))
-                anchor = torch.maximum(anchor, alone.transpose(0, 1).flatten(1).amax(1).to(anchor))
+                alone = violation.masked_fill(~mask, -math.inf).unflatten(
+                    1, (sides, -1)
+                )
+                anchor = torch.maximum(
+                    anchor, alone.transpose(0, 1).flatten(1).amax(1).to(anchor)
+                )
             anchor = reduce(anchor, "max")
             anchor = torch.where(left_out > 0, anchor.clamp(min=0), anchor)
         mean = torch.zeros_like(anchor)

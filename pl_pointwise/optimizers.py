@@ -72,7 +72,8 @@ class Training:
     order: Order = "simultaneous"
 
     def __post_init__(self) -> None:
-        if isinstance(self.optimization, Mapping):  # From a checkpoint's hyperparameters.
+        # From a checkpoint's hyperparameters.
+        if isinstance(self.optimization, Mapping):
             self.optimization = Optimization(**self.optimization)
         if not isinstance(self.optimization, Optimization):
             raise ValueError(
@@ -85,7 +86,9 @@ class Training:
                 _require(name, count, "whole, at least 1", lambda x: x >= 1, Integral)
         if self.gradient_clip_val is not None:
             wanted = "above 0. None sets no bound"
-            _require("gradient_clip_val", self.gradient_clip_val, wanted, lambda x: x > 0)
+            _require(
+                "gradient_clip_val", self.gradient_clip_val, wanted, lambda x: x > 0
+            )
         one_of("order", self.order, get_args(Order))
         if self.primal_steps > 1 and self.order == "dual_first":
             raise ValueError(
@@ -97,7 +100,9 @@ class Training:
 def _require(
     name: str, value: Any, wanted: str, fits: Callable[[float], bool], kind: Any = Real
 ) -> None:
-    valid = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+    valid = (
+        isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+    )
     if not (valid and fits(value)):
         raise ValueError(f"{name}={value!r}: must be a number, {wanted}.")
 
@@ -119,7 +124,8 @@ def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _keep_monitor(entry: Any) -> None:
     """Sets "monitor" and "strict" on the scheduler itself, in whichever form it is declared."""
     beside: dict[str, Any] = {}
-    if isinstance(entry, dict) and "lr_scheduler" in entry:  # Lightning takes them there, too.
+    # Lightning takes them there, too.
+    if isinstance(entry, dict) and "lr_scheduler" in entry:
         beside = entry
         entry = entry["lr_scheduler"]
     declared = entry if isinstance(entry, dict) else {}

@@ -36,7 +36,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Configured):
         return plain(value.config())
     if is_dataclass(value) and not isinstance(value, type):
-        return plain({field.name: getattr(value, field.name) for field in fields(value)})
+        return plain(
+            {field.name: getattr(value, field.name) for field in fields(value)}
+        )
     if isinstance(value, (Mapping, Namespace)):
         entries = vars(value) if isinstance(value, Namespace) else value
         return {str(key): plain(entry) for key, entry in entries.items()}

@@ -82,5 +82,8 @@ def quieten() -> None:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-    for message in (".*does not have many workers.*", ".*isinstance.treespec, LeafSpec.*"):
+    for message in (
+        ".*does not have many workers.*",
+        ".*isinstance.treespec, LeafSpec.*",
+    ):
         warnings.filterwarnings("ignore", message=message)

@@ -40,8 +40,10 @@ class Notes:
     confidential: bool = False  # whether a task writes no files about this evaluation
     certificate: str | None = None  # what ``compare --require`` certified
     checkpoint: str = ""  # that the weights are of; "" for those of the last step
-    kept: dict[str, Any] = field(default_factory=dict)  # a task's, for its checkpoints; plain
-    facts: dict[str, Any] = field(default_factory=dict)  # what only the user knows: model_card.py
+    # a task's, for its checkpoints; plain
+    kept: dict[str, Any] = field(default_factory=dict)
+    # what only the user knows: model_card.py
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class Task(LightningModule):
@@ -68,7 +70,9 @@ class Task(LightningModule):
 
     def objective(self, outputs: Any, batch: Any) -> Tensor:
         """ℓ₀ of each sample, (B,), from the forward pass's output."""
-        raise TrainingError(f"{type(self).__name__} has no objective(outputs, batch): define it.")
+        raise TrainingError(
+            f"{type(self).__name__} has no objective(outputs, batch): define it."
+        )
 
     def constraint_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """ℓ_k of each sample by constraint, (B,) or (B, K): values, not yet violations."""
@@ -177,7 +181,9 @@ class Task(LightningModule):
 
     def export(self, path: str | Path) -> Path:
         """Writes the model as a folder that other libraries load; a task says which."""
-        raise TypeError(f"{type(self).__name__} has no export(); define it to write {path}.")
+        raise TypeError(
+            f"{type(self).__name__} has no export(); define it to write {path}."
+        )
 
 
 def notes_of(task: Task) -> Notes:
@@ -207,7 +213,9 @@ def log_of_all_ranks(
 ) -> None:
     """Logs values of an epoch that every rank has alike: by their largest, as a mean may round."""
     ranks = module.trainer.world_size > 1
-    module.log_dict(values, sync_dist=ranks, reduce_fx="max" if ranks else "mean", **options)
+    module.log_dict(
+        values, sync_dist=ranks, reduce_fx="max" if ranks else "mean", **options
+    )
 
 
 def objects_of_all_ranks(of_this_rank: Any) -> list[Any]:
@@ -234,7 +242,11 @@ def _take(value: Any, rows: Tensor, size: int) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
         if not value.ndim or len(value) != size:
             return value
-        return value[rows.to(value.device)] if isinstance(value, Tensor) else value[rows.numpy()]
+        return (
+            value[rows.to(value.device)]
+            if isinstance(value, Tensor)
+            else value[rows.numpy()]
+        )
     if not isinstance(value, (list, tuple)):
         return value
     if len(value) == size:

@@ -42,10 +42,19 @@ from .trainer_checkpoints import (
     new_mark,
     write_multipliers,
 )
-from .trainer_settings import refuse_arguments, refuse_order, refuse_sharding, with_index
+from .trainer_settings import (
+    refuse_arguments,
+    refuse_order,
+    refuse_sharding,
+    with_index,
+)
 
-WORDS = Words("The objective of terms()", "The values of terms()", "The masks of terms()")
-OF_TERMS = Door(objective="terms() and the model", values="terms() and the model", words=WORDS)
+WORDS = Words(
+    "The objective of terms()", "The values of terms()", "The masks of terms()"
+)
+OF_TERMS = Door(
+    objective="terms() and the model", values="terms() and the model", words=WORDS
+)
 """How errors call what a class with the mix-in defines."""
 
 
@@ -124,7 +133,8 @@ class PointwiseTrainerMixin:
         self.constrained.fingerprint = found
         self._held_out: dict[str, list[Tensor]] = {}  # Of the last evaluation, by term.
         self._eval_groups = eval_groups
-        self._counts: dict[str, int] | None = None  # Of all micro-batches of a step, by term.
+        # Of all micro-batches of a step, by term.
+        self._counts: dict[str, int] | None = None
         trainer.data_collator = _WithIndex(trainer.data_collator)
         # A mean over the samples of a micro-batch: the trainer divides it by their number. The
         # first is read since transformers 5.19, the second before.
@@ -167,20 +177,31 @@ class PointwiseTrainerMixin:
                 )
             if index is None:  # A stream, of which no sample comes twice.
                 index = torch.arange(len(objective))
-            loss = self.constrained(objective, values, index, masks=masks, counts=self._counts)
-            if self._counts is not None:  # A part of one batch's, and the trainer divides.
+            loss = self.constrained(
+                objective, values, index, masks=masks, counts=self._counts
+            )
+            # A part of one batch's, and the trainer divides.
+            if self._counts is not None:
                 loss = loss * self.current_gradient_accumulation_steps  # type: ignore[attr-defined]
         else:
             carried = self._keep_held_out(objective, values, masks)
             applied = objective[carried]
             loss = applied.mean() if len(applied) else objective.sum() * 0
-        return (loss, outputs or {"objective": objective.detach()}) if return_outputs else loss
+        return (
+            (loss, outputs or {"objective": objective.detach()})
+            if return_outputs
+            else loss
+        )
 
     def _terms_of(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Objective, values and masks by term of what ``terms`` returns; refuses another form."""
         found = self.terms(model, inputs)
         if not isinstance(found, (tuple, list)) or len(found) not in (2, 3):
-            form = f"{len(found)} things" if isinstance(found, (tuple, list)) else "no tuple"
+            form = (
+                f"{len(found)} things"
+                if isinstance(found, (tuple, list))
+                else "no tuple"
+            )
             raise TrainingError(
                 f"{type(self).__name__}.terms() returned {form} ({type(found).__name__}): return "
                 "the objective (B,), a dict of values by constraint, and a dict of masks if needed."
@@ -211,21 +232,28 @@ class PointwiseTrainerMixin:
         counts = dict.fromkeys([OBJECTIVE, *self.constrained.constraints], 0)
         for batch, masks in zip(batches, given, strict=True):
             index, cpu = batch["index"].cpu(), torch.device("cpu")
-            found, _ = masks_from(masks or {}, index, counts, cpu, replace(WORDS, masks="masks()"))
+            found, _ = masks_from(
+                masks or {}, index, counts, cpu, replace(WORDS, masks="masks()")
+            )
             for name in counts:
                 counts[name] += int(carries(found[name]).sum())
         return counts
 
-    def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: Any = None, *args: Any, **options: Any
+    ) -> Any:
         """Trains; λ goes on from the checkpoint that is resumed."""
         trainer: Any = self
-        if trainer.model_init is not None:  # A model made anew, as of every trial of a search.
+        # A model made anew, as of every trial of a search.
+        if trainer.model_init is not None:
             self.constrained = self._new_loss()
             self.constrained.fingerprint = self._fingerprint
         self.constrained.skip()  # What a run that was broken off has left.
         if resume_from_checkpoint is True:
             # Where there is none the trainer says so.
-            resume_from_checkpoint = last_whole_checkpoint(trainer.args.output_dir) or True
+            resume_from_checkpoint = (
+                last_whole_checkpoint(trainer.args.output_dir) or True
+            )
         if resume_from_checkpoint and resume_from_checkpoint is not True:
             state = load_multipliers(Path(resume_from_checkpoint))
             self.constrained.load_state_dict(state)
@@ -253,7 +281,9 @@ class PointwiseTrainerMixin:
         parent._save_optimizer_and_scheduler(output_dir)
         self._save_multipliers(Path(output_dir))
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def save_model(
+        self, output_dir: str | None = None, _internal_call: bool = False
+    ) -> None:
         """Saves the model; in a checkpoint of the model alone, λ too."""
         parent: Any = super()
         parent.save_model(output_dir, _internal_call=_internal_call)
@@ -320,8 +350,12 @@ class PointwiseTrainerMixin:
             if name == OBJECTIVE:
                 found = {name: float(torch.cat(parts).nanmean())}
             else:
-                found = _summary(name, self.constrained.constraints[name], torch.cat(parts))
-            output.metrics.update({f"{prefix}_{key}": value for key, value in found.items()})
+                found = _summary(
+                    name, self.constrained.constraints[name], torch.cat(parts)
+                )
+            output.metrics.update(
+                {f"{prefix}_{key}": value for key, value in found.items()}
+            )
         return output
 
     @property
@@ -330,7 +364,10 @@ class PointwiseTrainerMixin:
         return [] if self._eval_groups is None else self.constrained.bounds_on_means
 
     def _keep_held_out(
-        self, objective: Tensor, values: Mapping[str, Tensor], masks: Mapping[str, Tensor]
+        self,
+        objective: Tensor,
+        values: Mapping[str, Tensor],
+        masks: Mapping[str, Tensor],
     ) -> Tensor:
         """Keeps an evaluated batch's values by sample: NaN where a term does not apply.
 
@@ -345,7 +382,10 @@ class PointwiseTrainerMixin:
         index = torch.arange(len(objective))
         names = [OBJECTIVE, *self.constrained.constraints]
         masks, whole = masks_from(masks, index, names, objective.device, WORDS)
-        bounds, signs = self.constrained.constraints, Pointwise(alpha=None).for_equality()
+        bounds, signs = (
+            self.constrained.constraints,
+            Pointwise(alpha=None).for_equality(),
+        )
         equalities = [name for name in self._by_group if bounds[name].is_equality]
         signed = dict.fromkeys(equalities, signs)
         given = masks, objective.detach(), values, None, whole
@@ -373,7 +413,9 @@ class PointwiseTrainerMixin:
         if worst:
             objective = float(worst.pop(OBJECTIVE).nanmean())
             held_out = HeldOut(self.constrained.constraints, worst, objective)
-        conditions = Conditions(rate=trainer.args.learning_rate, longer="raise num_train_epochs")
+        conditions = Conditions(
+            rate=trainer.args.learning_rate, longer="raise num_train_epochs"
+        )
         closing = self.constrained.closing(held_out, conditions)
         if trainer.is_world_process_zero():
             say(f"\n{closing}\n")
@@ -431,7 +473,9 @@ def _first_output(model: Any, outputs: dict[str, Any]) -> Iterator[None]:
         elif isinstance(found, Tensor):
             outputs["logits"] = found
         elif isinstance(found, (tuple, list)):
-            outputs.update({f"output_{position}": each for position, each in enumerate(found)})
+            outputs.update(
+                {f"output_{position}": each for position, each in enumerate(found)}
+            )
 
     handle = model.register_forward_hook(keep)
     try:

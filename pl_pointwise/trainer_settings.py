@@ -13,7 +13,9 @@ ONLINE = ("GRPOTrainer", "RLOOTrainer", "PPOTrainer", "OnlineDPOTrainer")
 """Trainers that make their samples themselves."""
 
 
-def refuse_arguments(kind: type, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+def refuse_arguments(
+    kind: type, args: Sequence[Any], options: Mapping[str, Any]
+) -> None:
     """Refuses, before anything is built, what would fail in step 1 or train something else."""
     online = [each.__name__ for each in kind.__mro__ if each.__name__ in ONLINE]
     if online:
@@ -82,5 +84,7 @@ def with_index(rows: Any) -> Any:
     if not hasattr(rows, "add_column") or custom.get("type") == "custom":
         return IndexedDataset(rows)  # A transform of its own gives its own columns.
     if "index" in rows.column_names:
-        raise TrainingError('train_dataset has a column "index", which is the position: rename it.')
+        raise TrainingError(
+            'train_dataset has a column "index", which is the position: rename it.'
+        )
     return rows.add_column("index", list(range(len(rows))))

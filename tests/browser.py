@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    None,
 )
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars
 --disable-background-networking --disable-component-update --disable-sync --disable-dev-shm-usage
@@ -33,10 +34,17 @@ class Browser:
 
     def __init__(self) -> None:
         assert CHROMIUM is not None
-        self._profile = TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
+        self._profile = TemporaryDirectory(
+            prefix="chromium-", ignore_cleanup_errors=True
+        )
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
-        words = [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
+        words = [
+            CHROMIUM,
+            *FLAGS,
+            f"--user-data-dir={self._profile.name}",
+            "about:blank",
+        ]
         self._process = subprocess.Popen(
             [sys.executable, "-c", START, str(commands), str(answers), *words],
             pass_fds=(commands, answers),
@@ -67,7 +75,11 @@ class Browser:
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Sends a command of the protocol and returns its result."""
         self._number += 1
-        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        message: dict[str, Any] = {
+            "id": self._number,
+            "method": method,
+            "params": parameters,
+        }
         if self._session:
             message["sessionId"] = self._session
         data = json.dumps(message).encode() + b"\0"
@@ -93,7 +105,9 @@ class Browser:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> float:
+    def open(
+        self, path: Path, width: int = 1280, height: int = 900, dark: bool = False
+    ) -> float:
         """Opens a file; returns the seconds from the start of loading to the page's load event."""
         phone = width < 600
         self.call(
@@ -103,11 +117,15 @@ class Browser:
             deviceScaleFactor=1,
             mobile=phone,
         )
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        scheme = [
+            {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        ]
         self.call("Emulation.setEmulatedMedia", features=scheme)
         self.events.clear()
         self.call("Page.navigate", url=path.absolute().as_uri())
-        while not any(each.get("method") == "Page.loadEventFired" for each in self.events):
+        while not any(
+            each.get("method") == "Page.loadEventFired" for each in self.events
+        ):
             self.events.append(self._read())
         timing = "performance.getEntriesByType('navigation')[0].loadEventStart / 1000"
         return float(self.run(timing))
@@ -125,7 +143,14 @@ class Browser:
         """A click of the mouse in the midst of an element."""
         x, y = self.middle(selector)
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+            self.call(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=x,
+                y=y,
+                button="left",
+                clickCount=1,
+            )
 
     def point(self, selector: str, across: float = 0.5) -> None:
         """Moves the pointer over an element."""
@@ -179,11 +204,18 @@ class Browser:
             parameters = each.get("params", {})
             if each.get("method") == "Runtime.exceptionThrown":
                 found.append(str(parameters["exceptionDetails"]))
-            elif each.get("method") == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            elif (
+                each.get("method") == "Log.entryAdded"
+                and parameters["entry"]["level"] == "error"
+            ):
                 found.append(parameters["entry"]["text"])
         return found
 
     def requests(self) -> list[str]:
         """The addresses that the page asked for."""
-        sent = [each for each in self.events if each.get("method") == "Network.requestWillBeSent"]
+        sent = [
+            each
+            for each in self.events
+            if each.get("method") == "Network.requestWillBeSent"
+        ]
         return [each["params"]["request"]["url"] for each in sent]

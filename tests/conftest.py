@@ -28,7 +28,10 @@ torch.set_num_threads(1)
 # Every Trainer asks every installed package for callbacks.
 registry.entry_points = functools.cache(registry.entry_points)
 settings.register_profile(
-    "quick", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "quick",
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("quick")
 

@@ -61,7 +61,9 @@ class Waits:
 
     def note(self, what: str) -> None:
         """The innermost line of the project's own code that is running."""
-        if any(frame.filename.endswith(OF_THE_HOST) for frame in traceback.extract_stack()):
+        if any(
+            frame.filename.endswith(OF_THE_HOST) for frame in traceback.extract_stack()
+        ):
             return
         for frame in reversed(traceback.extract_stack()):
             path = Path(frame.filename)
@@ -82,7 +84,11 @@ class _Calls(TorchFunctionMode):
         self.waits = waits
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs, waits = kwargs or {}, self.waits
         name = getattr(func, "__name__", "")
@@ -95,7 +101,9 @@ class _Calls(TorchFunctionMode):
                 return copied
         given = [*args[1:], *kwargs.values()]
         device = any(isinstance(each, torch.device) for each in given)
-        device |= any(isinstance(each, Tensor) and waits.is_marked(each) for each in given[:1])
+        device |= any(
+            isinstance(each, Tensor) and waits.is_marked(each) for each in given[:1]
+        )
         result = func(*args, **kwargs)
         if name == "to" and device and not waits.is_marked(first):
             if not kwargs.get("non_blocking", False):
@@ -118,13 +126,21 @@ class _Operations(TorchDispatchMode):
         self.waits = waits
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs, waits = kwargs or {}, self.waits
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        given = [
+            each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)
+        ]
         marked = any(map(waits.is_marked, given))
         name = func._schema.name.partition("::")[2]
-        if marked and (name in BY_VALUE or _depends_on_values(name, args, kwargs, waits)):
+        if marked and (
+            name in BY_VALUE or _depends_on_values(name, args, kwargs, waits)
+        ):
             waits.note(name)
         known = {each.untyped_storage()._cdata for each in given}
         result = func(*args, **kwargs)
@@ -136,7 +152,9 @@ class _Operations(TorchDispatchMode):
         return result
 
 
-def _depends_on_values(name: str, args: Any, kwargs: dict[str, Any], waits: Waits) -> bool:
+def _depends_on_values(
+    name: str, args: Any, kwargs: dict[str, Any], waits: Waits
+) -> bool:
     if name in ("index", "index_put", "index_put_"):
         indices = [each for each in args[1] if isinstance(each, Tensor)]
         return any(each.dtype in (torch.bool, torch.uint8) for each in indices)

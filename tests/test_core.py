@@ -20,7 +20,8 @@ HEAVY = set(
     "transformers".split()
 )
 FIT = (
-    "fit --config own.yaml --trainer.max_epochs 1 --trainer.accelerator cpu --trainer.logger false"
+    "fit --config own.yaml --trainer.max_epochs 1 --trainer.accelerator cpu "
+    "--trainer.logger false"
 )
 
 
@@ -36,7 +37,10 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
             continue
         seen.add(str(requirement))
         found = distribution(requirement.name)
-        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+        for top in {file.parts[0] for file in found.files or ()} - {
+            "..",
+            "__pycache__",
+        }:
             if not (site / top).exists():
                 (site / top).symlink_to(Path(str(found.locate_file(top))))
         for line in found.requires or ():
@@ -45,10 +49,16 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if needed.marker is None or any(map(needed.marker.evaluate, extras)):
                 waiting.append(needed)
     (site / "pl_pointwise").mkdir()
-    for path in [*(ROOT / "pl_pointwise").iterdir(), ROOT / "tasks", ROOT / "callbacks"]:
+    for path in [
+        *(ROOT / "pl_pointwise").iterdir(),
+        ROOT / "tasks",
+        ROOT / "callbacks",
+    ]:
         (site / "pl_pointwise" / path.name).symlink_to(path)
     (site / "pl_pointwise-0.dist-info").mkdir()
-    metadata = f"Metadata-Version: 2.1\nName: pl-pointwise\nVersion: {PROJECT['version']}\n"
+    metadata = (
+        f"Metadata-Version: 2.1\nName: pl-pointwise\nVersion: {PROJECT['version']}\n"
+    )
     (site / "pl_pointwise-0.dist-info/METADATA").write_text(metadata)
     return site
 
@@ -58,25 +68,38 @@ def folder(tmp_path: Path) -> Path:
     """With a task of one's own, and its configuration."""
     task = (ROOT / "tests/pl_pointwise/line_task.py").read_text()
     (tmp_path / "line_task.py").write_text(task)
-    config = {"model": {"class_path": "line_task.LineModule"}, "data": "line_task.LineData"}
+    config = {
+        "model": {"class_path": "line_task.LineModule"},
+        "data": "line_task.LineData",
+    }
     config["model"]["init_args"] = {"formulation": {"class_path": "Pointwise"}}
     config["trainer"] = {"callbacks": [{"class_path": "DualMonitor"}]}
     (tmp_path / "own.yaml").write_text(json.dumps(config))
     return tmp_path
 
 
-def python(code: str, folder: Path, site: Path | None = None) -> subprocess.CompletedProcess[str]:
+def python(
+    code: str, folder: Path, site: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Runs code, with the packages in ``site`` alone, or else with those of this process."""
     path = os.pathsep.join(map(str, filter(None, (site, folder))))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, *(["-S"] if site else []), "-c", code]
-    return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, timeout=200)
+    return subprocess.run(
+        command, cwd=folder, env=env, text=True, capture_output=True, timeout=200
+    )
 
 
-def test_the_core_alone_fits_from_python_and_from_a_configuration(core: Path, folder: Path) -> None:
-    readme = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+def test_the_core_alone_fits_from_python_and_from_a_configuration(
+    core: Path, folder: Path
+) -> None:
+    readme = (
+        (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    )
     code = "from pl_pointwise.cli import main\n"
-    code += f"{readme.replace('max_epochs=30', 'max_epochs=2')}\nmain({FIT.split()!r})\n"
+    code += (
+        f"{readme.replace('max_epochs=30', 'max_epochs=2')}\nmain({FIT.split()!r})\n"
+    )
     done = python(code, folder, core)
     assert done.returncode == 0, done.stderr
     assert "λ of every sample: (40, 1)" in done.stdout
@@ -117,7 +140,9 @@ LACKING = {
 }
 
 
-def test_what_lacks_a_package_says_which_and_what_brings_it(core: Path, folder: Path) -> None:
+def test_what_lacks_a_package_says_which_and_what_brings_it(
+    core: Path, folder: Path
+) -> None:
     code = f"""
 import contextlib, sys
 from pl_pointwise.cli import main
@@ -134,7 +159,9 @@ for use in (certify, policy, losses):
         print(error, file=sys.stderr)
 """
     said = [
-        line for line in python(code, folder, core).stderr.splitlines() if "not installed" in line
+        line
+        for line in python(code, folder, core).stderr.splitlines()
+        if "not installed" in line
     ]
     extras = [*LACKING.values(), "compare", "language", "language"]
     assert len(said) == len(extras)

@@ -21,13 +21,23 @@ from tests.pl_pointwise.table import FORMULATIONS
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = [
-    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "RELEASING")),
+    *(
+        ROOT / f"{name}.md"
+        for name in ("README", "CHANGELOG", "CONTRIBUTING", "RELEASING")
+    ),
     ROOT / "benchmarks/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 PUBLIC_PACKAGES = [
     importlib.import_module(f"pl_pointwise{name}")
-    for name in ("", ".tasks", ".callbacks", ".requirements", ".tasks.digits", ".tasks.family")
+    for name in (
+        "",
+        ".tasks",
+        ".callbacks",
+        ".requirements",
+        ".tasks.digits",
+        ".tasks.family",
+    )
 ]
 MODULES = [
     ("" if top == "pl_pointwise" or top == "benchmarks" else "pl_pointwise.")
@@ -57,7 +67,9 @@ def test_doctests_of_the_module_pass(module: str) -> None:
 
 def test_the_task_of_the_readme_trains(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
     found: dict = {"__name__": "readme"}
     exec(compile(code, "README.md", "exec"), found)
     module = found["module"]
@@ -77,16 +89,22 @@ def test_configurations_named_on_the_page_exist(page: Path) -> None:
     for option, name in re.findall(
         r"--(config|methods|rows) ([a-z][\w/]*)(?![\w/.])", page.read_text()
     ):
-        assert name in (packaged_configs() if option == "config" else packaged_comparisons())
+        assert name in (
+            packaged_configs() if option == "config" else packaged_comparisons()
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_yaml_and_json_blocks_of_the_page_parse(page: Path) -> None:
-    for kind, block in re.findall(r"(?ms)^```(yaml|jsonl?)\n(.*?)^```", page.read_text("utf-8")):
+    for kind, block in re.findall(
+        r"(?ms)^```(yaml|jsonl?)\n(.*?)^```", page.read_text("utf-8")
+    ):
         if kind == "yaml":
             assert isinstance(yaml.safe_load(block), (dict, list))
         else:  # A record a line, as a file of them has it.
-            assert all(isinstance(json.loads(line), dict) for line in block.splitlines())
+            assert all(
+                isinstance(json.loads(line), dict) for line in block.splitlines()
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -106,7 +124,9 @@ def anchors(page: Path) -> set[str]:
     """Of the headings, as repositories' web views and the site both form them."""
     text = re.sub(r"(?s)```.*?```", "", page.read_text())
     titles = re.findall(r"(?m)^#+ (.*)$", text)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
+    }
 
 
 def test_the_index_for_programs_is_that_of_the_pages() -> None:
@@ -119,7 +139,12 @@ def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
     """A page that no table of contents names is built, and found by nobody."""
     index = ROOT / "docs/index.md"
     tables = re.findall(r"(?s)```{toctree}\n(.*?)```", index.read_text())
-    entries = [line for table in tables for line in table.splitlines() if re.match(r"[^:\s]", line)]
+    entries = [
+        line
+        for table in tables
+        for line in table.splitlines()
+        if re.match(r"[^:\s]", line)
+    ]
     listed = [(index.parent / entry).resolve() for entry in entries]
     expected = [page.with_suffix("") for page in (*PAGES, *NOTEBOOKS)]
     expected += [ROOT / "docs/api/index"]
@@ -129,8 +154,11 @@ def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
 
 def pages_of_the_reference() -> list[str]:
     """What docs/api has a page of, by the name that it is imported by."""
-    whole = (pl_pointwise, pl_pointwise.callbacks)  # Their lists are written by docs/conf.py.
-    names = [f"{package.__name__}.{name}" for package in whole for name in package.__all__]
+    # Their lists are written by docs/conf.py.
+    whole = (pl_pointwise, pl_pointwise.callbacks)
+    names = [
+        f"{package.__name__}.{name}" for package in whole for name in package.__all__
+    ]
     for file in ("modules", "tasks"):
         package = ""
         for line in (ROOT / f"docs/api/{file}.rst").read_text("utf-8").splitlines():
@@ -159,11 +187,17 @@ def test_a_callback_is_in_the_table_of_its_page(name: str) -> None:
     assert re.search(rf"^\| \[?`{name}`", page, re.MULTILINE)
 
 
-PSI = [name for name in pl_pointwise.__all__ if hasattr(getattr(pl_pointwise, name), "lagrangian")]
+PSI = [
+    name
+    for name in pl_pointwise.__all__
+    if hasattr(getattr(pl_pointwise, name), "lagrangian")
+]
 
 
 @pytest.mark.parametrize("name", sorted({*PSI} - {"Formulation"}))
-def test_a_formulation_is_on_its_page_and_among_those_that_are_held_against_it(name: str) -> None:
+def test_a_formulation_is_on_its_page_and_among_those_that_are_held_against_it(
+    name: str,
+) -> None:
     page = (ROOT / "docs" / "formulations.md").read_text("utf-8")
     assert re.search(rf"^\| `{name}\b", page, re.MULTILINE)
     assert name in {type(each).__name__ for each in FORMULATIONS.values()}
@@ -192,4 +226,6 @@ def test_every_argument_of_a_public_class_is_described(name: str) -> None:
     for argument, parameter in inspect.signature(kind).parameters.items():
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             field = rf'(?m)^    {argument}: .*(#: .|\n    """.)'
-            assert re.search(rf"\b{argument}\b", described) or re.search(field, source), argument
+            assert re.search(rf"\b{argument}\b", described) or re.search(
+                field, source
+            ), argument

@@ -34,7 +34,11 @@ PLACEHOLDERS = {"CONFIG": "reranker"}
 def commands(text: str) -> list[str]:
     """Lines of code blocks, and code within a line, that are whole commands with arguments."""
     blocks = re.findall(r"(?s)```[^\n]*\n(.*?)```", text)
-    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines = [
+        line.strip()
+        for block in blocks
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
     within = re.findall(r"`([^`]+)`", re.sub(r"(?s)```.*?```", "", text))
     found = [" ".join(line.split()) for line in (*lines, *within)]
     known = (*cli.PointwiseCLI.subcommands(), *cli.COMMANDS)
@@ -46,7 +50,11 @@ def text_of(path: Path) -> str:
     """A page; the text of a notebook; the comments of a configuration as one block of code."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
-        cells = [each for each in json.loads(text)["cells"] if each["cell_type"] == "markdown"]
+        cells = [
+            each
+            for each in json.loads(text)["cells"]
+            if each["cell_type"] == "markdown"
+        ]
         return "\n\n".join("".join(each["source"]) for each in cells)
     if path.suffix == ".yaml":
         comments = re.findall(r"(?m)^#(.*)$", text)
@@ -59,14 +67,19 @@ SOURCES = (
     *sorted((ROOT / "notebooks").glob("*.ipynb")),
     *sorted((ROOT / "tasks").rglob("*.yaml")),
 )
-COMMANDS = list(dict.fromkeys(line for path in SOURCES for line in commands(text_of(path))))
+COMMANDS = list(
+    dict.fromkeys(line for path in SOURCES for line in commands(text_of(path)))
+)
 
 
 def test_commands_are_found() -> None:
     assert len(COMMANDS) > 50
     text = "```\npl-pointwise fit \\\n  --config a\n```\n"
     text += "`pl-pointwise\ntest --config b`, `pl-pointwise`"
-    assert commands(text) == ["pl-pointwise fit --config a", "pl-pointwise test --config b"]
+    assert commands(text) == [
+        "pl-pointwise fit --config a",
+        "pl-pointwise test --config b",
+    ]
 
 
 class Enough(BaseException):
@@ -76,7 +89,9 @@ class Enough(BaseException):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command, comments=True)[1:]]
+    words = [
+        PLACEHOLDERS.get(word, word) for word in shlex.split(command, comments=True)[1:]
+    ]
     if "own.npz" in words:  # The page writes it in the lines above.
         square, one = np.eye(4), np.ones((1, 4))
         bounds, equal = np.full(4, 2.0), np.linspace(-1, 1, 24)[:, None]
@@ -90,7 +105,9 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(cli.PointwiseCLI, "instantiate_classes", lambda *_: None)
     monkeypatch.setattr(compare, "check_methods", lambda *_: None)
     monkeypatch.setattr(compare, "check_requirements", lambda *_: None)
-    monkeypatch.setattr(compare, "compare", lambda comparison, *_: taken.append(comparison))
+    monkeypatch.setattr(
+        compare, "compare", lambda comparison, *_: taken.append(comparison)
+    )
     monkeypatch.setattr(monitor, "monitor", lambda *_: [])
     monkeypatch.setattr(check, "check_models", lambda *_, **__: [])
     monkeypatch.setattr(check, "report", lambda *_: "")

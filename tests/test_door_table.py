@@ -27,7 +27,9 @@ QUICK = ["Accelerate", "Fabric"]
 def cells_of_page() -> dict[tuple[str, str], str]:
     text = (ROOT / "docs" / "devices.md").read_text()
     lines = text.split("### Loops of your own")[1].split("\n## ")[0].splitlines()
-    rows = [re.split(r" *\| *", line.strip("| ")) for line in lines if line.startswith("|")]
+    rows = [
+        re.split(r" *\| *", line.strip("| ")) for line in lines if line.startswith("|")
+    ]
     names = rows[0][1:]
     return {
         (row[0].strip("`"), column): cell
@@ -41,7 +43,9 @@ def test_every_cell_of_the_page_is_a_test() -> None:
     assert set(found) == {(door, column) for door in DOORS for column in COLUMNS}
     for (_, column), cell in found.items():
         bound = BOUNDS[column]
-        assert cell == ("last bit" if not bound else f"{bound:.0e}".replace("e-0", "e-")), column
+        assert cell == (
+            "last bit" if not bound else f"{bound:.0e}".replace("e-0", "e-")
+        ), column
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +53,9 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def made(door: str, *columns: str) -> Path:
         folder = tmp_path_factory.mktemp(door.replace(" ", "-"))
-        run_on_ranks(0, "tests.programs.door_table", [str(folder), door, *columns], folder)
+        run_on_ranks(
+            0, "tests.programs.door_table", [str(folder), door, *columns], folder
+        )
         return folder
 
     return made
@@ -93,7 +99,9 @@ def test_doors_that_no_other_quick_test_opens(folder_of: Any, door: str) -> None
 @pytest.mark.slow
 def test_a_trainer_with_sharded_weights_is_one_with_whole_ones(tmp_path: Path) -> None:
     run_on_ranks(0, "tests.programs.door_fsdp", [str(tmp_path)], tmp_path)
-    one, two, resumed = (torch.load(tmp_path / f"{n}.pt") for n in ("one", "two", "resumed"))
+    one, two, resumed = (
+        torch.load(tmp_path / f"{n}.pt") for n in ("one", "two", "resumed")
+    )
     alike(two, one, 1e-9)
     alike(resumed, one, 1e-9)
 

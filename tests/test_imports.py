@@ -64,7 +64,8 @@ def floor_of(name: str) -> int:
 
 
 def test_imports_go_down() -> None:
-    doors = {"pl_pointwise.__init__", "pl_pointwise.__main__"}  # What users name, of all floors.
+    # What users name, of all floors.
+    doors = {"pl_pointwise.__init__", "pl_pointwise.__main__"}
     assert len(floors()) > 30
     upwards = {
         (name, used)
@@ -76,7 +77,10 @@ def test_imports_go_down() -> None:
 
 
 def test_what_is_drawn_is_there() -> None:
-    there = {name.removeprefix("pl_pointwise.").removesuffix(".__init__") for name in imports()}
+    there = {
+        name.removeprefix("pl_pointwise.").removesuffix(".__init__")
+        for name in imports()
+    }
     assert {name for name in floors() if name not in there} == set()
 
 
@@ -95,15 +99,21 @@ def test_no_task_knows_another() -> None:
     for name, used in imports().items():
         if name.startswith("pl_pointwise.tasks."):
             task = name.split(".")[2]
-            others = {other.split(".")[2] for other in used if "pl_pointwise.tasks." in other}
+            others = {
+                other.split(".")[2] for other in used if "pl_pointwise.tasks." in other
+            }
             if task != "__init__":
                 assert not others - {task, *shared}, name
 
 
-@pytest.mark.parametrize("package", [pl_pointwise, pl_pointwise.callbacks, pl_pointwise.tasks])
+@pytest.mark.parametrize(
+    "package", [pl_pointwise, pl_pointwise.callbacks, pl_pointwise.tasks]
+)
 def test_type_checkers_see_every_public_name(package: ModuleType) -> None:
     """A name that is imported on use only is of any type to them."""
     tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
     (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
     lines = [node for node in guarded.body if isinstance(node, ast.ImportFrom)]
-    assert {name.asname or name.name for line in lines for name in line.names} == {*package.__all__}
+    assert {name.asname or name.name for line in lines for name in line.names} == {
+        *package.__all__
+    }

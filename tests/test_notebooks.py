@@ -22,13 +22,17 @@ def test_the_stored_notebook_can_be_shown(path: Path) -> None:
     """Its outputs are of its code; run `make notebooks` where they are not."""
     notebook = nbformat.read(path, as_version=4)
     assert problems(notebook) == []
-    assert "assert " not in "\n".join(c.source for c in notebook.cells if c.cell_type == "code")
+    assert "assert " not in "\n".join(
+        c.source for c in notebook.cells if c.cell_type == "code"
+    )
 
 
 @pytest.mark.parametrize("how", ["no picture", "other code", "stderr", "in /home/me"])
 def test_what_must_not_be_stored_is_found(how: str) -> None:
     notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
-    cell = next(c for c in notebook.cells if c.cell_type == "code" and "plt.subplot" in c.source)
+    cell = next(
+        c for c in notebook.cells if c.cell_type == "code" and "plt.subplot" in c.source
+    )
     if how == "no picture":
         cell.outputs = []
     elif how == "other code":

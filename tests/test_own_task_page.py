@@ -16,7 +16,12 @@ from tests.test_documented_commands import commands
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/own_task.md"
 QUICK = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
-QUICK += ["--trainer.enable_model_summary", "false", "--trainer.limit_train_batches", "2"]
+QUICK += [
+    "--trainer.enable_model_summary",
+    "false",
+    "--trainer.limit_train_batches",
+    "2",
+]
 
 
 def test_the_page_works_from_an_empty_folder(
@@ -24,8 +29,13 @@ def test_the_page_works_from_an_empty_folder(
 ) -> None:
     page = PAGE.read_text()
     first = re.findall(r"(?s)```\n(.*?)```", page)[0]
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    subprocess.run(["bash", "-ec", first], cwd=tmp_path, env=env, check=True, timeout=200)
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    subprocess.run(
+        ["bash", "-ec", first], cwd=tmp_path, env=env, check=True, timeout=200
+    )
     written = {path.name for path in tmp_path.iterdir()}
     assert written == {"digits.py", "digits.yaml", "methods.yaml"}
     monkeypatch.chdir(tmp_path)

@@ -21,12 +21,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in ("pl_pointwise", "tasks", "callbacks"):
         shutil.copytree(
-            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            ROOT / name,
+            source / name,
+            ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
         )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     out = tmp_path_factory.mktemp("wheel")
-    command = ["pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", out, source]
+    command = [
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        out,
+        source,
+    ]
     subprocess.run([sys.executable, "-m", *map(str, command)], check=True, timeout=200)
     (found,) = out.glob("*.whl")
     return found
@@ -40,17 +51,24 @@ def test_wheel_holds_the_configurations_and_no_foreign_top_level(wheel: Path) ->
     assert "pl_pointwise/py.typed" in names
     for folder in ("tasks", "callbacks"):
         for path in (ROOT / folder).rglob("*"):
-            in_package = (path.parent / "__init__.py").is_file() or "configs" in path.parts
+            in_package = (
+                path.parent / "__init__.py"
+            ).is_file() or "configs" in path.parts
             if path.suffix in (".py", ".yaml") and in_package:
                 assert f"pl_pointwise/{path.relative_to(ROOT).as_posix()}" in names
-    templates = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("pl_pointwise/**/*.jinja")]
+    templates = [
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.glob("pl_pointwise/**/*.jinja")
+    ]
     assert len(templates) == 2
     assert set(templates) <= set(names)
 
 
 def test_a_package_index_takes_its_metadata(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
-        (name,) = [name for name in packed.namelist() if name.endswith(".dist-info/METADATA")]
+        (name,) = [
+            name for name in packed.namelist() if name.endswith(".dist-info/METADATA")
+        ]
         metadata = Metadata.from_email(packed.read(name), validate=True)
     assert metadata.description_content_type == "text/markdown"
     assert metadata.description.startswith("# pl-pointwise")
@@ -74,7 +92,13 @@ def test_wheel_outside_the_repository_runs(wheel: Path, tmp_path: Path) -> None:
         f"main({run!r})"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(tmp_path)])}
-    options = {"cwd": tmp_path, "env": env, "text": True, "capture_output": True, "timeout": 200}
+    options = {
+        "cwd": tmp_path,
+        "env": env,
+        "text": True,
+        "capture_output": True,
+        "timeout": 200,
+    }
     done = subprocess.run([sys.executable, "-c", code], **options)
     assert done.returncode == 0, done.stderr
     assert "reranker/pointwise" in done.stdout

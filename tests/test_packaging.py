@@ -38,7 +38,9 @@ def conda(lines: list[str]) -> set[str]:
 def test_the_conda_recipe_asks_for_what_the_package_asks_for() -> None:
     recipe = yaml.safe_load((ROOT / "docs/conda/recipe.yaml").read_text())
     extras = PROJECT["optional-dependencies"]
-    optional = [line for extra in EXTRAS for line in extras[extra] if "pl-pointwise" not in line]
+    optional = [
+        line for extra in EXTRAS for line in extras[extra] if "pl-pointwise" not in line
+    ]
     wanted = {*conda(PROJECT["dependencies"]), f"python {PROJECT['requires-python']}"}
     assert set(recipe["requirements"]["run"]) == wanted
     assert set(recipe["requirements"]["run_constraints"]) == conda(optional)
@@ -99,9 +101,13 @@ DIRECT = requirements()
 
 
 @pytest.mark.parametrize("requirement", DIRECT, ids=str)
-def test_lower_bound_was_run_and_the_usual_run_is_within_it(requirement: Requirement) -> None:
+def test_lower_bound_was_run_and_the_usual_run_is_within_it(
+    requirement: Requirement,
+) -> None:
     runs = "constraints-lowest.txt"
-    if requirement.marker is not None and not requirement.marker.evaluate(LOWEST_PYTHON):
+    if requirement.marker is not None and not requirement.marker.evaluate(
+        LOWEST_PYTHON
+    ):
         runs = "constraints.txt"
     name = canonicalize_name(requirement.name)
     assert pins(runs)[name] == bound(requirement)

@@ -18,7 +18,14 @@ SCRIPT = ROOT / "examples" / "sft_budget.py"
 
 
 def words(folder: Path, *more: str) -> list[str]:
-    found = ["--output_dir", str(folder), "--use_cpu", "--report_to", "none", "--disable_tqdm"]
+    found = [
+        "--output_dir",
+        str(folder),
+        "--use_cpu",
+        "--report_to",
+        "none",
+        "--disable_tqdm",
+    ]
     found += [
         "True",
         "--learning_rate",
@@ -64,7 +71,14 @@ def test_it_fits_on_a_page() -> None:
     assert len(SCRIPT.read_text().splitlines()) <= 100
 
 
-OPTIONS = ["--gradient_accumulation_steps", "4", "--max_steps", "8", "--save_steps", "4"]
+OPTIONS = [
+    "--gradient_accumulation_steps",
+    "4",
+    "--max_steps",
+    "8",
+    "--save_steps",
+    "4",
+]
 
 
 @pytest.mark.slow

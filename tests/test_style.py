@@ -23,7 +23,14 @@ NOT_YET = (
 LONGEST = 60
 SAY_NOTHING = {"found", "each", "given", "own", "told", "said"}
 """Names that say how a value came, and not what it is."""
-OF_LIBRARIES = {"bisect_left", "fill_", "inference_mode", "requires_grad_", "get", "getattr"}
+OF_LIBRARIES = {
+    "bisect_left",
+    "fill_",
+    "inference_mode",
+    "requires_grad_",
+    "get",
+    "getattr",
+}
 """Whose positional True or False nobody misreads."""
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -43,14 +50,23 @@ def slips(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 starred = argument.value if isinstance(argument, ast.Starred) else None
                 known = isinstance(starred, ast.Name) and starred.id in tuples
                 if known or isinstance(starred, (ast.Tuple, ast.IfExp)):
-                    yield node.lineno, "a starred tuple of known length: name the arguments"
+                    yield (
+                        node.lineno,
+                        "a starred tuple of known length: name the arguments",
+                    )
             booleans = [
-                a for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, bool)
+                a
+                for a in node.args
+                if isinstance(a, ast.Constant) and isinstance(a.value, bool)
             ]
             if booleans and called(node) not in OF_LIBRARIES:
                 yield node.lineno, "a positional True or False: name the argument"
         if isinstance(node, COMPREHENSIONS):
-            inner = [n for n in ast.walk(node) if isinstance(n, COMPREHENSIONS) and n is not node]
+            inner = [
+                n
+                for n in ast.walk(node)
+                if isinstance(n, COMPREHENSIONS) and n is not node
+            ]
             if inner or len(node.generators) > 1:
                 yield node.lineno, "a comprehension over two things: write a loop"
             if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node)):

@@ -55,7 +55,9 @@ METHODS: dict[str, Callable[[], Formulation]] = {
     "Average": lambda: Average(dual_lr=1.0),
 }
 for _weight in WEIGHTS:
-    METHODS[f"hinge {_weight:g}"] = lambda w=_weight: Penalty(weight=float(w), shape="hinge")
+    METHODS[f"hinge {_weight:g}"] = lambda w=_weight: Penalty(
+        weight=float(w), shape="hinge"
+    )
 PUBLISHED = [
     # method, objective, worst inequality, largest |equality|: results_summary.dict of locuslab/DC3,
     # 100 test instances of its own drawing, five seeds, corrected.
@@ -75,7 +77,11 @@ class Instances:
         table = pd.read_csv(path)
         loads = draw_loads(grid.load, DRAWN)[torch.tensor(table["drawn"].to_list())]
         best = torch.tensor(table["objective"].to_list(), dtype=torch.float64)
-        parts = {"val": slice(held), "test": slice(held, 2 * held), "train": slice(2 * held, None)}
+        parts = {
+            "val": slice(held),
+            "test": slice(held, 2 * held),
+            "train": slice(2 * held, None),
+        }
         self.loads = {name: loads[part] for name, part in parts.items()}
         self.best = {name: best[part] for name, part in parts.items()}
 
@@ -87,7 +93,10 @@ class SetPoints(nn.Module):
         super().__init__()
         # Per unit, as they are: a large load weighs more than a small one, as it does in the grid.
         self.mean = nn.Buffer(loads.mean(0))
-        self.low, self.high = nn.Buffer(grid.low[grid.free]), nn.Buffer(grid.high[grid.free])
+        self.low, self.high = (
+            nn.Buffer(grid.low[grid.free]),
+            nn.Buffer(grid.high[grid.free]),
+        )
         self.network = nn.Sequential(
             nn.Linear(loads.shape[1], width),
             nn.ReLU(),
@@ -104,7 +113,9 @@ class SetPoints(nn.Module):
 class PowerFlow(PointwiseModule):
     """Set points for every load: the least cost, each limit a constraint of each instance."""
 
-    def __init__(self, formulation: Formulation | None, grid: Grid, loads: Tensor) -> None:
+    def __init__(
+        self, formulation: Formulation | None, grid: Grid, loads: Tensor
+    ) -> None:
         limits = ("active power", "reactive power", "voltage")
         super().__init__(
             formulation=formulation,
@@ -165,7 +176,11 @@ def measure(
 
 
 def study(
-    output: Path, methods: Sequence[str], seeds: Sequence[int], epochs: int, drawn: int = 0
+    output: Path,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    epochs: int,
+    drawn: int = 0,
 ) -> None:
     """Runs what the CSV lacks."""
     grid = Grid()
@@ -185,7 +200,12 @@ def study(
             rows: list[dict[str, Any]] = []
             for part in ("val", "test"):
                 for steps in (0, CORRECTION):
-                    key = {"method": method, "seed": seed, "epochs": epochs, "part": part}
+                    key = {
+                        "method": method,
+                        "seed": seed,
+                        "epochs": epochs,
+                        "part": part,
+                    }
                     known = instances.loads[part], instances.best[part]
                     found = measure(grid, points, *known, steps)
                     short = {name: f"{value:.6g}" for name, value in found.items()}
@@ -198,19 +218,33 @@ def study(
 
 def summarise(table: pd.DataFrame) -> str:
     """Means over the seeds of the test instances as Markdown, with the published rows."""
-    head = "method|epochs|correction|seeds|objective|gap %|worst inequality|beyond".split("|")
+    head = (
+        "method|epochs|correction|seeds|objective|gap %|worst inequality|beyond".split(
+            "|"
+        )
+    )
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     own = table[table["part"] == "test"]
     for (method, epochs, steps), rows in own.groupby(
         ["method", "epochs", "correction"], sort=False
     ):
         of = rows.mean(numeric_only=True)
-        cells = [f"{of['objective']:.4f}", f"{100 * of['gap']:.3f}", f"{of['worst']:.5f}"]
+        cells = [
+            f"{of['objective']:.4f}",
+            f"{100 * of['gap']:.3f}",
+            f"{of['worst']:.5f}",
+        ]
         cells += [f"{of['beyond']:.2f}"]
-        lines.append(f"| {method} | {epochs} | {steps} | {len(rows)} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {method} | {epochs} | {steps} | {len(rows)} | {' | '.join(cells)} |"
+        )
     least = PUBLISHED[0][1]
     for method, objective, worst, _ in PUBLISHED:
-        cells = [f"{objective:.4f}", f"{100 * (objective / least - 1):.3f}", f"{worst:.5f}"]
+        cells = [
+            f"{objective:.4f}",
+            f"{100 * (objective / least - 1):.3f}",
+            f"{worst:.5f}",
+        ]
         lines.append(f"| {method}, published | | | 5 | {' | '.join(cells)} | |")
     return "\n".join(lines)
 
@@ -221,7 +255,9 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--drawn", type=int, default=0, help="instances that are drawn to train on")
+    parser.add_argument(
+        "--drawn", type=int, default=0, help="instances that are drawn to train on"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "acopf.csv")
     parser.add_argument("--table", action="store_true", help="no run: the table")
     given = parser.parse_args()

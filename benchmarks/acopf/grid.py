@@ -45,7 +45,9 @@ class Grid(nn.Module):
         self.at, self.others = at, [each for each in range(len(bus)) if each not in at]
         self.rest = [each for each in range(len(bus)) if each != at[0]]
         limits = gen[:, 1:5].reshape(-1, 2, 2)  # generator, p or q, low or high
-        low, high = (np.r_[limits[:, 0, i], limits[:, 1, i], bus[:, 6 + i]] for i in (0, 1))
+        low, high = (
+            np.r_[limits[:, 0, i], limits[:, 1, i], bus[:, 6 + i]] for i in (0, 1)
+        )
         y = admittance(bus, np.array(case["branch"]))
         network = np.block([[y.real, -y.imag], [y.imag, y.real]])
         given = {"cost": gen[:, 5:8], "low": low, "high": high, "start": bus[:, 4:6].T}
@@ -70,7 +72,10 @@ class Grid(nn.Module):
     def free(self) -> Tensor:
         """Of (p_g, q_g, |v|): those that are chosen."""
         return torch.tensor(
-            [*range(1, self.generators), *(2 * self.generators + each for each in self.at)]
+            [
+                *range(1, self.generators),
+                *(2 * self.generators + each for each in self.at),
+            ]
         )
 
     def power(self, state: Tensor) -> Tensor:
@@ -78,7 +83,9 @@ class Grid(nn.Module):
         size, angle = state.chunk(2, 1)
         re, im = size * angle.cos(), size * angle.sin()
         current_re, current_im = (torch.cat([re, im], 1) @ self.network.T).chunk(2, 1)
-        return torch.cat([re * current_re + im * current_im, im * current_re - re * current_im], 1)
+        return torch.cat(
+            [re * current_re + im * current_im, im * current_re - re * current_im], 1
+        )
 
     def _balance(self, state: Tensor) -> Tensor:
         """Of the power, what is given."""
@@ -94,7 +101,11 @@ class Grid(nn.Module):
         ahead, volts = z.split([self.generators - 1, self.generators], 1)
         fed = -loads.index_add(1, torch.tensor(self.at[1:]), ahead, alpha=-1.0)
         due = fed[:, self.due]
-        chosen = self.start.flatten().repeat(len(z), 1).index_copy(1, torch.tensor(self.at), volts)
+        chosen = (
+            self.start.flatten()
+            .repeat(len(z), 1)
+            .index_copy(1, torch.tensor(self.at), volts)
+        )
         where, found = torch.tensor(self.unknown), chosen[:, self.unknown]
         with torch.no_grad():
             for _ in range(STEPS):
@@ -113,13 +124,21 @@ class Grid(nn.Module):
     def objective(self, y: Tensor) -> Tensor:
         """The cost in 10⁴ $/h, as DC3 gives it: (B,)."""
         p = y[:, : self.generators] * 100
-        return torch.stack([p.square(), p, torch.ones_like(p)], 2).mul(self.cost).sum((1, 2)) / 1e4
+        return (
+            torch.stack([p.square(), p, torch.ones_like(p)], 2)
+            .mul(self.cost)
+            .sum((1, 2))
+            / 1e4
+        )
 
     def inequalities(self, y: Tensor) -> dict[str, Tensor]:
         """By how much p_g, q_g and |v| are beyond their limits, (B, 2 G) twice and (B, 2 N)."""
         sizes = [self.generators, self.generators, self.buses]
         given = y[:, : sum(sizes)]
-        over, under = ((given - self.high).split(sizes, 1), (self.low - given).split(sizes, 1))
+        over, under = (
+            (given - self.high).split(sizes, 1),
+            (self.low - given).split(sizes, 1),
+        )
         names = ("active power", "reactive power", "voltage")
         return {n: torch.cat(v, 1) for n, *v in zip(names, over, under, strict=True)}
 
@@ -160,6 +179,8 @@ def draw_loads(base: Tensor, count: int) -> Tensor:
         if (abs(factor - 1) < SPREAD).all():
             found[done, 0, where] = p[where] * factor
             angle = np.arccos(random.uniform(LEAST_FACTOR, 1, len(where)))
-            found[done, 1, where] = found[done, 0, where] * np.tan(angle) * np.sign(q[where])
+            found[done, 1, where] = (
+                found[done, 0, where] * np.tan(angle) * np.sign(q[where])
+            )
             done += 1
     return torch.from_numpy(found.reshape(count, -1))

@@ -23,7 +23,9 @@ INSTANCES, DRAWN = 1200, 4000
 def case_data(case: dict[str, Any]) -> dict[str, Any]:
     """What ``Grid`` reads, in per unit of 100 MVA and radians; costs as they are."""
     bus, gen, branch, unit = case["bus"], case["gen"], case["branch"], case["baseMVA"]
-    buses = np.c_[bus[:, 2:6] / unit, bus[:, 7], np.deg2rad(bus[:, 8]), bus[:, [12, 11]]]
+    buses = np.c_[
+        bus[:, 2:6] / unit, bus[:, 7], np.deg2rad(bus[:, 8]), bus[:, [12, 11]]
+    ]
     limits = np.c_[gen[:, 0] - 1, gen[:, [9, 8, 4, 3]] / unit, case["gencost"][:, 4:7]]
     lines = np.c_[branch[:, :2] - 1, branch[:, [2, 3, 4, 8]], np.deg2rad(branch[:, 9])]
     return {"bus": buses.tolist(), "gen": limits.tolist(), "branch": lines.tolist()}
@@ -45,7 +47,10 @@ def main() -> None:
     from pypower.api import case57
 
     data = case_data(case57())
-    lines = [f'"{name}": [\n' + ",\n".join(map(json.dumps, data[name])) + "\n]" for name in data]
+    lines = [
+        f'"{name}": [\n' + ",\n".join(map(json.dumps, data[name])) + "\n]"
+        for name in data
+    ]
     DATA.write_text("{" + ",\n".join(lines) + "}\n")
     loads = draw_loads(Grid().load, DRAWN).numpy()
     if not OPTIMUM.exists():

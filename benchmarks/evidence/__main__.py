@@ -31,7 +31,8 @@ STAGES = ("tune", "choose", "judge", "report")
 
 def main(words: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(words)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the workers
+    # ends the workers
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     minutes = arguments.time_limit
     deadline = None if minutes is None else time.time() + 60 * minutes
     stages = STAGES if arguments.stage == "all" else (arguments.stage,)
@@ -56,23 +57,40 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--task", nargs="+", choices=STUDIES, help="without: all of them")
+    parser.add_argument(
+        "--task", nargs="+", choices=STUDIES, help="without: all of them"
+    )
     parser.add_argument("--stage", default="all", choices=(*STAGES, "all"))
-    parser.add_argument("--data", type=Path, help="folder of records: msmarco, when2call, …")
+    parser.add_argument(
+        "--data", type=Path, help="folder of records: msmarco, when2call, …"
+    )
     parser.add_argument("--models", type=Path, help="folder of weights")
     parser.add_argument("--output", type=Path, default=Path("results/evidence"))
     parser.add_argument(
-        "--budgets", type=float, nargs="+", metavar="QUANTILE", help="instead of the task's own"
+        "--budgets",
+        type=float,
+        nargs="+",
+        metavar="QUANTILE",
+        help="instead of the task's own",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of judging")
-    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
-    parser.add_argument("--time-limit", type=float, metavar="MINUTES", help="start no run after it")
-    either = parser.add_mutually_exclusive_group()  # the committed results are of whole runs
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of judging"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="processes of one thread each"
+    )
+    parser.add_argument(
+        "--time-limit", type=float, metavar="MINUTES", help="start no run after it"
+    )
+    # the committed results are of whole runs
+    either = parser.add_mutually_exclusive_group()
     either.add_argument(
         "--quick", action="store_true", help="two steps a run, one setting a method"
     )
     either.add_argument(
-        "--published", action="store_true", help="run nothing that the committed results hold"
+        "--published",
+        action="store_true",
+        help="run nothing that the committed results hold",
     )
     return parser
 
@@ -83,7 +101,10 @@ def _to_run(planned: Sequence[Planned]) -> list[Run]:
 
 
 def _run(
-    study: Study, stages: Sequence[str], arguments: argparse.Namespace, deadline: float | None
+    study: Study,
+    stages: Sequence[str],
+    arguments: argparse.Namespace,
+    deadline: float | None,
 ) -> None:
     """One task through the stages; a stage that ran out of time ends it."""
     if "tune" in stages and study.settings_of is None:
@@ -98,8 +119,13 @@ def _run(
         print(f"{study.name}: {len(choices)} choices -> {path}", flush=True)
     if "judge" in stages:
         chosen = to_judge(study)
-        planned = [each for s in arguments.seeds for each in study.runs(chosen, "judge", s)]
-        print(f"{study.name}: judge, {len(chosen)} settings, {len(planned)} runs", flush=True)
+        planned = [
+            each for s in arguments.seeds for each in study.runs(chosen, "judge", s)
+        ]
+        print(
+            f"{study.name}: judge, {len(chosen)} settings, {len(planned)} runs",
+            flush=True,
+        )
         if not run_all(_to_run(planned), arguments.workers, deadline):
             print(f"{study.name}: out of time; the same command goes on", flush=True)
     if "report" in stages:

@@ -59,7 +59,9 @@ def differences(study: Study) -> Iterator[tuple[str, str, str, Estimate, float]]
         for name, of in judged.items():
             if default in judged and roles.get(name) == "rival":
                 for measure in list(MEASURES)[:3]:
-                    both = (measured(study, each, measure) for each in (judged[default], of))
+                    both = (
+                        measured(study, each, measure) for each in (judged[default], of)
+                    )
                     found = paired_difference(*(pair := tuple(both)))
                     assert found is not None
                     yield default, name, measure, found, p_value(*pair)
@@ -69,7 +71,9 @@ def page_of_a_study(study: Study) -> str:
     parts = [f"# {study.title}\n"]
     judged = reached(study, "judge")
     seeds = max(len(of) for of in judged.values())
-    several = " Rates and CVaR95 are means over the constraints." * (len(study.constraints) > 1)
+    several = " Rates and CVaR95 are means over the constraints." * (
+        len(study.constraints) > 1
+    )
     parts.append(
         f"Objective: `{study.objective}` on new inputs. Mean over {seeds} seeds ± half a 95 % "
         f"interval of Student's t.{several} `auto` is the automatic rule before the present one. "
@@ -78,7 +82,9 @@ def page_of_a_study(study: Study) -> str:
     parts.append("## Chosen settings, test data\n")
     lines = [["method", "seeds", *MEASURES]]
     for name, of in judged.items():
-        cells = [str(estimate([*measured(study, of, each).values()])) for each in MEASURES]
+        cells = [
+            str(estimate([*measured(study, of, each).values()])) for each in MEASURES
+        ]
         lines.append([name, str(len(of)), *cells])
     parts.append(markdown(lines))
     if found := list(differences(study)):
@@ -90,14 +96,18 @@ def page_of_a_study(study: Study) -> str:
             default, name = found[first][:2]
             cells = [
                 f"**{each[3]}**" if ok else str(each[3])
-                for each, ok in zip(found[first : first + 3], strong[first:], strict=False)
+                for each, ok in zip(
+                    found[first : first + 3], strong[first:], strict=False
+                )
             ]
             lines.append([f"{default} − {name}", *cells])
         parts.append(markdown(lines))
     return "\n".join(parts)
 
 
-def grouped(file: str, by: Sequence[str], columns: Sequence[str], spread: bool = False) -> str:
+def grouped(
+    file: str, by: Sequence[str], columns: Sequence[str], spread: bool = False
+) -> str:
     """A table of a CSV file: means over the rest, or medians with the range."""
     table = pd.read_csv(RESULTS / file)
     lines = [[*by, *columns, "runs"]]
@@ -243,7 +253,12 @@ OTHERS = {
                 ("required", "good samples", "violated", "then"),
                 (
                     *("monitor sees", "monitor median", "monitor 95 %"),
-                    *("MAPIE sees", "MAPIE median", "MAPIE 95 %", "exact test at the end"),
+                    *(
+                        "MAPIE sees",
+                        "MAPIE median",
+                        "MAPIE 95 %",
+                        "exact test at the end",
+                    ),
                 ),
             )
         ),
@@ -271,7 +286,9 @@ def write_pages(folder: Path) -> None:
 
 def study_of(name: str) -> Study:
     """What the results need of a study: its titles, measures and grid."""
-    return Study(name, yaml.safe_load(STUDIES[name].read_text("utf-8")), None, None, Path())
+    return Study(
+        name, yaml.safe_load(STUDIES[name].read_text("utf-8")), None, None, Path()
+    )
 
 
 NAMES = {"as it is": "untrained"}
@@ -280,7 +297,9 @@ NAMES = {"as it is": "untrained"}
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """A table of Markdown; the first line is the header."""
-    named = [[NAMES.get(cell, cell).replace("|", "/") for cell in line] for line in lines]
+    named = [
+        [NAMES.get(cell, cell).replace("|", "/") for cell in line] for line in lines
+    ]
     ruled = [named[0], ["---"] * len(named[0]), *named[1:]]
     rows = ("| " + " | ".join(line) + " |" for line in ruled)
     return "\n".join(rows) + "\n"
@@ -291,25 +310,41 @@ def hardest(found: Sequence[Compared]) -> list[Compared]:
     best: dict[tuple[str, str], tuple[float, str]] = {}
     for study, _, baseline, measure, difference, _ in found:
         if measure == "violated, new":
-            method = study.title, re.split(r", (?:weight|level|tilt|epsilon|dual_lr)=", baseline)[0]
-            best[method] = max(best.get(method, (-np.inf, "")), (difference.mean, baseline))
+            method = (
+                study.title,
+                re.split(r", (?:weight|level|tilt|epsilon|dual_lr)=", baseline)[0],
+            )
+            best[method] = max(
+                best.get(method, (-np.inf, "")), (difference.mean, baseline)
+            )
     shown = {(title, baseline) for (title, _), (_, baseline) in best.items()}
     return [each for each in found if (each[0].title, each[2]) in shown]
 
 
 def draw_figures() -> None:
-    from benchmarks.optimum.show import draw as draw_optima  # scikit-learn: --tables needs it not.
+    # scikit-learn: --tables needs it not.
+    from benchmarks.optimum.show import draw as draw_optima
 
     corpus = study_of("reranker-corpus")
     settings = {name: of[0] for name, of in reached(corpus, "tune").items()}
     reads = [corpus.value(*MEASURES[each]) for each in list(MEASURES)[:3]]
     weights({name: [read(of) for read in reads] for name, of in settings.items()}, DOCS)
     optima = pd.read_csv(RESULTS / "optimum.csv")
-    compared = ~optima["problem"].str.endswith("in the loss")  # Of these no hinge was tried.
+    # Of these no hinge was tried.
+    compared = ~optima["problem"].str.endswith("in the loss")
     draw_optima(optima[compared], RESULTS / "optimum.png")
-    found = [(study_of(name), *each) for name in FIGURE for each in differences(study_of(name))]
+    found = [
+        (study_of(name), *each)
+        for name in FIGURE
+        for each in differences(study_of(name))
+    ]
     strong = holm([each[-1] for each in found])
-    forest(hardest([(*each[:-1], bool(ok)) for each, ok in zip(found, strong, strict=True)]), DOCS)
+    forest(
+        hardest(
+            [(*each[:-1], bool(ok)) for each, ok in zip(found, strong, strict=True)]
+        ),
+        DOCS,
+    )
     print(f"{len(found)} differences, {np.sum(strong)} remain after Holm's correction")
 
 

@@ -48,7 +48,9 @@ class Choice:
     validation: Measured
 
 
-def budgets(tuned: Sequence[Measured], quantiles: Iterable[float]) -> dict[float, float]:
+def budgets(
+    tuned: Sequence[Measured], quantiles: Iterable[float]
+) -> dict[float, float]:
     """Returns the objective allowed at each quantile: the least with at least that share below.
 
     Runs whose objective is not finite count as above every budget.

@@ -79,7 +79,9 @@ def read_grid(path: Path) -> list[Entry]:
             entries.append(Entry(method, setting, described["role"], parts))
     names = [entry.name for entry in entries]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{path}: these settings stand twice: {', '.join(sorted(twice))}.")
+        raise ValueError(
+            f"{path}: these settings stand twice: {', '.join(sorted(twice))}."
+        )
     return entries
 
 
@@ -91,8 +93,13 @@ def expanded(settings: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     found = []
     for values in settings:
-        choices = [value if isinstance(value, list) else [value] for value in values.values()]
-        found += [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*choices)]
+        choices = [
+            value if isinstance(value, list) else [value] for value in values.values()
+        ]
+        found += [
+            dict(zip(values, chosen, strict=True))
+            for chosen in itertools.product(*choices)
+        ]
     return found
 
 
@@ -116,4 +123,6 @@ def write_methods(entries: list[Entry], path: Path) -> None:
     """Writes the entries as a methods file of `pl-pointwise compare`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     methods = {entry.name: entry.overlay for entry in entries}
-    path.write_text(yaml.safe_dump(methods, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump(methods, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )

@@ -29,7 +29,10 @@ SCALES = {
     ),
 }
 """By label: what names a setting with its weight, and whose colour and marker it has."""
-DEFAULTS = {"Pointwise(), untuned": (BLUE, "o"), "Relaxed(price=10), untuned": (GREEN, "s")}
+DEFAULTS = {
+    "Pointwise(), untuned": (BLUE, "o"),
+    "Relaxed(price=10), untuned": (GREEN, "s"),
+}
 
 
 def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
@@ -40,7 +43,11 @@ def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
     figure = Figure(figsize=(6, 5.6), layout="constrained")  # Legible on a phone.
     panels = [*figure.subplots(2, 2).flat]
     dotted = {"color": BLUE, "linestyle": ":", "linewidth": 2.5}
-    titles = ("length loss, validation", "violation rate, validation", "violation rate, training")
+    titles = (
+        "length loss, validation",
+        "violation rate, validation",
+        "violation rate, training",
+    )
     for place, (panel, title) in enumerate(zip(panels, titles, strict=False)):
         for label, (pattern, (colour, marker)) in SCALES.items():
             points = sorted(
@@ -49,14 +56,22 @@ def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
                 if (match := re.fullmatch(pattern, name))
             )
             line = "--" if label.startswith("Relaxed") else "-"
-            panel.plot(*zip(*points, strict=True), line, color=colour, marker=marker, label=label)
+            panel.plot(
+                *zip(*points, strict=True),
+                line,
+                color=colour,
+                marker=marker,
+                label=label,
+            )
         default = reached["Pointwise(), untuned"][place]
         panel.axhline(default, **dotted)
         panel.set(xscale="log", xlabel="weight, or β of Relaxed", title=title)
         panel.set_ylim(0, None)
         panel.grid(alpha=0.3)
     handles = [*panel.get_legend_handles_labels()[0]]
-    handles.append(Line2D([], [], color=BLUE, ls=":", lw=2.5, label="Pointwise(), no weight"))
+    handles.append(
+        Line2D([], [], color=BLUE, ls=":", lw=2.5, label="Pointwise(), no weight")
+    )
     last = panels[-1]
     last.axis("off")
     last.legend(handles=handles, loc="center", frameon=False)
@@ -71,10 +86,17 @@ def forest(found: Sequence[Compared], folder: Path) -> None:
     """Paired differences, default minus baseline, with 95 % intervals."""
     measures = list(dict.fromkeys(measure for _, _, _, measure, _, _ in found))
     titles = list(dict.fromkeys(study.title for study, *_ in found))
-    names = {t: sorted({b for s, _, b, *_ in found if s.title == t}, key=_short) for t in titles}
-    figure = Figure(figsize=(6.2, 1.8 + 0.3 * sum(map(len, names.values()))), layout="constrained")
+    names = {
+        t: sorted({b for s, _, b, *_ in found if s.title == t}, key=_short)
+        for t in titles
+    }
+    figure = Figure(
+        figsize=(6.2, 1.8 + 0.3 * sum(map(len, names.values()))), layout="constrained"
+    )
     ratios = [len(names[title]) for title in titles]
-    panels = figure.subplots(len(titles), len(measures), squeeze=False, height_ratios=ratios)
+    panels = figure.subplots(
+        len(titles), len(measures), squeeze=False, height_ratios=ratios
+    )
     for line, title in zip(panels, titles, strict=True):
         for panel, measure in zip(line, measures, strict=True):
             panel.axvline(0, color="black", linewidth=0.8)
@@ -83,7 +105,8 @@ def forest(found: Sequence[Compared], folder: Path) -> None:
                     colour, marker = DEFAULTS[default]
                     panel.errorbar(
                         each.mean,
-                        names[title].index(baseline) + (0.15 if "Relaxed" in default else -0.15),
+                        names[title].index(baseline)
+                        + (0.15 if "Relaxed" in default else -0.15),
                         xerr=each.high - each.mean,
                         color=colour,
                         marker=marker,
@@ -103,7 +126,13 @@ def forest(found: Sequence[Compared], folder: Path) -> None:
                 Line2D([], [], color=colour, marker=marker, mfc="white", label=default)
                 for default, (colour, marker) in DEFAULTS.items()
             ),
-            Line2D([], [], color="0.3", marker="o", label="filled: significant after correction"),
+            Line2D(
+                [],
+                [],
+                color="0.3",
+                marker="o",
+                label="filled: significant after correction",
+            ),
         ],
         loc="outside lower center",
         ncols=2,
@@ -114,5 +143,7 @@ def forest(found: Sequence[Compared], folder: Path) -> None:
 
 def _short(name: str) -> str:
     """A method and its weight or level, without what else was set."""
-    name = re.sub(r", (dual_lr|refuse|comply|epsilon)=[^,]+", "", name.removeprefix("penalty "))
+    name = re.sub(
+        r", (dual_lr|refuse|comply|epsilon)=[^,]+", "", name.removeprefix("penalty ")
+    )
     return re.sub(r"^([^,]+)(.*), (weight|level|tilt)=(.+)$", r"\1 \4\2", name)

@@ -61,7 +61,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", type=Path, required=True, help="folder of weights")
     parser.add_argument("--output", type=Path, default=Path("results/recipes"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--recipes", nargs="+", help="run these alone; the results have them all")
+    parser.add_argument(
+        "--recipes", nargs="+", help="run these alone; the results have them all"
+    )
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
     quieten()
@@ -76,7 +78,9 @@ def main(words: Sequence[str] | None = None) -> None:
         for name, recipe in recipes().items():
             key = json.dumps(recipe, sort_keys=True)
             path = folder / "runs" / f"{name} · {seed}.json".replace("/", "-")
-            found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            found = (
+                json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            )
             if found.get("recipe") != key:
                 if arguments.recipes is not None and name not in arguments.recipes:
                     continue
@@ -103,7 +107,11 @@ def differences(rows: Sequence[Row], part: str) -> list[str]:
     The front is interpolated at the recipe's own Λ, so that a recipe gains nothing by scores that
     are all smaller, or by a Λ that is worse.
     """
-    seen = [row for row in rows if row["part"] == part and row["weights"] != "best checkpoint"]
+    seen = [
+        row
+        for row in rows
+        if row["part"] == part and row["weights"] != "best checkpoint"
+    ]
     by = {(row["recipe"], row["seed"]): row for row in seen}
     lines = []
     for recipe in dict.fromkeys(row["recipe"] for row in seen):
@@ -116,9 +124,8 @@ def differences(rows: Sequence[Row], part: str) -> list[str]:
             for seed, row in own.items():
                 front = [by[name, seed] for name in FRONT if (name, seed) in by]
                 points = sorted((each["length objective"], each[key]) for each in front)
-                line += (
-                    f" {row[key] - np.interp(row['length objective'], *np.array(points).T):+.3f}"
-                )
+                at = np.interp(row["length objective"], *np.array(points).T)
+                line += f" {row[key] - at:+.3f}"
         lines.append(line)
     return lines
 
@@ -127,7 +134,9 @@ def recipes() -> dict[str, dict[str, Any]]:
     """Every recipe by name: the baseline with its changes."""
     described = yaml.safe_load((HERE / "recipes.yaml").read_text(encoding="utf-8"))
     baseline = described["baseline"]
-    return {name: {**baseline, **(of or {})} for name, of in described["recipes"].items()}
+    return {
+        name: {**baseline, **(of or {})} for name, of in described["recipes"].items()
+    }
 
 
 def show(name: str, seed: int, seconds: float, rows: Sequence[Row]) -> None:
@@ -156,7 +165,10 @@ def features(model: str, file: Path) -> Samples:
     kept = file.with_suffix(".pt")
     if kept.is_file():
         return list(torch.load(kept, weights_only=True))
-    settings: dict[str, Any] = {"max_length": 48, "template": "Query: {query}\nSentence: {passage}"}
+    settings: dict[str, Any] = {
+        "max_length": 48,
+        "template": "Query: {query}\nSentence: {passage}",
+    }
     data = RerankerDataModule(
         source="files", test_file=str(file), negatives=4, eval_batch_size=32, model_name=model,
         **settings,
@@ -166,11 +178,17 @@ def features(model: str, file: Path) -> Samples:
     samples: Samples = []
     for batch in data.test_dataloader()["test"]:
         lengths = batch["lengths"]
-        inputs = {k: batch[k].flatten(0, 1) for k in ("input_ids", "token_type_ids") if k in batch}
+        inputs = {
+            k: batch[k].flatten(0, 1)
+            for k in ("input_ids", "token_type_ids")
+            if k in batch
+        }
         width = inputs["input_ids"].shape[1]
         mask = torch.arange(width) < lengths.flatten()[:, None]
         with torch.no_grad():
-            hidden = module.model.bert(**inputs, attention_mask=mask.long()).last_hidden_state
+            hidden = module.model.bert(
+                **inputs, attention_mask=mask.long()
+            ).last_hidden_state
         first = hidden[:, 0].view(*lengths.shape, -1)
         for row, index in enumerate(batch["index"].tolist()):
             if index >= 0:
@@ -217,12 +235,18 @@ def execute(
             enable_model_summary=False,
             default_root_dir=folder,
         )
-        trainer.fit(module, shuffled, loaders["validation"] if callback is checkpoint else None)
-        weights = {"last" if callback is checkpoint else "average": dict(module.state_dict())}
+        trainer.fit(
+            module, shuffled, loaders["validation"] if callback is checkpoint else None
+        )
+        weights = {
+            "last" if callback is checkpoint else "average": dict(module.state_dict())
+        }
         if callback is checkpoint:
             best = torch.load(checkpoint.best_model_path, weights_only=True)
             weights["best checkpoint"] = best["state_dict"]
-        weights = {n: {k: v.clone() for k, v in of.items()} for n, of in weights.items()}
+        weights = {
+            n: {k: v.clone() for k, v in of.items()} for n, of in weights.items()
+        }
     # All alike from here on, whatever ε this one was trained at.
     module.evaluation_constraints = {"relevance": Constraint(at_least=3.0)}
     rows = []

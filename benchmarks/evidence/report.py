@@ -22,7 +22,9 @@ def write_report(study: Study, seeds: Sequence[int]) -> Path:
     return path
 
 
-def _lines(stage: str, runs: Sequence[Planned]) -> list[tuple[str, str, str, int, Result]]:
+def _lines(
+    stage: str, runs: Sequence[Planned]
+) -> list[tuple[str, str, str, int, Result]]:
     """The finished runs as lines of the table of raw results."""
     return [
         (stage, each.entry.method, each.entry.setting, each.run.seed, result)

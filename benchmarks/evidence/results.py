@@ -27,7 +27,9 @@ Place = tuple[str, str, int]
 """Stage, method with setting, seed."""
 
 
-def write_results(lines: Iterable[tuple[str, str, str, int, Result]], path: Path) -> None:
+def write_results(
+    lines: Iterable[tuple[str, str, str, int, Result]], path: Path
+) -> None:
     """Writes stage, method, setting, seed and result of each run; "test/…" is the held-out part.
 
     Nine digits say a float32 exactly, so that tables made from the file are those of the runs.

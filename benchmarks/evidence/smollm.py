@@ -45,7 +45,8 @@ def converted(folder: Path) -> Path:
         file.parent, gguf_file=file.name, dtype=torch.float32
     )
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-    model = AutoModelForCausalLM.from_config(config)  # one that does not count as quantised
+    # one that does not count as quantised
+    model = AutoModelForCausalLM.from_config(config)
     model.load_state_dict(read.state_dict())
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)

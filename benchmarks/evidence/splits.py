@@ -36,7 +36,9 @@ class Sizes:
     per_group: int = 1_000_000
 
 
-def split(records: Sequence[Grouped], sizes: Sizes, seed: int) -> dict[str, list[dict[str, Any]]]:
+def split(
+    records: Sequence[Grouped], sizes: Sizes, seed: int
+) -> dict[str, list[dict[str, Any]]]:
     """Returns the records of "train", "validation" and "test".
 
     The parts are filled group by group. The test part does not depend on the seed.
@@ -58,11 +60,15 @@ def split(records: Sequence[Grouped], sizes: Sizes, seed: int) -> dict[str, list
     parts["train"] = _fill(names, groups, sizes.train)
     for name, part in parts.items():
         if not part:
-            raise ValueError(f"{len(records)} records in {len(groups)} groups: none for {name}.")
+            raise ValueError(
+                f"{len(records)} records in {len(groups)} groups: none for {name}."
+            )
     return parts
 
 
-def _fill(names: list[str], groups: Mapping[str, list[Any]], size: int) -> list[dict[str, Any]]:
+def _fill(
+    names: list[str], groups: Mapping[str, list[Any]], size: int
+) -> list[dict[str, Any]]:
     """Returns ``size`` records of the first groups, which are taken out of ``names``."""
     part: list[dict[str, Any]] = []
     while names and len(part) < size:
@@ -110,9 +116,13 @@ def when2call(folder: Path, longest_prompt: int, longest_answer: int) -> list[Gr
                 )
     found = []
     for row in rows:
-        tools = [json.dumps(_without_descriptions(json.loads(tool))) for tool in row["tools"]]
+        tools = [
+            json.dumps(_without_descriptions(json.loads(tool))) for tool in row["tools"]
+        ]
         prompt = json.dumps([tools, row["messages"]])
-        answers = [row[f"{each}_response"]["content"] for each in ("chosen", "rejected")]
+        answers = [
+            row[f"{each}_response"]["content"] for each in ("chosen", "rejected")
+        ]
         if len(prompt) <= longest_prompt and max(map(len, answers)) <= longest_answer:
             found.append((prompt, row | {"tools": tools}))
     return found
@@ -126,7 +136,11 @@ def _without_descriptions(value: Any) -> Any:
             for name, each in value.items()
             if name != "description" or isinstance(each, dict)
         }
-    return [_without_descriptions(each) for each in value] if isinstance(value, list) else value
+    return (
+        [_without_descriptions(each) for each in value]
+        if isinstance(value, list)
+        else value
+    )
 
 
 def _said(text: str) -> dict[str, str]:
@@ -150,7 +164,11 @@ def benign(folder: Path, answer_characters: int) -> list[Grouped]:
 def unsafe(folder: Path) -> list[Grouped]:
     """Unsafe prompts, each a group; long ones left out."""
     rows = _lines(folder / "safety" / "refusals.jsonl")
-    return [(row["prompt"], {"prompt": row["prompt"]}) for row in rows if len(row["prompt"]) <= 120]
+    return [
+        (row["prompt"], {"prompt": row["prompt"]})
+        for row in rows
+        if len(row["prompt"]) <= 120
+    ]
 
 
 def first_sentences(text: str, characters: int) -> str:
@@ -186,7 +204,9 @@ def write_splits(
 
     Returns: the files by part and kind.
     """
-    described = json.dumps({kind: [rows, asdict(s)] for kind, (rows, s) in kinds.items()})
+    described = json.dumps(
+        {kind: [rows, asdict(s)] for kind, (rows, s) in kinds.items()}
+    )
     digest = hashlib.sha256(described.encode()).hexdigest()[:8]
     below = folder / digest / f"seed-{seed}"
     below.mkdir(parents=True, exist_ok=True)
@@ -196,6 +216,8 @@ def write_splits(
             path = below / f"{kind}-{part}.jsonl"
             files.setdefault(part, {})[kind] = path
             if not path.is_file():
-                text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                text = "".join(
+                    json.dumps(row, ensure_ascii=False) + "\n" for row in rows
+                )
                 path.write_text(text, encoding="utf-8")
     return files

@@ -35,7 +35,9 @@ def choices_of(study: Study, quantiles: Sequence[float] | None = None) -> list[C
         return _taken_over(study)
     found, settings = tuned(study), len(study.entries())
     if len(found) < settings:
-        print(f"{study.name}: {settings - len(found)} of {settings} settings have no result")
+        print(
+            f"{study.name}: {settings - len(found)} of {settings} settings have no result"
+        )
     rule = study.described["choose"]
     tunable = [each for each in found if each.entry.role != "reference"]
     return choose(tunable, quantiles or rule["quantiles"], rule["by"])
@@ -48,18 +50,26 @@ def _taken_over(study: Study) -> list[Choice]:
     the best rival.
     """
     assert study.settings_of is not None
-    other = load(study.settings_of, study.data, study.models, study.output.parent, study.quick)
+    other = load(
+        study.settings_of, study.data, study.models, study.output.parent, study.quick
+    )
     quantile = study.described["quantile"]
     under = [each for each in read_choices(other) if each.quantile == quantile]
     if study.described["take"] == "every method":
         return under
-    found = (best_of(some, role) for some in grouped(under).values() for role in ("ours", "rival"))
+    found = (
+        best_of(some, role)
+        for some in grouped(under).values()
+        for role in ("ours", "rival")
+    )
     return [choice for choice in found if choice is not None]
 
 
 def write_choices(study: Study, choices: Sequence[Choice]) -> Path:
     path = study.output / "choices.json"
-    text = json.dumps([asdict(choice) for choice in choices], indent=1, ensure_ascii=False)
+    text = json.dumps(
+        [asdict(choice) for choice in choices], indent=1, ensure_ascii=False
+    )
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -71,7 +81,9 @@ def read_choices(study: Study) -> list[Choice]:
     """
     path = study.output / "choices.json"
     if not path.is_file():
-        raise MissingError(f"{path} is not there: run the stages tune and choose first.")
+        raise MissingError(
+            f"{path} is not there: run the stages tune and choose first."
+        )
     choices = []
     for found in json.loads(path.read_text(encoding="utf-8")):
         validation = found.pop("validation")

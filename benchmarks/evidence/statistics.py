@@ -51,7 +51,9 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(centre, float(low), float(high), count)
 
 
-def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -> Estimate | None:
+def paired_difference(
+    first: Mapping[int, float], second: Mapping[int, float]
+) -> Estimate | None:
     """Returns first − second over the seeds that both have, None if there is none.
 
     Data and initialisation of a seed are the same for both, so that what they share cancels out.

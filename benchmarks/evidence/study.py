@@ -29,7 +29,9 @@ def _takes_settings(path: Path) -> bool:
 
 STUDIES = {
     path.stem: path
-    for path in sorted((HERE / "studies").glob("*.yaml"), key=lambda p: (_takes_settings(p), p))
+    for path in sorted(
+        (HERE / "studies").glob("*.yaml"), key=lambda p: (_takes_settings(p), p)
+    )
 }
 """The file of every task; those that take the settings of another come after it."""
 
@@ -125,7 +127,9 @@ class Study:
         """Every method in every setting; in a quick run in its first setting alone."""
         found = read_grid(HERE / "grids" / f"{self.described['grid']}.yaml")
         if self.quick:
-            return list({entry.method: entry for entry in reversed(found)}.values())[::-1]
+            return list({entry.method: entry for entry in reversed(found)}.values())[
+                ::-1
+            ]
         return found
 
     def model(self) -> str:
@@ -180,7 +184,9 @@ class Study:
 
     def _with_model(self, model: str) -> dict[str, Any]:
         """The configuration that every run shares, over the packaged ones."""
-        config: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(self.described["config"])))
+        config: dict[str, Any] = yaml.safe_load(
+            yaml.safe_dump(dict(self.described["config"]))
+        )
         arguments = config.setdefault("model", {}).setdefault("init_args", {})
         if "policy" in arguments:
             arguments["policy"]["model_name"] = model
@@ -204,7 +210,9 @@ class Study:
             ),
             "benign": (
                 "benign",
-                lambda: splits.benign(self._data("alpaca"), described["answer_characters"]),
+                lambda: splits.benign(
+                    self._data("alpaca"), described["answer_characters"]
+                ),
             ),
             "unsafe": ("unsafe", lambda: splits.unsafe(self._data("safety"))),
         }

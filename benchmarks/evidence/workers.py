@@ -28,7 +28,9 @@ def run_all(
     # One run may stand under several budgets.
     waiting = list({run.folder: run for run in runs if not run.finished}.values())
     if len(waiting) < len(runs):
-        print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished", flush=True)
+        print(
+            f"{len(runs) - len(waiting)} of {len(runs)} runs are finished", flush=True
+        )
     if not waiting:
         return True
     if workers == 1:
@@ -41,7 +43,9 @@ def run_all(
     os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
     context = multiprocessing.get_context("spawn")
     started = True
-    pool = ProcessPoolExecutor(workers, context, initializer=None if execute else _prepare)
+    pool = ProcessPoolExecutor(
+        workers, context, initializer=None if execute else _prepare
+    )
     try:
         futures = {pool.submit(_one, run, deadline, execute): run for run in waiting}
         for number, future in enumerate(as_completed(futures), start=1):

@@ -25,7 +25,9 @@ DECADES = [name for name in METHODS if "3" not in name and "squared" not in name
 def main(arguments: list[str] | None = None) -> None:
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
-    parser.add_argument("--problem", nargs="+", default=list(PROBLEMS), choices=PROBLEMS)
+    parser.add_argument(
+        "--problem", nargs="+", default=list(PROBLEMS), choices=PROBLEMS
+    )
     parser.add_argument("--methods", nargs="+", default=DECADES, choices=METHODS)
     parser.add_argument("--epochs", nargs="+", type=int, default=[None])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -35,7 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
     of = parser.parse_args(arguments)
     if of.constants:
         path, methods = of.output / "constants.csv", ["Pointwise()", *VARIANTS]
-        trials = [(name, length) for name, lengths in TRIALS.items() for length in lengths]
+        trials = [
+            (name, length) for name, lengths in TRIALS.items() for length in lengths
+        ]
         print(constants(sweep(path, trials, methods, of.seeds, [1.0])))
         return
     path, trials = of.output / "optimum.csv", product(of.problem, of.epochs)

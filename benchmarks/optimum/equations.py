@@ -51,7 +51,11 @@ def field_equation() -> Problem:
     bounds, slack = {"residual": 0.1, "edge": 0.0}, {"residual": 0.0, "edge": 0.01}
     kinds = ("objective", "residual", "edge")
     how = {"membership": lambda i: {name: kind[i] == k for k, name in enumerate(kinds)}}
-    how |= {"training": Optimization(3e-3, 0.0, "cosine"), "batch": len(x), "lengths": (1000,)}
+    how |= {
+        "training": Optimization(3e-3, 0.0, "cosine"),
+        "batch": len(x),
+        "lengths": (1000,),
+    }
     return Problem(len(x), net, terms, bounds, slack, ("edge",), error=error, **how)
 
 
@@ -73,7 +77,9 @@ def helmholtz(in_loss: bool) -> Problem:
     side, line = torch.arange(200), torch.linspace(-1, 1, 51)
     x[INSIDE + side, side % 2] = torch.where(side % 4 < 2, -1.0, 1.0)
     grid, found = torch.cartesian_prod(line, line), _equation(x, terms, 1.0, in_loss)
-    return replace(found, batch=len(x), lengths=(2000,), error=_relative(solution, grid))
+    return replace(
+        found, batch=len(x), lengths=(2000,), error=_relative(solution, grid)
+    )
 
 
 def convection(in_loss: bool) -> Problem:
@@ -89,9 +95,13 @@ def convection(in_loss: bool) -> Problem:
         return slope[:, 1] + 5 * slope[:, 0], off
 
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(INSIDE + 200, 2, generator=generator) * torch.tensor([2 * math.pi, 1.0])
+    x = torch.rand(INSIDE + 200, 2, generator=generator) * torch.tensor(
+        [2 * math.pi, 1.0]
+    )
     x[INSIDE : INSIDE + 100, 1], x[INSIDE + 100 :, 0] = 0.0, 0.0
-    grid = torch.cartesian_prod(torch.linspace(0, 2 * math.pi, 64), torch.linspace(0, 1, 32))
+    grid = torch.cartesian_prod(
+        torch.linspace(0, 2 * math.pi, 64), torch.linspace(0, 1, 32)
+    )
     found = _equation(x, terms, 0.1, in_loss)
     return replace(found, lengths=(300,), error=_relative(solution, grid))
 
@@ -102,7 +112,9 @@ def _slope(net: nn.Module, at: Tensor) -> tuple[Tensor, Tensor]:
     return u, _gradient(u, at)
 
 
-def _relative(solution: Callable[[Tensor], Tensor], grid: Tensor) -> Callable[[nn.Module], Tensor]:
+def _relative(
+    solution: Callable[[Tensor], Tensor], grid: Tensor
+) -> Callable[[nn.Module], Tensor]:
     """The error of a network in L2, relative to the solution."""
     exact = solution(grid)
     return lambda net: (net(grid)[:, 0] - exact).norm() / exact.norm()
@@ -122,7 +134,9 @@ def _equation(
             residual, off = terms(net, x[i].clone().requires_grad_())
         edge = {"edge": off.abs()}
         return (
-            (residual.square(), edge) if in_loss else (0 * off, {"residual": residual.abs()} | edge)
+            (residual.square(), edge)
+            if in_loss
+            else (0 * off, {"residual": residual.abs()} | edge)
         )
 
     def membership(i: Tensor) -> dict[str, Tensor]:
@@ -133,5 +147,8 @@ def _equation(
         {name: b / 10 for name, b in bounds.items()},
         Optimization(3e-3, 0.0, "cosine"),
     )
-    net, how = partial(layers, 2, 50, 50, 50, 1), {"membership": membership, "training": training}
+    net, how = (
+        partial(layers, 2, 50, 50, 50, 1),
+        {"membership": membership, "training": training},
+    )
     return Problem(len(x), net, values, bounds, slack, **how)

@@ -54,14 +54,21 @@ class Problem:
     judged: range | None = None
     error: Callable[[nn.Module], Tensor] | None = None
     optimum: Callable[[Any], Program] | None = None
-    training: Optimization = field(default_factory=lambda: Optimization(0.03, 0.0, "linear"))
+    training: Optimization = field(
+        default_factory=lambda: Optimization(0.03, 0.0, "linear")
+    )
     momentum: float | None = None
     batch: int | None = None
     lengths: tuple[int, ...] = (1, 3, 10, 30, 100)
 
     def constraints(self, unit: float) -> dict[str, Constraint]:
-        kinds = {name: "equals" if name in self.equal else "at_most" for name in self.bounds}
-        return {name: Constraint(**{kinds[name]: b * unit}) for name, b in self.bounds.items()}
+        kinds = {
+            name: "equals" if name in self.equal else "at_most" for name in self.bounds
+        }
+        return {
+            name: Constraint(**{kinds[name]: b * unit})
+            for name, b in self.bounds.items()
+        }
 
     @cached_property
     def least(self) -> float | None:
@@ -85,7 +92,8 @@ class Problem:
             worst = excess.flatten(1).amax(1) if excess.ndim > 1 else excess
             equality += [excess.flatten()] if name in self.equal else []
             if self.slack is not None:
-                missed.append((~(worst <= self.slack[name])).float())  # NaN is violated.
+                # NaN is violated.
+                missed.append((~(worst <= self.slack[name])).float())
             elif name not in self.equal:
                 missed.append(worst)
         found["violated"] = torch.cat(missed)
@@ -129,7 +137,9 @@ def margins(contradicting: int = 0) -> Problem:
     digits = load_digits()
     keep = np.isin(digits.target, [3, 8])
     x = torch.tensor(digits.data[keep][:300] / 16, dtype=torch.float32)
-    y = torch.tensor(np.where(digits.target[keep][:300] == 3, 1.0, -1.0), dtype=torch.float32)
+    y = torch.tensor(
+        np.where(digits.target[keep][:300] == 3, 1.0, -1.0), dtype=torch.float32
+    )
     x, y = torch.cat([x, x[:contradicting]]), torch.cat([y, -y[:contradicting]])
 
     def optimum(cp: Any) -> Program:
@@ -261,11 +271,17 @@ def band(samples: int, lengths: tuple[int, ...]) -> Problem:
         return (found - y[i]).square(), {"c": sides}
 
     net, new = partial(layers, 6, 32, 32, 1), range(samples, len(y))
-    how = {"training": Optimization(3e-3, 0.0, "linear"), "batch": 32, "lengths": lengths}
+    how = {
+        "training": Optimization(3e-3, 0.0, "linear"),
+        "batch": 32,
+        "lengths": lengths,
+    }
     return Problem(samples, net, terms, {"c": 0.0}, {"c": 0.0}, judged=new, **how)
 
 
-def kept_answers(samples: int, momentum: float | None, lengths: tuple[int, ...]) -> Problem:
+def kept_answers(
+    samples: int, momentum: float | None, lengths: tuple[int, ...]
+) -> Problem:
     """A network learns a table; what a linear model got right it gets right by .5."""
     found = make_classification(3000, 20, n_informative=8, flip_y=0.05, random_state=0)
     x, y = torch.tensor(found[0], dtype=torch.float32), torch.tensor(found[1])
@@ -278,7 +294,11 @@ def kept_answers(samples: int, momentum: float | None, lengths: tuple[int, ...])
         return _entropy(z, y[i]), {"c": -lead}
 
     net = partial(layers, 20, 64, 64, 2, between=nn.ReLU)
-    how = {"membership": lambda i: {"c": right[i]}, "lengths": lengths, "momentum": momentum}
+    how = {
+        "membership": lambda i: {"c": right[i]},
+        "lengths": lengths,
+        "momentum": momentum,
+    }
     how |= {"training": Optimization(3e-3, 0.0, "cosine"), "batch": min(samples, 64)}
     return Problem(samples, net, terms, {"c": -0.5}, **how)
 
@@ -296,19 +316,34 @@ def programs(in_loss: bool) -> Problem:
     g, inverse = draw.normal(0, 1, (bound, unknown)), np.linalg.pinv(a)
     null = np.linalg.svd(a)[2][bound:]
     h = np.abs(g @ inverse).sum(1)
-    of = {"q": q, "p": p, "a": a, "x": x, "g": g, "h": h, "inverse": inverse, "null": null}
+    of = {
+        "q": q,
+        "p": p,
+        "a": a,
+        "x": x,
+        "g": g,
+        "h": h,
+        "inverse": inverse,
+        "null": null,
+    }
     q, p, a, x, g, h, inverse, null = (
-        torch.tensor(np.ascontiguousarray(each), dtype=torch.float32) for each in of.values()
+        torch.tensor(np.ascontiguousarray(each), dtype=torch.float32)
+        for each in of.values()
     )
     new = range(10000 - 833, 10000)
 
     def terms(net: nn.Module, i: Tensor) -> Terms:
         y = net(x[i]) if in_loss else x[i] @ inverse.T + net(x[i]) @ null
-        values = {"inequality": y @ g.T - h} | ({"equality": y @ a.T - x[i]} if in_loss else {})
+        values = {"inequality": y @ g.T - h} | (
+            {"equality": y @ a.T - x[i]} if in_loss else {}
+        )
         return 0.5 * y.square() @ q + y @ p, values
 
     def optimum(cp: Any) -> Program:
-        y = of["x"][new.start :] @ of["inverse"].T + cp.Variable((len(new), 50)) @ of["null"]
+        y = (
+            of["x"][new.start :] @ of["inverse"].T
+            + cp.Variable((len(new), 50)) @ of["null"]
+        )
         cost = 0.5 * cp.sum_squares(y @ np.diag(np.sqrt(of["q"]))) + cp.sum(y @ of["p"])
         return cost / len(new), [y @ of["g"].T <= np.tile(of["h"], (len(new), 1))]
 

@@ -73,7 +73,8 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 }
 WEIGHTS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 QUIET: dict[str, Any] = dict.fromkeys(
-    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"),
+    False,
 )
 KEYS = ("problem", "epochs", "method", "unit", "seed")
 METHODS: dict[str, Callable[[], Formulation]] = {
@@ -82,14 +83,20 @@ METHODS: dict[str, Callable[[], Formulation]] = {
 }
 for _weight in WEIGHTS:
     METHODS[f"hinge {_weight:g}"] = lambda w=_weight: Penalty(weight=w, shape="hinge")
-    METHODS[f"squared {_weight:g}"] = lambda w=_weight: Penalty(weight=w, shape="squared_hinge")
+    METHODS[f"squared {_weight:g}"] = lambda w=_weight: Penalty(
+        weight=w, shape="squared_hinge"
+    )
 LEFT_OUT = {"PATIENCE": 1.0, "MARGIN": 0.0, "LARGEST": 1e9, "MEMORY": 1e9}
 """Values of the rule's constants that are as if there were none."""
 VARIANTS: dict[str, tuple[Any, str, float]] = {}
 """The constants at half and double their value, and left out."""
 for _module in (gradient_units, formulations):
     for _name, _value in list(vars(_module).items()):
-        if _name.isupper() and isinstance(_value, (int, float)) and _name != "STANDARD_STEP":
+        if (
+            _name.isupper()
+            and isinstance(_value, (int, float))
+            and _name != "STANDARD_STEP"
+        ):
             for _other in (_value / 2, 2 * _value, LEFT_OUT.get(_name, 2 * _value)):
                 VARIANTS[f"{_name}={_other:g}"] = _module, _name, type(_value)(_other)
 TRIALS = {"margins": (10, 30), "margins, 15 contradict": (30, 100), "budget": (10, 30)}
@@ -101,9 +108,13 @@ TRIALS |= {"table, SGD": (30,), "field": (1000,), "programs": (10,)}
 class Task(PointwiseModule):
     """A problem as a task, its constraints in another unit."""
 
-    def __init__(self, problem: Problem, formulation: Formulation | None, unit: float) -> None:
+    def __init__(
+        self, problem: Problem, formulation: Formulation | None, unit: float
+    ) -> None:
         constraints, training = problem.constraints(unit), Training(problem.training)
-        super().__init__(formulation=formulation, constraints=constraints, training=training)
+        super().__init__(
+            formulation=formulation, constraints=constraints, training=training
+        )
         self.problem, self.unit, self.net = problem, unit, problem.net()
 
     def configure_optimizers(self) -> Any:
@@ -130,7 +141,9 @@ class Rows(PointwiseDataModule):
         self.datasets = {"train": [{"row": i} for i in range(samples)]}
 
 
-def run(problem: Problem, method: str, epochs: int, seed: int, unit: float) -> dict[str, float]:
+def run(
+    problem: Problem, method: str, epochs: int, seed: int, unit: float
+) -> dict[str, float]:
     """Trains; what is violated, the objective, and by which share it is above the optimum."""
     seed_everything(seed, verbose=False)
     begun = time.perf_counter()

@@ -14,7 +14,12 @@ from benchmarks.evidence.appendix import markdown
 
 OURS: dict[str, dict[str, Any]] = {
     "Pointwise()": {"marker": "*", "markersize": 13, "linestyle": ""},
-    "Relaxed(price=10)": {"marker": "D", "markersize": 5, "fillstyle": "none", "linestyle": ""},
+    "Relaxed(price=10)": {
+        "marker": "D",
+        "markersize": 5,
+        "fillstyle": "none",
+        "linestyle": "",
+    },
 }
 AHEAD = 0.02, 0.05
 """A method is ahead by more than so much violated, and such a share of the objective."""
@@ -22,8 +27,12 @@ AHEAD = 0.02, 0.05
 
 def means(table: pd.DataFrame) -> pd.DataFrame:
     """Means over the seeds, in the constraint's own unit, with the weight of a hinge."""
-    rows = table.reindex(columns=[*table.columns.drop("above", errors="ignore"), "above"])
-    grouped = rows[rows["unit"] == 1].groupby(["problem", "epochs", "method"], sort=False)
+    rows = table.reindex(
+        columns=[*table.columns.drop("above", errors="ignore"), "above"]
+    )
+    grouped = rows[rows["unit"] == 1].groupby(
+        ["problem", "epochs", "method"], sort=False
+    )
     found = grouped[["violated", "objective", "above"]].mean()
     found["seeds"] = grouped["seed"].nunique()
     found = found.reset_index()
@@ -44,9 +53,13 @@ def draw(table: pd.DataFrame, path: Path) -> None:
     for panel in panels[len(problems) :]:
         panel.set_axis_off()
     handles = [Line2D([], [], color="black", marker=".", label="hinges, by weight")]
-    handles += [Line2D([], [], color="black", label=name, **OURS[name]) for name in OURS]
+    handles += [
+        Line2D([], [], color="black", label=name, **OURS[name]) for name in OURS
+    ]
     handles.append(Line2D([], [], color="black", linestyle="--", label="the optimum"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=len(handles), frameon=False
+    )
     figure.savefig(path, dpi=110)
 
 
@@ -60,7 +73,9 @@ def _panel(panel: Any, rows: pd.DataFrame) -> None:
         part = rows[rows["epochs"] == length]
         colour = matplotlib.colormaps["viridis"](0.9 * (1 - (place + 1) / len(lengths)))
         sweep = part[part["weight"].notna()].sort_values("weight")
-        panel.plot(sweep["violated"], sweep[paid], ".-", color=colour, label=f"{length}")
+        panel.plot(
+            sweep["violated"], sweep[paid], ".-", color=colour, label=f"{length}"
+        )
         if length == lengths[-1]:
             for row in sweep.to_dict("records"):
                 text, at = f"{row['weight']:g}", (row["violated"], row[paid])
@@ -75,7 +90,9 @@ def _panel(panel: Any, rows: pd.DataFrame) -> None:
     if known:
         panel.axhline(0, color="black", linewidth=0.8, linestyle="--")
     seeds = rows["seeds"].min()
-    panel.set_title(f"{rows['problem'].iloc[0]} ({seeds} seed{'s' if seeds > 1 else ''})")
+    panel.set_title(
+        f"{rows['problem'].iloc[0]} ({seeds} seed{'s' if seeds > 1 else ''})"
+    )
     panel.set_xlabel("worst inequality of an instance" if worst else "share violated")
     panel.set_ylabel("above the optimum" if known else "objective")
     panel.legend(title="epochs", fontsize=7, title_fontsize=7)
@@ -88,7 +105,9 @@ def standing(table: pd.DataFrame) -> str:
     is none, that which violates least.
     """
     lines = [("problem", "epochs", *OURS, "a hinge", "ahead in both", "seeds")]
-    for (problem, length), part in means(table).groupby(["problem", "epochs"], sort=False):
+    for (problem, length), part in means(table).groupby(
+        ["problem", "epochs"], sort=False
+    ):
         found = part.set_index("method")
         hinges, cells = found[found["weight"].notna()], found.apply(_cell, axis=1)
         if hinges.empty or "Pointwise()" not in found.index:
@@ -101,13 +120,17 @@ def standing(table: pd.DataFrame) -> str:
         ahead = ", ".join(f"{weight:g}" for weight in hinges[fewer & less]["weight"])
         beside = f"{hinges.loc[best, 'weight']:g}: {cells[best]}"
         ours = [cells.get(method, "") for method in OURS]
-        lines.append((f"{problem}", f"{length}", *ours, beside, ahead, str(own["seeds"])))
+        lines.append(
+            (f"{problem}", f"{length}", *ours, beside, ahead, str(own["seeds"]))
+        )
     return markdown(lines)
 
 
 def _cell(row: Any) -> str:
     """Violated · above the optimum, or violated · the objective where that is not known."""
-    paid = f"{row['objective']:.3g}" if pd.isna(row["above"]) else f"{row['above']:+.1%}"
+    paid = (
+        f"{row['objective']:.3g}" if pd.isna(row["above"]) else f"{row['above']:+.1%}"
+    )
     return f"{row['violated']:.3f} · {paid}"
 
 
@@ -115,7 +138,9 @@ def constants(table: pd.DataFrame) -> str:
     """By method, of each problem and length its cell."""
     rows = means(table)
     trials = list(dict.fromkeys(zip(rows["problem"], rows["epochs"], strict=True)))
-    cells = {(r["method"], r["problem"], r["epochs"]): _cell(r) for _, r in rows.iterrows()}
+    cells = {
+        (r["method"], r["problem"], r["epochs"]): _cell(r) for _, r in rows.iterrows()
+    }
     lines = [("", *(f"{name}, {epochs}" for name, epochs in trials))]
     for method in dict.fromkeys(rows["method"]):
         lines.append((method, *(cells.get((method, *trial), "") for trial in trials)))

@@ -53,13 +53,21 @@ def main(arguments: list[str] | None = None) -> None:
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
     parser.add_argument("--tasks", nargs="+", default=["*"], help="names or patterns")
-    parser.add_argument("--epochs", nargs="+", type=int, help="instead of each task's own lengths")
+    parser.add_argument(
+        "--epochs", nargs="+", type=int, help="instead of each task's own lengths"
+    )
     parser.add_argument("--methods", nargs="+", default=["*"], help="names or patterns")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=Path("results/tasks"))
-    parser.add_argument("--rivals", type=Path, help="a folder whose rows of rivals are taken over")
-    parser.add_argument("--against", type=Path, help="a folder to show beside, of before")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=NUMBER", dest="constants")
+    parser.add_argument(
+        "--rivals", type=Path, help="a folder whose rows of rivals are taken over"
+    )
+    parser.add_argument(
+        "--against", type=Path, help="a folder to show beside, of before"
+    )
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=NUMBER", dest="constants"
+    )
     of = parser.parse_args(arguments)
     tasks = [name for name in TASKS if any(fnmatchcase(name, p) for p in of.tasks)]
     if not tasks:
@@ -87,10 +95,14 @@ def constants(given: list[str]) -> Iterator[None]:
     """
     found = dict(each.partition("=")[::2] for each in given)
     unknown = [
-        name for name in found if not isinstance(vars(gradient_units).get(name), int | float)
+        name
+        for name in found
+        if not isinstance(vars(gradient_units).get(name), int | float)
     ]
     if unknown:
-        raise ValueError(f"--set {', '.join(unknown)}: no constant of gradient_units.py.")
+        raise ValueError(
+            f"--set {', '.join(unknown)}: no constant of gradient_units.py."
+        )
     with ExitStack() as changes:
         for name, value in found.items():
             changes.enter_context(patch.object(gradient_units, name, float(value)))
@@ -113,13 +125,19 @@ def sweep(
 ) -> pd.DataFrame:
     """The rows of the CSV file ``path``, with what it lacked."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = pd.read_csv(path).to_dict("records") if path.exists() else []
+    rows: list[dict[str, Any]] = (
+        pd.read_csv(path).to_dict("records") if path.exists() else []
+    )
     for name in tasks:
         task = TASKS[name]()
         methods = chosen(names_for(task), patterns)
         for epochs in lengths or task.lengths:
             done = {(r["task"], r["epochs"], r["method"], r["seed"]) for r in rows}
-            left = [m for m in methods if not all((name, epochs, m, s) in done for s in seeds)]
+            left = [
+                m
+                for m in methods
+                if not all((name, epochs, m, s) in done for s in seeds)
+            ]
             if not left:
                 continue
             begun = time.process_time()

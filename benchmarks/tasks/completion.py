@@ -20,7 +20,9 @@ SIZE, RANK, WIDTH = 24, 2, 0.2
 def entries() -> tuple[Array, Array, Labels]:
     """The true matrix, the noisy one, and which entries are known: a half."""
     draw = np.random.default_rng(0)
-    true = draw.normal(size=(SIZE, RANK)) @ draw.normal(size=(RANK, SIZE)) / np.sqrt(RANK)
+    true = (
+        draw.normal(size=(SIZE, RANK)) @ draw.normal(size=(RANK, SIZE)) / np.sqrt(RANK)
+    )
     noisy = true + 0.15 * (2 * draw.random((SIZE, SIZE)) - 1)
     return true, noisy, draw.random((SIZE, SIZE)) < 0.5
 
@@ -29,7 +31,9 @@ def completion() -> Task:
     """Unseen rows are the entries that are not known, of the true matrix."""
     true, noisy, known = entries()
     order = np.concatenate([np.flatnonzero(known), np.flatnonzero(~known)])
-    value = torch.tensor(np.where(known, noisy, true).reshape(-1)[order], dtype=torch.float32)
+    value = torch.tensor(
+        np.where(known, noisy, true).reshape(-1)[order], dtype=torch.float32
+    )
     row, column = (torch.tensor(each) for each in np.divmod(order, SIZE))
 
     def start(generator: torch.Generator) -> Parameters:

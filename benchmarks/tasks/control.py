@@ -32,13 +32,17 @@ def rollout() -> tuple[Array, Array]:
 
 
 def control(
-    instances: int = 100, batch: int | None = None, lengths: tuple[int, ...] = (1, 10, 100)
+    instances: int = 100,
+    batch: int | None = None,
+    lengths: tuple[int, ...] = (1, 10, 100),
 ) -> Task:
     """Starts up to 2 away, at up to 0.6; what is paid is the distance and the effort."""
     draw = np.random.default_rng(0)
     starts = draw.uniform(-1, 1, (instances + 1000, 2)) * np.array([2.0, 0.6])
     at = torch.tensor(starts, dtype=torch.float32)
-    of_start, of_inputs = (torch.tensor(each, dtype=torch.float32) for each in rollout())
+    of_start, of_inputs = (
+        torch.tensor(each, dtype=torch.float32) for each in rollout()
+    )
 
     def terms(parameters: Parameters, index: Tensor) -> Terms:
         start = at[index]
@@ -55,7 +59,9 @@ def control(
         {"speed": Constraint(at_most=SPEED), "input": Constraint(at_most=INPUT)},
         {"speed": 0.01, "input": 0.01},
         unseen=range(instances, len(starts)),
-        optimum=lambda: float(np.mean([paid(start) for start in starts[: min(instances, 200)]])),
+        optimum=lambda: float(
+            np.mean([paid(start) for start in starts[: min(instances, 200)]])
+        ),
         grid=({"speed": 10.0, "input": 10.0},),
         batch=batch,
         rate=0.01,

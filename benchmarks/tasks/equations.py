@@ -63,7 +63,9 @@ def _task(
 ) -> Task:
     """|residual| ≤ ``most`` inside, |u − what it is there| ≤ .01 at the start and at the sides."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(INSIDE + START + SIDES, 2, generator=generator) * torch.tensor([width, 1.0])
+    x = torch.rand(INSIDE + START + SIDES, 2, generator=generator) * torch.tensor(
+        [width, 1.0]
+    )
     x[INSIDE : INSIDE + START, 1] = 0.0
     x[INSIDE + START :, 0] = 0.0
     if not periodic:

@@ -21,7 +21,8 @@ MISSED = 0.05
 def demand(days: int, seed: int) -> Array:
     """(items, days), the mean of each item 1, and each of its own spread."""
     draw = np.random.default_rng(seed)
-    shape = np.linspace(0.5, 4.0, ITEMS)[:, None]  # Of a gamma: few large orders to many small.
+    # Of a gamma: few large orders to many small.
+    shape = np.linspace(0.5, 4.0, ITEMS)[:, None]
     return draw.gamma(np.broadcast_to(shape, (ITEMS, days))) / shape
 
 
@@ -30,7 +31,10 @@ def inventory(pieces: bool = False) -> Task:
     of_days, of_new = demand(DAYS, 0), demand(NEW, 1)
     sold = np.concatenate([of_days.reshape(-1), of_new.reshape(-1)])
     items = [np.repeat(np.arange(ITEMS), days) for days in (DAYS, NEW)]
-    wanted, item = torch.tensor(sold, dtype=torch.float32), torch.tensor(np.concatenate(items))
+    wanted, item = (
+        torch.tensor(sold, dtype=torch.float32),
+        torch.tensor(np.concatenate(items)),
+    )
     unit = torch.logspace(0, 3, ITEMS)[torch.randperm(ITEMS, generator=_generator())]
     mean = torch.tensor(of_days.mean(1), dtype=torch.float32)
 

@@ -30,7 +30,9 @@ class Member:
         return self.parameters[name]
 
 
-def known(make: Callable[[], Problem], optimum: float | None = None, longest: int = 100) -> Task:
+def known(
+    make: Callable[[], Problem], optimum: float | None = None, longest: int = 100
+) -> Task:
     """A problem of benchmarks/optimum, at its lengths up to the longest."""
     problem = make()
     if problem.slack is None:
@@ -41,7 +43,9 @@ def known(make: Callable[[], Problem], optimum: float | None = None, longest: in
         with torch.random.fork_rng():
             torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
             drawn = problem.net()
-        return {name: value.detach().clone() for name, value in drawn.named_parameters()}
+        return {
+            name: value.detach().clone() for name, value in drawn.named_parameters()
+        }
 
     def of_member(parameters: Parameters, index: Tensor) -> Terms:
         return problem.terms(Member(network, parameters), index)  # type: ignore[arg-type]

@@ -22,7 +22,10 @@ def lipschitz() -> Task:
     turn = torch.rand(count, generator=generator) * 1.2 * math.pi + 0.6
     sign = torch.where(torch.arange(count) % 2 == 0, 1.0, -1.0)
     noise = 0.12 * torch.randn(count, 2, generator=generator)
-    x = 0.25 * sign[:, None] * turn[:, None] * torch.stack([turn.cos(), turn.sin()], 1) + noise
+    x = (
+        0.25 * sign[:, None] * turn[:, None] * torch.stack([turn.cos(), turn.sin()], 1)
+        + noise
+    )
 
     def terms(parameters: Parameters, index: Tensor) -> Terms:
         with torch.enable_grad():

@@ -29,17 +29,26 @@ def measure(task: Task, parameters: Parameters) -> dict[str, list[float]]:
         found |= _measured(task, parameters, task.unseen, "new ")
         if task.error is not None:
             del found["new objective"]
-    return {name: [float(f"{each:.6g}") for each in of.tolist()] for name, of in found.items()}
+    return {
+        name: [float(f"{each:.6g}") for each in of.tolist()]
+        for name, of in found.items()
+    }
 
 
-def _measured(task: Task, parameters: Parameters, rows: range, prefix: str) -> dict[str, Tensor]:
+def _measured(
+    task: Task, parameters: Parameters, rows: range, prefix: str
+) -> dict[str, Tensor]:
     members = len(next(iter(parameters.values())))
     together = max(1, TOGETHER // len(rows))
     parts = []
     for start in range(0, members, together):
-        part = {name: value[start : start + together] for name, value in parameters.items()}
+        part = {
+            name: value[start : start + together] for name, value in parameters.items()
+        }
         parts.append(_of_part(task, part, rows))
-    return {prefix + name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return {
+        prefix + name: torch.cat([part[name] for part in parts]) for name in parts[0]
+    }
 
 
 def _of_part(task: Task, parameters: Parameters, rows: range) -> dict[str, Tensor]:
@@ -63,7 +72,9 @@ def _of_part(task: Task, parameters: Parameters, rows: range) -> dict[str, Tenso
     }
 
 
-def _worst(task: Task, name: str, violation: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+def _worst(
+    task: Task, name: str, violation: Tensor, index: Tensor
+) -> tuple[Tensor, Tensor]:
     """The worst column of each sample (M, B), or of each group's mean, in its scale.
 
     And which of them count, bool (B,).
@@ -74,7 +85,11 @@ def _worst(task: Task, name: str, violation: Tensor, index: Tensor) -> tuple[Ten
         violation, applies = group_means(violation, applies, task.groups[index], number)
     if task.constraints[name].equals is not None:
         violation = violation.abs()
-    counts = torch.ones(violation.shape[1], dtype=torch.bool) if applies is None else applies[0]
+    counts = (
+        torch.ones(violation.shape[1], dtype=torch.bool)
+        if applies is None
+        else applies[0]
+    )
     counts = counts if task.counted is None else counts & task.counted[index[0]]
     worst = violation.amax(2) / task.scale.get(name, 1.0)
     return worst, counts

@@ -75,7 +75,9 @@ def method(name: str) -> Formulation | Rival:
         return _formulation(name)
     shape, _, numbers = name.removeprefix("group ").rpartition(" ")
     if shape not in ("hinge", "squared", *COOPER):
-        raise ValueError(f"{name!r}: no method; as Pointwise(), hinge 3, squared 3 or cooper 0.1.")
+        raise ValueError(
+            f"{name!r}: no method; as Pointwise(), hinge 3, squared 3 or cooper 0.1."
+        )
     found = tuple(float(number) for number in numbers.split(","))
     return Rival(shape, found, name.startswith("group "))
 
@@ -83,7 +85,11 @@ def method(name: str) -> Formulation | Rival:
 def _formulation(name: str) -> Formulation:
     """A formulation of the package from its call; only literals, so that no text is run."""
     call = ast.parse(name, mode="eval").body
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+    if (
+        not isinstance(call, ast.Call)
+        or not isinstance(call.func, ast.Name)
+        or call.args
+    ):
         raise ValueError(f"{name!r}: no call of a formulation with named numbers.")
     kind = getattr(formulations, call.func.id, None)
     if not (isinstance(kind, type) and issubclass(kind, Formulation)):

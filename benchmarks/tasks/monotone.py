@@ -16,7 +16,11 @@ def monotone() -> Task:
     """Unseen rows are without noise: their objective is the error to the truth."""
     generator = torch.Generator().manual_seed(0)
     x = 2 * torch.rand(SAMPLES + NEW, 4, generator=generator) - 1
-    truth = torch.relu(x[:, 0]) + torch.tanh(3 * x[:, 1]) + 0.2 * (x[:, 2] + 1) * (x[:, 3] + 1)
+    truth = (
+        torch.relu(x[:, 0])
+        + torch.tanh(3 * x[:, 1])
+        + 0.2 * (x[:, 2] + 1) * (x[:, 3] + 1)
+    )
     y = truth.clone()
     y[:SAMPLES] += 0.4 * torch.randn(SAMPLES, generator=generator)
 

@@ -35,11 +35,17 @@ def profile(table: pd.DataFrame, tolerance: float = TOLERANCE) -> pd.DataFrame:
         best = paid.min()
         for name, each in ((paid - best) / abs(best)).dropna().items():
             hits.setdefault(str(name), []).append(float(each))
-    methods = [name for name in dict.fromkeys(table["method"]) if "," not in name or ")" in name]
+    methods = [
+        name
+        for name in dict.fromkeys(table["method"])
+        if "," not in name or ")" in name
+    ]
     columns = {}
     for name in methods:
         above = np.array(hits.get(name, []))
-        columns[name] = [float(np.sum(above <= x + 1e-9)) / max(1, number) for x in WITHIN]
+        columns[name] = [
+            float(np.sum(above <= x + 1e-9)) / max(1, number) for x in WITHIN
+        ]
     shares = pd.DataFrame(columns, index=WITHIN)
     shares.attrs["number"] = number  # Of task-lengths on which a method is feasible.
     return shares
@@ -48,14 +54,22 @@ def profile(table: pd.DataFrame, tolerance: float = TOLERANCE) -> pd.DataFrame:
 def draw(table: pd.DataFrame, path: Path, tolerance: float = TOLERANCE) -> None:
     """All lengths, and the short and the long ones by themselves."""
     short = table["epochs"] < LONG
-    parts = {"all": table, f"fewer than {LONG} epochs": table[short], "more": table[~short]}
+    parts = {
+        "all": table,
+        f"fewer than {LONG} epochs": table[short],
+        "more": table[~short],
+    }
     figure = Figure(figsize=(15, 5), layout="constrained")
     named = _named(profile(table, tolerance))
-    for panel, (title, part) in zip(figure.subplots(1, 3, sharey=True), parts.items(), strict=True):
+    for panel, (title, part) in zip(
+        figure.subplots(1, 3, sharey=True), parts.items(), strict=True
+    ):
         shares = profile(part, tolerance)
         _panel(panel, shares, named)
         panel.set_title(f"{title} ({shares.attrs['number']} task-lengths)")
-        panel.set_xlabel("above the least objective of a feasible method, as a share of it")
+        panel.set_xlabel(
+            "above the least objective of a feasible method, as a share of it"
+        )
     first = figure.axes[0]
     first.set_ylabel(f"share of task-lengths, at most {tolerance:g} violated")
     first.legend(frameon=False)

@@ -28,7 +28,10 @@ class Rivals:
         self.task = task
         self.number = len(members)
         names = list(task.constraints)
-        weights = {shape: torch.zeros(len(members), len(names)) for shape in ("hinge", "squared")}
+        weights = {
+            shape: torch.zeros(len(members), len(names))
+            for shape in ("hinge", "squared")
+        }
         self.rate = torch.zeros(len(members))
         self.augmented = torch.tensor([each.shape == "cooper AL" for each in members])
         self.of_group = torch.tensor([each.of_group for each in members])
@@ -36,11 +39,15 @@ class Rivals:
             if each.shape in COOPER:
                 self.rate[place] = each.numbers[0]
             else:
-                weights[each.shape][place] = torch.tensor(each.numbers).expand(len(names))
+                weights[each.shape][place] = torch.tensor(each.numbers).expand(
+                    len(names)
+                )
         self.weights = {
-            name: {s: w[:, k] for s, w in weights.items()} for k, name in enumerate(names)
+            name: {s: w[:, k] for s, w in weights.items()}
+            for k, name in enumerate(names)
         }
-        self.multipliers: dict[str, Tensor] = {}  # (M, rows, K), rows of samples or of groups.
+        # (M, rows, K), rows of samples or of groups.
+        self.multipliers: dict[str, Tensor] = {}
         self._visits: list[tuple[str, Tensor, Tensor]] = []
 
     def loss(self, terms: Terms, index: Tensor) -> Tensor:
@@ -71,7 +78,9 @@ class Rivals:
                 stepped = stepped.clamp(min=0)
             table.scatter_(1, index, stepped)
 
-    def _of_samples(self, name: str, violation: Tensor, applies: Tensor | None) -> Tensor:
+    def _of_samples(
+        self, name: str, violation: Tensor, applies: Tensor | None
+    ) -> Tensor:
         return self._penalty(name, violation, applies) * ~self.of_group
 
     def _of_groups(self, name: str, violation: Tensor, applies: Tensor) -> Tensor:

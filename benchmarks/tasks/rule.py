@@ -43,7 +43,9 @@ class Rules:
         found = []
         for member, constrained in enumerate(self.losses):
             own = {name: value[member] for name, value in values.items()}
-            found.append(self._of(member, constrained, objective[member], own, index[member]))
+            found.append(
+                self._of(member, constrained, objective[member], own, index[member])
+            )
         return torch.stack(found)
 
     def _of(

@@ -14,7 +14,9 @@ Labels = NDArray[Any]
 """Bool, or whole numbers."""
 
 
-def linear_program(cost: Array, matrix: Array, bound: Array, equal: Array, total: float) -> Array:
+def linear_program(
+    cost: Array, matrix: Array, bound: Array, equal: Array, total: float
+) -> Array:
     """The x ≥ 0 of least costᵀx with matrix·x ≤ bound and equalᵀx = total."""
     found = linprog(cost, matrix, bound, equal[None], np.array([total]), (0, None))
     if found.x is None:
@@ -22,7 +24,9 @@ def linear_program(cost: Array, matrix: Array, bound: Array, equal: Array, total
     return np.asarray(found.x)
 
 
-def quadratic_program(quadratic: Array, linear: Array, matrix: Array, bound: Array) -> Array:
+def quadratic_program(
+    quadratic: Array, linear: Array, matrix: Array, bound: Array
+) -> Array:
     """The x of least ½xᵀQx + linearᵀx with matrix·x ≤ bound, Q positive definite.
 
     As a problem of least distance by non-negative least squares (Lawson and Hanson 1974, chapter
@@ -30,7 +34,8 @@ def quadratic_program(quadratic: Array, linear: Array, matrix: Array, bound: Arr
     """
     factor = np.linalg.cholesky(quadratic)
     centre = -np.linalg.solve(quadratic, linear)
-    turned = -np.linalg.solve(factor, matrix.T)  # Of z = Lᵀ(x − centre): turnedᵀz ≥ least.
+    # Of z = Lᵀ(x − centre): turnedᵀz ≥ least.
+    turned = -np.linalg.solve(factor, matrix.T)
     least = matrix @ centre - bound
     target = np.zeros(len(linear) + 1)
     target[-1] = 1.0
@@ -54,7 +59,9 @@ def smooth_program(
     """
     inside = {"type": "ineq", "fun": lambda x: -values(x), "jac": lambda x: -slopes(x)}
     options = {"maxiter": 1000, "ftol": 1e-12}
-    found = minimize(cost, start, jac=True, method="SLSQP", constraints=[inside], options=options)
+    found = minimize(
+        cost, start, jac=True, method="SLSQP", constraints=[inside], options=options
+    )
     if not found.success:
         raise ValueError(f"no solution: {found.message}")
     return np.asarray(found.x)

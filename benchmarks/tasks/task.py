@@ -102,13 +102,17 @@ def layers(generator: torch.Generator, *widths: int) -> Parameters:
     for place, (inputs, outputs) in enumerate(pairwise(widths)):
         reach = 1 / math.sqrt(inputs)
         for name, shape in (("w", (inputs, outputs)), ("b", (outputs,))):
-            found[f"{name}{place}"] = reach * (2 * torch.rand(shape, generator=generator) - 1)
+            found[f"{name}{place}"] = reach * (
+                2 * torch.rand(shape, generator=generator) - 1
+            )
     return found
 
 
 def zeros(**shapes: tuple[int, ...]) -> Callable[[torch.Generator], Parameters]:
     """Every member starts at 0."""
-    return lambda generator: {name: torch.zeros(shape) for name, shape in shapes.items()}
+    return lambda generator: {
+        name: torch.zeros(shape) for name, shape in shapes.items()
+    }
 
 
 def affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:

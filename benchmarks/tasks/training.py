@@ -80,7 +80,9 @@ class Orders:
     def __init__(self, task: Task, seeds: Sequence[int]) -> None:
         self.samples, self.batch = task.samples, task.batch_size
         distinct = sorted(set(seeds))
-        self.generators = [torch.Generator().manual_seed(1000 + seed) for seed in distinct]
+        self.generators = [
+            torch.Generator().manual_seed(1000 + seed) for seed in distinct
+        ]
         self.places = torch.tensor([distinct.index(seed) for seed in seeds])
 
     @property

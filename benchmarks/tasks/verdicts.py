@@ -19,7 +19,9 @@ COLUMNS = (*TRAINED, "new violated", "new size", "new objective")
 
 def means(table: pd.DataFrame) -> pd.DataFrame:
     """Means over the seeds; of a method that diverged NaN."""
-    rows = table.reindex(columns=[*table.columns, *(c for c in COLUMNS if c not in table)])
+    rows = table.reindex(
+        columns=[*table.columns, *(c for c in COLUMNS if c not in table)]
+    )
     grouped = rows.groupby(["task", "epochs", "method"], sort=False)
     found = grouped[list(COLUMNS)].agg(lambda column: column.mean(skipna=False))
     return found.assign(seeds=grouped["seed"].nunique()).reset_index()
@@ -58,7 +60,8 @@ def verdict(part: pd.DataFrame, method: str) -> Verdict:
     not_more, level = few <= AHEAD[0], more <= AHEAD[1] * scale
     either = (fewer & level) | (less & not_more)
     as_good = rivals[not_more].assign(paid=paid).dropna(subset="paid")
-    as_good = as_good.sort_values(["paid", "violated"])  # Of several at the optimum the feasible.
+    # Of several at the optimum the feasible.
+    as_good = as_good.sort_values(["paid", "violated"])
     nearest, behind = "", 0.0
     if len(as_good) and scale:
         nearest = str(as_good.index[0])
@@ -73,7 +76,9 @@ def floored(found: pd.DataFrame) -> pd.Series:
     return paid.where(optimum.isna() | ~(paid < optimum), optimum)
 
 
-def summary(table: pd.DataFrame, methods: list[str], against: pd.DataFrame | None = None) -> str:
+def summary(
+    table: pd.DataFrame, methods: list[str], against: pd.DataFrame | None = None
+) -> str:
     """Markdown: a line of each task and length, and how many of them no rival is ahead of.
 
     The last columns are of the first of the methods; ``against``: other rows, whose cells of it
@@ -118,7 +123,9 @@ def _cells(table: pd.DataFrame) -> dict[tuple[str, int, str], str]:
 
 
 def _shortened(names: list[str]) -> str:
-    return ", ".join([*names[:3], f"and {len(names) - 3} more"] if len(names) > 3 else names)
+    return ", ".join(
+        [*names[:3], f"and {len(names) - 3} more"] if len(names) > 3 else names
+    )
 
 
 def cell(row: dict[Any, Any]) -> str:

@@ -15,10 +15,13 @@ class Solution(NamedTuple):
     """Answers, and what is proved of them; a row for each x."""
 
     y: Tensor  #: (B, V)
-    violation: Tensor  #: (B,) float64, the largest of g and |Ay − x|; at most 0 of g counts as 0
+    # : (B,) float64, the largest of g and |Ay − x|; at most 0 of g counts as 0
+    violation: Tensor
     objective: Tensor  #: (B,) float64, f(y)
-    bound: Tensor  #: (B,) float64; no feasible point has a smaller f; −inf where none is known
-    gap: Tensor  #: (B,) float64, what f(y) is above the optimum at most, as a share of it
+    # : (B,) float64; no feasible point has a smaller f; −inf where none is known
+    bound: Tensor
+    # : (B,) float64, what f(y) is above the optimum at most, as a share of it
+    gap: Tensor
 
 
 class Certified(nn.Module):
@@ -77,10 +80,15 @@ class Certified(nn.Module):
         return self.program.ascend(x, given, self.ascents)
 
     @torch.no_grad()
-    def proved(self, x: Tensor, y: Tensor, multipliers: Tensor | None = None) -> Solution:
+    def proved(
+        self, x: Tensor, y: Tensor, multipliers: Tensor | None = None
+    ) -> Solution:
         """What is proved of any answers y (B, V), such as another solver's."""
         multipliers = self.multipliers(x) if multipliers is None else multipliers
-        bound, objective = self.program.dual(x, multipliers), self.program.objective(y, x)
+        bound, objective = (
+            self.program.dual(x, multipliers),
+            self.program.objective(y, x),
+        )
         worst = self.program.violation(y, x)
         return Solution(y, worst, objective, bound, gap_of(objective, bound))
 

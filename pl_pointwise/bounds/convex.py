@@ -85,7 +85,9 @@ class ConvexProgram(ConvexProblems):
         variables = len(lower)
         matrix = lower.new_zeros(0, variables) if A is None else A.detach().double()
         if matrix.dim() != 2 or matrix.shape[1] != variables:
-            raise DataError(f"A is {tuple(matrix.shape)}, and should be (F, {variables}).")
+            raise DataError(
+                f"A is {tuple(matrix.shape)}, and should be (F, {variables})."
+            )
         rank = int(torch.linalg.matrix_rank(matrix)) if len(matrix) else 0
         if rank < len(matrix):
             raise DataError(
@@ -94,7 +96,13 @@ class ConvexProgram(ConvexProblems):
         self._objective, self._inequalities, self._b = objective, inequalities, b
         plus = torch.linalg.pinv(matrix)
         null = torch.linalg.svd(matrix)[2][len(matrix) :].T.contiguous()
-        numbers = {"A": matrix, "lower": lower, "upper": upper, "plus": plus, "null": null}
+        numbers = {
+            "A": matrix,
+            "lower": lower,
+            "upper": upper,
+            "plus": plus,
+            "null": null,
+        }
         for name, value in numbers.items():
             self.register_buffer(name, value, persistent=False)
 
@@ -109,7 +117,11 @@ class ConvexProgram(ConvexProblems):
     @staticmethod
     def _required(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
         if tuple(value.shape) != shape:
-            wanted = "one value per row, (B,)" if len(shape) == 1 else "a row per row of y, (B, K)"
+            wanted = (
+                "one value per row, (B,)"
+                if len(shape) == 1
+                else "a row per row of y, (B, K)"
+            )
             raise DataError(f"{name} gave {tuple(value.shape)}: it should be {wanted}.")
         return value
 
@@ -120,7 +132,9 @@ class ConvexProgram(ConvexProblems):
         if not len(self.A):
             return y.double()[:, :0]
         wanted = x.double() if self._b is None else self._b(x.double())
-        return y.double() @ self.A.T - self._required("b(x)", wanted, (len(y), len(self.A)))
+        return y.double() @ self.A.T - self._required(
+            "b(x)", wanted, (len(y), len(self.A))
+        )
 
     def magnitudes(self, y: Tensor, x: Tensor) -> Tensor:
         return self.inequalities(y, x).abs() + y.abs().amax(1, keepdim=True)
@@ -140,7 +154,8 @@ class ConvexProgram(ConvexProblems):
                 slope, curvature = self._derivatives(y, x, multipliers)
                 slope = slope @ self.null
                 direction = -self._solved(self.null.T @ curvature @ self.null, slope)
-                promised = (slope * direction).sum(1)  # Below 0: the decrease of a short step.
+                # Below 0: the decrease of a short step.
+                promised = (slope * direction).sum(1)
                 if (promised.abs() <= CONVERGED * (1 + value.abs())).all():
                     break
                 direction = direction @ self.null.T
@@ -175,7 +190,9 @@ class ConvexProgram(ConvexProblems):
         ridge = 1e-12 * size[:, None, None] * torch.eye(matrices.shape[1]).to(matrices)
         return torch.linalg.solve(matrices + ridge, values[:, :, None])[:, :, 0]
 
-    def _derivatives(self, y: Tensor, x: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+    def _derivatives(
+        self, y: Tensor, x: Tensor, multipliers: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Gradient (B, V) and Hessian (B, V, V) of the Lagrangian in y."""
         with torch.inference_mode(False), torch.enable_grad():
             y = y.detach().clone().requires_grad_()
@@ -194,7 +211,9 @@ class ConvexProgram(ConvexProblems):
     def dual(self, x: Tensor, multipliers: Tensor) -> Tensor:
         multipliers = multipliers.double().clamp(min=0)
         y = self.minimiser(x, multipliers)
-        value = self.lagrangian(y, x, multipliers) - self._error(y, x, multipliers.detach())
+        value = self.lagrangian(y, x, multipliers) - self._error(
+            y, x, multipliers.detach()
+        )
         # Without a point of the functions' domain nothing is known.
         return torch.where(value.isfinite(), value, -torch.inf)
 

@@ -73,9 +73,13 @@ def train_bound(
     """
     program.require_convex(x)
     trained = [weight.requires_grad for weight in network.parameters()]
-    optimizer = torch.optim.Adam(network.requires_grad_(True).parameters(), learning_rate)
+    optimizer = torch.optim.Adam(
+        network.requires_grad_(True).parameters(), learning_rate
+    )
     total = epochs * -(-len(x) // batch)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 1 - step / total
+    )
     draw = torch.Generator().manual_seed(seed)
     network.train()
     with torch.inference_mode(False), torch.enable_grad():

@@ -99,11 +99,15 @@ class QuadraticProgram(ConvexProblems):
             wanted["H"] = (H, (count, variables, variables))
         for name, (value, shape) in wanted.items():
             if tuple(value.shape) != shape:
-                raise DataError(f"{name} is {tuple(value.shape)}, and should be {shape}.")
+                raise DataError(
+                    f"{name} is {tuple(value.shape)}, and should be {shape}."
+                )
             if not value.isfinite().all():
                 raise DataError(f"{name} has numbers that are not finite.")
         if not h.isfinite().all():
-            raise DataError("h has numbers that are not finite: leave such a constraint out.")
+            raise DataError(
+                "h has numbers that are not finite: leave such a constraint out."
+            )
         if not torch.equal(Q, Q.T):
             raise DataError("Q is not symmetric: give (Q + Qᵀ)/2.")
 
@@ -142,9 +146,15 @@ class QuadraticProgram(ConvexProblems):
         slope = (start @ self.Q + self.p + multipliers @ self.G) @ self.null
         if self.H is None:
             return start - slope @ self.inverse @ self.null.T
-        slope = slope + torch.einsum("bk,kij,bj->bi", multipliers, self.H, start) @ self.null
+        slope = (
+            slope
+            + torch.einsum("bk,kij,bj->bi", multipliers, self.H, start) @ self.null
+        )
         factor = torch.linalg.cholesky(self._hessian(multipliers))
-        return start - torch.cholesky_solve(slope[:, :, None], factor)[:, :, 0] @ self.null.T
+        return (
+            start
+            - torch.cholesky_solve(slope[:, :, None], factor)[:, :, 0] @ self.null.T
+        )
 
     def _hessian(self, multipliers: Tensor) -> Tensor:
         """(B, D, D), of the Lagrangian within the equalities."""
@@ -167,13 +177,17 @@ class QuadraticProgram(ConvexProblems):
         inexact = (slope @ self.null).square().sum(1) / (2 * self.curvature)
         sums = (y.abs() @ self.Q.abs() * y.abs()).sum(1) + y.abs() @ self.p.abs()
         terms = self.magnitudes(y)
-        return inexact + 4 * len(self.p) * EPSILON * (sums + (multipliers * terms).sum(1))
+        return inexact + 4 * len(self.p) * EPSILON * (
+            sums + (multipliers * terms).sum(1)
+        )
 
     def magnitudes(self, y: Tensor, x: Tensor | None = None) -> Tensor:
         """The sums of the sizes of the terms of g(y), (B, K): rounding is in proportion to them."""
         terms = y.abs() @ self.G.abs().T + self.h.abs()
         if self.H is not None:
-            terms = terms + torch.einsum("bi,kij,bj->bk", y.abs(), self.H.abs(), y.abs())
+            terms = terms + torch.einsum(
+                "bi,kij,bj->bk", y.abs(), self.H.abs(), y.abs()
+            )
         return terms
 
     @torch.no_grad()

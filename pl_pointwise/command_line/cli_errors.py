@@ -33,16 +33,22 @@ MISTAKES = (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
 
 KEY = re.compile(r'(?:Parser key "|--)([\w.]+)(?:"(?: element \d+)?)?:\s*')
 """What the parser, or an inner one of this kind, puts before its reason."""
-AROUND = re.compile(r"[\s-]*(Parser key|Problem with given|Does not validate|Expected a path but)")
+AROUND = re.compile(
+    r"[\s-]*(Parser key|Problem with given|Does not validate|Expected a path but)"
+)
 """How jsonargparse's errors begin that put something around another one."""
-NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')|(?<=import path string: )\w+|(?<=value: )\w+")
+NAME = re.compile(
+    r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')|(?<=import path string: )\w+|(?<=value: )\w+"
+)
 """What may be a misspelt option or class in a reason."""
 WITH_CLASSES = (
     *("pl_pointwise", "pl_pointwise.tasks", "pl_pointwise.callbacks"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
     *("torch.optim", "torch.optim.lr_scheduler"),
 )
-NO_DEVICE = re.compile(r"No supported gpu backend|Accelerator` can not run on your system")
+NO_DEVICE = re.compile(
+    r"No supported gpu backend|Accelerator` can not run on your system"
+)
 """How Lightning says that a device is not there."""
 HINT = " Did you mean"
 RATE = " The rate is --model.init_args.training.optimization.learning_rate."
@@ -63,7 +69,8 @@ class ShortErrorParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not debugging():
             message = sentence(ex or ValueError(message))
-            if HINT not in message and RATE not in message:  # A parser within has not said it.
+            # A parser within has not said it.
+            if HINT not in message and RATE not in message:
                 message = f"{message.rstrip('.')}.{self._hint(message)}"
             if self.exit_on_error:
                 end(self.prog.replace(" [options]", ""), message)
@@ -89,7 +96,9 @@ class ShortErrorParser(LightningArgumentParser):
 
 def plain(option: str) -> str:
     """An option without the steps that a command line may leave out."""
-    return ".".join(part for part in option.split(".") if part not in ("init_args", "dict_kwargs"))
+    return ".".join(
+        part for part in option.split(".") if part not in ("init_args", "dict_kwargs")
+    )
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -129,7 +138,9 @@ ON_INTERRUPT = {
 
 
 @contextmanager
-def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def short_errors(
+    program: str, refused: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Ends the process with a sentence where the block raises ``refused`` or a user's mistake, or
     where the user ends it.
     """
@@ -161,7 +172,9 @@ def end(program: str, text: str) -> NoReturn:
 class CommandParser(argparse.ArgumentParser):
     """argparse's parser for the commands besides LightningCLI's; its errors are sentences."""
 
-    def __init__(self, command: str, description: str, epilog: str | None = None) -> None:
+    def __init__(
+        self, command: str, description: str, epilog: str | None = None
+    ) -> None:
         super().__init__(
             prog=f"pl-pointwise {command}",
             description=description,

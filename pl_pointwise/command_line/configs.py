@@ -59,7 +59,9 @@ def by_kind() -> dict[str, dict[str, list[str]]]:
     return packaged
 
 
-def _methods_of(task: str, folder: Path, shared: Iterable[Path]) -> dict[str, list[str]]:
+def _methods_of(
+    task: str, folder: Path, shared: Iterable[Path]
+) -> dict[str, list[str]]:
     """The methods of a task: those that all share, with the task's own words over them."""
     methods = {f"{task}/{path.stem}": [str(path)] for path in shared}
     overlays = folder / "methods.yaml"
@@ -140,12 +142,16 @@ class DistinctLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if str(key.value) in seen and key.tag != "tag:yaml.org,2002:merge":
                 line = key.start_mark.line + 1
-                raise yaml.YAMLError(f"line {line}: {key.value!r} stands twice in a mapping.")
+                raise yaml.YAMLError(
+                    f"line {line}: {key.value!r} stands twice in a mapping."
+                )
             seen.add(str(key.value))
         return node
 
 
-def read_mapping(path: str | Path, loader: type[yaml.SafeLoader] = DistinctLoader) -> Any:
+def read_mapping(
+    path: str | Path, loader: type[yaml.SafeLoader] = DistinctLoader
+) -> Any:
     """Returns what a YAML file maps names to."""
     try:
         content = yaml.load(Path(path).read_bytes(), loader)
@@ -189,13 +195,17 @@ def require_order(names: Sequence[str]) -> None:
             continue
         # A file in front of it may be the base.
         if task in names or known.keys() >= {*before}:
-            raise DataError(f"{name} goes behind its base: --config {task} --config {name}.")
+            raise DataError(
+                f"{name} goes behind its base: --config {task} --config {name}."
+            )
 
 
 def _not_found(name: str) -> Any:
     near = get_close_matches(name, [*packaged_configs(), *packaged_comparisons()], 1)
     hint = f"Did you mean {near[0]!r}?" if near else "pl-pointwise --help lists them."
-    raise FileNotFoundError(f"No configuration {name!r}: neither a file nor a packaged one. {hint}")
+    raise FileNotFoundError(
+        f"No configuration {name!r}: neither a file nor a packaged one. {hint}"
+    )
 
 
 # A stranger's -------------------------------------------------------------------------------------
@@ -204,7 +214,10 @@ def _not_found(name: str) -> Any:
 class _PlainLoader(DistinctLoader):
     def compose_node(self, *where: Any) -> Any:
         """Refuses aliases: a few lines of them may stand for billions of values."""
-        if self.check_event(yaml.AliasEvent) and self.peek_event().anchor in self.anchors:
+        if (
+            self.check_event(yaml.AliasEvent)
+            and self.peek_event().anchor in self.anchors
+        ):
             raise DataError("it has an alias (*), which no export writes.")
         return super().compose_node(*where)
 

@@ -45,7 +45,9 @@ def metrics_table(metrics: Mapping[str, Any], samples: Mapping[str, int]) -> str
             stages.append(f"{BEFORE}{stage}")
         stages.append(stage)
     width = max(map(len, cells), default=0)
-    column = max(NARROWEST, *(len(stage) + 2 for stage in stages)) if stages else NARROWEST
+    column = (
+        max(NARROWEST, *(len(stage) + 2 for stage in stages)) if stages else NARROWEST
+    )
     lines = [" " * width + "".join(f"{stage:>{column}}" for stage in stages)]
     for name, by_stage in cells.items():
         line = f"{name:<{width}}"

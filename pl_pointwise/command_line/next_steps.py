@@ -18,7 +18,8 @@ def config_in(folder: Path) -> Path | None:
 
 def config_of(checkpoint: str | Path) -> Path | None:
     """The last configuration in the folder of the run that wrote a checkpoint, if it has one."""
-    for folder in Path(checkpoint).absolute().parents[:2]:  # Its own, or checkpoints/ in it.
+    # Its own, or checkpoints/ in it.
+    for folder in Path(checkpoint).absolute().parents[:2]:
         config = config_in(folder)
         if config is not None:
             return config
@@ -47,7 +48,9 @@ def command_for(name: str, checkpoint: str, config: Path | None) -> str:
 def short_path(path: str | Path) -> str:
     """Relative to the current folder if it is below it."""
     path = Path(path).absolute()
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return str(
+        path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    )
 
 
 def require_class(path: str, named: str, kind: type) -> None:

@@ -35,7 +35,9 @@ class OwnCodeFinder(MetaPathFinder):
         self.folder = folder
         self.names = set(names)
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> ModuleSpec | None:
         if path is not None:  # Within a package, whose own path is known.
             return None
         if name not in self.names and not self._is_asked_by_own_code():
@@ -61,9 +63,13 @@ class OwnCodeFinder(MetaPathFinder):
         return False
 
     def _is_own(self, file: str) -> bool:
-        inside = os.path.realpath(file).startswith(os.path.realpath(self.folder) + os.sep)
+        inside = os.path.realpath(file).startswith(
+            os.path.realpath(self.folder) + os.sep
+        )
         # An environment may lie in the folder.
-        return inside and not {"site-packages", "dist-packages"}.intersection(file.split(os.sep))
+        return inside and not {"site-packages", "dist-packages"}.intersection(
+            file.split(os.sep)
+        )
 
 
 def installed() -> OwnCodeFinder | None:

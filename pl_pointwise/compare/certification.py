@@ -62,7 +62,8 @@ def answer_requirements(
         answer = choose_model(measured, comparison.required, comparison.confidence)
         if not on_first_rank():
             return None
-        remember_use(use, units, output, output)  # Before anything of the split is shown.
+        # Before anything of the split is shown.
+        remember_use(use, units, output, output)
     chosen = answer.selection.position
     if chosen is not None and not there:
         run, result = outcomes[chosen]
@@ -72,12 +73,16 @@ def answer_requirements(
     return Table("Answer", f"{answer.statement()}\n\n{table.note}".strip(), table.cells)
 
 
-def _measured(comparison: Comparison, outcome: Outcome, start: DataFrame) -> MeasuredModel:
+def _measured(
+    comparison: Comparison, outcome: Outcome, start: DataFrame
+) -> MeasuredModel:
     """What a run's model measures, beside the starting model."""
     run, result = outcome
     objective = result["metrics"].get(shared_objective([outcome]))
     if objective is None:
-        raise RequirementError(f"{run.title}: there is no objective on the selection split.")
+        raise RequirementError(
+            f"{run.title}: there is no objective on the selection split."
+        )
     samples = read_samples(run.folder / SAMPLES)
     require_separate_splits(samples)
     samples = samples[samples["dataset"] != TRAIN.key]
@@ -87,10 +92,14 @@ def _measured(comparison: Comparison, outcome: Outcome, start: DataFrame) -> Mea
             "out must not depend on method or seed, nor change before the answer. Put it back, "
             "or take another --output."
         )
-    return MeasuredModel(run.title, beside(samples, start, comparison.required), objective)
+    return MeasuredModel(
+        run.title, beside(samples, start, comparison.required), objective
+    )
 
 
-def _use_of_these_models(comparison: Comparison, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _use_of_these_models(
+    comparison: Comparison, outcomes: Sequence[Outcome]
+) -> dict[str, Any]:
     """What the samples are used for, now that the weights are known."""
     _, first = outcomes[0]
     use = use_of(comparison, first["data"])
@@ -106,7 +115,9 @@ def _write_answer(answer: Answer, table: Table, output: Path) -> None:
     cells = table.markdown()
     text = f"# Answer\n\n{escaped(answer.statement())}\n\n{cells}"
     (output / "answer.md").write_text(text, encoding="utf-8")
-    (output / "answer.json").write_text(json.dumps(answer.as_dict(), indent=1), encoding="utf-8")
+    (output / "answer.json").write_text(
+        json.dumps(answer.as_dict(), indent=1), encoding="utf-8"
+    )
     certified = answer.selection.position is not None
     more = ", and the certified model is in model/" if certified else ""
     print(f"\n{answer.statement()}\n\n{cells}\nWritten to {output}: answer.md{more}")
@@ -124,7 +135,9 @@ def _of_all(name: str, outcomes: Sequence[Outcome]) -> list[str]:
     return sorted(digests)
 
 
-def _export(run: Run, answer: Answer, output: Path, use: str, result: Mapping[str, Any]) -> None:
+def _export(
+    run: Run, answer: Answer, output: Path, use: str, result: Mapping[str, Any]
+) -> None:
     """Exports the model of a run as ``model/``, whole or not at all, from its certified file."""
     certificate = {**answer.as_dict(), "use": use}
     for name in ("data", "bounds", "base", "code"):

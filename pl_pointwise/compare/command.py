@@ -65,7 +65,10 @@ def main(args: Sequence[str]) -> None:
     start = check_methods(comparison)
     if on_first_rank():
         runs = "1 run" if count == 1 else f"{count:,} runs"
-        print(f"{runs}: of each method, setting and seed one; --only N is the N-th.", flush=True)
+        print(
+            f"{runs}: of each method, setting and seed one; --only N is the N-th.",
+            flush=True,
+        )
     failed = compare(comparison, start, options.note)
     if failed:
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
@@ -94,7 +97,9 @@ def _parser() -> CommandParser:
         default=[],
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder for runs and results")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="folder for runs and results"
+    )
     parser.add_argument(
         "--require",
         metavar="REQUIREMENT",
@@ -114,7 +119,9 @@ def _parser() -> CommandParser:
         default="",
         help="what stands above every table and plot, such as 'A trial of five steps'",
     )
-    parser.add_argument("--only", type=int, metavar="N", help="the N-th run, and no tables")
+    parser.add_argument(
+        "--only", type=int, metavar="N", help="the N-th run, and no tables"
+    )
     return parser
 
 
@@ -163,7 +170,9 @@ def _check_data(cli: PointwiseCLI) -> None:
         )
 
 
-def compare(comparison: Comparison, start: DataFrame | None, note: str = "") -> list[str]:
+def compare(
+    comparison: Comparison, start: DataFrame | None, note: str = ""
+) -> list[str]:
     """Runs what is left, then writes tables and plots; returns what failed.
 
     start: of :func:`check_methods`.
@@ -180,7 +189,11 @@ def compare(comparison: Comparison, start: DataFrame | None, note: str = "") -> 
             answer = answer_requirements(comparison, outcomes, start)
             if answer is not None:  # On the first rank.
                 _write_page(outcomes, [answer, *shown], output, note)
-    return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
+    return [
+        f"{run.method} (seed {run.seed})"
+        for run, result in outcomes
+        if "error" in result
+    ]
 
 
 def _write_results(outcomes: Sequence[Outcome], output: Path, note: str) -> list[Table]:
@@ -194,7 +207,9 @@ def _write_results(outcomes: Sequence[Outcome], output: Path, note: str) -> list
     if done:
         draw_plots(done, output, note)
     drawn = [name for name in PLOTS if (output / name).is_file()]
-    print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
+    print(
+        f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}"
+    )
     _write_page(outcomes, shown, output, note)
     return shown
 
@@ -204,6 +219,8 @@ def _write_page(
 ) -> None:
     path = output / FILE
     path.unlink(missing_ok=True)  # Of an earlier attempt.
-    page = write_if_possible(path, lambda: page_of_comparison(outcomes, shown, output, note))
+    page = write_if_possible(
+        path, lambda: page_of_comparison(outcomes, shown, output, note)
+    )
     if page is not None:
         print(f"Tables, plots and a drawer for each run: open {page}")

@@ -43,7 +43,12 @@ from pl_pointwise.report.plots import plots_of
 from pl_pointwise.report.stored import FILE as CLOSING
 from pl_pointwise.report.stored import store
 from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
-from pl_pointwise.requirements.samples import bounds_of, contents_of, samples_of, units_in
+from pl_pointwise.requirements.samples import (
+    bounds_of,
+    contents_of,
+    samples_of,
+    units_in,
+)
 from pl_pointwise.requirements.source import Source
 from pl_pointwise.requirements.uses import SHOWN, remember_use
 from pl_pointwise.task import history_of, notes_of
@@ -74,7 +79,8 @@ def execute(run: Run) -> dict[str, Any]:
             _execute(run, result)
         except Exception as error:
             result["error"] = sentence(error)
-            if not isinstance(error, OURS):  # A fault of code: where it stands is logged too.
+            # A fault of code: where it stands is logged too.
+            if not isinstance(error, OURS):
                 log.exception(run.title)
                 result["error"] = f"{type(error).__name__}: {error}"
             with suppress(OSError):  # Of a disk that is full.
@@ -91,7 +97,9 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     """Fits, tests, adds to the result and writes it."""
     _clear(run)
     cli = PointwiseCLI(run.arguments, run=False)
-    (run.folder / "config.yaml").write_text(yaml.safe_dump(cli.config_dump, sort_keys=False))
+    (run.folder / "config.yaml").write_text(
+        yaml.safe_dump(cli.config_dump, sort_keys=False)
+    )
     bases = bases_of(cli.config_dump.get("model"))
     code = own_code(_written_by_users(cli))
     result["read"] = {**files_read(cli.config_dump), **bases, **code}
@@ -109,7 +117,9 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     try:
         result |= _evaluate(cli, run)
         if cli.trainer.is_global_zero:
-            written = [VIOLATIONS, CHECKPOINT, SAMPLES] if run.certified else [VIOLATIONS]
+            written = (
+                [VIOLATIONS, CHECKPOINT, SAMPLES] if run.certified else [VIOLATIONS]
+            )
             result["wrote"] = {name: digest_now(run.folder / name) for name in written}
             write_whole(run.folder / RESULT, json.dumps(result, indent=1))
     finally:
@@ -118,7 +128,8 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
 
 def _clear(run: Run) -> None:
     """Makes the folder of a run, without what an earlier attempt left."""
-    run.folder.mkdir(parents=True, exist_ok=True)  # Another rank than the first may be here first.
+    # Another rank than the first may be here first.
+    run.folder.mkdir(parents=True, exist_ok=True)
     for name in (RESULT, FILE, CLOSING):
         (run.folder / name).unlink(missing_ok=True)
     for part in run.folder.rglob("*.ckpt.part"):  # Of one that was killed.
@@ -154,7 +165,8 @@ def _written_by_users(cli: PointwiseCLI) -> list[Any]:
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     """Evaluates, writes what was measured, and returns metrics."""
     module = cli.model
-    trained = dataset_of(cli.trainer.train_dataloader)  # None if nothing was to be trained.
+    # None if nothing was to be trained.
+    trained = dataset_of(cli.trainer.train_dataloader)
     metrics = _measure(cli, run)
     if cli.trainer.is_global_zero:
         _write_violations(module.violations, run)

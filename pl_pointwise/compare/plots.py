@@ -53,7 +53,9 @@ PLOTS = ("cdf.png", "pareto.png")
 """Violations, two metrics against each other."""
 
 
-def pareto_axes(metrics: Sequence[str], objective: str, violation: str = "") -> list[str]:
+def pareto_axes(
+    metrics: Sequence[str], objective: str, violation: str = ""
+) -> list[str]:
     """Returns the objective and the task's ``violation``, else the share of the first constraint's
     samples that violate it. Empty where there is none.
     """
@@ -86,7 +88,9 @@ def draw(done: Sequence[Outcome], output: Path, note: str = "") -> None:
     styles = styles_of(run.method for run, _ in done)
     if violations:
         save(violation_cdfs(violations, styles), "cdf.png")
-    axes = pareto_axes(names, shared_objective(done), done[0][1].get("shared_violation", ""))
+    axes = pareto_axes(
+        names, shared_objective(done), done[0][1].get("shared_violation", "")
+    )
     if axes and runs[axes].notna().all(axis=1).any():
         save(pareto(runs, axes, styles), "pareto.png")
 
@@ -161,14 +165,18 @@ def frontier(points: Any) -> list[int]:
     return np.flatnonzero(np.isfinite(costs).all(1) & ~beaten).tolist()
 
 
-def violation_cdfs(violations: Mapping[str, Mapping[str, np.ndarray]], styles: Styles) -> Figure:
+def violation_cdfs(
+    violations: Mapping[str, Mapping[str, np.ndarray]], styles: Styles
+) -> Figure:
     """Returns the empirical CDFs of violations, a curve per method: a line of panels per
     constraint, on one axis, and a column per split.
 
     violations: (n,) by panel, ``stage/constraint``, and curve; NaN are left out.
     """
     held_out = deciding_stage([*violations])
-    names = [name for name in violations if name.partition("/")[0] in (held_out, "train")]
+    names = [
+        name for name in violations if name.partition("/")[0] in (held_out, "train")
+    ]
     stages = list(dict.fromkeys(name.partition("/")[0] for name in names))
     constraints = list(dict.fromkeys(name.partition("/")[2] for name in names))
     looks = _looks_of_curves(styles)
@@ -203,7 +211,9 @@ def _looks_of_curves(styles: Styles) -> Styles:
     return looks
 
 
-def _draw_cdf(panel: Any, curves: Mapping[str, np.ndarray], looks: Styles) -> list[np.ndarray]:
+def _draw_cdf(
+    panel: Any, curves: Mapping[str, np.ndarray], looks: Styles
+) -> list[np.ndarray]:
     """Draws a curve for each method; returns the values drawn, without NaN."""
     panel.set_visible(bool(curves))
     drawn = []

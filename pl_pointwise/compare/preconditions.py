@@ -40,13 +40,16 @@ def check_requirements(comparison: Comparison) -> DataFrame:
     """Refuses what cannot come to a certificate, before training; returns what the starting model
     measures, which requirements may compare with.
     """
-    required = comparison.required  # What is no requirement is said before anything is loaded.
+    # What is no requirement is said before anything is loaded.
+    required = comparison.required
     is_there(comparison.output / "model")
     first = comparison.runs[0]
     start = PointwiseCLI.of_data([], first.arguments)
     notes_of(start.model).confidential = True
     measured = samples_by(start, None, selection=True)
-    training = Source(TRAIN.key, start.model._evaluator.datasets.get(TRAIN.key)).training_lines()
+    training = Source(
+        TRAIN.key, start.model._evaluator.datasets.get(TRAIN.key)
+    ).training_lines()
     samples = concat([measured, training])
     if not units_in(samples, VAL.key):
         raise RequirementError("There is no selection split. Hold out validation data.")
@@ -61,7 +64,9 @@ def check_requirements(comparison: Comparison) -> DataFrame:
     return measured
 
 
-def _require_enough(samples: DataFrame, requirement: Requirement, confidence: float) -> None:
+def _require_enough(
+    samples: DataFrame, requirement: Requirement, confidence: float
+) -> None:
     """Refuses a requirement that the certification split cannot certify at its best."""
     # Beside the starting model nothing is lost yet: each sample's value is its own predecessor's.
     lines = lines_about(samples.assign(before=samples["value"]), requirement)
@@ -142,7 +147,11 @@ def is_there(model: Path, use: str | None = None) -> bool:
         # What a user put beside it is no other model of this answer.
         if use in (None, read_certificate(model, others=False)[0].get("use")):
             return True
-    of = "no comparison has written what is there" if use is None else "it is not of this answer"
+    of = (
+        "no comparison has written what is there"
+        if use is None
+        else "it is not of this answer"
+    )
     raise _another_model(model, of)
 
 

@@ -134,7 +134,9 @@ class Comparison:
             folder = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
             with errors_of(name):
                 if folder.parent.name != "runs" or not folder.name.strip("."):
-                    raise DataError("gives its folder no name. Put a letter or digit in it.")
+                    raise DataError(
+                        "gives its folder no name. Put a letter or digit in it."
+                    )
                 other = methods_by_folder.setdefault(folder, name)
                 if other != name:
                     raise DataError(f"would share the folder {folder} with {other!r}.")
@@ -154,7 +156,12 @@ class Comparison:
         return {name: None}
 
     def _run(
-        self, method: str, seed: int, folder: Path, configs: Sequence[str], words: Sequence[str]
+        self,
+        method: str,
+        seed: int,
+        folder: Path,
+        configs: Sequence[str],
+        words: Sequence[str],
     ) -> Run:
         """The run of a method, in its own folder, at one seed."""
         described: list[Any] = [[text_of(config) for config in configs], words, seed]
@@ -188,9 +195,13 @@ def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
             trainer = part.get("trainer")
             if isinstance(trainer, Mapping) and "max_epochs" in trainer:
                 # Behind the options of all runs, whose number of epochs is for trained methods.
-                untrained = ["--trainer.max_epochs", "0"] if trainer["max_epochs"] == 0 else []
+                untrained = (
+                    ["--trainer.max_epochs", "0"] if trainer["max_epochs"] == 0 else []
+                )
         elif part is not None:
-            raise DataError(f"{part!r} is no configuration: write a mapping, a name or a path.")
+            raise DataError(
+                f"{part!r} is no configuration: write a mapping, a name or a path."
+            )
     return configs, untrained
 
 
@@ -218,14 +229,20 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
         path, equals, values = setting.partition("=")
         path = path.strip().removeprefix("--")
         if not re.fullmatch(r"\w+(\.\w+)+", path) or not equals:
-            raise DataError(f"--set {setting}: write a dotted path and its values, a.b=0.1,1,10")
+            raise DataError(
+                f"--set {setting}: write a dotted path and its values, a.b=0.1,1,10"
+            )
         if path in swept:
-            raise DataError(f"--set {path} is given twice: write all its values behind one.")
+            raise DataError(
+                f"--set {path} is given twice: write all its values behind one."
+            )
         distinct_values = [*dict.fromkeys(value.strip() for value in values.split(","))]
         if not all(distinct_values):
             raise DataError(f"--set {setting}: a value is missing.")
         name = path.rpartition(".")[2]
-        swept[path] = [(f"{name}={value}", f"--{path}={value}") for value in distinct_values]
+        swept[path] = [
+            (f"{name}={value}", f"--{path}={value}") for value in distinct_values
+        ]
     combinations = []
     for combination in itertools.product(*swept.values()):
         labels = [label for label, _ in combination]

@@ -22,7 +22,11 @@ def run_lines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Returns for every run method, seed, time, every metric, and the error if it failed."""
     lines = []
     for run, result in outcomes:
-        line = {"method": run.method, "seed": run.seed, "fit_seconds": result.get("fit_seconds")}
+        line = {
+            "method": run.method,
+            "seed": run.seed,
+            "fit_seconds": result.get("fit_seconds"),
+        }
         error = str(result.get("error", ""))
         lines.append({**line, **result.get("metrics", {}), "error": error})
     return lines
@@ -107,7 +111,9 @@ def _titles(names: Sequence[str], stage: str, objective: str) -> dict[str, str]:
     title = objective.partition("/")[2].replace("_", " ")
     held_out = objective.startswith(f"{stage}/")
     titles = {objective: title if held_out else f"{title}, training"}
-    constraints = [n.split("/")[1] for n in names if re.fullmatch(f"{stage}/[^/]+/cvar95", n)]
+    constraints = [
+        n.split("/")[1] for n in names if re.fullmatch(f"{stage}/[^/]+/cvar95", n)
+    ]
     for constraint in constraints:
         start = f"{constraint}: " if len(constraints) > 1 else ""
         key = f"{stage}/{constraint}"
@@ -124,7 +130,11 @@ def by_method(runs: DataFrame, names: Sequence[str]) -> DataFrame:
     done = runs[runs["error"] == ""]
     of_method = done.groupby("method", sort=False)
     columns = {name: of_method[name].agg(mean_and_std) for name in names}
-    return DataFrame(columns, index=done["method"].unique()).rename_axis("method").reset_index()
+    return (
+        DataFrame(columns, index=done["method"].unique())
+        .rename_axis("method")
+        .reset_index()
+    )
 
 
 def mean_and_std(values: Series) -> str:

@@ -49,7 +49,9 @@ def fingerprint_of_content(rows: Any) -> str:
     return hashlib.sha256(b"".join([str(count).encode(), *digests])).hexdigest()
 
 
-def digests_of_rows(rows: Any, names: Sequence[str] | None = None) -> list[bytes] | None:
+def digests_of_rows(
+    rows: Any, names: Sequence[str] | None = None
+) -> list[bytes] | None:
     """A digest of each row's content. None: rows differ when read again, or hold an object of a
     class whose content is not known here.
 
@@ -65,7 +67,9 @@ def digests_of_rows(rows: Any, names: Sequence[str] | None = None) -> list[bytes
     return digests if stable and whole else None
 
 
-ID_COLUMNS = re.compile(r"_?(row|record|unit|sample|example|user|doc)?_?(id|uuid|guid|unit|index)")
+ID_COLUMNS = re.compile(
+    r"_?(row|record|unit|sample|example|user|doc)?_?(id|uuid|guid|unit|index)"
+)
 """Columns that say which row it is, and nothing of what it holds."""
 
 
@@ -74,7 +78,9 @@ def _without_id(row: Any, name: str) -> Any:
         return normalised(row)
     content = {}
     for key, value in row.items():
-        says_which = ID_COLUMNS.fullmatch(str(key).lower()) or (name and str(value) == name)
+        says_which = ID_COLUMNS.fullmatch(str(key).lower()) or (
+            name and str(value) == name
+        )
         if not says_which:
             content[key] = normalised(value)
     return content or normalised(row)  # What has nothing but an id is told by it.
@@ -95,7 +101,9 @@ def normalised(value: Any) -> Any:
     return value
 
 
-def _read(row_at: Callable[[int], Any], probes: Sequence[int]) -> tuple[list[bytes], bool, bool]:
+def _read(
+    row_at: Callable[[int], Any], probes: Sequence[int]
+) -> tuple[list[bytes], bool, bool]:
     """Digests of these rows; whether they are the same when read again; and of all content."""
     digests = []
     whole = True
@@ -134,23 +142,28 @@ def _digest(value: Any, digest: Any) -> bool:
         for key in sorted(value, key=str):
             digest.update(f"{key}:".encode())
             whole &= _digest(value[key], digest)
-    elif isinstance(value, np.ndarray) and value.dtype == object:  # Its bytes are addresses.
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        # Its bytes are addresses.
         whole = _digest(value.tolist(), digest)
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         digest.update(f"[{len(value)}]".encode())
-        if _SIMPLE_TYPES.issuperset(map(type, value)):  # At once: lists of tokens are long.
+        # At once: lists of tokens are long.
+        if _SIMPLE_TYPES.issuperset(map(type, value)):
             digest.update(repr(list(value)).encode())
             return True
         for entry in value:
             whole &= _digest(entry, digest)
-    elif isinstance(value, (set, frozenset)):  # In an order of their own, not that of the set.
+    elif isinstance(value, (set, frozenset)):
+        # In an order of their own, not that of the set.
         entries = [_digest_of(entry) for entry in value]
         whole = all(is_whole for _, is_whole in entries)
         _digest(sorted(of_entry for of_entry, _ in entries), digest)
     elif isinstance(value, _SIMPLE):
         digest.update(repr(value).encode())
     elif hasattr(value, "tobytes"):
-        digest.update(f"{getattr(value, 'dtype', '')}{getattr(value, 'shape', '')}".encode())
+        digest.update(
+            f"{getattr(value, 'dtype', '')}{getattr(value, 'shape', '')}".encode()
+        )
         digest.update(value.tobytes())
     elif is_dataclass(value) and not isinstance(value, type):
         digest.update(type(value).__name__.encode())

@@ -62,7 +62,9 @@ class IndexedDataset(Dataset[dict[str, Any]]):
             return row
         entries = row if isinstance(row, (tuple, list)) else (row,)
         if self.fields is None or len(self.fields) != len(entries):
-            names = ", ".join(f'"{name}"' for name in ("x", "y", "z", "…")[: len(entries)])
+            names = ", ".join(
+                f'"{name}"' for name in ("x", "y", "z", "…")[: len(entries)]
+            )
             raise DataError(
                 f"Rows of {type(self.rows).__name__} are {type(row).__name__}s of {len(entries)} "
                 f"without names: IndexedDataset(rows, fields=[{names}])."

@@ -58,11 +58,18 @@ class PointwiseDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+        for name, size in (
+            ("batch_size", batch_size),
+            ("eval_batch_size", eval_batch_size),
+        ):
             if size is not None and not (isinstance(size, Integral) and size >= 1):
-                raise ValueError(f"{name}={size!r}: give a whole number, at least 1 sample.")
+                raise ValueError(
+                    f"{name}={size!r}: give a whole number, at least 1 sample."
+                )
         self.batch_size = batch_size
-        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        self.eval_batch_size = (
+            batch_size if eval_batch_size is None else eval_batch_size
+        )
         self.num_workers = num_workers
         self.seed = seed
         self.datasets: dict[str, Rows] = {}
@@ -103,15 +110,21 @@ class PointwiseDataModule(LightningDataModule):
         return self._loader("train", training=True)
 
     def val_dataloader(self) -> ResumableDataLoader | list[Any]:
-        validates = self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING
+        validates = (
+            self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING
+        )
         if "val" in self.datasets or validates:
             return self._loader("val")
         # Lightning would warn; that nothing is held out is meant.
-        warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
+        warnings.filterwarnings(
+            "ignore", message="Total length of `list` across ranks is zero"
+        )
         return []
 
     def test_dataloader(self) -> dict[str, ResumableDataLoader]:
-        names = [name for name in ("test", "train") if name in self.datasets] or ["test"]
+        names = [name for name in ("test", "train") if name in self.datasets] or [
+            "test"
+        ]
         return {name: self._loader(name) for name in names}
 
     def predict_dataloader(self) -> DataLoader[Any]:
@@ -122,7 +135,9 @@ class PointwiseDataModule(LightningDataModule):
         start = f"{type(self).__name__}: the data set {name!r}"
         problem = _describe_rows(self.datasets[name]) if name in self.datasets else ""
         if problem:
-            raise DataError(f"{start} {problem}. It is self.datasets[{name!r}], of setup().")
+            raise DataError(
+                f"{start} {problem}. It is self.datasets[{name!r}], of setup()."
+            )
         if name not in self.datasets:
             raise DataError(
                 f"{start} is not among {[*self.datasets]}. Fill self.datasets[{name!r}] in setup() "
@@ -138,7 +153,8 @@ class PointwiseDataModule(LightningDataModule):
             # Lightning puts samplers of its own into these, which only a plain loader lets it do.
             return DataLoader(
                 dataset,
-                batch_size=size,  # Named: Lightning repeats the arguments with its own added.
+                # Named: Lightning repeats the arguments with its own added.
+                batch_size=size,
                 collate_fn=self.collate,
                 num_workers=self.num_workers,
             )

@@ -40,12 +40,14 @@ class PointwiseSampler(DistributedSampler[Any]):
         super().__init__(dataset, num_replicas, rank, shuffle, seed)  # type: ignore[arg-type]
         self.strata = None if strata is None else torch.as_tensor(strata)
         self.skip = 0  # Positions of this rank to leave out in the next iteration only.
-        self.draws_by_sample = False  # Whether a worker's rows draw by sample; see Drawing.
+        # Whether a worker's rows draw by sample; see Drawing.
+        self.draws_by_sample = False
 
     def order(self) -> Tensor:
         """Positions of all ranks in this epoch's order, padding marked; rank r takes [r::k]."""
         count = len(self.dataset)  # type: ignore[arg-type]
-        dtype = torch.int32 if count < 2**31 else torch.int64  # The same order in half the memory.
+        # The same order in half the memory.
+        dtype = torch.int32 if count < 2**31 else torch.int64
         if self.shuffle:
             # Not seed + epoch: the next seed would repeat this one's orders, an epoch earlier.
             seed = self.seed if self.epoch == 0 else mixed(self.seed, self.epoch)
@@ -66,7 +68,9 @@ class PointwiseSampler(DistributedSampler[Any]):
         self.skip = 0
         draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
         numbers = _numbers(mine)
-        return numbers if draws is None else (Drawing(number, draws) for number in numbers)
+        return (
+            numbers if draws is None else (Drawing(number, draws) for number in numbers)
+        )
 
 
 class Drawing(NamedTuple):
@@ -94,7 +98,9 @@ def _numbers(positions: Tensor) -> Iterator[int]:
 def mixed(*numbers: int) -> int:
     """A number of 64 bits from several, in which near ones are far apart."""
     text = ",".join(str(int(number)) for number in numbers)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"
+    )
 
 
 def _spread(order: Tensor, strata: Tensor, generator: torch.Generator) -> Tensor:

@@ -43,7 +43,11 @@ def main(args: Sequence[str]) -> None:
         "--output", type=Path, help="the folder; without: export, next to the run's"
     )
     parser.add_argument(
-        "-c", "--config", action="append", default=[], help="names the class of a task of your own"
+        "-c",
+        "--config",
+        action="append",
+        default=[],
+        help="names the class of a task of your own",
     )
     options = parser.parse_args(list(args))
     kind = class_of(options.ckpt_path, options.config)
@@ -51,7 +55,9 @@ def main(args: Sequence[str]) -> None:
         raise TypeError(
             f"{kind.__name__} has no export(): define export(self, path) in it (docs/own_task.md)."
         )
-    module = kind.load_from_checkpoint(options.ckpt_path, map_location="cpu", weights_only=True)
+    module = kind.load_from_checkpoint(
+        options.ckpt_path, map_location="cpu", weights_only=True
+    )
     notes_of(module).checkpoint = Path(options.ckpt_path).name
     config = config_of(options.ckpt_path)
     run = Path(options.ckpt_path).parent if config is None else config.parent
@@ -60,7 +66,9 @@ def main(args: Sequence[str]) -> None:
     check_export_folder(folder)
     with replaced_folder(folder) as whole:
         module.export(whole)
-    print(f"Exported to {short_path(folder)}: {what_is_in(folder)}, and README.md, its card.")
+    print(
+        f"Exported to {short_path(folder)}: {what_is_in(folder)}, and README.md, its card."
+    )
 
 
 def what_is_in(folder: Path) -> str:
@@ -91,7 +99,9 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
     )
 
 
-def _class_in_configs(checkpoint: str, named: str, configs: Sequence[str]) -> type[PointwiseModule]:
+def _class_in_configs(
+    checkpoint: str, named: str, configs: Sequence[str]
+) -> type[PointwiseModule]:
     """The class that the last configuration with a model names; ``named`` is the checkpoint's."""
     parts = []
     for config in configs:
@@ -103,7 +113,9 @@ def _class_in_configs(checkpoint: str, named: str, configs: Sequence[str]) -> ty
         if not path:
             continue
         # A name without a module is one of the tasks, as on the command line.
-        kind: Any = resolve_name(path if "." in str(path) else f"{PACKAGE}.tasks.{path}")
+        kind: Any = resolve_name(
+            path if "." in str(path) else f"{PACKAGE}.tasks.{path}"
+        )
         if not (isinstance(kind, type) and issubclass(kind, PointwiseModule)):
             raise TrainingError(f"--config: the model {path} is no PointwiseModule.")
         require_class(checkpoint, named, kind)

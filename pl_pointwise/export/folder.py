@@ -38,7 +38,9 @@ def check_export_folder(folder: Path, written: Collection[str] | None = None) ->
             f"{folder} is the certified model of a comparison. Name another folder, or move it."
         )
     card = folder / "README.md"
-    if card.is_file() and "\n- pl-pointwise\n" in card.read_text("utf-8", errors="replace"):
+    if card.is_file() and "\n- pl-pointwise\n" in card.read_text(
+        "utf-8", errors="replace"
+    ):
         return
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     foreign = names - {PART} - _earlier_export(folder)

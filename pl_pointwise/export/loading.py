@@ -80,8 +80,11 @@ def _folder_of(name: str | Path, revision: str | None) -> Path:
     if folder.is_dir():
         return folder
     text = str(name)
-    if text.startswith(("/", ".", "~")) or text.count("/") > 1:  # No name on the hub has these.
-        raise FileNotFoundError(f"{name}: no such folder. Give an export, or a name on the hub.")
+    # No name on the hub has these.
+    if text.startswith(("/", ".", "~")) or text.count("/") > 1:
+        raise FileNotFoundError(
+            f"{name}: no such folder. Give an export, or a name on the hub."
+        )
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(text, revision=revision))
@@ -99,7 +102,8 @@ def _require_base(folder: Path) -> None:
     revision = adapter.get("revision")
     now = digest_of_model(name, revision if isinstance(revision, str) else None)
     if now is None and not name.startswith(("/", ".")) and not Path(name).exists():
-        return  # Of the hub, and not here yet: its revision stands in adapter_config.json.
+        # Of the hub, and not here yet: its revision stands in adapter_config.json.
+        return
     if now is None or not any(is_a_base(str(was), [now]) for was in certified.values()):
         raise DataError(another_base(folder, printable(name, 80)))
 
@@ -129,7 +133,9 @@ def required_of(folder: Path) -> str:
     lines = [f"{folder}: its certificate.json says, with {sure}"]
     for requirement in certificate["requirements"]:
         lines.append(f"{requirement['text']}: {requirement.get('seen', 'certified')}")
-    lines.append("pl-pointwise check and monitor measure whether this is so, of these weights.")
+    lines.append(
+        "pl-pointwise check and monitor measure whether this is so, of these weights."
+    )
     return "\n  ".join(map(printable, lines))
 
 
@@ -145,14 +151,17 @@ def certificate_in(
     """
     path = folder / CERTIFICATE
     if not path.is_file():
-        raise DataError(f"{folder}: there is no certificate, as compare --require writes it.")
+        raise DataError(
+            f"{folder}: there is no certificate, as compare --require writes it."
+        )
     certificate = _mapping_in(path)
     if not _is_whole(certificate):
         raise DataError(f"{path} {DAMAGED}")
     files = certificate.get("files", {})
     config = folder / CONFIG
     if files and CONFIG not in files and config.is_file():
-        files = {**files, CONFIG: digest_now(config)}  # An earlier version listed it not.
+        # An earlier version listed it not.
+        files = {**files, CONFIG: digest_now(config)}
     changed = changed_files(folder, files, others, besides)
     if changed:
         raise DataError(f"{folder}: {changed}. Take the folder as it was written.")
@@ -172,12 +181,15 @@ def _is_whole(certificate: dict[str, Any]) -> bool:
 
 def _require_torch_modules(folder: Path) -> None:
     """Refuses what sentence-transformers would call by its name, functions of torch among them."""
-    for path in folder.rglob("config*.json"):  # Of the parts that modules.json names too.
+    # Of the parts that modules.json names too.
+    for path in folder.rglob("config*.json"):
         for name in re.findall(r'"(torch\.[^"]*)"', json.dumps(_mapping_in(path))):
             module, _, kind = name.rpartition(".")
             named = getattr(sys.modules.get(module), kind, None)
             if not (isinstance(named, type) and issubclass(named, torch.nn.Module)):
-                raise DataError(f"{path} names {name}, no module of torch: it is not called.")
+                raise DataError(
+                    f"{path} names {name}, no module of torch: it is not called."
+                )
 
 
 def _mapping_in(path: Path) -> dict[str, Any]:
@@ -186,6 +198,7 @@ def _mapping_in(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text("utf-8")) if path.is_file() else {}
         if isinstance(content, dict):
             return content
-    except (ValueError, RecursionError):  # No JSON, or nested without an end: as if no mapping.
+    except (ValueError, RecursionError):
+        # No JSON, or nested without an end: as if no mapping.
         pass
     raise DataError(f"{path} {DAMAGED}")

@@ -73,7 +73,8 @@ def changed_files(
             changed.append(f"{name} differs")
     if others:
         changed += [
-            f"{name} differs: it was not there" for name in _added_files(folder, digests, besides)
+            f"{name} differs: it was not there"
+            for name in _added_files(folder, digests, besides)
         ]
     if not changed:
         return ""
@@ -115,7 +116,9 @@ def _digest_if_allowed(path: Path) -> str | None:
     """The digest of a file; PermissionError where it, or its folder, may not be read."""
     digest = digest_now(path)
     if digest is None:
-        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        with suppress(
+            FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError
+        ):
             if S_ISREG(path.stat().st_mode):  # Or no leave to look into the folder.
                 path.open("rb").close()
     return digest
@@ -125,5 +128,7 @@ def files_read(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the SHA-256 of the files that a run's data and model name, by path as it is given."""
     digests: dict[str, str | None] = {}
     parts = [config.get("data"), config.get("model")]
-    apply_to_collection(parts, str, lambda text: digests.setdefault(text, digest_now(text)))
+    apply_to_collection(
+        parts, str, lambda text: digests.setdefault(text, digest_now(text))
+    )
     return {path: digest for path, digest in digests.items() if digest is not None}

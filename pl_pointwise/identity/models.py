@@ -31,7 +31,9 @@ def digest_of_source(name: str, revision: str | None = None) -> str | None:
     return of_file if of_file is not None else digest_of_model(name, revision)
 
 
-def digest_of_model(name: str, revision: str | None = None, depth: int = 0) -> str | None:
+def digest_of_model(
+    name: str, revision: str | None = None, depth: int = 0
+) -> str | None:
     """As :func:`digest_of_source`, of a folder with a model or a model of the hub alone.
 
     depth: how many adapters stand above it.

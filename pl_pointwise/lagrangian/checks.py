@@ -29,7 +29,9 @@ class Door:
         "call constrained.multipliers.reset({name!r}); of a state, del "
         'state["multipliers"][{name!r}] before it is loaded'
     )
-    words: Words = field(default_factory=lambda: Words("objective", "values", "masks", "strict"))
+    words: Words = field(
+        default_factory=lambda: Words("objective", "values", "masks", "strict")
+    )
 
 
 class Checks:
@@ -50,7 +52,8 @@ class Checks:
         self.door = door
         self.expects_all = True  # Whether a run comes past all samples.
         trained = {name for name, each in formulations.items() if each.needs_gradient}
-        self.unproven = {OBJECTIVE, *trained}  # Terms of which no sample has been seen yet.
+        # Terms of which no sample has been seen yet.
+        self.unproven = {OBJECTIVE, *trained}
         self._said = set[str]()
 
     # The values of a batch ----------------------------------------------------------------------
@@ -73,7 +76,9 @@ class Checks:
             for name in names
         ]
         if together:
-            flags = torch.tensor(found, dtype=torch.float32, device=terms.objective.device)
+            flags = torch.tensor(
+                found, dtype=torch.float32, device=terms.objective.device
+            )
             found = [(bool(a), bool(g)) for a, g in over_ranks(flags, "max").tolist()]
         for name, (applies, trained) in zip(names, found, strict=True):
             if not applies:
@@ -125,7 +130,8 @@ class Checks:
         if bound is None or bound <= 0 or constraint.at_least is not None:
             return
         if history.rows < 2 * history.samples:
-            return  # Before, values may be 0 as a model is its own reference at the start.
+            # Before, values may be 0 as a model is its own reference at the start.
+            return
         violation = history.last[name]
         value = violation[~violation.isnan()] + bound
         zero = value.abs() <= 1e-6 * bound

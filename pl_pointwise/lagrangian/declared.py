@@ -15,7 +15,9 @@ from ..plain import from_plain
 from .terms import OBJECTIVE, require_names
 
 
-def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulation | None:
+def formulation_from(
+    config: Formulation | Mapping[str, Any] | None,
+) -> Formulation | None:
     """The formulation behind ``{class_path, init_args}``; no other class is built."""
     if config is None or isinstance(config, Formulation):
         return config
@@ -37,7 +39,9 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
 
 def _defined_within(path: str) -> type[Formulation] | None:
     """The formulation of this path that stands in a function or a class, where no import goes."""
-    by_path = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _below(Formulation)}
+    by_path = {
+        f"{kind.__module__}.{kind.__qualname__}": kind for kind in _below(Formulation)
+    }
     return by_path.get(path)
 
 
@@ -50,7 +54,8 @@ def _below(kind: Any) -> Iterator[type[Formulation]]:
 
 def known_class(path: str) -> type | None:
     """Returns the model, data or formulation of a name, if it ships or is loaded already."""
-    from lightning.pytorch import LightningDataModule, LightningModule  # PointwiseLoss needs none.
+    # PointwiseLoss needs none.
+    from lightning.pytorch import LightningDataModule, LightningModule
 
     module, _, name = path.rpartition(".")
     if module.partition(".")[0] == __name__.partition(".")[0]:
@@ -61,11 +66,16 @@ def known_class(path: str) -> type | None:
     if not (isinstance(named, type) and issubclass(named, kinds)):
         return None
     # Lightning's own modules for demonstrations are no task.
-    return None if named.__module__.startswith(("lightning.", "pytorch_lightning.")) else named
+    return (
+        None
+        if named.__module__.startswith(("lightning.", "pytorch_lightning."))
+        else named
+    )
 
 
 def formulations_from(
-    formulation: Formulation | Mapping[str, Any] | None, constraints: Mapping[str, Constraint]
+    formulation: Formulation | Mapping[str, Any] | None,
+    constraints: Mapping[str, Constraint],
 ) -> dict[str, Formulation]:
     """The formulation of every constraint by name; empty for plain training."""
     if formulation is None:
@@ -92,7 +102,9 @@ def declared_constraints(
     evaluation = _constraints_by_name(evaluation_constraints or {})
     for name in training:
         if name == OBJECTIVE or "/" in name:  # Both would be other keys of the log.
-            raise ValueError(f"{name!r}: name a constraint without a slash, and not {OBJECTIVE!r}.")
+            raise ValueError(
+                f"{name!r}: name a constraint without a slash, and not {OBJECTIVE!r}."
+            )
     require_names("evaluation_constraints", evaluation, training, partial=True)
     return training, {**training, **evaluation}
 
@@ -103,4 +115,7 @@ def _constraints_by_name(constraints: Any) -> dict[str, Constraint]:
             f"constraints={constraints!r}: give a dict of constraints by name, such as "
             '{"fit": Constraint(at_most=0.1)}.'
         )
-    return {str(name): from_plain(Constraint, declared) for name, declared in constraints.items()}
+    return {
+        str(name): from_plain(Constraint, declared)
+        for name, declared in constraints.items()
+    }

@@ -91,7 +91,8 @@ class _State:
     share: float = 1.0  # s, of the values.
     visits: int = 0  # Steps with a value, which m is the mean of.
     multiplier: float = 0.0  # λ̄.
-    pulls: int = 0  # Steps with a value that pulls or has a multiplier, which λ̄ is the mean of.
+    # Steps with a value that pulls or has a multiplier, which λ̄ is the mean of.
+    pulls: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,10 @@ def _add(state: _State, values: _Values, steps_an_epoch: float) -> None:
     """Adds a step's values of one constraint to its running means."""
     window = max(2 * WINDOW, min(steps_an_epoch, 1000))
     residual, multiplier = values.residual, values.multiplier
-    pulling, pushed = multiplier[(residual > 0) | (multiplier != 0)], residual[residual > 0]
+    pulling, pushed = (
+        multiplier[(residual > 0) | (multiplier != 0)],
+        residual[residual > 0],
+    )
     state.visits += 1
     steps = min(state.visits, WINDOW)
     state.mean += (float(residual.mean()) - state.mean) / steps
@@ -198,7 +202,9 @@ class GradientUnits:
             if formulation.scope == "batch":
                 pull, step, margin = 3 * unit, STANDARD_STEP * unit, 0.0
             else:
-                pull, step = _of_samples(state, formulation, sides, steps_between, total_steps)
+                pull, step = _of_samples(
+                    state, formulation, sides, steps_between, total_steps
+                )
                 margin = 0.0 if formulation.signed else MARGIN * size
             priced = unit * _of_few(state.share, sides)
             scale = Scale(reach=size, unit=priced)
@@ -226,9 +232,13 @@ class GradientUnits:
             self._next = step + min(max(1, step), period)
             return names
         # Violated for the first time since the last measurement.
-        return [n for n in names if (s := self._states.get(n)) and s.steps and not s.tried]
+        return [
+            n for n in names if (s := self._states.get(n)) and s.steps and not s.tried
+        ]
 
-    def measure(self, name: str, objective: float, violations: float, size: float) -> None:
+    def measure(
+        self, name: str, objective: float, violations: float, size: float
+    ) -> None:
         """Takes the norms of ∇ mean ℓ₀ and ∇ mean v over the violated values, of ``size`` r."""
         state = self._states.setdefault(name, _State())
         state.tried = True
@@ -238,7 +248,8 @@ class GradientUnits:
         if violations == 0:
             return
         state.size = size if state.size is None else state.size
-        if objective == 0:  # At its minimum: it tells no unit, and any pull moves the weights.
+        # At its minimum: it tells no unit, and any pull moves the weights.
+        if objective == 0:
             if not state.measurements:
                 state.unit = 1 / violations
             return

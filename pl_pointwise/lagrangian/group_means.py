@@ -62,8 +62,10 @@ class GroupMeans:
     def __init__(self, groups: Tensor) -> None:
         self.groups = groups
         self.sizes = torch.bincount(groups)  # (G,), n_g.
-        self.values: Tensor | None = None  # (N, C) float64, NaN of what was not seen yet.
-        self._sums, self._numbers = torch.zeros(0, 1), torch.zeros(0, 1)  # (G, C) float64
+        # (N, C) float64, NaN of what was not seen yet.
+        self.values: Tensor | None = None
+        # (G, C) float64
+        self._sums, self._numbers = torch.zeros(0, 1), torch.zeros(0, 1)
         self._changes = 0  # Rows put in since the sums were last taken over all values.
 
     def put(self, index: Tensor, values: Tensor, mask: Tensor) -> None:
@@ -81,7 +83,9 @@ class GroupMeans:
             self._sums.index_add_(0, self.groups[index], change)
             self._numbers.index_add_(0, self.groups[index], new)
 
-    def with_rows(self, index: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def with_rows(
+        self, index: Tensor, values: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The groups of these rows, sorted (m,), and their means (m, C) with these values.
 
         Nothing is kept. NaN of a group without a value.
@@ -102,7 +106,9 @@ class GroupMeans:
             return torch.full((len(groups), 1), torch.nan, dtype=torch.float64)
         return self._sums[groups] / self._numbers[groups]
 
-    def _change(self, index: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _change(
+        self, index: Tensor, values: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """What the rows add to the sums and to the numbers of their groups, (n, C) each."""
         if self.values is None:
             shape = (len(self.groups), values.shape[1])
@@ -139,7 +145,9 @@ class GroupMeans:
             return
         values = state["values"].clone()
         if values.dim() != 2 or len(values) != len(self.groups):
-            raise ValueError(f"values of {tuple(values.shape)} for {len(self.groups)} samples")
+            raise ValueError(
+                f"values of {tuple(values.shape)} for {len(self.groups)} samples"
+            )
         self.values = values
         self._sum_up()
         self._sums, self._changes = state["sums"].clone(), int(state["changes"])
@@ -156,7 +164,8 @@ class MeansOfConstraints:
     def __init__(self, groups: Tensor, names: Sequence[str]) -> None:
         self.groups, self.names = groups, list(names)
         self._followed = {name: GroupMeans(groups) for name in names}
-        self._judged: dict[str, GroupMeans] = {}  # Of strict values, where there are any.
+        # Of strict values, where there are any.
+        self._judged: dict[str, GroupMeans] = {}
 
     def followed(self, name: str) -> GroupMeans:
         """Of what the weights follow."""
@@ -183,8 +192,12 @@ class MeansOfConstraints:
         followed, judged = dict(measured.followed), dict(measured.judged)
         for name in names:
             applies = measured.masks[name] & real
-            followed[name] = torch.where(applies, self.followed(name).of(owners).nan_to_num(), 0)
-            judged[name] = torch.where(applies, self.judged(name).of(owners).nan_to_num(), 0)
+            followed[name] = torch.where(
+                applies, self.followed(name).of(owners).nan_to_num(), 0
+            )
+            judged[name] = torch.where(
+                applies, self.judged(name).of(owners).nan_to_num(), 0
+            )
         return replace(measured, followed=followed, judged=judged)
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,7 +245,9 @@ def largest(violation: Tensor) -> Tensor:
     return worst.masked_fill(worst == -torch.inf, torch.nan)
 
 
-def each_once(index: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def each_once(
+    index: Tensor, values: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Each sample once, as it came last, without padding and without what is not finite."""
     values = values.double()
     kept = (index != PADDING) & values.isfinite().all(1)
@@ -243,7 +258,9 @@ def each_once(index: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tens
     return index, values, mask
 
 
-def rows_of_a_step(index: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def rows_of_a_step(
+    index: Tensor, values: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The rows of all ranks, (n,) and (n, C), on the CPU; each rank may have another number.
 
     A collective: every rank calls it, one without rows too.

@@ -40,9 +40,11 @@ class Step:
 
     measured: Measured  #: what its micro-batches gave
     in_force: Mapping[str, Formulation]  #: by constraint, with α a number
-    statistics: Mapping[str, Tensor]  #: λ, () or (2,), of the constraints on a batch's statistic
+    # : λ, () or (2,), of the constraints on a batch's statistic
+    statistics: Mapping[str, Tensor]
     dual_first: bool = False  #: whether the weights followed λ after this step's update
-    exempt: Mapping[str, Tensor] = field(default_factory=dict)  #: bool (R,), samples without force
+    # : bool (R,), samples without force
+    exempt: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -66,7 +68,8 @@ class _Block:
         """The other's rows where this has no visit."""
         seen = self.visits > 0
         return _Block(
-            torch.where(seen, self.sums, other.sums), torch.where(seen, self.visits, other.visits)
+            torch.where(seen, self.sums, other.sums),
+            torch.where(seen, self.visits, other.visits),
         )
 
 
@@ -95,7 +98,8 @@ class Prices(Mapping[str, Tensor]):
         self._before: dict[str, _Block] = {}  # The block before this one.
         self._now: dict[str, _Block] = {}
         self._unread: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
-        self._scalars: set[str] = set()  # Constraints with one λ, not an interval's two.
+        # Constraints with one λ, not an interval's two.
+        self._scalars: set[str] = set()
 
     # A step ---------------------------------------------------------------------------------------
 
@@ -163,7 +167,11 @@ class Prices(Mapping[str, Tensor]):
             self._scalars.add(name)
         row = multiplier.detach().reshape(1, -1)
         block = self._block(name, 1, row.shape[1])
-        block.add(torch.zeros(1, dtype=torch.long), row.float(), torch.ones(1, dtype=torch.bool))
+        block.add(
+            torch.zeros(1, dtype=torch.long),
+            row.float(),
+            torch.ones(1, dtype=torch.bool),
+        )
 
     def _block(self, name: str, rows: int, columns: int) -> _Block:
         if name not in self._now:
@@ -230,7 +238,9 @@ class Prices(Mapping[str, Tensor]):
         owners = group_numbers(groups, self.samples)
         seen = ~found.isnan()
         shape = (int(owners.max()) + 1, found.shape[1])
-        sums = torch.zeros(shape, dtype=found.dtype).index_add_(0, owners, found.nan_to_num())
+        sums = torch.zeros(shape, dtype=found.dtype).index_add_(
+            0, owners, found.nan_to_num()
+        )
         return sums / torch.zeros_like(sums).index_add_(0, owners, seen.to(sums))
 
     def _window(self, name: str) -> _Block:
@@ -269,11 +279,16 @@ class Prices(Mapping[str, Tensor]):
             ValueError: of another number of samples.
         """
         if int(state["samples"]) != self.samples:
-            raise ValueError(f"prices of {state['samples']} samples, here {self.samples}")
+            raise ValueError(
+                f"prices of {state['samples']} samples, here {self.samples}"
+            )
         self.steps, self._end = int(state["steps"]), int(state["end"])
         self._scalars, self._unread = set(state["scalars"]), {}
         self._before, self._now = (
-            {name: _Block(*(part.clone() for part in parts)) for name, parts in state[key].items()}
+            {
+                name: _Block(*(part.clone() for part in parts))
+                for name, parts in state[key].items()
+            }
             for key in ("before", "now")
         )
 
@@ -306,7 +321,9 @@ def _stacked(name: str, steps: Sequence[Step]) -> tuple[Tensor, Tensor]:
     violation = torch.stack([step.measured.followed[name] for step in steps])
     tables = [step.measured.multipliers.get(name) for step in steps]
     known = [table for table in tables if table is not None]
-    multiplier = torch.stack(known) if len(known) == len(tables) else torch.zeros_like(violation)
+    multiplier = (
+        torch.stack(known) if len(known) == len(tables) else torch.zeros_like(violation)
+    )
     return violation, multiplier
 
 

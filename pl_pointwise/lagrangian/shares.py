@@ -121,7 +121,9 @@ class Share:
             ValueError: of another number of samples.
         """
         if state["values"].shape != self.values.shape:
-            raise ValueError(f"{len(state['values'])} values for {len(self.values)} samples")
+            raise ValueError(
+                f"{len(state['values'])} values for {len(self.values)} samples"
+            )
         self.values = state["values"].clone()
         self._exempt = state["exempt"].clone()
         self._rows = int(state["rows"])
@@ -155,7 +157,9 @@ def refuse_shares(
         if formulation is None:
             continue
         # Pointwise(memory=False) has no λ of a sample either.
-        if formulation.scope != "sample" or not isinstance(formulation, (Pointwise, Relaxed)):
+        if formulation.scope != "sample" or not isinstance(
+            formulation, (Pointwise, Relaxed)
+        ):
             raise TrainingError(
                 f'Constraint "{name}": share={constraint.share:g} exempts samples that have λ of '
                 f"their own, and {formulation} has none. Take Pointwise() or Relaxed()."

@@ -42,9 +42,12 @@ class Terms:
     followed: dict[str, Tensor]  #: violations (b, sides·K) that the weights follow
     judged: dict[str, Tensor]  #: those that the multipliers follow; without a gradient
     masks: dict[str, Tensor]  #: bool, (b,) for the objective, else as the violations
-    whole: bool = False  #: whether all terms are known to apply to all samples, without a look
-    means: dict[str, Tensor] = field(default_factory=dict)  #: of each row's group, where bounded
-    exempt: dict[str, Tensor] = field(default_factory=dict)  #: bool (b,), where a share is exempt
+    # : whether all terms are known to apply to all samples, without a look
+    whole: bool = False
+    # : of each row's group, where bounded
+    means: dict[str, Tensor] = field(default_factory=dict)
+    # : bool (b,), where a share is exempt
+    exempt: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -57,8 +60,10 @@ class Measured:
     judged: dict[str, Tensor]  #: those that the multipliers follow
     masks: dict[str, Tensor]  #: bool, (R,) for the objective, else as the violations
     multipliers: dict[str, Tensor]  #: λ_t where it is per sample, as the violations
-    counts: dict[str, int]  #: samples that each term applies to, those left out later included
-    lagrangian: float  #: of the terms per sample; those of the batch are added when they are known
+    # : samples that each term applies to, those left out later included
+    counts: dict[str, int]
+    # : of the terms per sample; those of the batch are added when they are known
+    lagrangian: float
     gradient_norm: float  #: before clipping
     strict: bool = False  #: whether the multipliers follow others than the weights
     finite: bool = False  #: whether all values are known to be finite in float32
@@ -66,9 +71,14 @@ class Measured:
 
     def keep(self, rows: Tensor) -> Measured:
         """The given samples, bool (R,)."""
-        taken: dict[str, Any] = {"index": self.index[rows], "objective": self.objective[rows]}
+        taken: dict[str, Any] = {
+            "index": self.index[rows],
+            "objective": self.objective[rows],
+        }
         for kind in ("followed", "judged", "masks", "multipliers"):
-            taken[kind] = {name: table[rows] for name, table in getattr(self, kind).items()}
+            taken[kind] = {
+                name: table[rows] for name, table in getattr(self, kind).items()
+            }
         return replace(self, **taken)
 
 
@@ -181,7 +191,12 @@ def group_numbers(groups: Any, samples: int, whose: str = "groups") -> Tensor:
     found = None
     with suppress(ValueError, TypeError):  # Of texts.
         found = torch.as_tensor(groups).cpu()
-    if found is None or not is_index(found) or len(found) != samples or (found < 0).any():
+    if (
+        found is None
+        or not is_index(found)
+        or len(found) != samples
+        or (found < 0).any()
+    ):
         raise DataError(
             f"{whose}: a whole number from 0 for each of the {samples:,} samples, got "
             f"{shape_of(groups)}; np.unique(groups, return_inverse=True)[1] numbers them."
@@ -218,7 +233,11 @@ def build_terms(
         found[name] = value if value.dtype == torch.float64 else value.float()
     objective = found.pop(OBJECTIVE)
     given = [found] if judge is None else [found, judge(found)]
-    followed, strict, wide = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+    followed, strict, wide = (
+        dict[str, Tensor](),
+        dict[str, Tensor](),
+        dict[str, Tensor](),
+    )
     for name, constraint in constraints.items():
         signed = name in formulations and formulations[name].signed
         oriented = constraint.residual if signed else constraint.violation
@@ -235,11 +254,16 @@ def build_terms(
         mask = mask.expand(-1, width)
         wide[name] = mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)
         violations = [
-            v.contiguous() if whole else torch.where(wide[name], v, 0) for v in violations
+            v.contiguous() if whole else torch.where(wide[name], v, 0)
+            for v in violations
         ]
         followed[name], strict[name] = violations[0], violations[-1].detach()
-    objective = objective.contiguous() if whole else torch.where(masks[OBJECTIVE], objective, 0)
-    return Terms(objective, followed, strict, {OBJECTIVE: masks[OBJECTIVE], **wide}, whole)
+    objective = (
+        objective.contiguous() if whole else torch.where(masks[OBJECTIVE], objective, 0)
+    )
+    return Terms(
+        objective, followed, strict, {OBJECTIVE: masks[OBJECTIVE], **wide}, whole
+    )
 
 
 def _require_per_sample(name: str, value: Any, count: int, words: Words) -> None:
@@ -273,7 +297,11 @@ Layout = dict[tuple[str, str], int]
 
 
 def pack(
-    index: Tensor, terms: Terms, multipliers: Mapping[str, Tensor], lagrangian: Tensor, strict: bool
+    index: Tensor,
+    terms: Terms,
+    multipliers: Mapping[str, Tensor],
+    lagrangian: Tensor,
+    strict: bool,
 ) -> tuple[Tensor, Layout]:
     """A micro-batch as one row per sample, for one gather and one copy; see :func:`unpack`.
 
@@ -284,12 +312,16 @@ def pack(
     wide = widest(device)
     tables = {("index", OBJECTIVE): index.to(device, wide, non_blocking=True)}
     tables["objective", OBJECTIVE] = terms.objective
-    tables["share", OBJECTIVE] = (lagrangian.detach() / max(1, len(index))).expand(len(index))
+    tables["share", OBJECTIVE] = (lagrangian.detach() / max(1, len(index))).expand(
+        len(index)
+    )
     kinds = {"mask": terms.masks, "followed": terms.followed, "multiplier": multipliers}
     kinds |= {"judged": terms.judged} if strict else {}
     for kind, by_name in kinds.items():
         tables |= {(kind, name): table for name, table in by_name.items()}
-    layout = {key: table.shape[1] if table.dim() > 1 else 1 for key, table in tables.items()}
+    layout = {
+        key: table.shape[1] if table.dim() > 1 else 1 for key, table in tables.items()
+    }
     with torch.no_grad():
         return torch.column_stack([*tables.values()]), layout
 
@@ -304,7 +336,9 @@ def unpack(tables: Sequence[Tensor], layout: Layout, gradient_norm: Tensor) -> M
     flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()
     rows = flat[:-1].view(rows.shape)
     found: dict[str, dict[str, Tensor]] = {"followed": {}, "multiplier": {}}
-    for (kind, name), table in zip(layout, rows.split([*layout.values()], dim=1), strict=True):
+    for (kind, name), table in zip(
+        layout, rows.split([*layout.values()], dim=1), strict=True
+    ):
         found.setdefault(kind, {})[name] = table
     masks = {name: mask.bool() for name, mask in found["mask"].items()}
     masks[OBJECTIVE] = masks[OBJECTIVE][:, 0]
@@ -317,7 +351,9 @@ def unpack(tables: Sequence[Tensor], layout: Layout, gradient_norm: Tensor) -> M
         judged=found.get("judged", found["followed"]),
         masks=masks,
         multipliers=found["multiplier"],
-        counts={n: len(rows) if whole else int(carries(m).sum()) for n, m in masks.items()},
+        counts={
+            n: len(rows) if whole else int(carries(m).sum()) for n, m in masks.items()
+        },
         lagrangian=float(found["share"][OBJECTIVE].sum()),
         gradient_norm=float(flat[-1]),
         strict="judged" in found,
@@ -338,13 +374,17 @@ def finite_samples(objective: Tensor, *tables: Mapping[str, Tensor]) -> Tensor:
     return finite
 
 
-def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 3) -> Iterator[str]:
+def non_finite_values(
+    measured: Measured, bad: Tensor, at_most: int = 3
+) -> Iterator[str]:
     """A value of each sample that is not finite, in words; of so many of the samples ``bad``."""
     for row in bad.nonzero()[:at_most, 0].tolist():
         terms = {"Objective": measured.objective[row].reshape(1)}
         terms |= {f'Constraint "{n}"': v[row] for n, v in measured.followed.items()}
         if measured.strict:
-            terms |= {f'Strict value of "{n}"': v[row] for n, v in measured.judged.items()}
+            terms |= {
+                f'Strict value of "{n}"': v[row] for n, v in measured.judged.items()
+            }
         found = [
             f"{term}: {value} for sample {int(measured.index[row])}"
             for term, values in terms.items()
@@ -355,7 +395,11 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 3) -> Iter
 
 def require_finite(terms: Terms, index: Tensor) -> None:
     """Refuses values that are not finite in float32, before anything moves."""
-    named = [(OBJECTIVE, terms.objective), *terms.followed.items(), *terms.judged.items()]
+    named = [
+        (OBJECTIVE, terms.objective),
+        *terms.followed.items(),
+        *terms.judged.items(),
+    ]
     for name, values in named:
         finite = torch.isfinite(values.detach().float())
         if not finite.all():
@@ -393,7 +437,9 @@ def last_visits(index: Tensor) -> Tensor:
     return torch.zeros_like(distinct).scatter_reduce(0, inverse, positions, "amax")
 
 
-def require_names(what: str, given: Any, names: Iterable[str], partial: bool = False) -> None:
+def require_names(
+    what: str, given: Any, names: Iterable[str], partial: bool = False
+) -> None:
     """Refuses no mapping, an unknown name, and, unless ``partial``, one that is missing."""
     names = list(names)
     if given is None:
@@ -425,7 +471,9 @@ def over_ranks(value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
     """The sum or the largest of every rank's value; all ranks call it."""
     if number_of_ranks() > 1:
         value = value.clone()
-        dist.all_reduce(value, dist.ReduceOp.SUM if operation == "sum" else dist.ReduceOp.MAX)
+        dist.all_reduce(
+            value, dist.ReduceOp.SUM if operation == "sum" else dist.ReduceOp.MAX
+        )
     return value
 
 

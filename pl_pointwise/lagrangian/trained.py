@@ -24,7 +24,9 @@ def source_of(parameters: Weights | None) -> Any:
         return parameters
     if parameters is None or callable(parameters):
         return parameters
-    iterable = isinstance(parameters, Iterable) and not isinstance(parameters, (str, Tensor))
+    iterable = isinstance(parameters, Iterable) and not isinstance(
+        parameters, (str, Tensor)
+    )
     found = list(parameters) if iterable else [parameters]
     if not iterable or not all(isinstance(each, Tensor) for each in found):
         others = [each for each in found if not isinstance(each, Tensor)] or found
@@ -65,7 +67,8 @@ def trained(source: Any) -> list[Tensor]:
     if not isinstance(source, (nn.Module, list)):
         source = source()
     if isinstance(source, nn.Module):
-        refuse_hidden_gradients(source)  # A model may be wrapped later, or be of a function.
+        # A model may be wrapped later, or be of a function.
+        refuse_hidden_gradients(source)
         for part in source.modules():
             # Between forward and backward FSDP2's root holds whole weights, without their .grad.
             # (Its class is looked at by name: to import it takes a second.)
@@ -208,9 +211,13 @@ class Movement:
         """Whether for the third time no watched weight moved, though they have a gradient."""
         pairs = [*zip(self._watched, self._kept, strict=False)]
         self._kept = []
-        if any(weight.grad is None or not bool(weight.grad.any()) for weight, _ in pairs):
+        if any(
+            weight.grad is None or not bool(weight.grad.any()) for weight, _ in pairs
+        ):
             return False
-        if not pairs or not all(torch.equal(weight, before) for weight, before in pairs):
+        if not pairs or not all(
+            torch.equal(weight, before) for weight, before in pairs
+        ):
             return False
         self._unmoved += 1
         return self._unmoved == self.PATIENCE

@@ -50,7 +50,9 @@ def closing_of(
     for name, constraint in history.constraints.items():
         row = _row(name, constraint, of_groups.get(name, history.last[name]))
         row = replace(row, by_group=name in of_groups)
-        row = _with_multipliers(row, history, formulations.get(name), multipliers.get(name), groups)
+        row = _with_multipliers(
+            row, history, formulations.get(name), multipliers.get(name), groups
+        )
         rows.append(_with_held_out(row, held_out))
     known = history.objective[~history.objective.isnan()]
     objective = (
@@ -64,9 +66,14 @@ def closing_of(
         objective=objective,
         rows=rows,
         held_step=held_out.step if held_out else None,
-        not_trained=[*conditions.not_trained, *_never_seen(history, conditions.left_out)],
+        not_trained=[
+            *conditions.not_trained,
+            *_never_seen(history, conditions.left_out),
+        ],
     )
-    warnings = list(warnings_of(closing, history, formulations, multipliers, conditions))
+    warnings = list(
+        warnings_of(closing, history, formulations, multipliers, conditions)
+    )
     sentences = [*warnings, *remarks_of(closing, history, conditions)]
     closing.warnings.extend(warnings[:SENTENCES])
     closing.sentences.extend(sentences[:SENTENCES])
@@ -83,7 +90,9 @@ def _row(name: str, constraint: Constraint, worst: Tensor) -> RequirementRow:
         bound=constraint.in_words(),
         violated=int((worst > 0).sum()),
         of=len(worst),
-        allowed=None if constraint.share is None else allowed(constraint.share, len(worst)),
+        allowed=None
+        if constraint.share is None
+        else allowed(constraint.share, len(worst)),
         worst=constraint.value_at(float(worst.max())),
         most=constraint.value_at(float(quantiles(worst, 0.95))),
     )
@@ -148,7 +157,8 @@ def _never_seen(history: History, left_out: int) -> Iterator[str]:
     unseen = f"{missing:,} of {history.samples:,} training samples were in no step"
     if left_out:
         yield f"{unseen}: values that were not finite kept some of them out."
-    elif history.rows >= 2 * history.samples:  # Two epochs' rows reach all, by their right index.
+    elif history.rows >= 2 * history.samples:
+        # Two epochs' rows reach all, by their right index.
         yield (
             f"{unseen}, which had {history.rows:,} rows in all. The index is the position of each "
             "sample in the training set, and samples their number: is one of them another?"

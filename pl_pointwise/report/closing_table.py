@@ -24,15 +24,18 @@ class RequirementRow:
     violated: int | None  #: training samples that violate it at their last visit
     of: int | None  #: training samples that it applies to
     worst: float | None  #: the worst value of a training sample
-    most: float | None  #: the 95th percentile: 95 % of the samples are at this value or better
+    # : the 95th percentile: 95 % of the samples are at this value or better
+    most: float | None
     held_violated: int | None = None  #: held-out samples, and so below
     held_of: int | None = None  #: as ``of``
     held_worst: float | None = None  #: as ``worst``
     held_most: float | None = None  #: as ``most``
     multipliers: int | None = None  #: samples with λ ≠ 0; None without a λ for each
     multiplier: float | None = None  #: λ of a statistic of the batch
-    price: float | None = None  #: loosening the bound by δ lowers the mean objective by price · δ
-    by_group: bool = False  #: whether numbers are of groups, each by its mean, not of samples
+    # : loosening the bound by δ lowers the mean objective by price · δ
+    price: float | None = None
+    # : whether numbers are of groups, each by its mean, not of samples
+    by_group: bool = False
     allowed: int | None = None  #: samples that may violate it, where a share may
     held_allowed: int | None = None  #: as ``allowed``
 
@@ -52,7 +55,8 @@ class HeldOut:
     """What the last evaluation found on samples that were not trained on."""
 
     constraints: Mapping[str, Constraint]  #: the bounds it measured by
-    worst: Mapping[str, Tensor]  #: by constraint (n,), the largest of each sample, or group
+    # : by constraint (n,), the largest of each sample, or group
+    worst: Mapping[str, Tensor]
     objective: float | None = None  #: the mean, over all samples that it applies to
     step: int | None = None  #: of the training; None where that is not known
 
@@ -63,12 +67,15 @@ class Conditions:
 
     rate: float | None = None  #: the peak learning rate
     epochs: int | None = None  #: of the whole run
-    growth: float | None = None  #: the norm of the trained weights over that at the start
+    # : the norm of the trained weights over that at the start
+    growth: float | None = None
     skipped: int = 0  #: steps without an update, as values were not finite
     left_out: int = 0  #: samples whose values were not finite
     longer: str = "train longer"  #: how
-    not_trained: Sequence[str] = ()  #: what was not trained on, and why: a sentence each
-    of_task: Sequence[str] = ()  #: sentences of the task's own, such as on answers that changed
+    # : what was not trained on, and why: a sentence each
+    not_trained: Sequence[str] = ()
+    # : sentences of the task's own, such as on answers that changed
+    of_task: Sequence[str] = ()
 
 
 NOTHING_KNOWN = Conditions()
@@ -80,11 +87,13 @@ class Closing:
 
     steps: int  #: of the weights
     epochs: int | None  #: None where that is not known
-    objective: tuple[float | None, float | None, float | None]  #: first step, last, held out
+    # : first step, last, held out
+    objective: tuple[float | None, float | None, float | None]
     rows: list[RequirementRow]  #: one for each constraint, or side of it
     held_step: int | None = None  #: after which the held-out samples were measured
     sentences: list[str] = field(default_factory=list)  #: the most important first
-    warnings: list[str] = field(default_factory=list)  #: those of them that call for an answer
+    # : those of them that call for an answer
+    warnings: list[str] = field(default_factory=list)
     not_trained: list[str] = field(default_factory=list)  #: those of ``Conditions``
 
     def plain(self) -> dict[str, Any]:
@@ -117,7 +126,9 @@ class Closing:
         yield from aligned([line if held else line[:3] for line in cells])
         if self.rows:
             yield ""
-            yield from aligned([line if held else line[:6] for line in self._requirements()])
+            yield from aligned(
+                [line if held else line[:6] for line in self._requirements()]
+            )
         if held and self.held_step not in (None, self.steps):
             yield f"Held out: measured at step {self.held_step:,} of {self.steps:,}."
         if self.not_trained:

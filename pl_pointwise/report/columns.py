@@ -18,7 +18,9 @@ def share_text(count: int | None, of: int | None, allowed: int | None = None) ->
     """
     if count is None or of is None:
         return ""
-    return f"{count:,} of {of:,}" + ("" if allowed is None else f" ({allowed:,} allowed)")
+    return f"{count:,} of {of:,}" + (
+        "" if allowed is None else f" ({allowed:,} allowed)"
+    )
 
 
 def counted(count: int, noun: str) -> str:

@@ -36,7 +36,8 @@ class Curves:
     objective: list[float]  #: the mean; NaN where no sample had one
     violated: dict[str, list[float]]  #: by constraint the share of its samples
     worst: dict[str, list[float]]  #: the largest violation
-    multiplier: dict[str, list[float]]  #: the mean λ of the samples, as the steps used it
+    # : the mean λ of the samples, as the steps used it
+    multiplier: dict[str, list[float]]
 
 
 class _Points:
@@ -87,7 +88,9 @@ class _Points:
 
 def _joined(sums: Tensor, maxima: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """Every ``number`` rows as one."""
-    return sums.unflatten(0, (-1, number)).sum(1), maxima.unflatten(0, (-1, number)).amax(1)
+    return sums.unflatten(0, (-1, number)).sum(1), maxima.unflatten(
+        0, (-1, number)
+    ).amax(1)
 
 
 def _as_steps(sums: Tensor, width: int) -> Tensor:
@@ -129,7 +132,8 @@ class History:
         self.partial = False
         self.start_worst = dict[str, float]()
         self.ever = set[str]()
-        self._totals: dict[str, float] = {}  # Of what was read, once they were asked for.
+        # Of what was read, once they were asked for.
+        self._totals: dict[str, float] = {}
         unknown = torch.full((samples,), math.nan, dtype=torch.float32)
         self.seen = torch.zeros(samples, dtype=torch.bool)
         self.objective = unknown.clone()
@@ -182,7 +186,9 @@ class History:
             torch.stack([column.double() for column in sums], 1),
             torch.stack(maxima, 1).double() if maxima else no_maxima,
         )
-        self._visit(index.flatten(), objective.masked_fill(~applies, math.nan).flatten(), worst)
+        self._visit(
+            index.flatten(), objective.masked_fill(~applies, math.nan).flatten(), worst
+        )
 
     def _note_violations(self, name: str, values: Tensor, is_start: bool) -> None:
         """Whether it was ever violated, and how far at the start; (steps, R), −∞ of none."""
@@ -201,12 +207,16 @@ class History:
             violation = violation.masked_fill(~masks, -math.inf)
         return violation.amax(2)
 
-    def _visit(self, index: Tensor, objective: Tensor, worst: Mapping[str, Tensor]) -> None:
+    def _visit(
+        self, index: Tensor, objective: Tensor, worst: Mapping[str, Tensor]
+    ) -> None:
         """Keeps the values of samples, (n,) each, in the order of their steps."""
         rows = (index != PADDING).nonzero()[:, 0]
         index = index[rows]
         objective = objective[rows].float()
-        values = {name: of_steps.flatten()[rows].float() for name, of_steps in worst.items()}
+        values = {
+            name: of_steps.flatten()[rows].float() for name, of_steps in worst.items()
+        }
         if not self.samples:  # Of a stream: no sample has a row of its own.
             self.objective = torch.cat([self.objective, objective])[-RECENT:]
             for name, value in values.items():
@@ -223,7 +233,9 @@ class History:
             self._visit_first(index, inside, values)
             self.seen[last] = True
 
-    def _visit_first(self, index: Tensor, inside: Tensor, values: Mapping[str, Tensor]) -> None:
+    def _visit_first(
+        self, index: Tensor, inside: Tensor, values: Mapping[str, Tensor]
+    ) -> None:
         """Keeps the values of samples that no step had before."""
         seen = self.seen[index.clamp(max=self.samples - 1)]
         new = (inside & ~seen).nonzero()[:, 0]
@@ -278,7 +290,10 @@ class History:
 
     @classmethod
     def from_state(
-        cls, constraints: Mapping[str, Constraint], samples: int, state: Mapping[str, Any] | None
+        cls,
+        constraints: Mapping[str, Constraint],
+        samples: int,
+        state: Mapping[str, Any] | None,
     ) -> History:
         """Goes on from :meth:`state_dict`; without one, or of other constraints, it is partial.
 
@@ -336,7 +351,9 @@ def _multipliers(name: str, unread: Sequence[Step]) -> list[Tensor]:
     """Of each step the sum of |λ| and how many there are: those of its samples, or of the batch."""
     steps = [step.measured for step in unread]
     if all(name in step.multipliers for step in steps):
-        multipliers = torch.stack([step.multipliers[name] for step in steps]).abs().flatten(1)
+        multipliers = (
+            torch.stack([step.multipliers[name] for step in steps]).abs().flatten(1)
+        )
         masks = torch.stack([step.masks[name] for step in steps]).flatten(1)
         return [multipliers.masked_fill(~masks, 0.0).sum(1), masks.sum(1)]
     # λ of a statistic; a constraint that is only measured has none, and counts none.

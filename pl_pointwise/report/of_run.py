@@ -57,7 +57,9 @@ def page_of_fit(module: Task, trainer: Trainer) -> Page:
     )
 
 
-def hardest_samples(module: Task, trainer: Trainer, count: int = SAMPLES) -> list[Sample]:
+def hardest_samples(
+    module: Task, trainer: Trainer, count: int = SAMPLES
+) -> list[Sample]:
     """The samples with the largest violations, of all requirements; none of a stream.
 
     Of several requirements each brings its hardest in turn, as their units differ.
@@ -83,7 +85,9 @@ def hardest_samples(module: Task, trainer: Trainer, count: int = SAMPLES) -> lis
                 index=index,
                 constraint=name,
                 bound=constraint.in_words(),
-                value=constraint.value_at(violation) if math.isfinite(violation) else None,
+                value=constraint.value_at(violation)
+                if math.isfinite(violation)
+                else None,
                 violation=violation,
                 price=price_of(prices.get(name), index, constraint.sides),
                 fields=without_source(fields),
@@ -115,5 +119,6 @@ def in_turn(ranked: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
     for name, order in ranked.items():
         for rank, row in enumerate(order):
             places.append((rank, name, row))
-    places.sort(key=lambda place: place[0])  # Stable: of a rank in the order of requirements.
+    # Stable: of a rank in the order of requirements.
+    places.sort(key=lambda place: place[0])
     return [(name, row) for _, name, row in places]

@@ -27,7 +27,11 @@ Answers = Mapping[int, Mapping[str, Any]]
 
 
 def write_test_page(
-    module: PointwiseModule, trainer: Trainer, path: Path, samples: Mapping[str, int], model: str
+    module: PointwiseModule,
+    trainer: Trainer,
+    path: Path,
+    samples: Mapping[str, int],
+    model: str,
 ) -> Path | None:
     """Writes the page of the module's last ``test``; to be called by one process.
 
@@ -38,14 +42,18 @@ def write_test_page(
         samples: of how many a metric is, by name, where that is known.
         model: which weights were tested, in words.
     """
-    return write_if_possible(path, lambda: page_of_test(module, trainer, samples, model))
+    return write_if_possible(
+        path, lambda: page_of_test(module, trainer, samples, model)
+    )
 
 
 def page_of_test(
     module: PointwiseModule, trainer: Trainer, samples: Mapping[str, int], model: str
 ) -> Page:
     """What the last ``test`` of a module measured."""
-    answers = {stage: _answers(trainer, stage) for stage in getattr(module, "answers", {})}
+    answers = {
+        stage: _answers(trainer, stage) for stage in getattr(module, "answers", {})
+    }
     shown = list[Sample]()
     with isolate_rng():  # Reading a row may draw.
         for stage in module.evaluated:
@@ -68,7 +76,9 @@ def page_of_test(
     )
 
 
-def by_name(metrics: Mapping[str, Any], samples: Mapping[str, int]) -> dict[str, dict[str, str]]:
+def by_name(
+    metrics: Mapping[str, Any], samples: Mapping[str, int]
+) -> dict[str, dict[str, str]]:
     """Metrics by name and data set, as text, of how many in brackets."""
     cells: dict[str, dict[str, str]] = {}
     for key, value in metrics.items():
@@ -104,7 +114,11 @@ def _samples(
 
 
 def _violation(
-    module: PointwiseModule, name: str, evaluated: SampleViolations, row: int, violation: float
+    module: PointwiseModule,
+    name: str,
+    evaluated: SampleViolations,
+    row: int,
+    violation: float,
 ) -> Sample:
     """A row of what was evaluated under one requirement."""
     constraint = module.evaluation_constraints[name]
@@ -128,16 +142,21 @@ def _with_text(
     """The sample with what it is and, where there is one, with its answer."""
     fields: dict[str, str]
     image = None
-    if "prompt" in answer:  # The text that was answered, templates and all: more than the row.
+    # The text that was answered, templates and all: more than the row.
+    if "prompt" in answer:
         fields = {"prompt": str(answer["prompt"])}
     else:
         rows = module._evaluator.datasets.get(stage)
-        fields, image = described(getattr(trainer, "datamodule", None), rows, sample.index, stage)
+        fields, image = described(
+            getattr(trainer, "datamodule", None), rows, sample.index, stage
+        )
     source = source_of(fields)
     if "file" in answer:
         line = f", line {answer['line']}" if "line" in answer else ""
         source = f"{Path(answer['file']).name}{line}"
-    judgements = [name for name in ("exact", "refused", "flipped", "cut") if answer.get(name)]
+    judgements = [
+        name for name in ("exact", "refused", "flipped", "cut") if answer.get(name)
+    ]
     if judgements:
         fields["the answer is"] = ", ".join(judgements)
     return replace(

@@ -67,7 +67,8 @@ class Page:
     samples: Sequence[Sample] = ()
     samples_title: str = "Samples, the hardest first"
     samples_note: str = ""
-    metrics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: by name and data set
+    # : by name and data set
+    metrics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     link: str = ""  #: of a drawer: the page of the run itself, relative to this one
@@ -94,7 +95,9 @@ def write_page(path: Path, page: Page) -> Path:
     with needs("compare", "report.html"):
         from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
     environment.filters.update(
         number=number,
         share=share,

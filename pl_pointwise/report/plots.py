@@ -63,7 +63,9 @@ def _plots_of_requirement(name: str, curves: Curves, constraint: Any) -> list[Pl
         ),
     ]
     if any(value > 0 for value in curves.multiplier[name]):
-        plots.append(Plot(f"{name}: mean λ", curves.steps, {"λ": curves.multiplier[name]}))
+        plots.append(
+            Plot(f"{name}: mean λ", curves.steps, {"λ": curves.multiplier[name]})
+        )
     return plots
 
 
@@ -82,7 +84,9 @@ def svg_of(plot: Plot) -> Any:
     for tick in axes.ticks:
         label = f"{100 * tick:g} %" if plot.percent else f"{tick:g}"
         parts.append(_across("grid", axes.y(tick)))
-        parts.append(f'<text x="{LEFT - 6}" y="{axes.y(tick) + 4:.1f}" class="left">{label}</text>')
+        parts.append(
+            f'<text x="{LEFT - 6}" y="{axes.y(tick) + 4:.1f}" class="left">{label}</text>'
+        )
     for step, anchor in ((0, "middle"), (axes.last // 2, "middle"), (axes.last, "end")):
         label = f"step {step:,}" if step == axes.last else f"{step:,}"
         parts.append(
@@ -116,7 +120,11 @@ class _Axes:
 
 def _axes_of(plot: Plot) -> _Axes | None:
     """None where a plot has nothing to draw."""
-    values = [value for value in chain.from_iterable(plot.lines.values()) if math.isfinite(value)]
+    values = [
+        value
+        for value in chain.from_iterable(plot.lines.values())
+        if math.isfinite(value)
+    ]
     if not values or not plot.steps:
         return None
     if plot.bound is not None:
@@ -146,7 +154,9 @@ def _points(plot: Plot, axes: _Axes) -> dict[str, Any]:
     """What the script reads."""
     lines = {}
     for name, line in plot.lines.items():
-        lines[name] = [float(f"{value:.4g}") if math.isfinite(value) else None for value in line]
+        lines[name] = [
+            float(f"{value:.4g}") if math.isfinite(value) else None for value in line
+        ]
     return {
         "steps": list(plot.steps),
         "x": [round(axes.x(step), 1) for step in plot.steps],
@@ -172,7 +182,9 @@ def _ticks(low: float, high: float) -> list[float]:
         high = low + (abs(low) or 1.0)
     raw = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw)
+    step = next(
+        factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw
+    )
     first = math.floor(low / step)
     count = math.ceil(high / step) - first
     return [round((first + n) * step, 12) for n in range(count + 1)]

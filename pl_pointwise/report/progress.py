@@ -33,7 +33,9 @@ class RunProgressBar(TQDMProgressBar):
         bar.initial = 0
         bar.set_description(f"Epoch {trainer.current_epoch}")
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+    ) -> None:
         bar = self.train_progress_bar
         step = trainer.global_step
         last = bar.total is not None and step >= bar.total
@@ -49,7 +51,9 @@ class RunProgressBar(TQDMProgressBar):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_start(trainer, pl_module)
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch}, validation")
+            self.train_progress_bar.set_description(
+                f"Epoch {trainer.current_epoch}, validation"
+            )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
@@ -61,7 +65,8 @@ class RunProgressBar(TQDMProgressBar):
     ) -> dict[str, int | str | float | dict[str, float]]:
         """Objective and violated requirements as counts; what else is logged for a bar as it is."""
         shown = super().get_metrics(trainer, pl_module)
-        shown.pop("v_num", None)  # The number of the run's folder, which its end prints.
+        # The number of the run's folder, which its end prints.
+        shown.pop("v_num", None)
         if "violated" in shown and isinstance(pl_module, Task):
             totals = history_of(pl_module).totals()
             shown["violated"] = f"{totals['violated']:,.0f} of {totals['of']:,.0f}"

@@ -62,7 +62,8 @@ def fields_and_image(row: Any) -> tuple[dict[str, str], bytes | None]:
             image = drawn
             continue
         text = text_of(value)
-        if text is None or text == "nan" or name == "index":  # NaN: what this row does not have.
+        # NaN: what this row does not have.
+        if text is None or text == "nan" or name == "index":
             continue
         fields[str(name)] = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
     return fields, image
@@ -103,7 +104,8 @@ def png_of(value: Any) -> bytes | None:
     pixels = pixels.double().nan_to_num()
     low = float(pixels.min())
     high = float(pixels.max())
-    if pixels.shape[0] == 3 and low >= 0 and high <= 255:  # Colours keep their brightness.
+    # Colours keep their brightness.
+    if pixels.shape[0] == 3 and low >= 0 and high <= 255:
         low = 0.0
         high = 1.0 if high <= 1 else 255.0
     shades = (pixels - low) / ((high - low) or 1.0) * 255
@@ -137,4 +139,9 @@ def _png(rows: NDArray[np.uint8]) -> bytes:
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     """Its length, its kind, what it holds, and a check sum."""
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return (
+        struct.pack(">I", len(data))
+        + kind
+        + data
+        + struct.pack(">I", zlib.crc32(kind + data))
+    )

@@ -48,7 +48,9 @@ def warnings_of(
     yield from conditions.of_task
 
 
-def remarks_of(closing: Closing, history: History, conditions: Conditions) -> Iterator[str]:
+def remarks_of(
+    closing: Closing, history: History, conditions: Conditions
+) -> Iterator[str]:
     """What is good to know: what the requirements cost, and what more steps would still change."""
     if not _likelier_cause(closing, history, conditions):
         yield from _on_objective(closing)
@@ -85,22 +87,32 @@ def _likelier_cause(closing: Closing, history: History, conditions: Conditions) 
     first, last, _ = closing.objective
     violated = sum(row.beyond for row in closing.rows)
     rate = (
-        "The learning rate" if conditions.rate is None else f"The learning rate {conditions.rate:g}"
+        "The learning rate"
+        if conditions.rate is None
+        else f"The learning rate {conditions.rate:g}"
     )
     risen = first is not None and last is not None and last > first
     grown = conditions.growth is not None and conditions.growth > GROWN
     # Samples that are exempt may go as far as they like.
-    bounded = [name for name, bound in history.constraints.items() if bound.share is None]
+    bounded = [
+        name for name, bound in history.constraints.items() if bound.share is None
+    ]
     worse = [name for name in bounded if _worsened(history, name)]
     # Weights that only grow are no fault where the run reached what it was to reach.
     if worse or (grown and (violated or risen)):
         signs = []
         if worse:
-            signs.append(f"the violations of {worse[0]} are far larger than at the start")
+            signs.append(
+                f"the violations of {worse[0]} are far larger than at the start"
+            )
         if grown:
-            signs.append(f"the weights are {conditions.growth:,.0f} times as large as at the start")
+            signs.append(
+                f"the weights are {conditions.growth:,.0f} times as large as at the start"
+            )
         if risen:
-            signs.append(f"the objective rose from {number_text(first)} to {number_text(last)}")
+            signs.append(
+                f"the objective rose from {number_text(first)} to {number_text(last)}"
+            )
         return f"{rate} is likely too high: {', and '.join(signs)}. Take a tenth of it, or less."
     if not violated:
         return ""
@@ -171,7 +183,12 @@ def _on_requirement(
 def _held_out_above_training(closing: Closing) -> Iterator[str]:
     """On requirements that new samples violate far more often than those of training."""
     for row in closing.rows:
-        if not row.held_of or not row.of or row.held_violated is None or row.violated is None:
+        if (
+            not row.held_of
+            or not row.of
+            or row.held_violated is None
+            or row.violated is None
+        ):
             continue
         if not row.held_beyond:
             continue
@@ -187,7 +204,9 @@ def _held_out_above_training(closing: Closing) -> Iterator[str]:
             )
 
 
-def _still_falling(closing: Closing, history: History, conditions: Conditions) -> Iterator[str]:
+def _still_falling(
+    closing: Closing, history: History, conditions: Conditions
+) -> Iterator[str]:
     """On violations that a longer run would likely lower further."""
     curves = history.curves()
     quarter = len(curves.steps) // 4

@@ -84,7 +84,9 @@ class Finding:
         """Returns what was seen, and how many units like these would show what was not."""
         units = "samples" if len(self.lines) == self.n else "units (prompts, queries)"
         if self.requirement.beside == "difference":
-            better = f"{_better(self.share)} than the predecessor over {self.n:,} {units}"
+            better = (
+                f"{_better(self.share)} than the predecessor over {self.n:,} {units}"
+            )
             return f"{better}, p = {self.p:.2g}, at worst {_better(self.bound)}"
         if self.requirement.beyond is None:
             loss = f"mean loss {self.share:.3g} over {self.n:,} {units}"
@@ -95,7 +97,9 @@ class Finding:
             share = (self.lines.groupby("unit")["before"].max() <= 0).mean()
             seen += f"; the predecessor meets it on {100 * share:.3g} % of them"
         if not self.met and self.zero_one:
-            needed = samples_needed(self.requirement.at_most, self.share, self.confidence)
+            needed = samples_needed(
+                self.requirement.at_most, self.share, self.confidence
+            )
             if needed is not None:
                 seen += f"; if that share holds, {needed:,} samples show it four times in five"
         return seen
@@ -129,7 +133,9 @@ def repetitions(findings: Sequence[Finding]) -> list[str]:
         f"largest has {100 * largest:.3g} % of them"
     )
     if samples > 1.1 * most.n:
-        sentence += ". Warning: of inputs that come as often as these, another share may fail"
+        sentence += (
+            ". Warning: of inputs that come as often as these, another share may fail"
+        )
     return [f"{sentence}."]
 
 
@@ -178,11 +184,20 @@ class Answer:
 
     def statement(self) -> str:
         """Returns the answer in plain sentences."""
-        met = "the requirement" if len(self.requirements) == 1 else "all requirements together"
+        met = (
+            "the requirement"
+            if len(self.requirements) == 1
+            else "all requirements together"
+        )
         certified = self.selection.position is not None
-        first = self._that_one_is_certified(met) if certified else self._that_none_is(met)
+        first = (
+            self._that_one_is_certified(met) if certified else self._that_none_is(met)
+        )
         lines = [first, ""]
-        lines += [f"- {finding.requirement.text}: {finding.text()}" for finding in self.findings]
+        lines += [
+            f"- {finding.requirement.text}: {finding.text()}"
+            for finding in self.findings
+        ]
         if self.predecessor is not None:
             lines.append(f"- The predecessor is {self.predecessor}.")
         lines.append("")
@@ -204,7 +219,9 @@ class Answer:
             f"one fails. {name} comes nearest, as its largest p is the smallest"
         )
         if not self.selection.tested[self.shown].reached:
-            sentence += "; it was not tested, so that no certificate could follow from that"
+            sentence += (
+                "; it was not tested, so that no certificate could follow from that"
+            )
         return f"{sentence}:"
 
     def _that_one_is_certified(self, met: str) -> str:
@@ -242,7 +259,8 @@ class Answer:
     def _ties(self) -> list[str]:
         """Says that the selection split is too small to tell candidates apart, where it is."""
         p_values = [tested.selection_p for tested in self.selection.tested]
-        least = min(p_values)  # Of those behind it hardly anything depends on the order.
+        # Of those behind it hardly anything depends on the order.
+        least = min(p_values)
         if p_values.count(least) < 2:
             return []
         return [
@@ -254,7 +272,9 @@ class Answer:
     def table(self) -> Table:
         """What happened to each candidate, in the order of the test; the rest behind it."""
         order = self.selection.order
-        rest = [position for position in range(len(self.models)) if position not in order]
+        rest = [
+            position for position in range(len(self.models)) if position not in order
+        ]
         lines = [self._line(position) for position in [*order, *rest]]
         note = (
             "From the selection split come p against each model, the objective, and the size of "
@@ -270,7 +290,9 @@ class Answer:
         if tested.beaten_by is not None:
             happened = f"dropped: {self.models[tested.beaten_by].name} is no worse"
         elif tested.reached:
-            happened = "tested: certified" if tested.certified else "tested: not certified"
+            happened = (
+                "tested: certified" if tested.certified else "tested: not certified"
+            )
         if position == self.selection.position:
             happened += ", chosen"
         line = {
@@ -279,9 +301,13 @@ class Answer:
             "selection: p": f"{tested.selection_p:.2g}",
             "objective": f"{tested.candidate.objective:.4g}",
         }
-        for requirement, size in zip(self.requirements, tested.candidate.sizes, strict=True):
+        for requirement, size in zip(
+            self.requirements, tested.candidate.sizes, strict=True
+        ):
             line[f"size, {requirement.text}"] = f"{size:.3g}"
-        for requirement, p in zip(self.requirements, tested.p_by_requirement, strict=True):
+        for requirement, p in zip(
+            self.requirements, tested.p_by_requirement, strict=True
+        ):
             line[f"p, {requirement.text}"] = f"{p:.2g}"
         return line
 
@@ -292,7 +318,9 @@ class Answer:
             "certified": None if self.selection.position is None else model.name,
             "confidence": self.confidence,
             "candidates": len(self.models),
-            "tested": [self.models[position].name for position in self.selection.reached],
+            "tested": [
+                self.models[position].name for position in self.selection.reached
+            ],
             "models": [self._line(position) for position in range(len(self.models))],
             "predecessor": self.predecessor,
             "nearest": model.name,
@@ -327,7 +355,9 @@ def size_of_violations(samples: DataFrame, requirement: Requirement) -> float:
         return 0.0
     if requirement.beyond is None:
         return float(losses_by_unit(lines, requirement).mean())
-    worst = lines["value"].fillna(np.inf).groupby(lines["unit"]).max() - requirement.beyond
+    worst = (
+        lines["value"].fillna(np.inf).groupby(lines["unit"]).max() - requirement.beyond
+    )
     return float(cvar(torch.tensor(worst.to_numpy(np.float64)), 0.95))
 
 

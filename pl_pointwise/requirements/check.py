@@ -24,7 +24,13 @@ from pl_pointwise.command_line.cli_errors import CommandParser, fraction
 from pl_pointwise.identity.files import digest_now
 
 from .answer import Finding, repetitions
-from .exported import CERTIFICATE, CHECKPOINT, START, measure_new_records, read_certificate
+from .exported import (
+    CERTIFICATE,
+    CHECKPOINT,
+    START,
+    measure_new_records,
+    read_certificate,
+)
 from .requirement import Requirement, RequirementError, distinct
 from .samples import (
     beside,
@@ -41,11 +47,19 @@ from .uses import remember_use, uses_of
 def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options go to LightningCLI and say where the records are."""
     parser = CommandParser("check", __doc__)
-    parser.add_argument("folder", type=Path, metavar="NEW", help="what compare --require exported")
-    parser.add_argument("--against", required=True, metavar="OLD", help=f"another, or {START}")
-    parser.add_argument("--require", action="append", default=[], help="a condition; several hold")
+    parser.add_argument(
+        "folder", type=Path, metavar="NEW", help="what compare --require exported"
+    )
+    parser.add_argument(
+        "--against", required=True, metavar="OLD", help=f"another, or {START}"
+    )
+    parser.add_argument(
+        "--require", action="append", default=[], help="a condition; several hold"
+    )
     parser.add_argument("--confidence", type=fraction, default=0.95)
-    parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], help="one you trust"
+    )
     known, options = parser.parse_known_args(list(args))
     findings = check_models(
         known.folder,
@@ -91,7 +105,9 @@ def check_models(
         texts += [f"lost({name}) <= 0.05" for name in quantities_in(new, "constraint")]
     requirements = distinct(texts)
     findings = check(beside(new, before, requirements), requirements, confidence)
-    weights = [digest_now(Path(model) / CERTIFICATE / CHECKPOINT) for model in (folder, old)]
+    weights = [
+        digest_now(Path(model) / CERTIFICATE / CHECKPOINT) for model in (folder, old)
+    ]
     use = {"requirements": sorted(texts), "confidence": confidence, "weights": weights}
     units = units_in(new)
     others = sum(record["use"] != use for record in uses_of(units).values())
@@ -118,7 +134,9 @@ def check(
         zero_one = requirement.beyond is not None  # Not by a look at the losses.
         finding = Finding.of(samples, requirement, zero_one, confidence, confidence)
         if not finding.n:
-            raise RequirementError(f"{requirement.text!r}: none of the records is about it.")
+            raise RequirementError(
+                f"{requirement.text!r}: none of the records is about it."
+            )
         verdicts.append(finding)
     return verdicts
 

@@ -52,10 +52,13 @@ def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -
     for name in (SAMPLES, CHECKPOINT):
         shutil.copy(run / name, inside / name)
     config = config_for_new_records(yaml.safe_load((run / "config.yaml").read_text()))
-    config = json.loads(json.dumps(config))  # As YAML would write what stands twice as an alias.
+    # As YAML would write what stands twice as an alias.
+    config = json.loads(json.dumps(config))
     (inside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     share_modes(folder)
-    files = {name: digest_now(folder / name) for name in sorted(files_of_an_export(folder))}
+    files = {
+        name: digest_now(folder / name) for name in sorted(files_of_an_export(folder))
+    }
     whole = {**certificate, "date": date.today().isoformat(), "files": files}
     (inside / "certificate.json").write_text(json.dumps(whole, indent=1))
 
@@ -72,7 +75,9 @@ def read_certificate(
     try:
         return certificate, read_samples(path)
     except (OSError, ValueError, KeyError) as error:  # pyarrow's are of both.
-        raise RequirementError(f"{path}: {printable(error)}. Export the model again.") from None
+        raise RequirementError(
+            f"{path}: {printable(error)}. Export the model again."
+        ) from None
 
 
 def measure_new_records(
@@ -104,16 +109,21 @@ def measure_new_records(
         configs = [yaml.safe_dump(own_classes_only(inside / "config.yaml"))]
     cli = PointwiseCLI.of_data(configs, options)
     require_certified_parts(Path(folder), cli, own_arguments)
-    return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
+    return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(
+        cli.model
+    )
 
 
-def require_certified_parts(folder: Path, cli: PointwiseCLI, own_arguments: bool) -> None:
+def require_certified_parts(
+    folder: Path, cli: PointwiseCLI, own_arguments: bool
+) -> None:
     """Refuses what is not the model that was certified, though its weights are: another base under
     it, other bounds or arguments than those on record. Says where code of one's own is another.
     """
     certificate = certificate_in(folder, others=False)
     bounds = bounds_of(cli.model)
-    certified_bounds = certificate.get("bounds")  # Which earlier versions did not write.
+    # Which earlier versions did not write.
+    certified_bounds = certificate.get("bounds")
     if certified_bounds and certified_bounds != bounds:
         raise RequirementError(
             f"{folder} was certified by the bounds {certified_bounds}, and the configuration "
@@ -150,11 +160,17 @@ def _require_own_arguments(folder: Path, cli: PointwiseCLI) -> None:
         )
 
 
-def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = False) -> DataFrame:
+def samples_by(
+    cli: PointwiseCLI, checkpoint: Path | None, selection: bool = False
+) -> DataFrame:
     """Returns the table of samples.py of a model's test data, with ``selection`` of its validation
     data too, by a forward pass. Without a checkpoint it has the weights that it starts with.
     """
-    options: dict[str, Any] = {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
+    options: dict[str, Any] = {
+        "ckpt_path": checkpoint,
+        "weights_only": True,
+        "verbose": False,
+    }
     trainer: Any = cli.trainer
     if selection:
         trainer.limit_val_batches = 1.0  # 0 is for the fit.
@@ -200,4 +216,8 @@ def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
             arguments["source"] = "files"
         data = {**data, "init_args": arguments}
     precision = (config.get("trainer") or {}).get("precision")
-    return {"model": config.get("model"), "data": data, "trainer": {"precision": precision}}
+    return {
+        "model": config.get("model"),
+        "data": data,
+        "trainer": {"precision": precision},
+    }

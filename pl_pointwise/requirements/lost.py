@@ -23,7 +23,19 @@ from ..files import write_whole
 OUTCOMES = ("correct", "passed", "pass", "is_correct", "success", "outcome", "score")
 """Fields that say whether an item is right, in the order in which they are looked for."""
 RIGHT = {"c", "correct", "pass", "passed", "true", "yes", "success", "1", "1.0"}
-WRONG = {"i", "incorrect", "fail", "failed", "false", "no", "wrong", "error", "0", "0.0", "n"}
+WRONG = {
+    "i",
+    "incorrect",
+    "fail",
+    "failed",
+    "false",
+    "no",
+    "wrong",
+    "error",
+    "0",
+    "0.0",
+    "n",
+}
 PARTLY = {"p", "partial"}  # Inspect's partly right: not right.
 
 
@@ -40,10 +52,18 @@ class Item:
 
 def main(args: Sequence[str]) -> None:
     """Runs the command; ends with status 1 if more is lost than ``--allow``."""
-    parser = CommandParser("lost", "What NEW has wrong and OLD has right, as records to train on.")
-    parser.add_argument("old", metavar="OLD", type=Path, help="results: .jsonl or .json")
-    parser.add_argument("new", metavar="NEW", type=Path, help="the same items, another model")
-    parser.add_argument("--metric", help="the field or scorer that says whether an item is right")
+    parser = CommandParser(
+        "lost", "What NEW has wrong and OLD has right, as records to train on."
+    )
+    parser.add_argument(
+        "old", metavar="OLD", type=Path, help="results: .jsonl or .json"
+    )
+    parser.add_argument(
+        "new", metavar="NEW", type=Path, help="the same items, another model"
+    )
+    parser.add_argument(
+        "--metric", help="the field or scorer that says whether an item is right"
+    )
     parser.add_argument(
         "--output", type=Path, default=Path("results/lost"), help="default: %(default)s"
     )
@@ -57,7 +77,10 @@ def main(args: Sequence[str]) -> None:
         help="what is to be learnt again: what OLD wrote, or the target; default: %(default)s",
     )
     options = parser.parse_args(list(args))
-    old, new = read_items(options.old, options.metric), read_items(options.new, options.metric)
+    old, new = (
+        read_items(options.old, options.metric),
+        read_items(options.new, options.metric),
+    )
     lost, kept, text = compared(old, new, options.old, options.new)
     print(text)
     if lost:
@@ -66,7 +89,8 @@ def main(args: Sequence[str]) -> None:
             [_record(old[key], options.old, options) for key in lost],
         )
         write_records(
-            options.output / "keep.jsonl", [_record(new[key], options.new, options) for key in kept]
+            options.output / "keep.jsonl",
+            [_record(new[key], options.new, options) for key in kept],
         )
         print(
             f"Written to {options.output}: learn.jsonl, the lost items with "
@@ -153,12 +177,16 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             raise DataError(f'{path} has neither a list of items nor "samples".')
         places = [f"item {number}" for number in range(len(rows))]
     else:
-        lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+        lines = [
+            (n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()
+        ]
         rows = [_parsed(line, f"{path}, line {number}") for number, line in lines]
         places = [f"line {number}" for number, _ in lines]
     for place, row in zip(places, rows, strict=True):
         if not isinstance(row, Mapping):
-            raise DataError(f"{path}, {place}: an item is a JSON object, not {type(row).__name__}.")
+            raise DataError(
+                f"{path}, {place}: an item is a JSON object, not {type(row).__name__}."
+            )
         yield place, row
 
 
@@ -166,7 +194,9 @@ def _parsed(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{place} is no JSON: {error.msg} at character {error.pos}.") from error
+        raise DataError(
+            f"{place} is no JSON: {error.msg} at character {error.pos}."
+        ) from error
 
 
 def _item(row: Mapping[str, Any], metric: str | None, place: str) -> Item:
@@ -175,7 +205,9 @@ def _item(row: Mapping[str, Any], metric: str | None, place: str) -> Item:
             key = str(row[field])
             break
     else:
-        raise DataError(f'{place}: there is no "id" (or "doc_id"), which tells the items apart.')
+        raise DataError(
+            f'{place}: there is no "id" (or "doc_id"), which tells the items apart.'
+        )
     prompt = _first(row, ("prompt", "input", "messages", "question"))
     answer = _first(row, ("answer", "completion", "response", "prediction"))
     if "arguments" in row:  # lm-evaluation-harness
@@ -198,7 +230,8 @@ def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    if isinstance(value, list) and value:  # Several answers are right: the first stands for them.
+    # Several answers are right: the first stands for them.
+    if isinstance(value, list) and value:
         value = value[0]
     return value if isinstance(value, str) else None
 
@@ -228,7 +261,9 @@ def _inspect_answer(output: Mapping[str, Any]) -> str | None:
     choices = output.get("choices") or [{}]
     content = (choices[0].get("message") or {}).get("content")
     if isinstance(content, list):
-        content = "".join(part.get("text", "") for part in content if isinstance(part, Mapping))
+        content = "".join(
+            part.get("text", "") for part in content if isinstance(part, Mapping)
+        )
     return content or output.get("completion")
 
 
@@ -247,7 +282,9 @@ def _outcome(row: Mapping[str, Any], metric: str | None, place: str) -> bool:
             values = {metric: row[metric]}
     if metric is not None:
         if metric not in values:
-            raise DataError(f"{place}: there is no {metric!r}, only {', '.join(values) or 'none'}.")
+            raise DataError(
+                f"{place}: there is no {metric!r}, only {', '.join(values) or 'none'}."
+            )
         values = {metric: values[metric]}
     if not values:
         raise DataError(
@@ -290,7 +327,8 @@ def _record(item: Item, path: Path, options: argparse.Namespace) -> dict[str, An
         )
     name = "messages" if isinstance(item.prompt, list) else "prompt"
     prompt = item.prompt
-    if isinstance(prompt, list):  # Other fields of a harness's messages are not the model's.
+    # Other fields of a harness's messages are not the model's.
+    if isinstance(prompt, list):
         prompt = [{"role": turn["role"], "content": turn["content"]} for turn in prompt]
         return {name: [*prompt, {"role": "assistant", "content": answer}]}
     return {name: prompt, "answer": answer}

@@ -120,8 +120,12 @@ def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options go to LightningCLI and say where the new records are."""
     parser = CommandParser("monitor", __doc__)
     parser.add_argument("folder", type=Path, help="what compare --require exported")
-    parser.add_argument("--state", type=Path, help=f"instead of FOLDER/{CERTIFICATE}/{STATE}")
-    parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
+    parser.add_argument(
+        "--state", type=Path, help=f"instead of FOLDER/{CERTIFICATE}/{STATE}"
+    )
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], help="one you trust"
+    )
     known, options = parser.parse_known_args(list(args))
     checks = monitor(known.folder, options, known.config, known.state)
     print("\n".join(check.statement() for check in checks), flush=True)
@@ -144,7 +148,9 @@ def monitor(
     return check(folder, samples, state)
 
 
-def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> list[Check]:
+def check(
+    folder: str | Path, samples: DataFrame, state: Path | None = None
+) -> list[Check]:
     """Returns the checks of a certificate, for values measured elsewhere.
 
     samples: the table of samples.py, of new records.
@@ -155,8 +161,11 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
             certificate, or that cannot be written: then it says the checks too.
     """
     certificate, before = read_certificate(folder, besides=_named(state))
-    requirements = distinct(certified["text"] for certified in certificate["requirements"])
-    require_known(before, requirements)  # A certificate of an earlier version may name more.
+    requirements = distinct(
+        certified["text"] for certified in certificate["requirements"]
+    )
+    # A certificate of an earlier version may name more.
+    require_known(before, requirements)
     # Those against a predecessor need its values of the new records.
     watched = [requirement for requirement in requirements if not requirement.beside]
     if not watched:
@@ -165,9 +174,12 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
             f"{folder} --against OLD."
         )
     path = Path(state or Path(folder) / CERTIFICATE / STATE)
-    digest = digest_of({**certificate, "date": None})  # Written again on another day: the same.
+    # Written again on another day: the same.
+    digest = digest_of({**certificate, "date": None})
     kept = State(path, digest, named=state is not None)
-    zero_one = [requirement.text for requirement in watched if requirement.beyond is not None]
+    zero_one = [
+        requirement.text for requirement in watched if requirement.beyond is not None
+    ]
     delta = (1 - certificate["confidence"]) / len(watched)  # Bonferroni.
     checks = list[Check]()
     try:
@@ -176,7 +188,8 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
             calls = kept.read(zero_one)
             for requirement in requirements:
                 checks.append(_judge(requirement, before, samples, calls, delta))
-            if not getattr(rank_zero_only, "rank", 0):  # The others have the same values.
+            # The others have the same values.
+            if not getattr(rank_zero_only, "rank", 0):
                 kept.write(calls)
     except OSError as error:  # Also of a lock that another monitor holds.
         statements = "\n".join(check.statement() for check in checks)

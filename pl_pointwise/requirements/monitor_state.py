@@ -141,7 +141,9 @@ def _is_possible(calls: Any, zero_one: Collection[str]) -> bool:
     """Whether records can have led to these calls."""
     if not isinstance(calls, dict):
         return False
-    return all(_are_of_records(entry, text in zero_one) for text, entry in calls.items())
+    return all(
+        _are_of_records(entry, text in zero_one) for text, entry in calls.items()
+    )
 
 
 def _are_of_records(entry: Any, zero_one: bool) -> bool:
@@ -150,15 +152,24 @@ def _are_of_records(entry: Any, zero_one: bool) -> bool:
         return False
     units = entry["units"]
     losses = entry["losses"]
-    if not _are_texts(units) or not isinstance(losses, list) or len(units) != len(losses):
+    if (
+        not _are_texts(units)
+        or not isinstance(losses, list)
+        or len(units) != len(losses)
+    ):
         return False
     looks = entry["looks"]
     # Each look had a new unit, and no unit comes twice.
-    if type(looks) is not int or not 1 <= looks <= len(units) or len({*units}) < len(units):
+    if (
+        type(looks) is not int
+        or not 1 <= looks <= len(units)
+        or len({*units}) < len(units)
+    ):
         return False
     if not _are_texts(entry["contents"]):
         return False
-    if not all(type(loss) in (int, float) for loss in losses):  # bool is no number here.
+    # bool is no number here.
+    if not all(type(loss) in (int, float) for loss in losses):
         return False
     return all(loss in (0, 1) if zero_one else 0 <= loss <= 1 for loss in losses)
 

@@ -95,13 +95,18 @@ def betting(losses: Losses, at_most: float, confidence: float = 0.95) -> float:
     variances = (0.25 + ((losses - means) ** 2).cumsum()) / (1 + counts)
     before = np.concatenate([[0.25], variances[:-1]])
     boldest = max(1.0, 0.9 / (1 - at_most))
-    bets = np.minimum(boldest, np.sqrt(2 * math.log(1 / (1 - confidence)) / (n * before)))
+    bets = np.minimum(
+        boldest, np.sqrt(2 * math.log(1 / (1 - confidence)) / (n * before))
+    )
     wealth = np.log1p(-bets * (losses - at_most)).cumsum()
     return float(math.exp(-max(0.0, wealth.max())))
 
 
 def p_value_against(
-    losses: Losses, at_most: float, confidence: float = 0.95, zero_one: bool | None = None
+    losses: Losses,
+    at_most: float,
+    confidence: float = 0.95,
+    zero_one: bool | None = None,
 ) -> float:
     """Returns the p-value of the opposite, "the mean loss is at most ``at_most``", for one look.
 
@@ -118,7 +123,9 @@ def p_value_against(
     return betting(1 - losses, 1 - at_most, confidence)
 
 
-def upper_bound(losses: Losses, confidence: float, zero_one: bool | None = None) -> float:
+def upper_bound(
+    losses: Losses, confidence: float, zero_one: bool | None = None
+) -> float:
     """Returns the smallest rate that the losses refuse; of none, 1.
 
     confidence: in [0, 1). Where k models are looked at, 1 − δ/k makes all k bounds hold together.
@@ -278,7 +285,11 @@ class MeanAbove:
         ``power``: P(Binomial(n, rate) ≥ k) = power, of k violations that break. None: not even 1.
         """
         violated = self.violations_that_break(n, delta)
-        return None if violated is None else float(beta.ppf(power, violated, n - violated + 1))
+        return (
+            None
+            if violated is None
+            else float(beta.ppf(power, violated, n - violated + 1))
+        )
 
 
 def _log_waiting(n: Any) -> Any:

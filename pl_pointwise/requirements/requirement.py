@@ -96,7 +96,9 @@ class Requirement:
             return about._of_difference(_number(parts["margin"] or "0"), large)
         number = _number(parts["bound"])
         if large and (statistic or change):
-            raise RequirementError(f"{text!r}: what is violated or lost has to be small. Write <=.")
+            raise RequirementError(
+                f"{text!r}: what is violated or lost has to be small. Write <=."
+            )
         if statistic is not None and statistic != "violated":
             share = float(statistic[1:]) / 100
             return about._with_share(share, at_most=1 - share, beyond=number)
@@ -121,7 +123,9 @@ class Requirement:
         """With these fields; ``share`` is what was written, for the error."""
         read = replace(self, **fields)
         if not 0 < read.at_most < 1:
-            raise RequirementError(f"{self.text!r}: {share:g} is no share between 0 and 1.")
+            raise RequirementError(
+                f"{self.text!r}: {share:g} is no share between 0 and 1."
+            )
         return read
 
     def from_on(self, loss: float) -> str:
@@ -192,7 +196,9 @@ class Requirement:
         losses = np.where(np.isnan(losses), 1.0, losses)
         if ((losses < 0) | (losses > 1)).any():
             between = f"between {np.nanmin(values):g} and {np.nanmax(values):g}"
-            raise RequirementError(f"{self.text!r}: its values lie {between}, and not in [0, 1].")
+            raise RequirementError(
+                f"{self.text!r}: its values lie {between}, and not in [0, 1]."
+            )
         return losses
 
 
@@ -212,6 +218,8 @@ def distinct(texts: Iterable[str]) -> list[Requirement]:
     requirements = list[Requirement]()
     for text in texts:
         requirement = Requirement.parse(text)
-        if all(replace(requirement, text=other.text) != other for other in requirements):
+        if all(
+            replace(requirement, text=other.text) != other for other in requirements
+        ):
             requirements.append(requirement)
     return requirements

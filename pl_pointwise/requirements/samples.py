@@ -57,7 +57,8 @@ def samples_of(module: PointwiseModule, training: bool = False) -> DataFrame:
         if training or dataset != TRAIN.key:
             source = Source(dataset, module._evaluator.datasets.get(dataset))
             for name, violations in module.evaluated[dataset].items():
-                if violations.by_group is not None:  # A mean is no value of a sample to certify.
+                # A mean is no value of a sample to certify.
+                if violations.by_group is not None:
                     continue
                 worst = violations.worst()
                 parts.append(source.lines("constraint", name, violations.index, worst))
@@ -69,7 +70,9 @@ def samples_of(module: PointwiseModule, training: bool = False) -> DataFrame:
 
 def with_content(samples: DataFrame) -> DataFrame:
     """The table with contents, which are the units' names where an earlier version wrote it."""
-    return samples if CONTENT in samples else samples.assign(**{CONTENT: samples["unit"]})
+    return (
+        samples if CONTENT in samples else samples.assign(**{CONTENT: samples["unit"]})
+    )
 
 
 def read_samples(path: Path) -> DataFrame:
@@ -82,7 +85,9 @@ def marks_of(samples: DataFrame) -> set[str]:
     return {*samples["unit"], *with_content(samples)[CONTENT]}
 
 
-def records_not_known(samples: DataFrame, known: Iterable[str]) -> tuple[DataFrame, int]:
+def records_not_known(
+    samples: DataFrame, known: Iterable[str]
+) -> tuple[DataFrame, int]:
     """The lines of units that are not known, and how many units were: a verdict is of new ones.
 
     known: names and contents; a unit is known by its own name or by what one of its rows holds.
@@ -130,14 +135,20 @@ def require_known(samples: DataFrame, requirements: Iterable[Requirement]) -> No
         kind = "constraint" if is_constraint else "metric of values in [0, 1]"
         names = constraints if is_constraint else metrics
         if name not in names:
-            remedy = f"There are: {', '.join(names)}." if names else "No held-out sample has any."
+            remedy = (
+                f"There are: {', '.join(names)}."
+                if names
+                else "No held-out sample has any."
+            )
             if is_constraint:
                 remedy += " A bound on means of groups has no certificate."
             if name in constraints:
                 remedy = f'Of a constraint write "{name}: violated <= {requirement.at_most:g}".'
             elif name in {*samples["dataset"]}:
                 remedy = "Of data besides the splits: give them as the test data."
-            raise RequirementError(f"{requirement.text!r}: there is no {kind} {name!r}. {remedy}")
+            raise RequirementError(
+                f"{requirement.text!r}: there is no {kind} {name!r}. {remedy}"
+            )
         category = requirement.category
         if category and category not in categories:
             remedy = f"It has {printable(', '.join(categories)) or 'none'}."
@@ -148,11 +159,16 @@ def require_known(samples: DataFrame, requirements: Iterable[Requirement]) -> No
 
 def losses_by_unit(lines: DataFrame, requirement: Requirement) -> Losses:
     """(units,) losses: of a unit's lines the worst for a constraint, the mean for a metric."""
-    by_unit = lines.groupby("unit")["loss"]  # In the order of hashes, which no loss can set.
-    return np.asarray(by_unit.mean() if requirement.beyond is None else by_unit.max(), float)
+    # In the order of hashes, which no loss can set.
+    by_unit = lines.groupby("unit")["loss"]
+    return np.asarray(
+        by_unit.mean() if requirement.beyond is None else by_unit.max(), float
+    )
 
 
-def lines_about(samples: DataFrame, requirement: Requirement, dataset: str = TEST.key) -> DataFrame:
+def lines_about(
+    samples: DataFrame, requirement: Requirement, dataset: str = TEST.key
+) -> DataFrame:
     """Returns the lines that a requirement is about, of one data set, with their loss."""
     chosen = _of_quantity(samples, requirement) & (samples["dataset"] == dataset)
     if requirement.category:
@@ -173,7 +189,9 @@ def beside(
     """The table with the predecessor's values as ``before``; those required have to be there."""
     places = ["dataset", "kind", "quantity", "index", "unit"]
     before = predecessor[[*places, "value"]].rename(columns={"value": "before"})
-    both = samples.merge(before, "left", on=places, indicator=True, validate="one_to_one")
+    both = samples.merge(
+        before, "left", on=places, indicator=True, validate="one_to_one"
+    )
     compared = [requirement for requirement in requirements if requirement.beside]
     require_known(samples, compared)
     for requirement in compared:
@@ -191,7 +209,10 @@ def beside(
 
 def bounds_of(module: PointwiseModule) -> dict[str, str]:
     """What a module's violations are measured by: the same for all that are compared."""
-    return {name: bound.description() for name, bound in module.evaluation_constraints.items()}
+    return {
+        name: bound.description()
+        for name, bound in module.evaluation_constraints.items()
+    }
 
 
 def require_same_bounds(bounds: Mapping[str, dict[str, str]]) -> None:

@@ -23,7 +23,8 @@ class Candidate:
     objective: float  #: smaller is better
     selection: Sequence[Losses]  #: by requirement, on the selection split
     certification: Sequence[Losses]  #: on the certification split
-    sizes: Sequence[float] = ()  #: by requirement, of its violations on the selection split
+    # : by requirement, of its violations on the selection split
+    sizes: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class Tested:
     candidate: Candidate  #: the one that was tested
     p: float  #: on the certification split, the largest over the requirements
     place: int | None  #: in the sequence, from 0; None for one that another beats
-    certified: bool  #: whether its place was reached, with a p-value that is small enough
+    # : whether its place was reached, with a p-value that is small enough
+    certified: bool
     reached: bool = False  #: whether the test came to its place
     selection_p: float = 1.0  #: the largest p-value on the selection split
     p_by_requirement: Sequence[float] = ()  #: on the certification split
-    beaten_by: int | None = None  #: the position of one that is no worse in p and objective
+    # : the position of one that is no worse in p and objective
+    beaten_by: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ class Selection:
     @property
     def position(self) -> int | None:
         """The chosen one, the last of the sequence that is certified; None: there is none."""
-        certified = [position for position in self.order if self.tested[position].certified]
+        certified = [
+            position for position in self.order if self.tested[position].certified
+        ]
         return certified[-1] if certified else None
 
 
@@ -76,7 +81,10 @@ def select(
     def p_values(losses: Sequence[Losses]) -> list[float]:
         """By requirement, of one candidate on one split."""
         by_requirement = zip(losses, rates, zero_one, strict=True)
-        return [p_value(of_one, rate, confidence, kind) for of_one, rate, kind in by_requirement]
+        return [
+            p_value(of_one, rate, confidence, kind)
+            for of_one, rate, kind in by_requirement
+        ]
 
     before = [max(p_values(candidate.selection)) for candidate in candidates]
     after = [p_values(candidate.certification) for candidate in candidates]

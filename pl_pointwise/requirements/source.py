@@ -105,10 +105,14 @@ class Source:
         if units is not None:
             return [normalised(units[position]) for position in positions]
         # Of one data set by its name alone.
-        name = self.name if self.rows is None else f"{self.name}, {fingerprint(self.rows)}"
+        name = (
+            self.name if self.rows is None else f"{self.name}, {fingerprint(self.rows)}"
+        )
         return [f"{name} {position}" for position in positions]
 
-    def lines(self, kind: str, quantity: str, index: Tensor, values: Tensor) -> DataFrame:
+    def lines(
+        self, kind: str, quantity: str, index: Tensor, values: Tensor
+    ) -> DataFrame:
         """Returns the lines of one quantity; index, values: (n,)."""
         positions = index.tolist()
         categories = None if self.rows is None else categories_of(self.rows)
@@ -120,7 +124,9 @@ class Source:
                 "index": positions,
                 "value": values.double().numpy(),
                 "unit": [hash_of(unit) for unit in self.units_at(positions)],
-                "category": ["" if categories is None else categories[p] for p in positions],
+                "category": [
+                    "" if categories is None else categories[p] for p in positions
+                ],
                 CONTENT: [hash_of(content) for content in self.contents_at(positions)],
             }
         )

@@ -71,12 +71,16 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> DataFrame:
     module = cli.model
     data = cli.datamodule
     if not isinstance(data, PointwiseDataModule):
-        raise DataError("tolerances reads the splits of a PointwiseDataModule: give --data one.")
+        raise DataError(
+            "tolerances reads the splits of a PointwiseDataModule: give --data one."
+        )
     module.evaluation_metrics = dict
     module.update_evaluation_metrics = lambda *_: None
     module.finish_evaluation_metrics = lambda *_: None
     vars(data)["test_dataloader"] = lambda: open_loaders(data)
-    cli.trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
+    cli.trainer.test(
+        module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True
+    )
     samples = samples_of(module, training=True)
     if samples.empty:
         raise DataError(
@@ -92,14 +96,20 @@ def open_loaders(data: PointwiseDataModule) -> dict[str, Any]:
     for stage in ("fit", "validate"):
         with suppress(DataError):
             data.setup(stage)
-    return {key: data._loader(key) for key in (TRAIN.key, VAL.key) if key in data.datasets}
+    return {
+        key: data._loader(key) for key in (TRAIN.key, VAL.key) if key in data.datasets
+    }
 
 
 def met_shares(samples: DataFrame, constraints: Mapping[str, Constraint]) -> DataFrame:
     """A line per group: the share that meets the bounds, and the ε, observed, that shares meet."""
-    groups = pd.concat([samples.assign(category=""), samples[samples["category"] != ""]])
+    groups = pd.concat(
+        [samples.assign(category=""), samples[samples["category"] != ""]]
+    )
     lines = []
-    for (dataset, name, category), group in groups.groupby(["dataset", "quantity", "category"]):
+    for (dataset, name, category), group in groups.groupby(
+        ["dataset", "quantity", "category"]
+    ):
         worst = group["value"].fillna(np.inf).to_numpy(float)  # NaN meets no ε.
         line = {
             "data": dataset,
@@ -121,7 +131,9 @@ def tolerance_table(shares: DataFrame, constraints: Mapping[str, Constraint]) ->
     """Returns the lines, rounded, with the constraints as configured."""
     cells = shares.assign(
         data=shares["data"].map(title_of),
-        constraint=shares["constraint"].map(lambda name: f"{name} {constraints[name].in_words()}"),
+        constraint=shares["constraint"].map(
+            lambda name: f"{name} {constraints[name].in_words()}"
+        ),
         category=shares["category"].replace("", "all"),
     ).map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
     note = (

@@ -89,7 +89,8 @@ def differences(before: Any, now: Any, name: str = "") -> dict[str, tuple[Any, A
                 inner = f"{name}.{key}" if name else str(key)
                 changed |= differences(before[key], now[key], inner)
         return changed
-    if name.endswith("class_path"):  # One class has several: pl_pointwise.Pointwise and longer.
+    # One class has several: pl_pointwise.Pointwise and longer.
+    if name.endswith("class_path"):
         same = str(before).rpartition(".")[2] == str(now).rpartition(".")[2]
     elif isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor):
         same = torch.equal(before, now)
@@ -147,11 +148,14 @@ class WholeCheckpointIO(TorchCheckpointIO):
         try:
             _verify(str(path))
             checkpoint = super().load_checkpoint(
-                path, map_location, weights_only=True if weights_only is None else weights_only
+                path,
+                map_location,
+                weights_only=True if weights_only is None else weights_only,
             )
         except FileNotFoundError:
             raise
-        except Exception as error:  # What reading a damaged archive or pickle raises has no base.
+        except Exception as error:
+            # What reading a damaged archive or pickle raises has no base.
             # The first sentence: torch's next ones advise to run what the file holds.
             reason = str(error).strip().partition("\n")[0].partition(". ")[0]
             raise TrainingError(
@@ -161,14 +165,20 @@ class WholeCheckpointIO(TorchCheckpointIO):
             ) from error
         entries = {"state_dict", LIGHTNING_VERSION}
         if not isinstance(checkpoint, dict) or not entries <= checkpoint.keys():
-            raise TrainingError(f"{path} is no checkpoint of Lightning: give ckpt_path one.")
+            raise TrainingError(
+                f"{path} is no checkpoint of Lightning: give ckpt_path one."
+            )
         return checkpoint
 
 
 def _verify(path: str) -> None:
     """Raises if an entry of a local archive differs from its check sum, where it was given one."""
     system, local = url_to_fs(path)
-    if isinstance(system, LocalFileSystem) and get_crc32_options() and is_zipfile(local):
+    if (
+        isinstance(system, LocalFileSystem)
+        and get_crc32_options()
+        and is_zipfile(local)
+    ):
         with ZipFile(local) as archive:
             # torch stores without compression; a size that says otherwise ends testzip early. Of
             # what is marked a folder torch reads nothing: the tensor is what its memory held.

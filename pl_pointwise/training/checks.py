@@ -12,7 +12,11 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.core.optimizer import _MockOptimizer
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import (
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+)
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -40,7 +44,10 @@ def check_settings(task: Task) -> None:
         "Take a larger batch_size, and training=Training(micro_batch_size=…).",
     )
     refuse(
-        any(getattr(saver, "_train_time_interval", None) is not None for saver in callbacks),
+        any(
+            getattr(saver, "_train_time_interval", None) is not None
+            for saver in callbacks
+        ),
         "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
         "every_n_train_steps, or SaveOnTermination.",
     )
@@ -63,7 +70,8 @@ def check_settings(task: Task) -> None:
     refuse(
         any(getattr(finder, "_update_attr", False) for finder in callbacks)
         # Neither a subclass's nor the command line's.
-        and task.configure_optimizers.__qualname__ == "PointwiseModule.configure_optimizers",
+        and task.configure_optimizers.__qualname__
+        == "PointwiseModule.configure_optimizers",
         "LearningRateFinder, or Tuner.lr_find(), sets an attribute that nothing reads: the rate is "
         "Optimization(learning_rate=…). Write a configure_optimizers that reads the attribute, or "
         "take lr_find(…, update_attr=False), and give the suggestion to Optimization.",
@@ -85,7 +93,11 @@ def _check_hooks(task: Task) -> None:
         task.automatic_optimization,
         "automatic_optimization = True: a PointwiseModule steps by itself. Leave the line out.",
     )
-    for hook in ("optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad"):
+    for hook in (
+        "optimizer_step",
+        "configure_gradient_clipping",
+        "optimizer_zero_grad",
+    ):
         refuse(
             is_overridden(hook, task),
             f"{type(task).__name__} overrides {hook}, which is never called under manual "
@@ -190,10 +202,14 @@ def why_no_step(trainer: Any) -> str:
 
 def frozen_weights(task: Task) -> list[str]:
     """Names of the weights that are not trained."""
-    return [name for name, weight in task.named_parameters() if not weight.requires_grad]
+    return [
+        name for name, weight in task.named_parameters() if not weight.requires_grad
+    ]
 
 
-def check_frozen(task: Task, before: Sequence[str] | None, at_start: Sequence[str]) -> None:
+def check_frozen(
+    task: Task, before: Sequence[str] | None, at_start: Sequence[str]
+) -> None:
     """Refuses, in the first step of a resume, other frozen weights than ``before``, at the save.
 
     at_start: those before the hooks of this run, which may freeze and unfreeze.

@@ -22,7 +22,9 @@ from ..lagrangian.terms import (
 from ..task import Task, judges_strictly, replayed_random_state
 
 
-def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[MicroBatch]:
+def micro_batches_of(
+    task: Task, batch: Any, size: int | None = None
+) -> list[MicroBatch]:
     """The batch, or the pieces that the collate function made of it, cut to ``size`` samples.
 
     No term applies to a row of padding.
@@ -41,7 +43,9 @@ def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[Mi
         for rows in torch.arange(len(index)).split(size):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
             cut = {name: mask[part] for name, mask in masks.items()}
-            micro_batches.append(MicroBatch(task.select(piece, rows), index[part], cut, whole))
+            micro_batches.append(
+                MicroBatch(task.select(piece, rows), index[part], cut, whole)
+            )
     return micro_batches
 
 

@@ -25,7 +25,9 @@ def explain_own_errors(task: Task, batch: Any) -> Iterator[None]:
     try:
         yield
     except (TypeError, AttributeError, RuntimeError, ValueError) as error:
-        words = None if isinstance(error, TrainingError) else _in_words(task, batch, error)
+        words = (
+            None if isinstance(error, TrainingError) else _in_words(task, batch, error)
+        )
         if words is None:
             raise
         first_line = str(error).partition("\n")[0]
@@ -43,7 +45,11 @@ def _in_words(task: Task, batch: Any, error: Exception) -> str | None:
     fields = [*batch] if isinstance(batch, Mapping) else []
     if _took_a_dict(error) and name == "forward" and fields:
         return _on_a_dict(task, fields)
-    if "NoneType" in str(error) and name != "forward" and _first_argument(frame) is None:
+    if (
+        "NoneType" in str(error)
+        and name != "forward"
+        and _first_argument(frame) is None
+    ):
         return (
             f"forward() of {type(task).__name__} returned None, which {name}() was then given. Is "
             "its return missing?"

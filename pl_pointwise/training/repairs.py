@@ -27,7 +27,8 @@ class Repairs:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.left_out = 0  # Samples left out so far because a value was not finite.
-        self.skipped_steps = 0  # Because of a gradient that was not, or as no sample was left.
+        # Because of a gradient that was not, or as no sample was left.
+        self.skipped_steps = 0
         self.start_epoch()
 
     def start_epoch(self) -> None:
@@ -52,7 +53,8 @@ class Repairs:
         task = self.task
         ranks = task.trainer.world_size
         bad = ~finite_samples(measured.objective, measured.followed, measured.judged)
-        bad |= torch.isin(measured.index, measured.index[bad])  # A sample the batch has twice.
+        # A sample the batch has twice.
+        bad |= torch.isin(measured.index, measured.index[bad])
         self.left_out += int(bad.sum())
         for value in non_finite_values(measured, bad):
             warn(
@@ -61,13 +63,17 @@ class Repairs:
                 "Inspect that record or lower the learning rate.",
             )
         if bad.any() or not math.isfinite(measured.gradient_norm):
-            bad |= measured.index == PADDING  # A copy spoils the gradient as its sample does.
+            # A copy spoils the gradient as its sample does.
+            bad |= measured.index == PADDING
         if not bad.any():
             return measured
         self.buffers.restore(task)
         a_rank_is_empty = not (~bad).view(ranks, -1).any(1).all()
         if a_rank_is_empty and self._needs_every_rank():
-            warn(task, "A rank has no sample left, and its forward pass needs one on every rank.")
+            warn(
+                task,
+                "A rank has no sample left, and its forward pass needs one on every rank.",
+            )
             again = replace(measured, gradient_norm=math.nan)
         else:
             kept = without_samples(task, micro_batches, measured.index[bad])
@@ -135,7 +141,9 @@ def without_samples(
             continue
         # Of a micro-batch without any left, one of another stands in.
         source = position if keep.any() else spare
-        rows = torch.where(keep, torch.arange(len(keep)), int(keeps[source].nonzero()[0]))
+        rows = torch.where(
+            keep, torch.arange(len(keep)), int(keeps[source].nonzero()[0])
+        )
         kept = keep.to(micro.masks[OBJECTIVE].device)
         masks = {}
         for name, mask in micro.masks.items():
@@ -164,7 +172,11 @@ class Buffers:
         """After it: from now on only those that it changed."""
         if self._changing is None:
             now = dict(module.named_buffers())
-            changed = [name for name, old in self._kept.items() if not torch.equal(old, now[name])]
+            changed = [
+                name
+                for name, old in self._kept.items()
+                if not torch.equal(old, now[name])
+            ]
             self._kept = {name: self._kept[name] for name in changed}
             self._changing = {*changed}
             self.may_change = bool(changed)

@@ -32,7 +32,8 @@ class Resume:
     entry: Mapping[str, Any]  #: the module's own, of ``state_of``
     next: Next = Next.BATCH
     loaders: Sequence[Any] = ()  #: states of the training loader
-    frozen_at_start: list[str] = field(default_factory=list)  #: weights, before the run's hooks
+    # : weights, before the run's hooks
+    frozen_at_start: list[str] = field(default_factory=list)
 
     @property
     def monitored(self) -> Mapping[str, Any]:
@@ -75,7 +76,9 @@ def correct_loaded_progress(fit: dict[str, Any], entry: Mapping[str, Any]) -> Ne
     cut_short = not counted and of_epoch["completed"] != of_epoch["processed"]
     if entry["in_evaluation"] or cut_short:
         _repeat_evaluation(fit["epoch_loop.val_loop.batch_progress"])
-    first = Next.EPOCH_END if batches["is_last_batch"] and of_epoch["ready"] else Next.BATCH
+    first = (
+        Next.EPOCH_END if batches["is_last_batch"] and of_epoch["ready"] else Next.BATCH
+    )
     end_is_done = first is Next.EPOCH_END and not entry["epoch_is_open"]
     if counted and (not of_epoch["ready"] or end_is_done):
         first = Next.EPOCH
@@ -100,7 +103,8 @@ def correct_loaded_progress(fit: dict[str, Any], entry: Mapping[str, Any]) -> Ne
 
 def _repeat_evaluation(progress: dict[str, Any]) -> None:
     """Lets an evaluation that had not ended begin anew."""
-    progress["current"] = dict.fromkeys(progress["current"], 0)  # None of its batches is done.
+    # None of its batches is done.
+    progress["current"] = dict.fromkeys(progress["current"], 0)
     # One batch started and not processed: Lightning takes that for a stop within an evaluation.
     progress["total"] = {**progress["current"], "ready": 1, "started": 1}
     progress["is_last_batch"] = False
@@ -112,7 +116,11 @@ def place_loops(trainer: Any, resume: Resume) -> None:
     loader = trainer.train_dataloader
     batches = loop.epoch_loop
     fetcher = loop._data_fetcher
-    if resume.next is not Next.BATCH and hasattr(loader, "load_state_dict") and resume.loaders:
+    if (
+        resume.next is not Next.BATCH
+        and hasattr(loader, "load_state_dict")
+        and resume.loaders
+    ):
         # It has given its last batch: the iterator after this one is of the next epoch.
         if isinstance(loader, ResumableDataLoader):
             loader.sampler.seed = resume.loaders[0]["seed"]
@@ -127,5 +135,6 @@ def place_loops(trainer: Any, resume: Resume) -> None:
     if resume.next is Next.EPOCH_END:
         fetcher.done = True
         fetcher.batches = []
-    if batches._should_check_val_fx(fetcher):  # It, or its place, counts this batch once more.
+    # It, or its place, counts this batch once more.
+    if batches._should_check_val_fx(fetcher):
         batches._batches_that_stepped -= 1

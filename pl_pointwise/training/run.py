@@ -54,11 +54,15 @@ from .training_set import refuse, training_set
 log = logging.getLogger(__name__)
 
 # It says that weights are saved after the step: here they are, with the multipliers after it.
-warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+warnings.filterwarnings(
+    "ignore", message="Using ModelCheckpoint with manual optimization"
+)
 # Then it logs once an epoch: see Run.on_train_start.
 warnings.filterwarnings("ignore", message=r"The number of training batches \(")
 # Lightning says so of every module that moves its batches itself; here that is how it should be.
-warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
+warnings.filterwarnings(
+    "ignore", message="You have overridden `transfer_batch_to_device`"
+)
 
 
 OF_MODULE = Door(
@@ -88,15 +92,19 @@ class Run:
         self.evaluator = evaluator
         self.loss.warn = partial(warn, task)
         self.loss.door = OF_MODULE
-        self.total_steps: int | None = None  # None before training, and where the rate is constant.
-        self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
-        self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.
+        # None before training, and where the rate is constant.
+        self.total_steps: int | None = None
+        # Taken when the one that was loaded was saved; for its card.
+        self.steps_of_checkpoint = 0
+        # Without a plain form, with their types.
+        self.arguments_left_out: dict[str, str] = {}
         self._resume: Resume | None = None  # Until the first step after a checkpoint.
         # Random and loaders' states after training, which may be saved and prolonged later.
         self._at_end: dict[str, Any] = {}
         # The random state before an evaluation within the fit that may come, or has begun.
         self._before_evaluation: dict[str, Any] | None = None
-        self._epoch_is_open = False  # Whether an epoch's end, with what is due then, is to come.
+        # Whether an epoch's end, with what is due then, is to come.
+        self._epoch_is_open = False
         self._stepped = False  # Whether this fit has taken a step.
 
     # The start of a fit -------------------------------------------------------------------------
@@ -110,7 +118,9 @@ class Run:
         """Before Lightning loads a checkpoint."""
         refuse(
             stage != "predict"
-            and isinstance(self.task.trainer.strategy.launcher, _MultiProcessingLauncher),
+            and isinstance(
+                self.task.trainer.strategy.launcher, _MultiProcessingLauncher
+            ),
             "This strategy starts processes that bring home the weights alone, without multipliers "
             'and violations. Use strategy="ddp" in a script; in a notebook, devices=1.',
         )
@@ -131,7 +141,8 @@ class Run:
         for loop in loops:
             # torch.no_grad() does, within which a task may enable gradients of inputs.
             loop.inference_mode = False
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
+        # Not one set by a user.
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
     def on_fit_start(self) -> None:
@@ -196,7 +207,9 @@ class Run:
         resumed = dataset is not None and before is not None
         first = self._resume is None and not self.task.global_step
         settings = self.task.training_settings
-        self.loss.configure(self.task.formulations, settings.primal_steps, settings.order, groups)
+        self.loss.configure(
+            self.task.formulations, settings.primal_steps, settings.order, groups
+        )
         self.loss.start(samples, now, resumed, first)
 
     # Learning rates -----------------------------------------------------------------------------
@@ -213,7 +226,11 @@ class Run:
         decay = max(1, total - warmup)
         if optimization.schedule == "cosine":
             return 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / decay)))
-        return max(0.0, (total - step) / decay) if optimization.schedule == "linear" else 1.0
+        return (
+            max(0.0, (total - step) / decay)
+            if optimization.schedule == "linear"
+            else 1.0
+        )
 
     def step_schedulers(self, interval: str) -> None:
         """Steps the schedulers that are due after a "step", or after an "epoch"'s validation."""
@@ -228,7 +245,8 @@ class Run:
             metric = self._monitored(scheduler) if on_plateau else None
             if not on_plateau or metric is not None:
                 self.task.lr_scheduler_step(scheduler, metric)
-            elif self._resume is None:  # Else the evaluation was still to come at the save.
+            elif self._resume is None:
+                # Else the evaluation was still to come at the save.
                 message = (
                     f'"monitor" of a {type(scheduler).__name__} is '
                     f"{getattr(scheduler, 'monitor', None)!r}, which is not logged. "
@@ -241,7 +259,9 @@ class Run:
     def _monitored(self, scheduler: Any) -> Any:
         """What the scheduler monitors: as logged, or as the checkpoint has it; else None."""
         name = getattr(scheduler, "monitor", None)
-        before: Mapping[Any, Any] = {} if self._resume is None else self._resume.monitored
+        before: Mapping[Any, Any] = (
+            {} if self._resume is None else self._resume.monitored
+        )
         return self.task.trainer.callback_metrics.get(name, before.get(name))
 
     def in_force(self, name: str) -> Formulation:
@@ -278,7 +298,10 @@ class Run:
     def on_train_end(self) -> None:
         """A window of steps that is open stays open: a longer fit closes it."""
         loaders = self.task.trainer.fit_loop._combined_loader
-        self._at_end = {"random_state": self._random_state(), "loaders": loaders._state_dicts()}
+        self._at_end = {
+            "random_state": self._random_state(),
+            "loaders": loaders._state_dicts(),
+        }
 
     def on_fit_end(self) -> None:
         trainer = self.task.trainer
@@ -305,7 +328,9 @@ class Run:
         norm = norm_of(trained_weights(task))
         repairs = self.stepper.repairs
         (optimizer,) = trainer.optimizers
-        rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
+        rates = [
+            group.get("initial_lr", group["lr"]) for group in optimizer.param_groups
+        ]
         datamodule = getattr(trainer, "datamodule", None)
         conditions = Conditions(
             rate=float(max(rates)),
@@ -344,7 +369,9 @@ class Run:
         self.evaluator.start()
         if self.task.trainer.testing and self.task.trainer.is_global_zero:
             datasets = self.evaluator.datasets
-            held_out = {name: datasets[name] for name in datasets if name in ("val", "test")}
+            held_out = {
+                name: datasets[name] for name in datasets if name in ("val", "test")
+            }
             warn_of_shared_rows(self.task, datasets.get("train"), held_out)
 
     def on_validation_batch_end(self, *_: Any) -> None:
@@ -377,7 +404,9 @@ class Run:
             "monitored": self._all_monitored(),
             # After the last step: later draws belong to an evaluation, a fetch or nothing.
             "random_states": objects_of_all_ranks(
-                self._at_end.get("random_state") or self._before_evaluation or self._random_state()
+                self._at_end.get("random_state")
+                or self._before_evaluation
+                or self._random_state()
             ),
             "arguments_left_out": dict(self.arguments_left_out),
             "kept": dict(notes_of(self.task).kept),
@@ -412,7 +441,9 @@ class Run:
         trainer = self.task._trainer
         resuming = trainer is not None and trainer.state.fn == TrainerFn.FITTING
         try:
-            missing = sorted(set(state["arguments_left_out"]).difference(self.arguments_left_out))
+            missing = sorted(
+                set(state["arguments_left_out"]).difference(self.arguments_left_out)
+            )
             if trainer is None:  # Made by load_from_checkpoint.
                 self._check_arguments(checkpoint, missing)
             if resuming:
@@ -426,17 +457,27 @@ class Run:
             self._resume = resume_of(checkpoint, state) if resuming else None
         except TrainingError:
             raise
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RuntimeError,
+        ) as error:
             raise damaged(str(error)) from error
 
-    def _check_arguments(self, checkpoint: Mapping[str, Any], missing: Sequence[str]) -> None:
+    def _check_arguments(
+        self, checkpoint: Mapping[str, Any], missing: Sequence[str]
+    ) -> None:
         """Refuses a module made without arguments that no checkpoint holds; names dropped ones."""
         if missing:  # Their defaults were taken.
             raise TrainingError(
                 "This checkpoint does not hold all arguments of the module. Give again: "
                 f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
             )
-        stored = {name for name in checkpoint.get("hyper_parameters") or {} if name[0] != "_"}
+        stored = {
+            name for name in checkpoint.get("hyper_parameters") or {} if name[0] != "_"
+        }
         dropped = stored.difference(self.task.hparams, self.arguments_left_out)
         if dropped:
             log.warning(
@@ -467,7 +508,9 @@ class Run:
         try:
             restore_random_state(state, task.device)
             generators = generators_of(task.trainer.train_dataloader)
-            for generator, its_state in zip(generators, state.get("loader", []), strict=False):
+            for generator, its_state in zip(
+                generators, state.get("loader", []), strict=False
+            ):
                 generator.set_state(its_state)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise damaged(f"the random state of rank {task.global_rank}") from error
@@ -483,7 +526,9 @@ class Run:
             return
         loader = self.task.trainer.train_dataloader
         # States that Lightning was to load and did not: something made the loaders too early.
-        unused = getattr(self.task.trainer.fit_loop, "_combined_loader_states_to_load", [])
+        unused = getattr(
+            self.task.trainer.fit_loop, "_combined_loader_states_to_load", []
+        )
         stands = getattr(loader, "position", batch_idx + 1) == batch_idx + 1
         goes_on = stands and not unused and hasattr(loader, "load_state_dict")
         if resume.next is Next.BATCH and not goes_on:

@@ -41,17 +41,23 @@ def warn_of_data(task: Task, train: Any) -> None:
 def warn_of_shared_rows(task: Task, train: Any, held_out: Mapping[str, Any]) -> None:
     """Says of each held-out data set how many of its rows are rows of the training set."""
     trainer = task.trainer
-    by_data_module = getattr(getattr(trainer, "datamodule", None), "tells_of_shared_rows", False)
+    by_data_module = getattr(
+        getattr(trainer, "datamodule", None), "tells_of_shared_rows", False
+    )
     if by_data_module or train is None:
         return
-    if getattr(trainer, "overfit_batches", 0):  # Then they are the training set, as is meant.
+    # Then they are the training set, as is meant.
+    if getattr(trainer, "overfit_batches", 0):
         return
     known: set[Any] | None = None
     for name, rows in held_out.items():
         if rows is None or not len(rows):
             continue
         if without_index(rows) is without_index(train):
-            warn(task, f"The data set {name} is the training set itself: results on it flatter.")
+            warn(
+                task,
+                f"The data set {name} is the training set itself: results on it flatter.",
+            )
             continue
         if known is None:  # Read once, and only where there is something to compare.
             known = set(_contents_of(train) or ())

@@ -47,15 +47,19 @@ class Stepper:
         self.watch = Watch(task)
         self.repairs = Repairs(task)
         self.due: list[str] = []  # Constraints whose unit this step has yet to measure.
-        self.monitored = False  # Whether a scheduler needs what is logged of every step.
+        # Whether a scheduler needs what is logged of every step.
+        self.monitored = False
         self._on_bar = -math.inf  # When the progress bar's numbers were renewed.
-        self.shares_graph = True  # Until a graph could not be differentiated more than once.
+        # Until a graph could not be differentiated more than once.
+        self.shares_graph = True
 
     def take(self, batch: Any) -> Measured:
         """One step of the weights and one of the batch's multipliers."""
         task = self.task
         loss = self.loss
-        micro_batches = micro_batches_of(task, batch, task.training_settings.micro_batch_size)
+        micro_batches = micro_batches_of(
+            task, batch, task.training_settings.micro_batch_size
+        )
         # How many samples each term applies to, over all ranks, before any forward pass.
         masks = [micro.masks for micro in micro_batches]
         counts = loss.counts(masks, all(micro.whole for micro in micro_batches))
@@ -69,12 +73,16 @@ class Stepper:
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
             # A value, or the gradient of finite ones: once more, without what spoils it.
             measured = self.repairs.without_non_finite(
-                measured, micro_batches, lambda kept, rows: self._measure(kept, counts, rows)
+                measured,
+                micro_batches,
+                lambda kept, rows: self._measure(kept, counts, rows),
             )
         loss.measured = measured
         loss.dual_steps = {}
         self.watch.add(measured)
-        left = measured.whole or any(bool(mask.any()) for mask in measured.masks.values())
+        left = measured.whole or any(
+            bool(mask.any()) for mask in measured.masks.values()
+        )
         if left and math.isfinite(measured.gradient_norm):
             task.optimizers().step()  # type: ignore[union-attr]
             self.repairs.taken_now += 1
@@ -135,9 +143,13 @@ class Stepper:
         """Notes what stays the same in all steps of a fit."""
         trainer = self.task.trainer
         self.watch.start_fit()
-        whole = trainer.limit_train_batches in (None, 1.0) and not trainer.overfit_batches
+        whole = (
+            trainer.limit_train_batches in (None, 1.0) and not trainer.overfit_batches
+        )
         self.loss.checks.expects_all = bool(whole)
-        monitors = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
+        monitors = [
+            getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs
+        ]
         self.monitored = any(str(name).startswith("running/") for name in monitors)
 
     def start_epoch(self) -> None:
@@ -183,13 +195,16 @@ class Stepper:
         norm = self._gradient_norm(task.training_settings.gradient_clip_val)
         return unpack(tables, loss.layout, norm)
 
-    def _each_with_its_backward_pass(self, micro_batches: list[MicroBatch]) -> Iterator[MicroBatch]:
+    def _each_with_its_backward_pass(
+        self, micro_batches: list[MicroBatch]
+    ) -> Iterator[MicroBatch]:
         """The ranks add up their gradients in the last backward pass, and each rank has one."""
         block = getattr(self.task.trainer.strategy, "block_backward_sync", nullcontext)
         for position, micro in enumerate(micro_batches):
             with nullcontext() if position == len(micro_batches) - 1 else block():
                 yield micro
-        if not micro_batches:  # All samples of this rank were left out; the others wait for it.
+        # All samples of this rank were left out; the others wait for it.
+        if not micro_batches:
             self.task.manual_backward(connected_zero(self.task))
 
     def _slopes(
@@ -209,15 +224,26 @@ class Stepper:
         if self.due:
             self._measure_units(micro_batches, counts)
         loss.put_in_force(task.trainer.num_training_batches)
-        if loss.knows_slopes or (len(micro_batches) == 1 and task.trainer.world_size == 1):
+        if loss.knows_slopes or (
+            len(micro_batches) == 1 and task.trainer.world_size == 1
+        ):
             return None
-        return loss.slopes(terms or self._terms_without_gradients(micro_batches), counts)
+        return loss.slopes(
+            terms or self._terms_without_gradients(micro_batches), counts
+        )
 
     def _terms_without_gradients(self, micro_batches: list[MicroBatch]) -> list[Terms]:
         task = self.task
         strict = self.strict and self.loss.dual_first
-        with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
-            terms = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
+        with (
+            torch.no_grad(),
+            explain_gradient_errors(),
+            replayed_random_state(task.device),
+        ):
+            terms = [
+                terms_of(task, micro, task(micro.batch), strict)
+                for micro in micro_batches
+            ]
         self.repairs.buffers.restore(task)
         return terms
 
@@ -249,9 +275,12 @@ class Stepper:
         loss = self.loss
         try:
             self.due = loss.measure_units(
-                self.due, counts, lambda name: self._gradient_of(name, micro_batches, counts, terms)
+                self.due,
+                counts,
+                lambda name: self._gradient_of(name, micro_batches, counts, terms),
             )
-        except (RuntimeError, TypeError):  # A compiled graph, too little memory, backward(loss).
+        except (RuntimeError, TypeError):
+            # A compiled graph, too little memory, backward(loss).
             if terms is None:
                 raise
             self.shares_graph = False
@@ -277,7 +306,9 @@ class Stepper:
                     self.loss.give_means(terms, micro.index)
                 finite = finite_samples(terms.objective, terms.followed)
                 values = self.loss.pushed(name, terms)
-                values = torch.where(finite if values.dim() == 1 else finite[:, None], values, 0)
+                values = torch.where(
+                    finite if values.dim() == 1 else finite[:, None], values, 0
+                )
                 known_values = values.detach().to(beside)
                 above = (known_values > 0).sum()
                 beside += torch.stack([above, known_values.sum(), (~finite).sum()])
@@ -301,4 +332,6 @@ class Stepper:
 
 def connected_zero(module: nn.Module) -> Tensor:
     """Zero, with a zero gradient for every trainable parameter."""
-    return sum(((p * 0).sum() for p in module.parameters() if p.requires_grad), torch.zeros(()))
+    return sum(
+        ((p * 0).sum() for p in module.parameters() if p.requires_grad), torch.zeros(())
+    )

@@ -75,7 +75,8 @@ def check_index(dataset: Any) -> None:
             index = int(row["index"])
             kind = type(dataset).__name__
             refuse(
-                index != position, f'Row {position} of {kind} has "index" {index}. {SHARED_ROWS}'
+                index != position,
+                f'Row {position} of {kind} has "index" {index}. {SHARED_ROWS}',
             )
 
 

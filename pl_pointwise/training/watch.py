@@ -28,7 +28,9 @@ class Watch:
         # Samplers that hand out each position once an epoch; of a subclass that is not known.
         once = type(sampler) in (PointwiseSampler, SequentialSampler)
         if type(sampler) is RandomSampler:
-            once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+            once = not sampler.replacement and sampler.num_samples <= len(
+                sampler.data_source
+            )
         watched = once and has_multipliers_per_sample(self.task)
         self._visited = bytearray(len(loader.dataset) if watched else 0)
 

@@ -80,7 +80,9 @@ class SavedAdapter:
             # Else layers of another model would keep an adapter that does nothing.
             warnings.filterwarnings("error", "Found missing adapter keys")
             warnings.filterwarnings("ignore", ".*tie_word_embeddings")
-            found = PeftModel.from_pretrained(base, str(self.folder), is_trainable=trainable)
+            found = PeftModel.from_pretrained(
+                base, str(self.folder), is_trainable=trainable
+            )
         assert isinstance(found, PeftModel)
         return found
 
@@ -89,7 +91,9 @@ class SavedAdapter:
         merged = merged_model(self.put_on(base))
         # Left behind, it would be taken for an adapter that is still there.
         merged.__dict__.pop("peft_config", None)
-        low = {weight.dtype for weight in merged.parameters() if weight.dtype.itemsize < 4}
+        low = {
+            weight.dtype for weight in merged.parameters() if weight.dtype.itemsize < 4
+        }
         rounded = f", rounded to {', '.join(map(str, low))}" if low else ""
         rank_zero_info(
             f"{self.name} is an adapter: {self.base} is loaded with it merged in{rounded}."
@@ -99,7 +103,11 @@ class SavedAdapter:
     def _grow_vocabulary(self, base: PreTrainedModel) -> None:
         """Gives the base the rows that the adapter was trained with, where it saved them whole."""
         embeddings, head = base.get_input_embeddings(), base.get_output_embeddings()
-        paths = {path for path, part in base.named_modules() if part is embeddings or part is head}
+        paths = {
+            path
+            for path, part in base.named_modules()
+            if part is embeddings or part is head
+        }
         rows = [
             shape[0]
             for name, shape in self.shapes.items()
@@ -123,7 +131,8 @@ def saved_adapter(name: str, revision: str | None = None) -> SavedAdapter | None
             return None
         weights = repository_file(source, WEIGHTS, revision)
         whole = [file for file in _WHOLE if repository_file(source, file, revision)]
-        if whole and weights is None:  # A merged model that kept the file with the settings.
+        # A merged model that kept the file with the settings.
+        if whole and weights is None:
             return None
         if whole:
             raise ValueError(
@@ -152,10 +161,13 @@ def repository_file(source: str, file: str, revision: str | None = None) -> str 
     return found
 
 
-def whole_model(loader: Any, name: str, revision: str | None = None, **options: Any) -> Any:
+def whole_model(
+    loader: Any, name: str, revision: str | None = None, **options: Any
+) -> Any:
     """What ``loader`` makes of a whole model; settings of an adapter beside it are not read."""
     if find_adapter_config_file(model_source(name), revision=revision):
-        options["adapter_kwargs"] = {"subfolder": "none"}  # where transformers looks for them
+        # where transformers looks for them
+        options["adapter_kwargs"] = {"subfolder": "none"}
     return pretrained(loader, name, revision=revision, use_safetensors=True, **options)
 
 
@@ -171,7 +183,8 @@ def merged_model(model: PeftModel) -> PreTrainedModel:
     copy = deepcopy(model, memo)
     dtypes = list[tuple[nn.Module, str, torch.dtype]]()
     for part in copy.modules():
-        if isinstance(part, BaseTunerLayer):  # Merged in place, and tied weights one by one.
+        # Merged in place, and tied weights one by one.
+        if isinstance(part, BaseTunerLayer):
             layer = part.get_base_layer()
             for name, weight in list(layer.named_parameters(recurse=False)):
                 wide = torch.promote_types(weight.dtype, torch.float32)
@@ -179,15 +192,24 @@ def merged_model(model: PeftModel) -> PreTrainedModel:
                 copied = weight.detach().to(wide, copy=True)
                 setattr(layer, name, nn.Parameter(copied, requires_grad=False))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")
+        warnings.filterwarnings(
+            "ignore", "Input and output embeddings are no longer tied"
+        )
         merged = copy.base_model.merge_and_unload(adapter_names=[model.active_adapter])
     assert isinstance(merged, PreTrainedModel)
-    for layer, name, dtype in reversed(dtypes):  # Of a layer that stands twice the first is right.
+    # Of a layer that stands twice the first is right.
+    for layer, name, dtype in reversed(dtypes):
         weight = getattr(layer, name)
         if weight.dtype != dtype:
-            setattr(layer, name, nn.Parameter(weight.detach().to(dtype), requires_grad=False))
+            setattr(
+                layer,
+                name,
+                nn.Parameter(weight.detach().to(dtype), requires_grad=False),
+            )
     head = merged.get_output_embeddings()
-    if head is not None and getattr(model.get_base_model().config, "tie_word_embeddings", False):
+    if head is not None and getattr(
+        model.get_base_model().config, "tie_word_embeddings", False
+    ):
         embeddings = merged.get_input_embeddings()
         # Else some readers take one of the two for both.
         tied = torch.equal(embeddings.weight, head.weight)

@@ -111,7 +111,9 @@ class RecordsDataModule(PointwiseDataModule):
     def read_splits(self) -> dict[str, list[Any]]:
         """The records of "train", "val" and "test", as far as there are any."""
         read = {name: self.read(name) for name in SPLITS}
-        return self.held_out({name: records for name, records in read.items() if records})
+        return self.held_out(
+            {name: records for name, records in read.items() if records}
+        )
 
     def read(self, name: str) -> list[Any]:
         """The records of a data set, of its files or the hub; none where its source has none."""
@@ -121,7 +123,9 @@ class RecordsDataModule(PointwiseDataModule):
             rows, count = counted(rows_of(path))
             of_file = records_of(rows, path, parse, self.skips(name), self.ignore)
             if name in self.trained:
-                self.note_left_out(path, count() - len(of_file), count(), f"records of {path}")
+                self.note_left_out(
+                    path, count() - len(of_file), count(), f"records of {path}"
+                )
             records += of_file
         if not records and self.source == "hub":
             return self._read_hub(name, parse)
@@ -135,13 +139,18 @@ class RecordsDataModule(PointwiseDataModule):
         path, configuration, split = place
         source = f"{path}, {split}"
         numbered = enumerate(hub_split(path, configuration, split), start=1)
-        rows = ((f"{source}, record {number}", without_padding(row)) for number, row in numbered)
+        rows = (
+            (f"{source}, record {number}", without_padding(row))
+            for number, row in numbered
+        )
         return records_of(rows, source, parse, self.skip_invalid, self.ignore)
 
     # For these ------------------------------------------------------------------------------------
 
     def held_out(
-        self, read: Mapping[str, list[Any]], files: Mapping[str, Sequence[str]] | None = None
+        self,
+        read: Mapping[str, list[Any]],
+        files: Mapping[str, Sequence[str]] | None = None,
     ) -> dict[str, list[Any]]:
         """All splits: those that were read, and shares of the training prompts of each category.
 
@@ -152,10 +161,16 @@ class RecordsDataModule(PointwiseDataModule):
         named = {split: ", ".join(paths.get(split, ())) for split in SPLITS}
         train = read.get("train")
         if train:
-            shares = {split: share for split, share in self.shares.items() if split not in read}
+            shares = {
+                split: share
+                for split, share in self.shares.items()
+                if split not in read
+            }
             kinds = [record.category for record in train]
             groups = prompt_groups(train)
-            all_splits |= split_by_group(train, groups, shares, self.seed, "prompt", kinds)
+            all_splits |= split_by_group(
+                train, groups, shares, self.seed, "prompt", kinds
+            )
             self.note_held_out(all_splits, named["train"], shares)
         splits = {split: all_splits[split] for split in SPLITS if split in all_splits}
         sources = {}
@@ -169,7 +184,10 @@ class RecordsDataModule(PointwiseDataModule):
         return [*self._not_trained.values()]
 
     def note_held_out(
-        self, records: Mapping[str, Sequence[Any]], source: str, shares: Mapping[str, float]
+        self,
+        records: Mapping[str, Sequence[Any]],
+        source: str,
+        shares: Mapping[str, float],
     ) -> None:
         """Notes what a fraction holds out of the training records."""
         for split, share in shares.items():
@@ -178,19 +196,30 @@ class RecordsDataModule(PointwiseDataModule):
             self._not_trained.pop(key, None)
             if held and share > 0:
                 option = self.fraction_option.format(split)
-                of = f"{records_in_words(held)} of {source}" if source else records_in_words(held)
+                of = (
+                    f"{records_in_words(held)} of {source}"
+                    if source
+                    else records_in_words(held)
+                )
                 self._not_trained[key] = (
                     f"{of} {'is' if held == 1 else 'are'} held out as {split} ({option} {share:g}):"
                     " set it to 0 to train on all."
                 )
 
     def note_left_out(
-        self, key: str, count: int, whole: int, what: str, why: str = "they cannot be used"
+        self,
+        key: str,
+        count: int,
+        whole: int,
+        what: str,
+        why: str = "they cannot be used",
     ) -> None:
         """Notes what is not among the training samples for another reason; 0 for nothing."""
         self._not_trained.pop(key, None)
         if count:
-            self._not_trained[key] = f"{count:,} of {whole:,} {what} were left out: {why}."
+            self._not_trained[key] = (
+                f"{count:,} of {whole:,} {what} were left out: {why}."
+            )
 
     def skips(self, name: str) -> bool | None:
         """Whether bad records of a data set are left out; None: there is no choice."""
@@ -225,7 +254,11 @@ class RecordsDataModule(PointwiseDataModule):
 
     def test_dataloader(self) -> dict[str, ResumableDataLoader]:
         """One by data set that there is."""
-        return {name: self._loader(name) for name in self.needs["test"] if name in self.datasets}
+        return {
+            name: self._loader(name)
+            for name in self.needs["test"]
+            if name in self.datasets
+        }
 
     def task_records(self, name: str) -> list[Any]:
         """The records of a data set, read once."""
@@ -241,7 +274,9 @@ class RecordsDataModule(PointwiseDataModule):
     def _options(self, names: Sequence[str]) -> str:
         """The options for the files of these data sets, of whatever kind."""
         keys = [key for key in self.files if key.rpartition("_")[2] in names]
-        return " or ".join(f"{key}_file".replace("_train_file", "_file") for key in keys)
+        return " or ".join(
+            f"{key}_file".replace("_train_file", "_file") for key in keys
+        )
 
     def _add(self, name: str) -> None:
         """Put the data set ``name`` into ``datasets``, if its source has it."""
@@ -263,7 +298,9 @@ class RecordsDataModule(PointwiseDataModule):
             missing = whole - len(self.datasets[name])
             noted = self._not_trained_in_encoding()
             why = "they do not fit, or cannot be rendered; a warning above names the first"
-            self.note_left_out("encoding", missing - noted, whole, "training records", why)
+            self.note_left_out(
+                "encoding", missing - noted, whole, "training records", why
+            )
 
     def _not_trained_in_encoding(self) -> int:
         """How many records a subclass left out in ``encoded``, and noted itself."""
@@ -328,7 +365,8 @@ def hold_out(
     place = dict[str, float]()
     seen = Counter[str]()
     for group in sorted(sizes, key=lambda group: digest(seed, group)):
-        place[group] = (seen[kind[group]] + 0.5) / left[kind[group]]  # Evenly between 0 and 1.
+        # Evenly between 0 and 1.
+        place[group] = (seen[kind[group]] + 0.5) / left[kind[group]]
         seen[kind[group]] += 1
     order = sorted(place, key=place.__getitem__)
     for part, share in enumerate(shares, start=1):
@@ -340,7 +378,9 @@ def hold_out(
                 part_of[group] = part
                 size += sizes[group]
                 left[kind[group]] -= 1
-        others = [group for group in order if group not in part_of and left[kind[group]] > 1]
+        others = [
+            group for group in order if group not in part_of and left[kind[group]] > 1
+        ]
         if share > 0 and not size and others:
             smallest = min(others, key=lambda group: sizes[group])
             part_of[smallest] = part
@@ -362,9 +402,13 @@ def split_by_group(
     for part, name in enumerate(names, start=1):
         if part in parts:
             continue
-        text = f"{records[0].where}: no kind of record has two of different {group_name}"
+        text = (
+            f"{records[0].where}: no kind of record has two of different {group_name}"
+        )
         if name == "test":  # Of which certificates are.
-            raise DataError(f"{text}, so none can be test. Set test_fraction to 0, or a file.")
+            raise DataError(
+                f"{text}, so none can be test. Set test_fraction to 0, or a file."
+            )
         rank_zero_warn(f"{text}, so none is held out for {name}.")
     splits: dict[str, list[Any]] = {}
     for part, name in enumerate(["train", *names]):
@@ -381,21 +425,28 @@ def prompt_groups(records: Sequence[Any]) -> list[str]:
     return [first.setdefault(record.unit, record.prompt) for record in records]
 
 
-def side_of_held_out(records: Sequence[Any], shares: Mapping[str, float], seed: int) -> list[str]:
+def side_of_held_out(
+    records: Sequence[Any], shares: Mapping[str, float], seed: int
+) -> list[str]:
     """For each held-out record "val" or "test", in proportion to the shares, prompts whole."""
     val = shares["val"]
     test = shares["test"]
     if not val or not test:
         return ["test" if test else "val"] * len(records)
-    share = round(test / (val + test), 9)  # 0.15 / (0.05 + 0.15) is a little less than 0.75.
+    # 0.15 / (0.05 + 0.15) is a little less than 0.75.
+    share = round(test / (val + test), 9)
     categories = [record.category for record in records]
     parts = hold_out(prompt_groups(records), [share], seed, categories)
     return ["test" if part else "val" for part in parts]
 
 
-def warn_of_shared(splits: Mapping[str, Sequence[Any]], sources: Mapping[str, str]) -> None:
+def warn_of_shared(
+    splits: Mapping[str, Sequence[Any]], sources: Mapping[str, str]
+) -> None:
     """Says of each two splits how many records of the later have a prompt of the earlier."""
-    units = {split: [record.unit for record in records] for split, records in splits.items()}
+    units = {
+        split: [record.unit for record in records] for split, records in splits.items()
+    }
     for first, second in combinations(units, 2):
         known = set(units[first])
         shared = sum(unit in known for unit in units[second])

@@ -27,7 +27,9 @@ _ENDINGS = re.compile(
     r"|metadata|meta)$"
 )
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d(e[-+]?\d+)?|true|false|null|nan", re.IGNORECASE)
-_BEGINNINGS = re.compile(r"^(id|num|n|orig|original|source|annotator|generation|index_level)_")
+_BEGINNINGS = re.compile(
+    r"^(id|num|n|orig|original|source|annotator|generation|index_level)_"
+)
 
 
 def is_harmless(name: str, value: Any = None) -> bool:
@@ -35,7 +37,9 @@ def is_harmless(name: str, value: Any = None) -> bool:
     plain = name.lower().strip("_").replace("-", "_")
     if plain in _LABELS:
         return isinstance(value, str) and len(value.split()) == 1
-    return plain in _HARMLESS or bool(_ENDINGS.search(plain) or _BEGINNINGS.search(plain))
+    return plain in _HARMLESS or bool(
+        _ENDINGS.search(plain) or _BEGINNINGS.search(plain)
+    )
 
 
 def texts_in(value: Any) -> Iterator[str]:

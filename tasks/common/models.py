@@ -28,7 +28,9 @@ def model_source(name: str) -> str:
     package, _, folder = name.removeprefix(PREFIX).partition("/")
     spec = find_spec(package) if package.isidentifier() else None
     roots = (spec.submodule_search_locations if spec else None) or []
-    path = next((path for root in roots if (path := Path(root) / folder).is_dir()), None)
+    path = next(
+        (path for root in roots if (path := Path(root) / folder).is_dir()), None
+    )
     if path is None:
         raise FileNotFoundError(
             f"{name}: the package {package!r} is not installed, or has no such folder. The demo's "
@@ -45,8 +47,14 @@ def most_tokens(model: Any) -> float:
         own = name.rpartition(".")[2]
         if isinstance(part, nn.Embedding) and ("position" in own or own == "wpe"):
             # Positions are counted from behind the padding's.
-            rows = part.num_embeddings - (-1 if part.padding_idx is None else part.padding_idx) - 1
-            most = min(most, rows, getattr(model.config, "max_position_embeddings", rows))
+            rows = (
+                part.num_embeddings
+                - (-1 if part.padding_idx is None else part.padding_idx)
+                - 1
+            )
+            most = min(
+                most, rows, getattr(model.config, "max_position_embeddings", rows)
+            )
     return most
 
 
@@ -84,7 +92,8 @@ def loading(name: str) -> Iterator[None]:
         yield
     except ImportError:
         raise
-    except Exception as error:  # safetensors' and tokenizers' errors have no base but this
+    except Exception as error:
+        # safetensors' and tokenizers' errors have no base but this
         if "Unrecognized configuration class" in str(error):
             # transformers lists every class that it knows.
             raise ValueError(
@@ -94,13 +103,17 @@ def loading(name: str) -> Iterator[None]:
         if isinstance(error, (OSError, ValueError)) and name in str(error):
             raise
         kind = OSError if isinstance(error, OSError) else ValueError
-        raise kind(f"{name}: the model or its tokenizer cannot be loaded ({error}).") from error
+        raise kind(
+            f"{name}: the model or its tokenizer cannot be loaded ({error})."
+        ) from error
 
 
 def pretrained(loader: Any, name: str, **options: Any) -> Any:
     """What ``loader`` makes of a folder, of the hub or of a package; no code of theirs is run."""
     with loading(name):
-        return loader.from_pretrained(model_source(name), trust_remote_code=False, **options)
+        return loader.from_pretrained(
+            model_source(name), trust_remote_code=False, **options
+        )
 
 
 def require_causal(model: PreTrainedModel, name: str) -> None:

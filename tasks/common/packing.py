@@ -82,10 +82,13 @@ class Batches:
     """
 
     shapes: tuple[tuple[int, int], ...]  # (count, length) of each, by rising length
-    inside: tuple[Tensor | None, ...]  # (count, length) bool: is a token; None where all are
-    source: Tensor  # (M,) places in the row; where there is no token, those of some token
+    # (count, length) bool: is a token; None where all are
+    inside: tuple[Tensor | None, ...]
+    # (M,) places in the row; where there is no token, those of some token
+    source: Tensor
     places: Tensor  # (N,) of the row's tokens among the M
-    masks: tuple[Tensor | None, ...] = ()  # (count, 1, 1 or length, length); None is everything
+    # (count, 1, 1 or length, length); None is everything
+    masks: tuple[Tensor | None, ...] = ()
 
     @classmethod
     def of(cls, lengths: Tensor) -> Batches:
@@ -127,7 +130,9 @@ def packed(model: PreTrainedModel, packing: Packing) -> Iterator[None]:
     """While this holds, an installed model computes its padded inputs in this packing."""
     encoder, token = model.base_model, _PACKING.set(packing)
     hooks = (
-        encoder.register_forward_pre_hook(partial(_pack_inputs, packing), with_kwargs=True),
+        encoder.register_forward_pre_hook(
+            partial(_pack_inputs, packing), with_kwargs=True
+        ),
         encoder.register_forward_hook(partial(_padded, packing)),
     )
     try:
@@ -171,7 +176,10 @@ def _pack_inputs(
     packing: Packing, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The encoder's inputs (n, T) as one row (1, N)."""
-    inputs = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
+    inputs = (
+        dict(zip(inspect.signature(module.forward).parameters, args, strict=False))
+        | kwargs
+    )
     for name in ("input_ids", "token_type_ids"):
         if inputs.get(name) is not None:
             inputs[name] = packing.pack(inputs[name])
@@ -186,7 +194,9 @@ def first_position(encoder: nn.Module) -> int:
     padding = (
         part.padding_idx
         for name, part in encoder.named_modules()
-        if isinstance(part, nn.Embedding) and "position" in name and part.padding_idx is not None
+        if isinstance(part, nn.Embedding)
+        and "position" in name
+        and part.padding_idx is not None
     )
     return next((place + 1 for place in padding), 0)
 
@@ -210,7 +220,9 @@ def _mask(*args: Any, mask_function: Callable[..., Tensor], **kwargs: Any) -> An
     batches = Batches.of(packing.lengths)
     longest = torch.arange(batches.shapes[-1][1])
     zero = torch.zeros((1, 1, 1, 1), dtype=torch.long)
-    rule = mask_function(zero, zero, longest[None, None, :, None], longest[None, None, None, :])
+    rule = mask_function(
+        zero, zero, longest[None, None, :, None], longest[None, None, None, :]
+    )
     rule = rule.expand(1, 1, len(longest), len(longest))
     masks: list[Tensor | None] = []
     for (_, length), inside in zip(batches.shapes, batches.inside, strict=True):
@@ -237,9 +249,13 @@ def _attention(
     query, key, value: (1, heads, N, D)  →  (1, N, heads, D)
     """
     if not isinstance(attention_mask, Batches):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, **kwargs
+        )
     attend: Callable[..., Any] = sdpa_attention_forward
-    same = kwargs.get("position_bias") is None and key.shape == query.shape == value.shape
+    same = (
+        kwargs.get("position_bias") is None and key.shape == query.shape == value.shape
+    )
     dropped = kwargs.get("dropout", 0.0) > 0  # which torch's fused kernel has not
     if same and (dropped or query.dtype == torch.bfloat16):
         attend = softmax_attention  # the same, and faster
@@ -294,9 +310,12 @@ class _SoftmaxAttention(torch.autograd.Function):
         if bias is None:
             scores = torch.bmm(q, k.transpose(1, 2)).mul_(scaling)
         else:
-            wide = bias.expand(n, heads, length, length).reshape(n * heads, length, length)
+            wide = bias.expand(n, heads, length, length).reshape(
+                n * heads, length, length
+            )
             scores = torch.baddbmm(wide, q, k.transpose(1, 2), alpha=scaling)
-        probabilities = torch._softmax(scores, -1, False)  # Autocast would widen the public one.
+        # Autocast would widen the public one.
+        probabilities = torch._softmax(scores, -1, False)
         kept, weights = None, probabilities
         if dropout > 0:
             kept, scale = drawn(probabilities, dropout)

@@ -56,7 +56,10 @@ class Row(dict[str, Any]):
             for place, entry in enumerate(value if several else [value]):
                 if name in self.read and isinstance(entry, Row) and entry.read:
                     prefix = f"{name}[{place}]" if several else name
-                    unread |= {f"{prefix}.{key}": inner for key, inner in entry.unread().items()}
+                    unread |= {
+                        f"{prefix}.{key}": inner
+                        for key, inner in entry.unread().items()
+                    }
         return unread
 
 
@@ -79,7 +82,8 @@ def _check_layout(whole: Mapping[str, Any]) -> None:
     """Refuses an object that is no record, but holds records in another way than under "data"."""
     values = [*whole.values()]
     by_column = bool(values) and all(
-        isinstance(column, dict) and column.keys() == values[0].keys() for column in values
+        isinstance(column, dict) and column.keys() == values[0].keys()
+        for column in values
     )
     if (by_column and "0" in values[0]) or {"columns", "data"} <= whole.keys():
         raise ValueError(
@@ -88,7 +92,9 @@ def _check_layout(whole: Mapping[str, Any]) -> None:
     lists = [name for name, value in whole.items() if _is_rows(value)]
     if len(lists) == len(values) and "data" not in whole and lists:
         names = ", ".join(map(shown, lists))
-        raise ValueError(f"it is one object with lists of records in {names}; give a file for each")
+        raise ValueError(
+            f"it is one object with lists of records in {names}; give a file for each"
+        )
 
 
 def _is_rows(value: Any) -> bool:
@@ -118,10 +124,14 @@ def _without_blanks(row: Mapping[str, Any]) -> dict[str, Any]:
 def _check_separator(names: list[str], delimiter: str) -> None:
     """Refuses a header that is one column only because another sign stands between its names."""
     if names and names[0].startswith("sep="):
-        raise ValueError('its first line is "sep=…", which Excel alone reads; take it out')
+        raise ValueError(
+            'its first line is "sep=…", which Excel alone reads; take it out'
+        )
     if len(names) != 1:
         return
-    other = next((sign for sign in ";\t,|" if sign != delimiter and sign in names[0]), None)
+    other = next(
+        (sign for sign in ";\t,|" if sign != delimiter and sign in names[0]), None
+    )
     if other is not None:
         wanted = "a comma" if delimiter == "," else "a tab"
         raise ValueError(
@@ -148,7 +158,9 @@ READERS: Mapping[str, Callable[[Any], Iterable[Any]]] = {
     ".json": _json,
     ".csv": _csv,
     ".tsv": lambda file: _csv(file, "\t"),
-    ".parquet": lambda file: _of_batches(pyarrow.parquet.ParquetFile(file).iter_batches(CHUNK)),
+    ".parquet": lambda file: _of_batches(
+        pyarrow.parquet.ParquetFile(file).iter_batches(CHUNK)
+    ),
     ".arrow": _arrow,
 }
 """By the ending of a file: what its rows are. JSON lines are bytes still."""
@@ -160,20 +172,31 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
     Empty JSON lines are passed over; all values of a CSV file are texts or null.
     """
     name = path.lower()
-    ending = next((each for each in READERS if name.removesuffix(".gz").endswith(each)), None)
+    ending = next(
+        (each for each in READERS if name.removesuffix(".gz").endswith(each)), None
+    )
     place = path
     try:
         if os.path.isdir(path):
             raise ValueError(_of_folder(path))
         with gzip.open(path) if name.endswith(".gz") else open(path, "rb") as file:
             if ending is None:
-                raise ValueError(f"it ends in none of {', '.join(READERS)}, or these and .gz")
+                raise ValueError(
+                    f"it ends in none of {', '.join(READERS)}, or these and .gz"
+                )
             for number, row in enumerate(READERS[ending](file), start=1):
                 unit = "line" if isinstance(row, bytes) else "record"
                 if unit == "record" or row.strip():
                     yield f"{path}, {unit} {number}", row
                 place = f"{path}, after {unit} {number}"
-    except (OSError, EOFError, zlib.error, ValueError, csv.Error, pyarrow.ArrowException) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        ValueError,
+        csv.Error,
+        pyarrow.ArrowException,
+    ) as error:
         raise DataError(
             f"{place}: cannot be read ({error}). Check the path, who may read it, and that the "
             "file is what its ending says, text in UTF-8."
@@ -182,8 +205,14 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
 
 def _of_folder(path: str) -> str:
     """What is wrong with a folder in a file's place, and which files of ``save_to_disk`` it has."""
-    names = sorted(each for each in os.listdir(path) if each.endswith((".arrow", ".parquet")))
-    some = f": name its files, {', '.join(names[:3])}{', …' * (len(names) > 3)}" if names else ""
+    names = sorted(
+        each for each in os.listdir(path) if each.endswith((".arrow", ".parquet"))
+    )
+    some = (
+        f": name its files, {', '.join(names[:3])}{', …' * (len(names) > 3)}"
+        if names
+        else ""
+    )
     return f"it is a folder{some}"
 
 
@@ -207,7 +236,9 @@ def without_padding(row: Mapping[str, Any]) -> dict[str, Any]:
 
     def filled(value: Any) -> Any:
         if isinstance(value, dict):
-            return {k: filled(v) for k, v in value.items() if v is not None or k in meant}
+            return {
+                k: filled(v) for k, v in value.items() if v is not None or k in meant
+            }
         return [*map(filled, value)] if isinstance(value, list) else value
 
     return {name: filled(row[name]) for name in row}
@@ -253,13 +284,17 @@ def records_of(
                     "separator in it in quotes."
                 )
             records.append(parse(row, where))
-            unread.update({re.sub(r"\[\d+]", "[]", name)[:60] or "''" for name in row.unread()})
+            unread.update(
+                {re.sub(r"\[\d+]", "[]", name)[:60] or "''" for name in row.unread()}
+            )
         except DataError as error:
             skipped.append(refused(error, skip_invalid))
     report_skipped(source, skipped, len(records))
     if unread:
         of = f"{max(unread.values()):,} of {len(records):,} records"
-        rank_zero_warn(f"{source}: fields {', '.join(sorted(unread))} of {of} are not read.")
+        rank_zero_warn(
+            f"{source}: fields {', '.join(sorted(unread))} of {of} are not read."
+        )
     return records
 
 
@@ -269,7 +304,9 @@ def _read(raw: Any, where: str) -> Any:
         return validate_values(from_json(raw) if isinstance(raw, bytes) else raw)
     except (ValueError, RecursionError) as error:
         remedy = "Give one complete JSON object a line, in UTF-8"
-        raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
+        raise DataError(
+            f"{where}: not a readable record ({error}). {remedy}."
+        ) from error
 
 
 def without_fields(row: Any, names: Sequence[str]) -> Any:
@@ -311,7 +348,9 @@ def json_object(row: Any, where: str) -> Row:
     """The row, if it is a JSON object; the objects in it know what was read of them too."""
     if not isinstance(row, dict):
         several = ", or name a file of one list .json" if isinstance(row, list) else ""
-        raise DataError(f"{where}: the record is {kind(row)}. Give one JSON object{several}.")
+        raise DataError(
+            f"{where}: the record is {kind(row)}. Give one JSON object{several}."
+        )
     return row if isinstance(row, Row) else Row({k: tracked(v) for k, v in row.items()})
 
 
@@ -326,7 +365,9 @@ def field(row: dict[str, Any], name: str, where: str, prefix: str = "") -> Any:
     """``row[name]``; ``prefix`` names the row within its record, for the message."""
     if name not in row:
         names = ", ".join(map(shown, list(row)[:12])) or "nothing"
-        raise DataError(f'{where}: field "{prefix}{name}" is missing (found: {names}). Add it.')
+        raise DataError(
+            f'{where}: field "{prefix}{name}" is missing (found: {names}). Add it.'
+        )
     return row[name]
 
 
@@ -373,9 +414,15 @@ def folded(value: Any) -> Any:
         return " ".join(normalised(normalised(value).casefold()).split())
     if isinstance(value, dict):
         return {key: folded(entry) for key, entry in value.items()}
-    return [folded(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+    return (
+        [folded(entry) for entry in value]
+        if isinstance(value, (list, tuple))
+        else value
+    )
 
 
 def largest(values: Sequence[float], count: int | None) -> list[int]:
     """Positions of the ``count`` largest values (None: all) in order, of equal ones the earlier."""
-    return sorted(sorted(range(len(values)), key=lambda position: -values[position])[:count])
+    return sorted(
+        sorted(range(len(values)), key=lambda position: -values[position])[:count]
+    )

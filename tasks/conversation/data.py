@@ -19,12 +19,23 @@ from pl_pointwise.tasks.common.data import Parse
 from pl_pointwise.tasks.common.records import json_object, report_skipped
 from pl_pointwise.tasks.language_model.data import EncodedResponses, ResponseDataModule
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
-from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
+from pl_pointwise.tasks.language_model.model.loading import (
+    load_language_model,
+    load_tokenizer,
+)
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.roles import collate_rows
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
-from pl_pointwise.tasks.language_model.text.reasoning import REFUSAL_TEXT, validate_refusals
-from pl_pointwise.tasks.language_model.text.records import ANSWERS, Record, Response, with_refusals
+from pl_pointwise.tasks.language_model.text.reasoning import (
+    REFUSAL_TEXT,
+    validate_refusals,
+)
+from pl_pointwise.tasks.language_model.text.records import (
+    ANSWERS,
+    Record,
+    Response,
+    with_refusals,
+)
 from pl_pointwise.tasks.language_model.text.turns import every_turn, only_read
 
 from .records import ROLES, check_together, read_record
@@ -119,9 +130,13 @@ class ConversationDataModule(ResponseDataModule):
         one_of("role", role, ROLES, DataError)
         one_of("turns", turns, ("last", "all"), DataError)
         if (source == "hub") != (hub_path is not None):
-            raise DataError(f"source={source}, hub_path={hub_path}: set both, or neither.")
+            raise DataError(
+                f"source={source}, hub_path={hub_path}: set both, or neither."
+            )
         if source == "example":
-            self.files["train"] = [str(Path(__file__).parent / "examples" / f"{example}.jsonl")]
+            self.files["train"] = [
+                str(Path(__file__).parent / "examples" / f"{example}.jsonl")
+            ]
         self.own_answers = own_answers
         self.forget_like = forget_like
         self._own_left_out = 0
@@ -149,7 +164,9 @@ class ConversationDataModule(ResponseDataModule):
         read = {side: records for side, records in read.items() if records}
         check_together([*chain.from_iterable(read.values())])
         splits = self.held_out(read)
-        counts = ", ".join(f"{side} {len(records):,}" for side, records in splits.items())
+        counts = ", ".join(
+            f"{side} {len(records):,}" for side, records in splits.items()
+        )
         held_out = ", held out by data.preparation" if len(splits) > len(read) else ""
         rank_zero_info(f"Records: {counts}{held_out}.")
         trained = _roles_of(splits.get("train", []))
@@ -163,17 +180,23 @@ class ConversationDataModule(ResponseDataModule):
         return splits
 
     def held_out(
-        self, read: Mapping[str, list[Any]], files: Mapping[str, Sequence[str]] | None = None
+        self,
+        read: Mapping[str, list[Any]],
+        files: Mapping[str, Sequence[str]] | None = None,
     ) -> dict[str, list[Any]]:
         """All splits. What is to be learnt or forgotten stays in training.
 
         A fact is no sample of others: what is held out of it would be taught to nobody.
         """
         train = read.get("train", [])
-        taught = {record.unit for record in train if not TAUGHT.isdisjoint(record.roles)}
+        taught = {
+            record.unit for record in train if not TAUGHT.isdisjoint(record.roles)
+        }
         rest = [record for record in train if record.unit not in taught]
         paths = list(chain.from_iterable(self.files[name] for name in TRAINED))
-        splits = super().held_out({**read, "train": rest}, {**self.files, "train": paths})
+        splits = super().held_out(
+            {**read, "train": rest}, {**self.files, "train": paths}
+        )
         left = {id(record) for record in splits["train"]}
         # In the order of the files.
         splits["train"] = [r for r in train if r.unit in taught or id(r) in left]
@@ -204,12 +227,16 @@ class ConversationDataModule(ResponseDataModule):
         if self.own_answers and name != "predict":
             module = getattr(self.trainer, "lightning_module", None)
             if not isinstance(module, LanguageModelModule):
-                raise DataError("own_answers needs the model: call trainer.fit(module, data).")
+                raise DataError(
+                    "own_answers needs the model: call trainer.fit(module, data)."
+                )
             # A checkpoint is loaded later, and Lightning moves the model there later too.
             module.to(self.trainer.strategy.root_device)  # type: ignore[union-attr]
             answered = with_own_answers(records, module)
             if name == "train":
-                self._note_own_answers(records, answered, module.generation.max_new_tokens)
+                self._note_own_answers(
+                    records, answered, module.generation.max_new_tokens
+                )
             records = answered
         encoded = super().encoded(name, records)
         if name != "predict":
@@ -244,7 +271,9 @@ def read_prompt_to_keep(row: Any, where: str) -> Record:
     return replace(record, responses=(Response("keep", ""),))
 
 
-def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> list[Record]:
+def with_own_answers(
+    records: Sequence[Record], module: LanguageModelModule
+) -> list[Record]:
     """The records, each answer of role keep as the module's reference writes it now.
 
     A record whose own answer is empty, or does not end within ``max_new_tokens``, is left out with
@@ -257,7 +286,9 @@ def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> 
         places = asked[start : start + TOGETHER]
         prompts = []
         for place in places:
-            prompts.append({"messages": records[place].messages, "tools": records[place].tools})
+            prompts.append(
+                {"messages": records[place].messages, "tools": records[place].tools}
+            )
         answers = module.answers_to(prompts, reference=True)
         for place, answer in zip(places, answers, strict=True):
             if answer["cut"] or not answer["answer"].strip():
@@ -336,7 +367,9 @@ def add_targets(
     scorer = ResponseScorer(model, "plain")
     for start in range(0, len(places), 4):
         some = places[start : start + 4]
-        batch = collate_rows([encoded[place] | {"index": place} for place in some], ROLES)
+        batch = collate_rows(
+            [encoded[place] | {"index": place} for place in some], ROLES
+        )
         tensors = {}
         for key, value in batch.items():
             if isinstance(value, Tensor):

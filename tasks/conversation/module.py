@@ -37,7 +37,12 @@ from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import text_of_response
 from pl_pointwise.tasks.language_model.model.loading import Policy
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
-from pl_pointwise.tasks.language_model.roles import Requirement, divergence, lead, mean_over
+from pl_pointwise.tasks.language_model.roles import (
+    Requirement,
+    divergence,
+    lead,
+    mean_over,
+)
 from pl_pointwise.tasks.language_model.text.records import Record
 from pl_pointwise.training.micro_batches import judged_values
 
@@ -157,7 +162,9 @@ class ConversationModule(LanguageModelModule):
             "forget": forget_tolerance,
         }
         evaluation = from_plain(ConversationEvaluation, evaluation)
-        super().__init__(policy, formulation, tolerances, evaluation, objective, training)
+        super().__init__(
+            policy, formulation, tolerances, evaluation, objective, training
+        )
         self.objective_roles = list(objective_roles)
         self.replay = replay
         if self.objective_roles == ["learn"]:
@@ -176,7 +183,9 @@ class ConversationModule(LanguageModelModule):
 
     def _near(self, batch: Batch) -> Tensor:
         """What ``objective`` names is taken over these, (B, R) bool."""
-        return self.of_roles(batch, [role for role in self.objective_roles if role != "learn"])
+        return self.of_roles(
+            batch, [role for role in self.objective_roles if role != "learn"]
+        )
 
     def _learnt(self, batch: Batch) -> Tensor:
         """Cross-entropy is taken over these, (B, R) bool: to learn, and to keep by replay."""
@@ -236,7 +245,12 @@ class ConversationModule(LanguageModelModule):
         return {**super().evaluation_metrics(), "all_met": MeanBySample(), **means}
 
     def update_evaluation_metrics(
-        self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
+        self,
+        metrics: Metrics,
+        outputs: ResponseStatistics,
+        batch: Batch,
+        real: Tensor,
+        stage: str,
     ) -> None:
         """Adds a batch: what is learnt and met, and the order of preferred and avoided."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
@@ -267,7 +281,11 @@ class ConversationModule(LanguageModelModule):
 
     def prompt_kind(self, record: Record) -> str:
         """Whether a prompt is to be refused, "unsafe", or not, "benign"; "" where nothing says."""
-        asked = [r.role for r in record.responses if r.refusal and r.role in ("refuse", "avoid")]
+        asked = [
+            r.role
+            for r in record.responses
+            if r.refusal and r.role in ("refuse", "avoid")
+        ]
         return {"refuse": "unsafe", "avoid": "benign"}[asked[0]] if asked else ""
 
     def batch_answers(
@@ -279,7 +297,9 @@ class ConversationModule(LanguageModelModule):
             wanted = []
             for column, role in enumerate(batch["records"][row].roles):
                 if role in WANTED:
-                    wanted.append(text_of_response(self.encoder, batch, row, column).strip())
+                    wanted.append(
+                        text_of_response(self.encoder, batch, row, column).strip()
+                    )
             if wanted:
                 answer["exact"] = answer["answer"].strip() in wanted
         return answers

@@ -22,7 +22,11 @@ from typing import Any
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import Row, bad_field, kind, shown
-from pl_pointwise.tasks.language_model.text.messages import from_text, is_turns, parse_answer
+from pl_pointwise.tasks.language_model.text.messages import (
+    from_text,
+    is_turns,
+    parse_answer,
+)
 from pl_pointwise.tasks.language_model.text.records import (
     ANSWERS,
     INSTRUCTIONS,
@@ -46,7 +50,8 @@ ROLES = ("prefer", "avoid", "refuse", "keep", "forget", "learn", "reference")
 _CONTENT = ("content", "tool_calls", "reasoning_content")
 _BOUND = ("tolerance", "around", "relative")
 _OWN = dict.fromkeys(
-    ("prefer", "avoid", "refuse"), "tolerance, a negative number or with relative: true a δ"
+    ("prefer", "avoid", "refuse"),
+    "tolerance, a negative number or with relative: true a δ",
 ) | {
     "keep": "tolerance, a positive number; for no less likely than before, role prefer",
     "forget": "around, a negative number or with relative: true a δ",
@@ -72,13 +77,17 @@ def parse_response(value: Any, where: str, name: str) -> Response:
     role = fields.get("role")
     if role not in ROLES:
         problem = "is missing" if role is None else f"is {shown(role)}"
-        raise bad_field(where, f"{name}.role", problem, f"Give one of {', '.join(ROLES)}")
+        raise bad_field(
+            where, f"{name}.role", problem, f"Give one of {', '.join(ROLES)}"
+        )
     relative = "relative" in fields and flag(fields, "relative", where, f"{name}.")
     refusal = "refusal" in fields and flag(fields, "refusal", where, f"{name}.")
     refusal = refusal or role == "refuse"
     message = {key: fields[key] for key in _CONTENT if key in fields}
     if not message and not refusal:
-        remedy = "Give content or tool_calls; only a refusal may be left to the settings"
+        remedy = (
+            "Give content or tool_calls; only a refusal may be left to the settings"
+        )
         raise bad_field(where, name, "has no text", remedy)
     answer = parse_answer(message, where, name) if message else None
     return Response(
@@ -110,7 +119,9 @@ def _bound_of_its_own(
     bounds = {option: fields[option] for option in _BOUND if option in fields}
     if not right or bounds.keys() - {key, "relative"}:
         remedy = f"Give {_OWN.get(role, 'none, or a role that is a requirement')}"
-        raise bad_field(where, name, f"of role {role} has the bound {shown(bounds)}", remedy)
+        raise bad_field(
+            where, name, f"of role {role} has the bound {shown(bounds)}", remedy
+        )
     return None if bound is None else float(bound)
 
 
@@ -152,15 +163,21 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
             problem = "has no answer: its last turn is not the assistant's"
             raise bad_field(where, held, problem, "Add the answer, or give responses")
         if messages and messages[-1].get("tool_calls"):
-            problem = "ends with a call and an answer, without the call's result between them"
-            raise bad_field(where, held, problem, "Add the result as a turn of role tool")
+            problem = (
+                "ends with a call and an answer, without the call's result between them"
+            )
+            raise bad_field(
+                where, held, problem, "Add the result as a turn of role tool"
+            )
         if messages and messages[-1]["role"] == "assistant":
             problem = "ends with two turns of the assistant in a row"
             raise bad_field(where, held, problem, "Join the two, or take one out")
         answer = with_thought(row, answer, where)
     elif schema == "calls":
         name = "answers"
-        answer = from_text(row[name], where, name, 'Give [{"name": …, "arguments": {…}}]')
+        answer = from_text(
+            row[name], where, name, 'Give [{"name": …, "arguments": {…}}]'
+        )
         messages = conversation(row, where)
     else:
         prompts, answers = _FIELDS[schema]
@@ -171,20 +188,33 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
     options = {key: row[key] for key in ("role", *_BOUND) if row.get(key) is not None}
     if "role" not in options and truth(dict.get(row, "label")) is not None:
         role = "prefer" if flag(row, "label", where) else "avoid"
-    response = parse_response({"role": role, **options, "content": "as below"}, where, name)
+    response = parse_response(
+        {"role": role, **options, "content": "as below"}, where, name
+    )
     response = replace(response, answer=parse_answer(answer, where, name))
     return make_record(row, messages, [response], where)
 
 
-SCHEMAS: Mapping[str, tuple[tuple[str, ...], Callable[[dict[str, Any], str, str], Record]]] = {
+SCHEMAS: Mapping[
+    str, tuple[tuple[str, ...], Callable[[dict[str, Any], str, str], Record]]
+] = {
     "records": (("responses",), _records),
     "when2call": (("chosen_response", "rejected_response"), read_when2call),
     "preference": (("chosen", "rejected"), read_preference),
     "calls": (("query", "answers", "tools"), partial(_single, "calls")),
     "answer": (("answer|completion",), partial(_single, "answer")),
-    "instruction": (("instruction|query", "output|response"), partial(_single, "instruction")),
-    "messages": (("messages|conversations|conversation",), partial(_single, "messages")),
-    "response": (("prompt|question|input", "response|output"), partial(_single, "response")),
+    "instruction": (
+        ("instruction|query", "output|response"),
+        partial(_single, "instruction"),
+    ),
+    "messages": (
+        ("messages|conversations|conversation",),
+        partial(_single, "messages"),
+    ),
+    "response": (
+        ("prompt|question|input", "response|output"),
+        partial(_single, "response"),
+    ),
 }
 """By name, in the order in which they are tried: the columns that mark each, and its reader.
 
@@ -207,14 +237,18 @@ _ANSWERS |= {"chosen", "rejected", "chosen_response", "rejected_response"}
 
 
 @reads_whole
-def read_record(row: Row, where: str, role: str = "reference", responses: bool = True) -> Record:
+def read_record(
+    row: Row, where: str, role: str = "reference", responses: bool = True
+) -> Record:
     """The record of a row of a file or of a data set on the hub.
 
     role: of a response to which its schema gives none.
     responses: whether it has to have any.
     """
     prompt: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
-    ends_open = isinstance(prompt, str) or (is_turns(prompt) and prompt[-1]["role"] != "assistant")
+    ends_open = isinstance(prompt, str) or (
+        is_turns(prompt) and prompt[-1]["role"] != "assistant"
+    )
     if ends_open and not responses:
         row.read |= _ANSWERS
         return make_record(row, conversation(row, where), [], where)
@@ -237,7 +271,9 @@ def _check_spelling(row: Mapping[str, Any], where: str) -> None:
     for name in row.keys() - {*PROMPTS, *_ANSWERS, *_BESIDE}:
         near = get_close_matches(name.lower(), _BESIDE, 1, cutoff=0.85)
         if name in ("prefer", "avoid", "refuse", "keep", "forget") and row[name]:
-            raise bad_field(where, name, "is not read", "Give responses: [{role, content}]")
+            raise bad_field(
+                where, name, "is not read", "Give responses: [{role, content}]"
+            )
         if near and near[0][0] == name[:1].lower():
             remedy = f'Write "{near[0]}", or name it otherwise'
             raise bad_field(where, name, "is not read", remedy)

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 from torchmetrics import Metric
 
-from pl_pointwise import Constraint, Formulation, PointwiseDataModule, PointwiseModule, Training
+from pl_pointwise import (
+    Constraint,
+    Formulation,
+    PointwiseDataModule,
+    PointwiseModule,
+    Training,
+)
 from pl_pointwise.errors import DataError
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.model_card import write_card
@@ -34,7 +40,9 @@ network.load_state_dict(load_file("model.safetensors"))"""
 def digits() -> dict[str, tuple[Tensor, Tensor]]:
     """Images (n, 64) between 0 and 1 and labels (n,), in three parts that are always the same."""
     data = load_digits()
-    train, rest = train_test_split(range(len(data.target)), test_size=0.5, random_state=0)
+    train, rest = train_test_split(
+        range(len(data.target)), test_size=0.5, random_state=0
+    )
     val, test = train_test_split(rest, test_size=0.6, random_state=0)
     images, labels = torch.tensor(data.data / 16).float(), torch.tensor(data.target)
     parts = {"train": train, "val": val, "test": test}
@@ -45,10 +53,14 @@ def digits() -> dict[str, tuple[Tensor, Tensor]]:
 def old_model() -> nn.Sequential:
     """The model in use: scikit-learn's, trained on upright digits."""
     x, y = digits()["train"]
-    old = MLPClassifier((HIDDEN,), learning_rate_init=0.01, random_state=0).fit(x.numpy(), y)
+    old = MLPClassifier((HIDDEN,), learning_rate_init=0.01, random_state=0).fit(
+        x.numpy(), y
+    )
     layers = [nn.Linear(64, HIDDEN), nn.Linear(HIDDEN, 10)]
     for layer, weights, bias in zip(layers, old.coefs_, old.intercepts_, strict=True):
-        layer.load_state_dict({"weight": torch.tensor(weights.T), "bias": torch.tensor(bias)})
+        layer.load_state_dict(
+            {"weight": torch.tensor(weights.T), "bias": torch.tensor(bias)}
+        )
     return nn.Sequential(layers[0], nn.ReLU(), layers[1])
 
 
@@ -82,18 +94,27 @@ class DigitsModule(PointwiseModule):
     def objective(self, outputs: Tensor, batch: Any) -> Tensor:  # (B,)
         return cross_entropy(outputs, batch["label"], reduction="none")
 
-    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:  # (B,) each
+    # (B,) each
+    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
         right = one_hot(batch["label"], 10).bool()
-        return {"kept": outputs[right] - outputs.masked_fill(right, -torch.inf).amax(dim=1)}
+        return {
+            "kept": outputs[right] - outputs.masked_fill(right, -torch.inf).amax(dim=1)
+        }
 
-    def membership(self, batch: Any) -> dict[str, Tensor]:  # which samples each term applies to
+    # which samples each term applies to
+    def membership(self, batch: Any) -> dict[str, Tensor]:
         return {"objective": batch["rotated"], "kept": ~batch["rotated"]}
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         return {"accuracy_rotated": MeanBySample()}
 
     def update_evaluation_metrics(
-        self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor, stage: str
+        self,
+        metrics: dict[str, Metric],
+        outputs: Tensor,
+        batch: Any,
+        real: Tensor,
+        stage: str,
     ) -> None:
         rotated = batch["rotated"] & real
         right = (outputs.argmax(dim=1) == batch["label"]).float()
@@ -119,7 +140,9 @@ def digits_in(path: str) -> tuple[Tensor, Tensor]:
     try:
         lines = torch.tensor(np.loadtxt(path, delimiter=",", ndmin=2)).reshape(-1, 65)
     except (ValueError, RuntimeError) as error:
-        raise DataError(f"{path}: {error}. Give lines of 64 pixels and a digit.") from error
+        raise DataError(
+            f"{path}: {error}. Give lines of 64 pixels and a digit."
+        ) from error
     return lines[:, :64].float() / 16, lines[:, 64].long()
 
 

@@ -19,8 +19,20 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from pl_pointwise import Constraint, Formulation, PointwiseDataModule, PointwiseModule, Training
-from pl_pointwise.bounds import Certified, DualNetwork, QuadraticProgram, Stationary, train_bound
+from pl_pointwise import (
+    Constraint,
+    Formulation,
+    PointwiseDataModule,
+    PointwiseModule,
+    Training,
+)
+from pl_pointwise.bounds import (
+    Certified,
+    DualNetwork,
+    QuadraticProgram,
+    Stationary,
+    train_bound,
+)
 from pl_pointwise.correction import Corrected, newton_corrected
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
@@ -76,8 +88,14 @@ class Family:
         )
 
     def __post_init__(self) -> None:
-        if not 0 < self.equations < self.variables or self.inequalities < 1 or self.instances < 24:
-            raise ValueError(f"{self}: give 0 < equations < variables, 1 inequality, 24 instances.")
+        if (
+            not 0 < self.equations < self.variables
+            or self.inequalities < 1
+            or self.instances < 24
+        ):
+            raise ValueError(
+                f"{self}: give 0 < equations < variables, 1 inequality, 24 instances."
+            )
 
 
 class Problems(NamedTuple):
@@ -101,7 +119,9 @@ def _numbers_of(path: str) -> dict[str, Tensor]:
         raise DataError(f"{path}: no such file of matrices.")
     try:
         with np.load(path, allow_pickle=False) as file:
-            numbers = {name: torch.from_numpy(file[name].astype(np.float64)) for name in file}
+            numbers = {
+                name: torch.from_numpy(file[name].astype(np.float64)) for name in file
+            }
     except (ValueError, OSError, AttributeError) as error:
         raise DataError(f"{path} is no .npz file of numbers: {error}") from error
     lacking = [name for name in ("Q", "p", "A", "G", "h", "X") if name not in numbers]
@@ -126,11 +146,15 @@ def _numbers_of(path: str) -> dict[str, Tensor]:
         allowed = shapes.get(name, [tuple(value.shape)])
         if tuple(value.shape) not in allowed:
             wanted = " or ".join(map(str, allowed))
-            raise DataError(f"{path}: {name} is {tuple(value.shape)}, and should be {wanted}.")
+            raise DataError(
+                f"{path}: {name} is {tuple(value.shape)}, and should be {wanted}."
+            )
         if name != "optimum" and not value.isfinite().all():
             raise DataError(f"{path}: {name} has numbers that are not finite.")
     if int(torch.linalg.matrix_rank(numbers["A"])) < len(numbers["A"]):
-        raise DataError(f"{path}: the rows of A depend on each other; leave out those that do.")
+        raise DataError(
+            f"{path}: the rows of A depend on each other; leave out those that do."
+        )
     return numbers
 
 
@@ -250,7 +274,9 @@ def optimum(family: Family, tolerance: float = 1e-6, steps: int = 20_000) -> Ten
         if max(primal, dual, moved) < tolerance:
             least = cost(y, of.Q, of.p, family.nonconvex)
             return torch.cat([torch.full((trained,), torch.nan), least])
-    raise DataError(f"The optimum of {family} was not found in {steps} steps: take another size.")
+    raise DataError(
+        f"The optimum of {family} was not found in {steps} steps: take another size."
+    )
 
 
 def split_of(family: Family) -> dict[str, slice]:
@@ -271,7 +297,9 @@ class Proxy(nn.Module):
     plus: Tensor
     null: Tensor
 
-    def __init__(self, family: Family, equalities: Equalities, width: int = 200) -> None:
+    def __init__(
+        self, family: Family, equalities: Equalities, width: int = 200
+    ) -> None:
         super().__init__()
         self.nonconvex = family.nonconvex
         self.completes = equalities == "completion"
@@ -352,12 +380,16 @@ class FamilyModule(PointwiseModule):
         self.problem = problem
         self.proof = proof
         proxy = Proxy(self.family, equalities)
-        self.solver: nn.Module = Corrected(proxy, proxy.inequalities, correction, within=proxy.null)
+        self.solver: nn.Module = Corrected(
+            proxy, proxy.inequalities, correction, within=proxy.null
+        )
         self.correction = correction
         self.bound_trained = False
         if bound and not family.nonconvex:
             dual = DualNetwork(family.equations, torch.zeros(family.inequalities))
-            self.solver = Certified(proxy, program_of(family), dual.requires_grad_(False))
+            self.solver = Certified(
+                proxy, program_of(family), dual.requires_grad_(False)
+            )
         elif bound:
             of = problems(family)
             convex = QuadraticProgram(of.Q, of.p, of.A, of.G, of.h, of.H)
@@ -406,11 +438,19 @@ class FamilyModule(PointwiseModule):
         program = self.solver.program
         dual = self.solver.network
         count = self.family.inequalities
-        price = self.prices.mean("inequalities") if "inequalities" in self.prices else None
+        price = (
+            self.prices.mean("inequalities") if "inequalities" in self.prices else None
+        )
         # A mean over a sample's values, so that λ of the mean objective is a K-th of the price.
-        start = torch.zeros(count) if price is None else price[:count].nan_to_num() / count
+        start = (
+            torch.zeros(count) if price is None else price[:count].nan_to_num() / count
+        )
         dual.start_at(start)
-        x = problems(self.family).x[split_of(self.family)["train"]].to(program.null.device)
+        x = (
+            problems(self.family)
+            .x[split_of(self.family)["train"]]
+            .to(program.null.device)
+        )
         batch = min(200, -(-len(x) // 10))
         train_bound(dual, program, x, epochs=epochs, batch=batch)
 
@@ -418,7 +458,8 @@ class FamilyModule(PointwiseModule):
         return self.proxy.objective(outputs)
 
     def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
-        values = {"inequalities": self.proxy.inequalities(outputs, batch["x"])}  # (B, K)
+        # (B, K)
+        values = {"inequalities": self.proxy.inequalities(outputs, batch["x"])}
         if self.equalities == "loss":
             values["equalities"] = self.proxy.equalities(outputs, batch["x"])  # (B, E)
         return values
@@ -432,14 +473,21 @@ class FamilyModule(PointwiseModule):
         return {name: MeanBySample() for name in names}
 
     def update_evaluation_metrics(
-        self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor, stage: str
+        self,
+        metrics: dict[str, Metric],
+        outputs: Tensor,
+        batch: Any,
+        real: Tensor,
+        stage: str,
     ) -> None:
         index = batch["index"]
         proxy = self.proxy
         worst = proxy.inequalities(outputs, batch["x"]).amax(1).clamp(min=0)
         metrics["worst"].update(index, worst)
         metrics["beyond"].update(index, (worst > BEYOND).float())
-        metrics["equality"].update(index, proxy.equalities(outputs, batch["x"]).abs().mean(1))
+        metrics["equality"].update(
+            index, proxy.equalities(outputs, batch["x"]).abs().mean(1)
+        )
         if isinstance(self.solver, Certified):
             proved = self.solver.proved(batch["x"], outputs)
             beyond = (proved.gap > self.proof) | (proved.violation > ALLOWED)
@@ -465,7 +513,9 @@ class FamilyModule(PointwiseModule):
         if isinstance(self.solver, (Certified, Stationary)):
             fields = ", ".join(self.solver.returns._fields)
             usage = usage.replace(f"correction={self.correction})", "bound=True)")
-            usage = usage.replace("y = module.solver(x)", f"{fields} = module.solver(x)")
+            usage = usage.replace(
+                "y = module.solver(x)", f"{fields} = module.solver(x)"
+            )
         write_card(self, folder, **kinds, base_model=None, usage=usage)
         return folder
 

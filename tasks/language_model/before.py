@@ -50,7 +50,9 @@ class Watched:
 
         That order has nothing to do with the file's, and is the same on all ranks.
         """
-        found = [i for i, record in enumerate(dataset.records) if kept_role(record, roles)]
+        found = [
+            i for i, record in enumerate(dataset.records) if kept_role(record, roles)
+        ]
         counts = Counter(kept_role(dataset.records[i], roles) for i in found)
         some = sorted(found, key=lambda i: dataset.records[i].prompt)[:ASKED]
         records = [dataset.records[i] for i in some]
@@ -70,7 +72,9 @@ class Watched:
         ends = sorted(encoder.end_ids)
         return generate_ids(model, self.prompts, greedy, ends=ends, reference=reference)
 
-    def changed(self, before: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) -> str:
+    def changed(
+        self, before: Sequence[Sequence[int]], now: Sequence[Sequence[int]]
+    ) -> str:
         """By role how many answers are other texts now, as one sentence; "" for none."""
         asked, other = Counter[str](), Counter[str]()
         for record, old, new in zip(self.records, before, now, strict=True):
@@ -84,8 +88,12 @@ class Watched:
         ]
         if not said:
             return ""
-        tried = " that were tried" if sum(asked.values()) < sum(self.of.values()) else ""
-        remedies = [REMEDIES[role] for role in asked if other[role] and role in REMEDIES]
+        tried = (
+            " that were tried" if sum(asked.values()) < sum(self.of.values()) else ""
+        )
+        remedies = [
+            REMEDIES[role] for role in asked if other[role] and role in REMEDIES
+        ]
         remedy = f": {'; '.join(remedies)}" if remedies else ""
         return f"{' and '.join(said)}{tried} are other texts now than before training{remedy}."
 

@@ -123,7 +123,10 @@ class ResponseDataModule(RecordsDataModule):
         samples = self.datasets[dataset]
         assert isinstance(samples, EncodedResponses)
         record = samples.records[index]
-        texts = {"record": record.where, "prompt": "\n".join(map(turn_text, record.messages))}
+        texts = {
+            "record": record.where,
+            "prompt": "\n".join(map(turn_text, record.messages)),
+        }
         if record.tools:
             texts["tools"] = json.dumps(record.tools, ensure_ascii=False)
         if record.kind:
@@ -134,7 +137,9 @@ class ResponseDataModule(RecordsDataModule):
             about = [each.behaviour] if each.behaviour else []
             if each.tolerance is not None:
                 about.append(f"{'s̄_ref − ' if each.relative else ''}{each.tolerance:g}")
-            name = " ".join([each.role, str(seen[each.role]), *(f"({what})" for what in about)])
+            name = " ".join(
+                [each.role, str(seen[each.role]), *(f"({what})" for what in about)]
+            )
             texts[name] = "" if each.answer is None else answer_text(each.answer)
         return texts
 
@@ -162,7 +167,9 @@ class ResponseDataModule(RecordsDataModule):
         """The model, its revision, chat template and the template's arguments."""
         self.shared_option("roles", self.roles)
         options = ("revision", "chat_template", "template_arguments")
-        revision, template, arguments = (self.shared_option(name, None) for name in options)
+        revision, template, arguments = (
+            self.shared_option(name, None) for name in options
+        )
         taken = (self.model_name, revision, template, arguments)
         if taken != known:
             self._encoder = load_encoder(*taken, self.default_template)
@@ -242,13 +249,18 @@ class EncodedResponses:
         for start in range(0, len(records), CHUNK):
             self._encode(records[start : start + CHUNK], encoder, skipped)
         if not self.records and self.long.skipped:
-            raise DataError(f"{name}: no record fits (too_long: skip). {self.long.skipped[0]}")
+            raise DataError(
+                f"{name}: no record fits (too_long: skip). {self.long.skipped[0]}"
+            )
         self.long.report(name, len(records))
         report_skipped(name, skipped, len(self.records))
         self.columns = max(len(record.responses) for record in self.records)
 
     def _encode(
-        self, records: Sequence[Record], encoder: ConversationEncoder, skipped: list[str]
+        self,
+        records: Sequence[Record],
+        encoder: ConversationEncoder,
+        skipped: list[str],
     ) -> None:
         """Adds the records as rows; ``skipped`` takes why others are left out."""
         rendered = []
@@ -256,7 +268,9 @@ class EncodedResponses:
             try:
                 prompt, texts = encoder.texts(record)
                 sides = [*zip(texts, record.opposed, strict=True)]
-                if {text for text, no in sides if no} & {text for text, no in sides if not no}:
+                if {text for text, no in sides if no} & {
+                    text for text, no in sides if not no
+                }:
                     raise DataError(
                         f"{record.where}: the chat template renders two responses alike, so one "
                         "would have to be likely and unlikely at once. Change one, or take out "
@@ -265,7 +279,9 @@ class EncodedResponses:
                 rendered.append((record, prompt, texts))
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
-        encoded = encoder.encode([prompt for _, prompt, _ in rendered], [r for *_, r in rendered])
+        encoded = encoder.encode(
+            [prompt for _, prompt, _ in rendered], [r for *_, r in rendered]
+        )
         for (record, _, texts), (ids, tokens) in zip(rendered, encoded, strict=True):
             try:
                 fitting = self._fitting(record, texts, ids, tokens, encoder)
@@ -289,7 +305,9 @@ class EncodedResponses:
         encoder: ConversationEncoder,
     ) -> Fitting | None:
         """A record that fits, cut where that is asked for; None of one to skip for its length."""
-        check_known(max(map(max, filter(None, [ids, *tokens]))), self._limits[2], record.where)
+        check_known(
+            max(map(max, filter(None, [ids, *tokens]))), self._limits[2], record.where
+        )
         problem = self._length_problem(record.where, ids, tokens)
         if not problem:
             return record, texts, ids, tokens
@@ -300,7 +318,9 @@ class EncodedResponses:
             return None
         raise DataError(problem)
 
-    def _length_problem(self, where: str, ids: list[int], tokens: list[list[int]]) -> str:
+    def _length_problem(
+        self, where: str, ids: list[int], tokens: list[list[int]]
+    ) -> str:
         """Why a record does not fit; "" of one that does."""
         prompt_limit, limit, _ = self._limits
         if len(ids) > prompt_limit:
@@ -319,7 +339,9 @@ class EncodedResponses:
             )
         return ""
 
-    def _cut(self, record: Record, encoder: ConversationEncoder, problem: str) -> Fitting:
+    def _cut(
+        self, record: Record, encoder: ConversationEncoder, problem: str
+    ) -> Fitting:
         """The record without its earliest turns, rendered again."""
 
         def rendered(each: Record) -> tuple[list[str], list[int], list[list[int]]]:
@@ -333,7 +355,9 @@ class EncodedResponses:
 
         found = shortened(record, fits)
         if found is None:
-            raise DataError(f"{problem} Without its earlier turns it does not fit either.")
+            raise DataError(
+                f"{problem} Without its earlier turns it does not fit either."
+            )
         shorter, turns = found
         self.long.cut.append(turns)
         return shorter, *rendered(shorter)
@@ -365,7 +389,9 @@ class EncodedResponses:
     def widths(self) -> dict[str, int]:
         """By role the most responses of a sample."""
         counts = [Counter(record.roles) for record in self.records]
-        return {role: max(each[role] for each in counts) for role in set().union(*counts)}
+        return {
+            role: max(each[role] for each in counts) for role in set().union(*counts)
+        }
 
     @cached_property
     def categories(self) -> list[str] | None:
@@ -385,7 +411,9 @@ class EncodedResponses:
         """The place of each sample among those of its category, in an order by prompt digests."""
         seen: Counter[str] = Counter()
         places = [0] * len(self)
-        for i in sorted(range(len(self)), key=lambda i: digest("rank", self.records[i].prompt)):
+        for i in sorted(
+            range(len(self)), key=lambda i: digest("rank", self.records[i].prompt)
+        ):
             category = self.records[i].category
             places[i] = seen[category]
             seen[category] += 1

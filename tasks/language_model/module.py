@@ -74,7 +74,17 @@ model, tokenizer = {kind}.from_pretrained(name), AutoTokenizer.from_pretrained(n
 OR = "\n\nor:\n\n"
 """Between several texts that are wanted as the answer to one prompt."""
 
-COLUMNS = ("index", "prompt", "wanted", "before", "answer", "exact", "flipped", "file", "line")
+COLUMNS = (
+    "index",
+    "prompt",
+    "wanted",
+    "before",
+    "answer",
+    "exact",
+    "flipped",
+    "file",
+    "line",
+)
 """What stands first in a line of a file of answers, in this order, as far as it has them."""
 
 
@@ -174,7 +184,9 @@ class LanguageModelModule(PointwiseModule):
         asked = [name for name, value in tolerances.items() if value is not None]
         measured = {name: getattr(evaluation, f"{name}_tolerance") for name in asked}
 
-        def constraints(prefix: str, by_name: Mapping[str, float | None]) -> dict[str, Constraint]:
+        def constraints(
+            prefix: str, by_name: Mapping[str, float | None]
+        ) -> dict[str, Constraint]:
             made = {}
             for name, tolerance in by_name.items():
                 if tolerance is not None:
@@ -264,7 +276,9 @@ class LanguageModelModule(PointwiseModule):
 
     def of_roles(self, batch: Batch, roles: Sequence[str]) -> Tensor:
         """The responses of some roles, (B, R) bool."""
-        numbers = torch.tensor([self.roles.index(role) for role in roles], dtype=torch.long)
+        numbers = torch.tensor(
+            [self.roles.index(role) for role in roles], dtype=torch.long
+        )
         return torch.isin(batch["roles"], numbers)
 
     def objective(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
@@ -285,7 +299,9 @@ class LanguageModelModule(PointwiseModule):
             f"{type(self).__name__} trains on {self.trained_on!r}: define own_loss(outputs, batch)."
         )
 
-    def constraint_values(self, outputs: ResponseStatistics, batch: Batch) -> dict[str, Tensor]:
+    def constraint_values(
+        self, outputs: ResponseStatistics, batch: Batch
+    ) -> dict[str, Tensor]:
         """By constraint the values of the responses it is about, (B,) or (B, K)."""
         of_constraints = {}
         own_bounds = not batch["shift"].isnan().all()
@@ -317,14 +333,19 @@ class LanguageModelModule(PointwiseModule):
             moved = moved - torch.where(relative, reference, 0.0)
         moved = moved + shift.nan_to_num()
         if self.requirements[name].bound != "within":
-            constraints = self.constraints if self.training else self.evaluation_constraints
+            constraints = (
+                self.constraints if self.training else self.evaluation_constraints
+            )
             bound = constraints[name]
             moved = moved + (bound.at_least if bound.at_most is None else bound.at_most)
         return torch.where(shift.isnan(), values, moved)
 
     def membership(self, batch: Batch) -> dict[str, Tensor]:
         """A constraint applies to the samples that have responses for it."""
-        terms = {name: self.requirements[name].columns(batch) >= 0 for name in self.constraints}
+        terms = {
+            name: self.requirements[name].columns(batch) >= 0
+            for name in self.constraints
+        }
         return {"objective": self.of_objective(batch).any(1), **terms}
 
     # Training -------------------------------------------------------------------------------------
@@ -365,7 +386,9 @@ class LanguageModelModule(PointwiseModule):
                 rank_zero_warn(str(problem))
 
     def prepare_training(self) -> None:
-        samples = getattr(getattr(self.trainer.train_dataloader, "dataset", None), "rows", None)
+        samples = getattr(
+            getattr(self.trainer.train_dataloader, "dataset", None), "rows", None
+        )
         if isinstance(samples, EncodedResponses):
             self.check_training_records(samples.records)
             self._remember_answers(samples)
@@ -397,7 +420,11 @@ class LanguageModelModule(PointwiseModule):
     def _remember_answers(self, samples: EncodedResponses) -> None:
         """Before the first step where no adapters are: later the starting model is gone."""
         first = not self.trainer.global_step and not self.trainer.fast_dev_run
-        if not first or not self._measures_before or reference_problem(self.model) is None:
+        if (
+            not first
+            or not self._measures_before
+            or reference_problem(self.model) is None
+        ):
             return
         watched = Watched.chosen(samples, self.kept_roles)
         with self.trainer.precision_plugin.forward_context():
@@ -407,14 +434,18 @@ class LanguageModelModule(PointwiseModule):
 
     def closing_sentences(self) -> list[str]:
         """How many of some answers that are to stay are other texts now than before training."""
-        samples = getattr(getattr(self.trainer.train_dataloader, "dataset", None), "rows", None)
+        samples = getattr(
+            getattr(self.trainer.train_dataloader, "dataset", None), "rows", None
+        )
         if not self._measures_before or not isinstance(samples, EncodedResponses):
             return []
         watched = Watched.chosen(samples, self.kept_roles)
         remembered = notes_of(self).kept.get(ANSWERS_BEFORE, {})
 
         def answers(*, reference: bool = False) -> list[list[int]]:
-            return watched.answers(self.model, self.encoder, self.generation, reference=reference)
+            return watched.answers(
+                self.model, self.encoder, self.generation, reference=reference
+            )
 
         with self.trainer.precision_plugin.forward_context():
             if reference_problem(self.model) is None:
@@ -439,7 +470,12 @@ class LanguageModelModule(PointwiseModule):
         return {**self.rates, "cut": Rate("cut")} if self.rates else {}
 
     def update_evaluation_metrics(
-        self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
+        self,
+        metrics: Metrics,
+        outputs: ResponseStatistics,
+        batch: Batch,
+        real: Tensor,
+        stage: str,
     ) -> None:
         """Adds the KL of a batch, and answers to its prompts where they are asked for."""
         compared = self.compared(batch).to(real.device)
@@ -487,7 +523,10 @@ class LanguageModelModule(PointwiseModule):
         return about | place_of(record)
 
     def _count(
-        self, metrics: Metrics, answers: Sequence[Mapping[str, Any]], kinds: Sequence[str]
+        self,
+        metrics: Metrics,
+        answers: Sequence[Mapping[str, Any]],
+        kinds: Sequence[str],
     ) -> None:
         """Adds answers, to prompts of some kinds, to the rates that they have part in."""
         for name, rate in self._rates.items():
@@ -514,7 +553,9 @@ class LanguageModelModule(PointwiseModule):
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of some samples, each (position in the batch, index)."""
         rows = [row for row, _ in samples]
-        generated = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
+        generated = self.generate(
+            batch["prompt_ids"][rows], batch["prompt_lengths"][rows]
+        )
         answers = []
         for (_, index), answer in zip(samples, generated, strict=True):
             answers.append({"index": index, **answer})
@@ -542,7 +583,10 @@ class LanguageModelModule(PointwiseModule):
             self.report_answers({name: self._write_answers(name) for name in answered})
 
     def _join_before(
-        self, answers: list[dict[str, Any]], others: Sequence[dict[str, Any]], metrics: Metrics
+        self,
+        answers: list[dict[str, Any]],
+        others: Sequence[dict[str, Any]],
+        metrics: Metrics,
     ) -> None:
         """Gives this rank's answers {before}, and those that are to stay {flipped}, and counts it.
 
@@ -613,7 +657,9 @@ class LanguageModelModule(PointwiseModule):
         """
         padded = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
         ids = [ids[:length] for ids, length in padded]
-        return generate_answers(self.model, self.encoder, ids, self.generation, reference)
+        return generate_answers(
+            self.model, self.encoder, ids, self.generation, reference
+        )
 
     def answers_to(
         self, prompts: Sequence[Mapping[str, Any]], *, reference: bool = False
@@ -624,10 +670,14 @@ class LanguageModelModule(PointwiseModule):
         Returns: {"answer", "refused", "cut"} of each.
         """
         where = "a prompt to answer"
-        records = [Record(p["messages"], p.get("tools") or [], (), where) for p in prompts]
+        records = [
+            Record(p["messages"], p.get("tools") or [], (), where) for p in prompts
+        ]
         texts = [self.encoder.texts(record)[0] for record in records]
         ids = [ids for ids, _ in self.encoder.encode(texts, [[]] * len(texts))]
-        return generate_answers(self.model, self.encoder, ids, self.generation, reference)
+        return generate_answers(
+            self.model, self.encoder, ids, self.generation, reference
+        )
 
     def export(self, path: str | Path) -> Path:
         """Save model, tokenizer and model card as a folder.
@@ -697,7 +747,9 @@ class LanguageModelModule(PointwiseModule):
 
     def _trained_names(self) -> set[str]:
         """Names, in the state, of what is trained or belongs to the adapters."""
-        names = {name for name, weight in self.named_parameters() if weight.requires_grad}
+        names = {
+            name for name, weight in self.named_parameters() if weight.requires_grad
+        }
         for name in self.model.state_dict():
             if of_adapter(self.model, name):
                 names.add(f"model.{name}")
@@ -709,5 +761,7 @@ def _drop_frozen_base(
 ) -> None:
     """Leaves what is trained in the state: a hook, which no method of a subclass can replace."""
     names = {prefix + name for name in module._trained_names()}
-    for name in [name for name in state if name.startswith(prefix) and name not in names]:
+    for name in [
+        name for name in state if name.startswith(prefix) and name not in names
+    ]:
         del state[name]

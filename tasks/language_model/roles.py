@@ -48,7 +48,9 @@ def divergence(outputs: ResponseStatistics) -> Tensor:
 def drop(outputs: ResponseStatistics) -> Tensor:
     """s̄_ref − s̄ of each response, (B, R): how much less likely a token has become."""
     reference = outputs.reference_mean_log_likelihood
-    return _none(outputs) if reference is None else reference - outputs.mean_log_likelihood
+    return (
+        _none(outputs) if reference is None else reference - outputs.mean_log_likelihood
+    )
 
 
 def lead(outputs: ResponseStatistics) -> Tensor:
@@ -86,8 +88,14 @@ class Requirement:
     def constraint(self, option: str, tolerance: float) -> Constraint:
         """The constraint of a tolerance that was given as ``option``; ValueError: of wrong sign."""
         if tolerance <= 0 and (self.bound == "within" or self.value is divergence):
-            what = "half the width of a band" if self.bound == "within" else "a KL per token"
-            raise ValueError(f"{option}={tolerance}: it is {what}. Give a number above 0.")
+            what = (
+                "half the width of a band"
+                if self.bound == "within"
+                else "a KL per token"
+            )
+            raise ValueError(
+                f"{option}={tolerance}: it is {what}. Give a number above 0."
+            )
         if self.bound == "within":
             return Constraint(at_least=-tolerance, at_most=tolerance)
         if tolerance > 0 and self.value is mean_log_likelihood:
@@ -104,12 +112,16 @@ class Requirement:
         """Which responses of a batch it is about, (B,) or (B, K); −1 for none."""
         columns: Tensor = batch[self.role]
         if self.kinds:
-            concerned = torch.tensor([record.kind in self.kinds for record in batch["records"]])
+            concerned = torch.tensor(
+                [record.kind in self.kinds for record in batch["records"]]
+            )
             columns = columns.where(concerned[:, None], ABSENT)
         return columns if self.several else columns[:, 0]
 
 
-def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dict[str, Any]:
+def collate_rows(
+    rows: Sequence[Mapping[str, Any]], roles: Sequence[str]
+) -> dict[str, Any]:
     """The batch of B rows of data.py, R responses to each at most, K_r of role r::
 
         index, prompt_ids, prompt_lengths, response_ids, response_lengths   batch.py

@@ -61,11 +61,15 @@ def say_what_merging_changed(module: Any, merged: PreTrainedModel) -> None:
 def _constrained_samples(module: Any) -> Batch | None:
     """A batch of training samples that carry a constraint; None of none, or without a data set."""
     trainer = getattr(module, "_trainer", None)
-    rows = getattr(getattr(trainer and trainer.train_dataloader, "dataset", None), "rows", None)
+    rows = getattr(
+        getattr(trainer and trainer.train_dataloader, "dataset", None), "rows", None
+    )
     if not isinstance(rows, EncodedResponses):
         return None
     roles = {module.requirements[name].role for name in module.constraints}
-    asked = [i for i, record in enumerate(rows.records) if roles.intersection(record.roles)]
+    asked = [
+        i for i, record in enumerate(rows.records) if roles.intersection(record.roles)
+    ]
     some: Sequence[int] = asked[:: max(1, len(asked) // SAMPLES)][:SAMPLES]
     if not some:
         return None
@@ -78,21 +82,29 @@ def _values(module: Any, merged: PreTrainedModel, batch: Batch) -> tuple[Any, An
     device = next(trained.parameters()).device
 
     def on(place: torch.device | str) -> Batch:
-        return {k: v.to(place) if isinstance(v, Tensor) else v for k, v in batch.items()}
+        return {
+            k: v.to(place) if isinstance(v, Tensor) else v for k, v in batch.items()
+        }
 
     with inference(trained):
         before = ResponseScorer(trained, "plain")(on(device), module.lora is not None)
     with inference(merged):
         found = ResponseScorer(merged, "plain")(on("cpu"), reference=False)
-    sums, means = (value.to(device) for value in (found.log_likelihood, found.mean_log_likelihood))
+    sums, means = (
+        value.to(device) for value in (found.log_likelihood, found.mean_log_likelihood)
+    )
     return before, replace(before, log_likelihood=sums, mean_log_likelihood=means)
 
 
-def _newly_violated(module: Any, before: Any, after: Any, batch: Batch) -> dict[str, int]:
+def _newly_violated(
+    module: Any, before: Any, after: Any, batch: Batch
+) -> dict[str, int]:
     """By constraint on s̄ the values that only the rounding puts beyond their bound."""
     counts = {}
     membership = module.membership(batch)
-    values, rounded = (module.constraint_values(each, batch) for each in (before, after))
+    values, rounded = (
+        module.constraint_values(each, batch) for each in (before, after)
+    )
     bounds = module.constraints if module.training else module.evaluation_constraints
     for name, constraint in bounds.items():
         if module.requirements[name].value in (divergence, lead):

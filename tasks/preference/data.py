@@ -71,9 +71,13 @@ class PreferenceDataModule(ResponseDataModule):
         **options: Any,
     ) -> None:
         files = {"train": train_file, "val": val_file, "test": test_file}
-        super().__init__(model_name, source, files | {"predict": predict_file}, **options)
+        super().__init__(
+            model_name, source, files | {"predict": predict_file}, **options
+        )
         if (source == "hub") != (hub_path is not None):
-            raise DataError(f"source={source}, hub_path={hub_path}: set both, or neither.")
+            raise DataError(
+                f"source={source}, hub_path={hub_path}: set both, or neither."
+            )
         self.hub = hub_path, hub_config, hub_split
         self.group_rejected = group_rejected
 
@@ -88,7 +92,11 @@ class PreferenceDataModule(ResponseDataModule):
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits, of several rejected answers one sample where asked for."""
         splits = super().read_splits()
-        return {n: grouped(found) for n, found in splits.items()} if self.group_rejected else splits
+        return (
+            {n: grouped(found) for n, found in splits.items()}
+            if self.group_rejected
+            else splits
+        )
 
 
 @reads_whole

@@ -96,7 +96,9 @@ class PreferenceModule(LanguageModelModule):
     }
     roles = ROLES
     objective_roles = ("prefer", "avoid")
-    default_lora = Lora(r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear")
+    default_lora = Lora(
+        r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear"
+    )
     need_reference = NEED_REFERENCE
     trained_on: Objective
 
@@ -121,7 +123,9 @@ class PreferenceModule(LanguageModelModule):
             "rejected": rejected_tolerance,
             "ratio": ratio_tolerance,
         }
-        super().__init__(policy, formulation, tolerances, evaluation, objective, training)
+        super().__init__(
+            policy, formulation, tolerances, evaluation, objective, training
+        )
         self.losses = from_plain(PreferenceLosses, losses)
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
@@ -131,15 +135,27 @@ class PreferenceModule(LanguageModelModule):
     def evaluation_metrics(self) -> Metrics:
         """Those of all language tasks, and the order of the answers."""
         names = ("pairwise_accuracy", "reward_accuracy")
-        return {**super().evaluation_metrics(), **{name: MeanMetric() for name in names}}
+        return {
+            **super().evaluation_metrics(),
+            **{name: MeanMetric() for name in names},
+        }
 
     def update_evaluation_metrics(
-        self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
+        self,
+        metrics: Metrics,
+        outputs: ResponseStatistics,
+        batch: Batch,
+        real: Tensor,
+        stage: str,
     ) -> None:
         """Adds a batch; real: bool (B,), False for samples that only fill it."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
         pairs = pairs_of(outputs) & real[:, None]
-        metrics["pairwise_accuracy"].update((log_ratio(outputs)[:, 1:] > 0)[pairs].float())
+        metrics["pairwise_accuracy"].update(
+            (log_ratio(outputs)[:, 1:] > 0)[pairs].float()
+        )
         if (known := outputs.reference_log_likelihood) is not None:
             ratios = outputs.log_likelihood - known
-            metrics["reward_accuracy"].update((ratios[:, :1] > ratios[:, 1:])[pairs].float())
+            metrics["reward_accuracy"].update(
+                (ratios[:, :1] > ratios[:, 1:])[pairs].float()
+            )

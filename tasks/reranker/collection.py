@@ -58,7 +58,9 @@ class Collection:
             if query not in queries or missing:
                 place = self.corpus if query in queries else self.queries
                 name = f"passage {missing[0]}" if query in queries else f"query {query}"
-                raise DataError(f"{where}: {name} is not in {place}. Give the files of one set.")
+                raise DataError(
+                    f"{where}: {name} is not in {place}. Give the files of one set."
+                )
             for passage, (score, line) in judgements.items():
                 if self._is_answer(score):
                     row = {
@@ -91,7 +93,9 @@ def _texts(path: str, wanted: set[str]) -> dict[str, str]:
         else:
             name, tab, text = line.partition("\t")
             if not tab:
-                raise DataError(f'{where}: is no table. Give "id <tab> text", or JSON lines.')
+                raise DataError(
+                    f'{where}: is no table. Give "id <tab> text", or JSON lines.'
+                )
         if name in wanted:
             texts[name] = text
     return texts
@@ -102,11 +106,15 @@ def _of_json(line: str, where: str) -> tuple[str, str]:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not readable JSON ({error}).") from error
-    name = next((row[key] for key in ("_id", "id", "docid", "query_id") if key in row), None)
+    name = next(
+        (row[key] for key in ("_id", "id", "docid", "query_id") if key in row), None
+    )
     text = next((row[key] for key in ("text", "contents", "query") if key in row), None)
     if name is None or not isinstance(text, str):
         problem = f"its text is {kind(text)}" if name is not None else "it has no _id"
-        raise DataError(f'{where}: {problem} (found: {shown(sorted(row))}). Give "_id" and "text".')
+        raise DataError(
+            f'{where}: {problem} (found: {shown(sorted(row))}). Give "_id" and "text".'
+        )
     title = str(row.get("title") or "").strip()
     return str(name), f"{title} {text}" if title else text
 
@@ -135,14 +143,21 @@ def _candidates(path: str) -> Mapping[str, list[str]]:
     found = defaultdict[str, list[tuple[float, str]]](list)
     for number, line in _lines(path):
         cells = line.split()
-        rank = _number(cells[3 if len(cells) == 6 else 2]) if len(cells) in (3, 6) else None
+        rank = (
+            _number(cells[3 if len(cells) == 6 else 2])
+            if len(cells) in (3, 6)
+            else None
+        )
         if rank is None:
             raise DataError(
                 f"{path}, line {number}: {shown(line)} is no candidate. Give TREC's \"query Q0 "
                 'passage rank score name", or "query passage rank".'
             )
         found[cells[0]].append((rank, cells[2 if len(cells) == 6 else 1]))
-    return {query: [each for _, each in sorted(ranked)[:DEPTH]] for query, ranked in found.items()}
+    return {
+        query: [each for _, each in sorted(ranked)[:DEPTH]]
+        for query, ranked in found.items()
+    }
 
 
 def _number(text: str) -> float | None:

@@ -152,14 +152,11 @@ class RerankerDataModule(RecordsDataModule):
         check_fractions(val_fraction, test_fraction)
         shares = {"val": val_fraction, "test": test_fraction}
         super().__init__(source, files, shares, invalid, **options)
-        least = negatives if min_negatives is None else min_negatives
-        if not 1 <= least <= negatives:
-            raise DataError(
-                f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
-            )
         if template is not None:
             Template.parse(template)
-        self.collection = _collection(corpus_file, queries_file, run_file, relevant_from)
+        self.collection = _collection(
+            corpus_file, queries_file, run_file, relevant_from
+        )
         self._format_options = {
             "model_name": model_name,
             "max_length": max_length,
@@ -170,13 +167,21 @@ class RerankerDataModule(RecordsDataModule):
         self.hub_config = hub_config
         self.negatives = negatives
         self.relevant_from = relevant_from
-        self._counts: dict[str, Any] = {"negatives": negatives, "least": least, "seed": self.seed}
-        self._counts["relevant_from"] = relevant_from
+        self._counts: dict[str, Any] = {
+            "negatives": negatives,
+            "least": _least_negatives(negatives, min_negatives),
+            "seed": self.seed,
+            "relevant_from": relevant_from,
+        }
 
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """The batch of the class docstring, of rows of a :class:`RerankerDataset` with an index."""
         predicting = "query_id" in rows[0]
-        most = max(len(row["input_ids"]) for row in rows) if predicting else 1 + self.negatives
+        most = (
+            max(len(row["input_ids"]) for row in rows)
+            if predicting
+            else 1 + self.negatives
+        )
 
         def of_candidates(name: str, absent: Any) -> list[Any]:
             """B · C entries, ``absent`` where a record has no candidate."""
@@ -189,7 +194,9 @@ class RerankerDataModule(RecordsDataModule):
         nothing = np.zeros(0, np.int32)
         shape = (len(rows), most)
         alone = torch.tensor(of_candidates("passage_lengths", 0.0))
-        lengths = torch.tensor([*map(len, of_candidates("input_ids", nothing))]).view(shape)
+        lengths = torch.tensor([*map(len, of_candidates("input_ids", nothing))]).view(
+            shape
+        )
         batch: Batch = {
             "index": torch.tensor([row["index"] for row in rows]),
             "lengths": lengths,
@@ -255,17 +262,28 @@ class RerankerDataModule(RecordsDataModule):
         _, rows = limits_of_model(self.trainer)
         skip = self.skips(name)
         return RerankerDataset(
-            records, self._tokenizer, **self._format, rows=rows, name=name, skip_invalid=skip
+            records,
+            self._tokenizer,
+            **self._format,
+            rows=rows,
+            name=name,
+            skip_invalid=skip,
         )
 
     def reader(self, name: str) -> Parse:
         """With the passage that is marked first; to predict for in the order given."""
-        return parse_candidates if name == "predict" else partial(parse_labelled, **self._counts)
+        return (
+            parse_candidates
+            if name == "predict"
+            else partial(parse_labelled, **self._counts)
+        )
 
     def task_records(self, name: str) -> list[Record]:
         """Of the hub's two splits only what is asked for, as one of them is long."""
         if self.source == "hub" and name in SPLITS and name not in self._records:
-            self._records |= self._from_hub("train" if name == "train" else "validation")
+            self._records |= self._from_hub(
+                "train" if name == "train" else "validation"
+            )
         return super().task_records(name)
 
     def read(self, name: str) -> list[Record]:
@@ -309,20 +327,26 @@ class RerankerDataModule(RecordsDataModule):
             for row in docstring_records(self.negatives, self.seed)
         ]
         if not records:
-            raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
+            raise DataError(
+                "The embedded corpus has no module with so many negatives. Lower them."
+            )
         modules = [record.category for record in records]
         splits = split_by_group(records, modules, self.shares, self.seed, "module")
         self.note_held_out(splits, "", self.shares)
         return splits
 
-    def _kept(self, name: str, usable: list[Any], variances: Iterable[float]) -> list[Any]:
+    def _kept(
+        self, name: str, usable: list[Any], variances: Iterable[float]
+    ) -> list[Any]:
         """Those queries that a split keeps; of each the variance of its negatives' lengths."""
         limit = self.limits[name]
         if limit is None or len(usable) <= limit:
             return usable
         if name != "train" and (self.shares["test"] or self.files["test"]):
             rule = "drawn at random"
-            chosen = random.Random(digest(self.seed, name)).sample(range(len(usable)), limit)
+            chosen = random.Random(digest(self.seed, name)).sample(
+                range(len(usable)), limit
+            )
             chosen.sort()
         else:
             rule = "those whose negatives' lengths vary most"
@@ -341,7 +365,9 @@ class RerankerDataModule(RecordsDataModule):
 
         def parse(row: Any, position: int) -> Record:
             row = without_fields(row, self.ignore)
-            return parse_labelled(row, f"{source}, record {position + 1}", **self._counts)
+            return parse_labelled(
+                row, f"{source}, record {position + 1}", **self._counts
+            )
 
         def measure(row: Any, position: int) -> dict[str, Any]:
             try:
@@ -354,7 +380,9 @@ class RerankerDataModule(RecordsDataModule):
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()  # a state of its last use, as is padding
         backend.no_padding()
-        key = digest(rows._fingerprint, source, backend.to_str(), [*self._counts.values(), "row"])
+        key = digest(
+            rows._fingerprint, source, backend.to_str(), [*self._counts.values(), "row"]
+        )
         options: dict[str, Any] = {"with_indices": True, "new_fingerprint": key[:32]}
         measured = rows.map(measure, remove_columns=rows.column_names, **options)
         problems, variances = measured["problem"][:], measured["variance"][:]
@@ -363,7 +391,9 @@ class RerankerDataModule(RecordsDataModule):
             refused(DataError(wrong[0]), self.skip_invalid)
             report_skipped(source, wrong, len(usable))
             if split == "train":
-                self.note_left_out(source, len(wrong), len(rows), f"records of {source}")
+                self.note_left_out(
+                    source, len(wrong), len(rows), f"records of {source}"
+                )
         sides = ["train"] * len(usable)
         if split != "train":
             records = [parse(rows[i], i) for i in usable]
@@ -372,8 +402,21 @@ class RerankerDataModule(RecordsDataModule):
         for name in ("train",) if split == "train" else ("val", "test"):
             own = [i for i, side in zip(usable, sides, strict=True) if side == name]
             kept = self._kept(name, own, (variances[i] for i in own))
-            found[name] = check_together([parse(rows[i], i) for i in kept], self.skip_invalid)
+            found[name] = check_together(
+                [parse(rows[i], i) for i in kept], self.skip_invalid
+            )
         return found
+
+
+def _least_negatives(negatives: int, least: int | None) -> int:
+    """How many irrelevant passages a query has at least."""
+    if least is None:
+        return negatives
+    if not 1 <= least <= negatives:
+        raise DataError(
+            f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
+        )
+    return least
 
 
 def _collection(
@@ -426,7 +469,10 @@ def docstring_records(negatives: int, seed: int = 0) -> list[dict[str, Any]]:
                 "query_id": query_id,
                 "query": entry["query"],
                 "query_type": module.partition(".")[0],
-                "passages": {"is_selected": [1] + [0] * negatives, "passage_text": texts},
+                "passages": {
+                    "is_selected": [1] + [0] * negatives,
+                    "passage_text": texts,
+                },
             }
             records.append(record)
     return records

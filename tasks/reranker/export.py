@@ -53,7 +53,11 @@ def save_with_one_label(model: PreTrainedModel, folder: Path) -> None:
     """Saves the model; of a two-label head, its one layer of two outputs, W₁ − W₀ and b₁ − b₀."""
     state = model.state_dict()
     if model.config.num_labels == 2:
-        linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+        linear = {
+            name: part
+            for name, part in model.named_modules()
+            if isinstance(part, nn.Linear)
+        }
         (head,) = (name for name, part in linear.items() if part.out_features == 2)
         for key in [name for name in state if name.startswith(f"{head}.")]:
             state[key] = state[key][1:] - state[key][:1]
@@ -79,14 +83,23 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: Template) ->
     # JSON's escapes are among those that Jinja reads.
     parts = before, template.between, after
     first, second, third = (json.dumps(part, ensure_ascii=False) for part in parts)
-    said = (f'(messages | selectattr("role", "eq", "{role}") | first).content' for role in ROLES)
+    said = (
+        f'(messages | selectattr("role", "eq", "{role}") | first).content'
+        for role in ROLES
+    )
     # A content may be a list of parts: CrossEncoder decides from how the template looks.
-    query, document = (f"({text} if {text} is string else {text}[0].text)" for text in said)
-    tokenizer.chat_template = f"{{{{ {first} + {query} + {second} + {document} + {third} }}}}"
+    query, document = (
+        f"({text} if {text} is string else {text}[0].text)" for text in said
+    )
+    tokenizer.chat_template = (
+        f"{{{{ {first} + {query} + {second} + {document} + {third} }}}}"
+    )
     for query, passage in PROBES:
         pair = zip(ROLES, (query, passage), strict=True)
         messages = [{"role": role, "content": text} for role, text in pair]
-        rendered: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
+        rendered: Any = tokenizer.apply_chat_template(
+            messages, tokenize=True, return_dict=True
+        )
         expected = tokenizer(template.render(query, passage).text).input_ids
         if rendered["input_ids"] != expected:
             raise ValueError(

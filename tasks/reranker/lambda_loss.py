@@ -47,7 +47,9 @@ def length_biased_lambda_loss(
         (B,), float32 or wider.
     """
     if candidate_set == "negatives":
-        candidates = candidates & (torch.arange(scores.shape[1], device=scores.device) > 0)
+        candidates = candidates & (
+            torch.arange(scores.shape[1], device=scores.device) > 0
+        )
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     scores = scores.masked_fill(~candidates, 0.0)
     lengths = lengths.to(scores.dtype)
@@ -57,7 +59,9 @@ def length_biased_lambda_loss(
     by_score = scores.detach().masked_fill(~candidates, -torch.inf)
     places = by_score.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     ranks = torch.arange(1, scores.shape[1] + 1, device=scores.device)
-    discount = torch.where(ranks <= top_k, 1.0 / torch.log2(ranks.to(scores.dtype) + 1.0), 0.0)
+    discount = torch.where(
+        ranks <= top_k, 1.0 / torch.log2(ranks.to(scores.dtype) + 1.0), 0.0
+    )
     discounts = discount[places]
     ideal_dcg = (gains.sort(dim=1, descending=True).values * discount).sum(dim=1)
 

@@ -49,7 +49,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id is None:
         # A decoder's score is that of the last token which is no padding: rather not its end token.
         known = map(str, tokenizer.get_added_vocab())
-        tokenizer.pad_token = next((t for t in known if "pad" in t.lower()), tokenizer.eos_token)
+        tokenizer.pad_token = next(
+            (t for t in known if "pad" in t.lower()), tokenizer.eos_token
+        )
     return tokenizer
 
 
@@ -87,7 +89,8 @@ def load_cross_encoder(
     model.config.problem_type, model.config.sentence_transformers = None, CONFIG
     if tokenizer is not None:
         agree_on_padding(model, tokenizer)
-    return model.train()  # loaded in evaluation mode, and Lightning keeps the mode it finds
+    # loaded in evaluation mode, and Lightning keeps the mode it finds
+    return model.train()
 
 
 def _base(
@@ -106,15 +109,21 @@ def _base(
     if head is None:
         _set_labels(config, name, adapter)
     if dropout is not None:
-        names = [each for each in vars(config) if "dropout" in each or each.endswith("pdrop")]
+        names = [
+            each for each in vars(config) if "dropout" in each or each.endswith("pdrop")
+        ]
         if not names:
-            raise ValueError(f"dropout={dropout}: {name} has none to set; leave it out.")
+            raise ValueError(
+                f"dropout={dropout}: {name} has none to set; leave it out."
+            )
         for each in names:
             setattr(config, each, dropout)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(torch.initial_seed())
         model: PreTrainedModel = whole_model(
-            AutoModelForSequenceClassification if head is None else AutoModelForCausalLM,
+            AutoModelForSequenceClassification
+            if head is None
+            else AutoModelForCausalLM,
             name,
             revision,
             config=config,
@@ -124,10 +133,14 @@ def _base(
     return model
 
 
-def _set_labels(config: PreTrainedConfig, name: str, adapter: SavedAdapter | None) -> None:
+def _set_labels(
+    config: PreTrainedConfig, name: str, adapter: SavedAdapter | None
+) -> None:
     """The labels of the model's head, or the adapter's; one where neither has a head."""
     kinds = config.architectures or []
-    labels = [config.num_labels] if any("ForSequenceCl" in kind for kind in kinds) else []
+    labels = (
+        [config.num_labels] if any("ForSequenceCl" in kind for kind in kinds) else []
+    )
     if adapter is not None:
         name = adapter.name
         labels = _labels_of(adapter) or labels
@@ -155,7 +168,9 @@ def _labels_of(adapter: SavedAdapter) -> list[int]:
     found = [
         shape[0]
         for name, shape in adapter.shapes.items()
-        if name.endswith(".weight") and "lora_" not in name and _HEADS.intersection(name.split("."))
+        if name.endswith(".weight")
+        and "lora_" not in name
+        and _HEADS.intersection(name.split("."))
     ]
     return [min(found)] if found else []
 
@@ -170,12 +185,17 @@ def _words(head: Sequence[str | bool | int]) -> list[str]:
             'head: YAML reads yes and no as true and false. Put them in quotes: ["yes", "no"].'
         )
     if not 1 <= len(head) <= 2:
-        raise ValueError(f"head={list(head)}: give one word, or two: the right one first.")
+        raise ValueError(
+            f"head={list(head)}: give one word, or two: the right one first."
+        )
     return [str(word) for word in head]
 
 
 def with_head_of_words(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, words: Sequence[str], name: str
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    words: Sequence[str],
+    name: str,
 ) -> PreTrainedModel:
     """A causal model as one with a head of one label, its logit of a word, or that less another's.
 
@@ -193,7 +213,9 @@ def with_head_of_words(
         found = AutoModelForSequenceClassification.from_config(config)
     own = getattr(found, "score", None)
     if not isinstance(own, nn.Linear) or own.bias is not None:
-        raise ValueError(f"head: {type(found).__name__} has no head that words can be put into.")
+        raise ValueError(
+            f"head: {type(found).__name__} has no head that words can be put into."
+        )
     setattr(found, found.base_model_prefix, decoder)
     found.score = nn.Linear(len(weight), 1, bias=False)
     found.score.weight = nn.Parameter(weight[None].clone())
@@ -228,14 +250,18 @@ def _check_equal(causal: Any, found: Any, tokens: list[int], name: str) -> None:
         )
 
 
-def agree_on_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def agree_on_padding(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Lets the model know the token that batches are padded with, and its export say so.
 
     A decoder reads its score at the last token that is not this one. Encoders that count positions
     from behind the padding token keep their own; their scores do not depend on it.
     """
     counted = any(
-        isinstance(part, nn.Embedding) and part.padding_idx is not None and "position" in name
+        isinstance(part, nn.Embedding)
+        and part.padding_idx is not None
+        and "position" in name
         for name, part in model.named_modules()
     )
     if tokenizer.pad_token_id is None or counted:

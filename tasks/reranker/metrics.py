@@ -13,7 +13,9 @@ NAMES = ("mrr@10", "hit@3", "lenrank@10", "avglength@3", "score_std")
 """The paper's four, and the scale of the scores; each is a mean over queries."""
 
 
-def ranking_metrics(scores: Tensor, lengths: Tensor, candidates: Tensor) -> dict[str, Tensor]:
+def ranking_metrics(
+    scores: Tensor, lengths: Tensor, candidates: Tensor
+) -> dict[str, Tensor]:
     """By name the values of the queries, (B,) float32.
 
         mrr@10       1/r if the positive's rank r ≤ 10, else 0
@@ -33,7 +35,10 @@ def ranking_metrics(scores: Tensor, lengths: Tensor, candidates: Tensor) -> dict
     negatives[:, 0] = False
     of_negatives = _ranked_lengths(scores, lengths, negatives, 10)
     places = torch.arange(1, of_negatives.shape[1] + 1, device=scores.device)
-    first, counted = _ranked_lengths(scores, lengths, candidates, 3), candidates.sum(dim=1)
+    first, counted = (
+        _ranked_lengths(scores, lengths, candidates, 3),
+        candidates.sum(dim=1),
+    )
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     scores = scores - scores[:, :1]  # Equal scores of any size have no spread at all.
     means = torch.where(candidates, scores, 0.0).sum(dim=1) / counted.clamp(min=1)
@@ -50,14 +55,18 @@ def ranking_metrics(scores: Tensor, lengths: Tensor, candidates: Tensor) -> dict
 
 def ranked_order(scores: Tensor, candidates: Tensor) -> Tensor:
     """Candidates from the highest score to the lowest, absent ones at the end, (B, C) long."""
-    positions = torch.arange(scores.shape[1], device=scores.device).roll(-1)  # 1, 2, …, 0
-    lowest = torch.finfo(scores.dtype).min  # Of a candidate that is there; an absent one has −∞.
+    # 1, 2, …, 0
+    positions = torch.arange(scores.shape[1], device=scores.device).roll(-1)
+    # Of a candidate that is there; an absent one has −∞.
+    lowest = torch.finfo(scores.dtype).min
     numbers = scores.nan_to_num(nan=lowest, posinf=torch.inf, neginf=lowest)
     numbers = numbers.masked_fill(~candidates, -torch.inf)
     return positions[numbers[:, positions].argsort(dim=1, descending=True, stable=True)]
 
 
-def _ranked_lengths(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: int) -> Tensor:
+def _ranked_lengths(
+    scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: int
+) -> Tensor:
     """Lengths at ranks 1 … min(top_k, C), 0 at ranks nobody holds; float32."""
     order = ranked_order(scores, candidates)[:, :top_k]
     ranked = lengths.float().gather(1, order)

@@ -23,7 +23,13 @@ from torch.nn.functional import logsigmoid
 from torchmetrics import MeanMetric
 from transformers import AutoModelForSequenceClassification
 
-from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
+from pl_pointwise import (
+    Constraint,
+    Formulation,
+    Optimization,
+    PointwiseModule,
+    Training,
+)
 from pl_pointwise.errors import one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.export.folder import replaced_folder
@@ -40,7 +46,9 @@ from .scoring import ScoringMethod, choose_scoring_method, scores_of
 from .template import Template
 
 PAPER_TRAINING = Training(
-    Optimization(learning_rate=2e-5, weight_decay=0.0, schedule="linear", warmup_ratio=0.1)
+    Optimization(
+        learning_rate=2e-5, weight_decay=0.0, schedule="linear", warmup_ratio=0.1
+    )
 )
 
 
@@ -103,7 +111,9 @@ class RerankerModule(PointwiseModule):
         super().__init__(
             formulation=formulation,
             constraints={"relevance": Constraint(at_least=tolerance)},
-            evaluation_constraints={"relevance": Constraint(at_least=evaluation_tolerance)},
+            evaluation_constraints={
+                "relevance": Constraint(at_least=evaluation_tolerance)
+            },
             training=training,
         )
         one_of("objective", objective, ("length", "monobert"))
@@ -121,7 +131,9 @@ class RerankerModule(PointwiseModule):
         self.model = load_cross_encoder(model_name, dropout, attention, head)
         most = most_tokens(self.model)
         if max_length > most:
-            rank_zero_info(f"{model_name} has positions for {most} tokens: max_length is {most}.")
+            rank_zero_info(
+                f"{model_name} has positions for {most} tokens: max_length is {most}."
+            )
             self.max_length = int(most)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -135,7 +147,9 @@ class RerankerModule(PointwiseModule):
         if len(present) == 0:
             return torch.zeros(shape, device=device)
         if self.scoring_method == "auto":
-            self.scoring_method = choose_scoring_method(self.model, inputs, lengths, present)
+            self.scoring_method = choose_scoring_method(
+                self.model, inputs, lengths, present
+            )
         method = self.scoring_method if device.type == "cpu" else "grouped"
         scores = scores_of(method, self.model, inputs, lengths, present)
         places = present.to(device, non_blocking=True)
@@ -147,7 +161,11 @@ class RerankerModule(PointwiseModule):
         if self.trained_on == "monobert":
             return binary_cross_entropy(outputs, candidates)
         return length_biased_lambda_loss(
-            outputs, batch["passage_lengths"], candidates, self.top_k, self.objective_candidates
+            outputs,
+            batch["passage_lengths"],
+            candidates,
+            self.top_k,
+            self.objective_candidates,
         )
 
     def constraint_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -183,7 +201,8 @@ class RerankerModule(PointwiseModule):
             metrics[name].update(index, of_queries)
         margins = self.constraint_values(scores, batch)["relevance"]
         pairs = candidates[:, :1] & candidates[:, 1:]
-        metrics["wrong_order"].update((~(margins > 0))[pairs].float())  # NaN is out of order.
+        # NaN is out of order.
+        metrics["wrong_order"].update((~(margins > 0))[pairs].float())
 
     def predict_step(
         self, batch: Batch, batch_idx: int = 0, dataloader_idx: int = 0
@@ -214,7 +233,9 @@ class RerankerModule(PointwiseModule):
         template = None if self.template is None else Template.parse(self.template)
         if template is not None:
             template = template.filled(self.instruction)
-        tokenizer = exported_tokenizer(load_tokenizer(self.model_name), self.max_length, template)
+        tokenizer = exported_tokenizer(
+            load_tokenizer(self.model_name), self.max_length, template
+        )
         card = {"library_name": "sentence-transformers", "pipeline_tag": "text-ranking"}
         with replaced_folder(Path(path)) as folder:
             save_with_one_label(self.model, folder)

@@ -81,7 +81,9 @@ class _Collected:
         """Its place and the row; DataError where no passage is an answer."""
         if not self.right:
             problem = "marks none of the query's passages as an answer"
-            remedy = "Add one, take the query out, or lower data.relevant_from if it is set"
+            remedy = (
+                "Add one, take the query out, or lower data.relevant_from if it is set"
+            )
             raise bad_field(self.place, self.marks, problem, remedy)
         right = [passage for passage, _ in self.right.values()]
         wrong = [passage for passage, _ in self.wrong.values()]
@@ -135,7 +137,11 @@ def collected(
 
 def check_header(path: str, row: Mapping[str, Any] | None) -> None:
     """Refuses a table whose first line names no query: MS MARCO's triples have no header."""
-    if row is None or not path.lower().endswith(_TABLES) or any(n in row for n in _PAIR_QUERIES):
+    if (
+        row is None
+        or not path.lower().endswith(_TABLES)
+        or any(n in row for n in _PAIR_QUERIES)
+    ):
         return
     names = ", ".join(shown(name) for name in list(row)[:4])
     raise DataError(
@@ -166,7 +172,9 @@ def _passage_of_pair(row: Mapping[str, Any]) -> str:
 
 def _is_triple(row: Mapping[str, Any]) -> bool:
     """Whether a row has one answer and one negative, both texts."""
-    passages = [n for n in row if (n in POSITIVE or NEGATIVE.fullmatch(n)) and is_filled(row[n])]
+    passages = [
+        n for n in row if (n in POSITIVE or NEGATIVE.fullmatch(n)) and is_filled(row[n])
+    ]
     right = [name for name in passages if name in POSITIVE]
     texts = all(isinstance(listed(row[name]), str) for name in passages)
     return len(passages) == 2 and len(right) == 1 and texts
@@ -183,11 +191,17 @@ def _add_pair(
     marks = marks or next(name for name in MARKS if name in row)
     value = row[marks]
     if isinstance(value, list):
-        raise bad_field(where, marks, f"is {kind(value)} for one passage", "Give one label")
+        raise bad_field(
+            where, marks, f"is {kind(value)} for one passage", "Give one label"
+        )
     label = relevance(value, relevant_from)
     if label is None:
-        problem = f"is {shown(value)}, which does not say whether the passage is an answer"
-        remedy = "Give 0 or 1, or set data.relevant_from to the least value of an answer"
+        problem = (
+            f"is {shown(value)}, which does not say whether the passage is an answer"
+        )
+        remedy = (
+            "Give 0 or 1, or set data.relevant_from to the least value of an answer"
+        )
         raise bad_field(where, marks, problem, remedy)
     text = row[passage]
     read = {passage, marks}
@@ -198,9 +212,13 @@ def _add_pair(
     group.add(text, label == 1, where)
 
 
-def _add_triple(groups: dict[tuple[str, ...], _Collected], row: dict[str, Any], where: str) -> None:
+def _add_triple(
+    groups: dict[tuple[str, ...], _Collected], row: dict[str, Any], where: str
+) -> None:
     right = next(name for name in POSITIVE if is_filled(row.get(name)))
-    wrong = next(name for name in row if NEGATIVE.fullmatch(name) and is_filled(row[name]))
+    wrong = next(
+        name for name in row if NEGATIVE.fullmatch(name) and is_filled(row[name])
+    )
     group = _group(groups, row, {right, wrong}, where, right, row[right])
     group.add(row[right], right=True, where=where)
     group.add(row[wrong], right=False, where=where)

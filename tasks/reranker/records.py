@@ -37,7 +37,14 @@ LISTED = ("passages", "docs", "documents", "candidates")
 """All passages in one list, and which of them is right in another."""
 ONE_PASSAGE = ("passage", "document", "doc", "candidate", "answer", "response")
 """One passage a row, or the same lists as of :data:`LISTED`; an "answer" also beside negatives."""
-POSITIVE = ("pos", "positive", "positives", "positive_passages", "positive_ctxs", "answer")
+POSITIVE = (
+    "pos",
+    "positive",
+    "positives",
+    "positive_passages",
+    "positive_ctxs",
+    "answer",
+)
 """The right ones in a field of their own, the others in fields of :data:`NEGATIVE`."""
 NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?(_\d+)?|(hard_)?negative_(passages|ctxs)")
 MARKS = ("labels", "label", "relevance", "score", "scores")
@@ -105,14 +112,18 @@ def parse_labelled(
     marked = labels.count(1)
     if marked != 1:
         problem = f"marks {marked or 'no'} passages"
-        raise bad_field(where, marks, problem, "Mark one; of several answers give a row each")
+        raise bad_field(
+            where, marks, problem, "Mark one; of several answers give a row each"
+        )
     texts = record.passages
     right = labels.index(1)
     wrong = [place for place in range(len(texts)) if place != right]
     _check_once(texts, right, [name for name, _ in named], where)
     _check_teacher(row, where, labels)
     if len(wrong) < least:
-        problem = f"has {len(wrong)} passages besides the marked one, and {least} are needed"
+        problem = (
+            f"has {len(wrong)} passages besides the marked one, and {least} are needed"
+        )
         unread = sorted(row.unread())
         if unread:
             problem += f" (not read: {', '.join(map(shown, unread))})"
@@ -124,7 +135,9 @@ def parse_labelled(
     return replace(record, passages=tuple(texts[place] for place in (right, *wrong)))
 
 
-def _check_once(texts: Sequence[str], right: int, names: Sequence[str], where: str) -> None:
+def _check_once(
+    texts: Sequence[str], right: int, names: Sequence[str], where: str
+) -> None:
     """Refuses a negative that is the right passage again; names: the field of each."""
     for place, text in enumerate(texts):
         if place != right and folded(text) == folded(texts[right]):
@@ -172,19 +185,24 @@ def rows_of_one_answer(raw: Any, relevant_from: float | None = None) -> list[Any
     return rows
 
 
-def check_together(records: Sequence[Record], skip_invalid: bool | None) -> list[Record]:
+def check_together(
+    records: Sequence[Record], skip_invalid: bool | None
+) -> list[Record]:
     """The records without those that contradict an earlier one of the same query.
 
     Raises:
         DataError: one does, and it is not to be skipped: it marks a passage that the other has as a
             negative, or the other way round, and both constraints cannot hold.
     """
-    right = dict[tuple[str, str], str]()  # By query and passage the place of the record.
+    # By query and passage the place of the record.
+    right = dict[tuple[str, str], str]()
     wrong = dict[tuple[str, str], str]()
     kept = list[Record]()
     problems = list[str]()
     for record in records:
-        answer, *negatives = [(record.unit, str(folded(text))) for text in record.passages]
+        answer, *negatives = [
+            (record.unit, str(folded(text))) for text in record.passages
+        ]
         opposite = wrong.get(answer)
         for negative in negatives:
             opposite = opposite or right.get(negative)
@@ -211,7 +229,11 @@ def _rows_of_grades(
     marks = _marks_of(row)
     texts = listed(row[form])
     grades = listed(row.get(marks))
-    if not isinstance(texts, list) or not isinstance(grades, list) or len(texts) != len(grades):
+    if (
+        not isinstance(texts, list)
+        or not isinstance(grades, list)
+        or len(texts) != len(grades)
+    ):
         return None
     labels = [relevance(grade, relevant_from) for grade in grades]
     if None in labels or labels.count(1) < 2:
@@ -260,7 +282,10 @@ def _check_teacher(row: Any, where: str, labels: Sequence[int | None]) -> None:
             best = row[of_right]
             others = row[of_wrong]
     else:
-        name = next((field for field in together if isinstance(row.get(field), list)), together[0])
+        name = next(
+            (field for field in together if isinstance(row.get(field), list)),
+            together[0],
+        )
         scores = row.get(name)
         if not isinstance(scores, list) or len(scores) != len(labels):
             return
@@ -299,7 +324,9 @@ def _text(value: Any, name: str, where: str) -> str:
     return text_field(value, name, where)
 
 
-def _passages(row: dict[str, Any], where: str) -> tuple[list[tuple[str, Any]], Any, str]:
+def _passages(
+    row: dict[str, Any], where: str
+) -> tuple[list[tuple[str, Any]], Any, str]:
     """(field, text) of every passage, what is said of them, and in which field.
 
     docs/reranker.md lists the forms of rows.
@@ -346,7 +373,9 @@ def form_of(row: dict[str, Any]) -> tuple[str, bool]:
 
 
 def _has_negatives(row: dict[str, Any]) -> bool:
-    return any(NEGATIVE.fullmatch(name) and is_filled(value) for name, value in row.items())
+    return any(
+        NEGATIVE.fullmatch(name) and is_filled(value) for name, value in row.items()
+    )
 
 
 def _marks_of(row: dict[str, Any]) -> str:
@@ -378,10 +407,20 @@ def _listed_passages(
 # Tokens ------------------------------------------------------------------------------------------
 
 
-def token_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
+def token_lengths(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
+) -> list[int]:
     """Tokens of each text by itself: no special tokens, never cut."""
-    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-    return [len(ids) for ids in tokenizer(list(texts), **options)["input_ids"]] if texts else []
+    options = {
+        "add_special_tokens": False,
+        "return_attention_mask": False,
+        "verbose": False,
+    }
+    return (
+        [len(ids) for ids in tokenizer(list(texts), **options)["input_ids"]]
+        if texts
+        else []
+    )
 
 
 @dataclass(frozen=True)
@@ -466,7 +505,9 @@ class RerankerDataset:
         kinds = [record.category for record in self.records]
         self.categories = kinds if any(kinds) else None
         if cut:
-            rank_zero_info(f"{name}: {cut:,} pairs of more than {max_length} tokens were cut.")
+            rank_zero_info(
+                f"{name}: {cut:,} pairs of more than {max_length} tokens were cut."
+            )
 
     def _inputs(
         self,
@@ -497,10 +538,15 @@ class RerankerDataset:
 
     def _pairs(self, record: Record) -> list[_Input | None]:
         """Pairs as CrossEncoder.predict feeds them, unpadded; None where no passage is left."""
-        limit: dict[str, Any] = {"truncation": "longest_first", "max_length": self._max_length}
+        limit: dict[str, Any] = {
+            "truncation": "longest_first",
+            "max_length": self._max_length,
+        }
         queries = [record.query] * len(record.passages)
         passages = list(record.passages)
-        encoded = self._tokenizer(queries, passages, **limit, return_attention_mask=False)
+        encoded = self._tokenizer(
+            queries, passages, **limit, return_attention_mask=False
+        )
         inputs = list[_Input | None]()
         for pair in encoded.encodings or []:
             whole = _Input.of(pair, range(len(pair.ids)), bool(pair.overflowing))

@@ -64,14 +64,19 @@ def scores_of(
         }
         arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
         row = method == "packed"
-        with packed(model, Packing.of(lengths[rows], longest)) if row else nullcontext():
+        with (
+            packed(model, Packing.of(lengths[rows], longest)) if row else nullcontext()
+        ):
             scores.append(score(model(**arguments).logits))
     order = torch.cat(groups).argsort().to(device, non_blocking=True)
     return torch.cat(scores)[order]
 
 
 def choose_scoring_method(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], lengths: Tensor, present: Tensor
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    lengths: Tensor,
+    present: Tensor,
 ) -> ScoringMethod:
     """Whether a packed row gives what padded groups give; if not, the log says why.
 
@@ -84,7 +89,9 @@ def choose_scoring_method(
     probe = by_length[[0, len(by_length) // 2, -1]].unique()
     exact = all(weight.dtype.itemsize >= 4 for weight in model.parameters())
     bound = 1e-4 if exact else 0.1
-    mixed = torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu") and not exact)
+    mixed = torch.autocast(
+        "cpu", enabled=torch.is_autocast_enabled("cpu") and not exact
+    )
     training = [part for part in model.modules() if part.training]
     try:
         for part in training:
@@ -94,8 +101,11 @@ def choose_scoring_method(
             install(model)
             found = scores_of("packed", model, inputs, lengths, probe)
         problem = None
-        if not found.isclose(expected, rtol=bound, atol=bound).all():  # NaN is not close.
-            problem = f"its scores are {found.tolist()}, and {expected.tolist()} in groups"
+        # NaN is not close.
+        if not found.isclose(expected, rtol=bound, atol=bound).all():
+            problem = (
+                f"its scores are {found.tolist()}, and {expected.tolist()} in groups"
+            )
     except Exception as error:  # whatever a model may raise that was not built for this
         problem = f"{type(error).__name__}: {error}"
     finally:
@@ -104,7 +114,9 @@ def choose_scoring_method(
     if problem is None:
         return "packed"
     uninstall(model)
-    log.warning("Pairs are padded in groups of similar length, not packed: %s.", problem)
+    log.warning(
+        "Pairs are padded in groups of similar length, not packed: %s.", problem
+    )
     return "grouped"
 
 

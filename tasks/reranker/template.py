@@ -65,7 +65,9 @@ class Template:
                 "where a record has none, and in the export."
             )
         parts = (self.before, self.between, self.after)
-        before, between, after = (part.replace("{instruction}", instruction) for part in parts)
+        before, between, after = (
+            part.replace("{instruction}", instruction) for part in parts
+        )
         return Template(before, between, after)
 
     def render(self, query: str, passage: str) -> Rendered:

@@ -11,9 +11,17 @@ from lightning.pytorch.utilities import rank_zero_warn
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.plain import from_plain
-from pl_pointwise.tasks.common.data import Needs, Parse, side_of_held_out, warn_of_shared
+from pl_pointwise.tasks.common.data import (
+    Needs,
+    Parse,
+    side_of_held_out,
+    warn_of_shared,
+)
 from pl_pointwise.tasks.language_model.data import EncodedResponses, ResponseDataModule
-from pl_pointwise.tasks.language_model.text.reasoning import REFUSAL_TEXT, validate_refusals
+from pl_pointwise.tasks.language_model.text.reasoning import (
+    REFUSAL_TEXT,
+    validate_refusals,
+)
 from pl_pointwise.tasks.language_model.text.records import Record, with_refusals
 
 from .records import (
@@ -91,7 +99,9 @@ class Selection:
         held_out = self.held_out_per_category
         count = self.per_category
         if not 0 <= held_out < count:
-            raise DataError(f"held_out_per_category={held_out}, per_category={count}: leave some.")
+            raise DataError(
+                f"held_out_per_category={held_out}, per_category={count}: leave some."
+            )
 
 
 class SafetyDataModule(ResponseDataModule):
@@ -175,9 +185,13 @@ class SafetyDataModule(ResponseDataModule):
         }
         super().__init__(model_name, source, files, **options)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
-        one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
+        one_of(
+            "unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError
+        )
         if source == "hub" and unsafe_schema == "labelled":
-            raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
+            raise DataError(
+                "unsafe_schema=labelled: there are none on the hub; give files."
+            )
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
         self.selection = from_plain(Selection, selection)
         self.refusals = validate_refusals(refusals)
@@ -216,13 +230,19 @@ class SafetyDataModule(ResponseDataModule):
                 train, chosen.per_category, chosen.held_out_per_category, self.seed
             )
             if "test" in read:
-                return self.held_out({"train": train, "val": held, "test": read["test"]}, files)
+                return self.held_out(
+                    {"train": train, "val": held, "test": read["test"]}, files
+                )
         elif kind == "benign":
-            train, held = longest(train, chosen.benign_count, chosen.benign_held_out, self.seed)
+            train, held = longest(
+                train, chosen.benign_count, chosen.benign_held_out, self.seed
+            )
         else:
             held = without(train, read.get("val", []))
         splits = {"train": train}
-        for record, side in zip(held, side_of_held_out(held, self.shares, self.seed), strict=True):
+        for record, side in zip(
+            held, side_of_held_out(held, self.shares, self.seed), strict=True
+        ):
             splits.setdefault(side, []).append(record)
         return splits
 

@@ -157,7 +157,9 @@ class SafetyModule(LanguageModelModule):
         if constrain == "answer":
             tolerances = {"avoid": avoid_tolerance}
         evaluation = from_plain(SafetyEvaluation, evaluation)
-        super().__init__(policy, formulation, tolerances, evaluation, objective, training)
+        super().__init__(
+            policy, formulation, tolerances, evaluation, objective, training
+        )
         self.safe_dpo_margin = safe_dpo_margin
         self.safe_dpo_beta = safe_dpo_beta
         self._judge: CostModel | None = None
@@ -188,14 +190,22 @@ class SafetyModule(LanguageModelModule):
 
     def membership(self, batch: Batch) -> dict[str, Tensor]:
         """Under Safe-DPO the objective applies to every pair."""
-        pairs = {"objective": self._pairs(batch).any(1)} if self.trained_on == "safe_dpo" else {}
+        pairs = (
+            {"objective": self._pairs(batch).any(1)}
+            if self.trained_on == "safe_dpo"
+            else {}
+        )
         return super().membership(batch) | pairs
 
     def _pairs(self, batch: Batch) -> Tensor:
         """The preferred and the other response of each pair of Safe-DPO, (B, R) bool."""
         present: Tensor = batch["roles"] >= 0
         first_two = torch.arange(present.shape[1]) < 2
-        return first_two & present[:, 1:2].any(1, keepdim=True) & (self.trained_on == "safe_dpo")
+        return (
+            first_two
+            & present[:, 1:2].any(1, keepdim=True)
+            & (self.trained_on == "safe_dpo")
+        )
 
     def check_training_records(self, records: Sequence[Record]) -> None:
         """Refuses a training set in which a term has no sample at all."""
@@ -272,14 +282,23 @@ class SafetyModule(LanguageModelModule):
             }
             for answer in asked
         ]
-        path = Path(self.trainer.default_root_dir) / "alpaca_eval" / "model_outputs.json"
+        path = (
+            Path(self.trainer.default_root_dir) / "alpaca_eval" / "model_outputs.json"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(outputs, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps(outputs, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+        )
 
 
 # The cost model ----------------------------------------------------------------------------------
 
-READ = {"model_type": "llama", "score_type": "cost", "score_dim": 1, "do_normalize": False}
+READ = {
+    "model_type": "llama",
+    "score_type": "cost",
+    "score_dim": 1,
+    "do_normalize": False,
+}
 """What a configuration may say; scores of a "reward" model have the other sign."""
 
 
@@ -298,7 +317,11 @@ class ScoringLlama(LlamaPreTrainedModel):
         """The score at the last token of each row, (B, T), not padded: (B,) float32."""
         states = self.model(input_ids, use_cache=False).last_hidden_state
         score = states[:, -1].float() @ self.score_head.weight[0].float()
-        return score if self.score_head.bias is None else score + self.score_head.bias.float()
+        return (
+            score
+            if self.score_head.bias is None
+            else score + self.score_head.bias.float()
+        )
 
 
 class CostModel:
@@ -323,11 +346,17 @@ class CostModel:
         config = pretrained(AutoConfig, name)
         found = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
         if found != READ:
-            raise ValueError(f"{name} is no cost model: its configuration has {found}, not {READ}.")
+            raise ValueError(
+                f"{name} is no cost model: its configuration has {found}, not {READ}."
+            )
         options = {"use_safetensors": True, "output_loading_info": True}
-        model, report = pretrained(ScoringLlama, name, config=config, dtype="auto", **options)
+        model, report = pretrained(
+            ScoringLlama, name, config=config, dtype="auto", **options
+        )
         if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"{name} is no cost model: it has no weights {missing[:4]}.")
+            raise ValueError(
+                f"{name} is no cost model: it has no weights {missing[:4]}."
+            )
         return cls(model.to(device), pretrained(AutoTokenizer, name))
 
     def costs(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:

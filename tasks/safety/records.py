@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, largest, shown
+from pl_pointwise.tasks.common.records import (
+    bad_field,
+    digest,
+    field,
+    kind,
+    largest,
+    shown,
+)
 from pl_pointwise.tasks.language_model.text.messages import answer_text
 from pl_pointwise.tasks.language_model.text.reasoning import is_refusal
 from pl_pointwise.tasks.language_model.text.records import (
@@ -26,7 +33,12 @@ from pl_pointwise.tasks.language_model.text.records import (
     truth,
 )
 
-HELPFUL, REFUSAL, UNSAFE, SAFE = ROLES = ("answer", "refusal", "unsafe answer", "safe answer")
+HELPFUL, REFUSAL, UNSAFE, SAFE = ROLES = (
+    "answer",
+    "refusal",
+    "unsafe answer",
+    "safe answer",
+)
 """What a response is, in the order that a batch numbers them; a safe answer is that of two answers
 to an unsafe prompt."""
 
@@ -88,7 +100,9 @@ def parse_judgement(row: Any, where: str) -> Judgement:
     """{"prompt", "response", "is_safe", "category": {name: bool}}, one annotator's."""
     harms = field(row, "category", where)
     if not isinstance(harms, dict):
-        raise bad_field(where, "category", f"is {kind(harms)}", "Give {name: true or false}")
+        raise bad_field(
+            where, "category", f"is {kind(harms)}", "Give {name: true or false}"
+        )
     seen = frozenset(name for name in harms if flag(harms, name, where, "category."))
     answer = _judged(row, "response", "is_safe", where)
     responses = [REFUSES, replace(answer, role=UNSAFE)]
@@ -99,10 +113,14 @@ def parse_judgement(row: Any, where: str) -> Judgement:
 @reads_whole
 def parse_pair(row: Any, where: str) -> AnswerPair:
     """{"prompt"}, two of {"response_0", "is_response_0_safe"}, {better, safer}_response_id."""
-    responses = [_judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)]
+    responses = [
+        _judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)
+    ]
     better = _zero_or_one(row, "better_response_id", where)
     safer = _zero_or_one(row, "safer_response_id", where)
-    of = "unsafe" if any(response.role == UNSAFE for response in responses) else "benign"
+    of = (
+        "unsafe" if any(response.role == UNSAFE for response in responses) else "benign"
+    )
     record = _record(conversation(row, where), where, of, responses)
     return AnswerPair(record, better, safer)
 
@@ -126,12 +144,15 @@ def parse_prompt(row: Any, where: str) -> Record:
         label = "unsafe" if str(row.get("type")).startswith("contrast_") else "safe"
     if label not in ("safe", "unsafe"):
         raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
-    row.read |= {*ANSWERS, "focus", "note"}  # of AlpacaEval and XSTest; no answer is looked at
+    # of AlpacaEval and XSTest; no answer is looked at
+    row.read |= {*ANSWERS, "focus", "note"}
     of = "unsafe" if label == "unsafe" else "benign"
     return _record(conversation(row, where), where, of, [REFUSES])
 
 
-def _record(messages: list[Any], where: str, kind: str, responses: Sequence[Response]) -> Record:
+def _record(
+    messages: list[Any], where: str, kind: str, responses: Sequence[Response]
+) -> Record:
     """A benign or unsafe record, without tools and category, told apart by its texts."""
     read = make_record({}, messages, responses, where)
     identity = (read.text,) if len(messages) == 1 else tuple(messages)
@@ -147,7 +168,9 @@ def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:
 # Selection ----------------------------------------------------------------------------------------
 
 
-def unanimous(judgements: Iterable[Judgement], categories: Sequence[str]) -> list[Record]:
+def unanimous(
+    judgements: Iterable[Judgement], categories: Sequence[str]
+) -> list[Record]:
     """The answers that their annotators agree about, by category, in the order of the data.
 
     An answer, that is a prompt and a response, counts for a category if it has at least
@@ -176,7 +199,9 @@ def per_category(
     is trained on for none. Where a category has fewer than ``count``, the same share of them is
     held out.
     """
-    groups = [list(group) for _, group in groupby(records, key=lambda record: record.category)]
+    groups = [
+        list(group) for _, group in groupby(records, key=lambda record: record.category)
+    ]
     held: list[Record] = []
     units: set[str] = set()
     for group in groups:
@@ -188,7 +213,9 @@ def per_category(
     train: list[Record] = []
     for group in groups:
         left = without(held, group)
-        left.sort(key=lambda record: digest(seed, record.text, *filter(None, record.answers)))
+        left.sort(
+            key=lambda record: digest(seed, record.text, *filter(None, record.answers))
+        )
         train += left[: count - held_out]
     return train, held
 

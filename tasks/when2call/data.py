@@ -15,7 +15,11 @@ from pl_pointwise.tasks.common.data import Needs, Parse
 from pl_pointwise.tasks.common.records import bad_field, field, kind, shown, text_field
 from pl_pointwise.tasks.language_model.data import ResponseDataModule
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_columns
-from pl_pointwise.tasks.language_model.text.messages import parse_answer, parse_tools, parts_of
+from pl_pointwise.tasks.language_model.text.messages import (
+    parse_answer,
+    parse_tools,
+    parts_of,
+)
 from pl_pointwise.tasks.language_model.text.pairs import ROLES, grouped
 from pl_pointwise.tasks.language_model.text.records import (
     Record,
@@ -65,7 +69,10 @@ class When2CallDataModule(ResponseDataModule):
             ``seed`` also of what is held out.
     """
 
-    needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": ("test", "train", "mcq")}
+    needs: ClassVar[Needs] = {
+        **ResponseDataModule.needs,
+        "test": ("test", "train", "mcq"),
+    }
     roles = ROLES
 
     def __init__(
@@ -83,15 +90,26 @@ class When2CallDataModule(ResponseDataModule):
         group_rejected: bool = False,
         **options: Any,
     ) -> None:
-        files = {"train": train_file, "val": val_file, "test": test_file, "mcq": mcq_file}
+        files = {
+            "train": train_file,
+            "val": val_file,
+            "test": test_file,
+            "mcq": mcq_file,
+        }
         files["predict"] = predict_file
         super().__init__(model_name, source, files, **options)
         one_of("schema", schema, ("when2call", "pairs"), DataError)
-        self.hub_path, self.schema, self.group_rejected = hub_path, schema, group_rejected
+        self.hub_path, self.schema, self.group_rejected = (
+            hub_path,
+            schema,
+            group_rejected,
+        )
 
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """Besides, the characters of each response."""
-        characters = collate_columns([row["characters"] for row in rows], rows[0]["columns"], 0)
+        characters = collate_columns(
+            [row["characters"] for row in rows], rows[0]["columns"], 0
+        )
         return super().collate(rows) | {"characters": characters}
 
     def on_hub(self, name: str) -> tuple[str, str | None, str] | None:
@@ -108,7 +126,11 @@ class When2CallDataModule(ResponseDataModule):
     def read_splits(self) -> dict[str, list[Record]]:
         """The splits, of several rejected answers one sample where asked for."""
         splits = super().read_splits()
-        return {n: grouped(found) for n, found in splits.items()} if self.group_rejected else splits
+        return (
+            {n: grouped(found) for n, found in splits.items()}
+            if self.group_rejected
+            else splits
+        )
 
 
 # Records -----------------------------------------------------------------------------------------
@@ -116,7 +138,9 @@ class When2CallDataModule(ResponseDataModule):
 
 def choices_of(record: Record) -> list[int]:
     """The category of each answer, a position in :data:`CATEGORIES`; −1 if unknown."""
-    return [CATEGORIES.index(r.behaviour) if r.behaviour else -1 for r in record.responses]
+    return [
+        CATEGORIES.index(r.behaviour) if r.behaviour else -1 for r in record.responses
+    ]
 
 
 @reads_whole
@@ -150,9 +174,13 @@ def parse_choice(row: Any, where: str) -> Record:
         if name == "tool_call" and not parts_of(answer).calls:
             remedy = 'Give {"name": …, "arguments": {…}} as JSON'
             raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)
-        responses.append(Response("avoid" if responses else "prefer", answer, behaviour=name))
+        responses.append(
+            Response("avoid" if responses else "prefer", answer, behaviour=name)
+        )
     asked = parse_question(row, where)
-    return replace(asked, responses=tuple(responses), given_category=right, given_kind="choice")
+    return replace(
+        asked, responses=tuple(responses), given_category=right, given_kind="choice"
+    )
 
 
 @reads_whole
@@ -161,11 +189,15 @@ def parse_question(row: Any, where: str) -> Record:
     question = text_field(field(row, "question", where), "question", where)
     tools = parse_tools(field(row, "tools", where), where)
     row.read |= _PUBLISHED
-    return Record([{"role": "user", "content": question}], tools, (), where, given_kind="")
+    return Record(
+        [{"role": "user", "content": question}], tools, (), where, given_kind=""
+    )
 
 
 def _behaviour(value: Any, name: str, where: str) -> str:
     """The value of a field, if it is one of :data:`CATEGORIES`."""
     if value in CATEGORIES:
         return str(value)
-    raise bad_field(where, name, f"is {shown(value)}", f"Give one of {', '.join(CATEGORIES)}")
+    raise bad_field(
+        where, name, f"is {shown(value)}", f"Give one of {', '.join(CATEGORIES)}"
+    )

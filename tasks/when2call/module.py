@@ -131,7 +131,9 @@ class When2CallModule(LanguageModelModule):
         evaluation = from_plain(When2CallEvaluation, evaluation)
         own = {"chosen": chosen_tolerance, "rejected": rejected_tolerance}
         if constrain != "likelihood":
-            own = {constrain: ratio_tolerance if constrain == "ratio" else floor_tolerance}
+            own = {
+                constrain: ratio_tolerance if constrain == "ratio" else floor_tolerance
+            }
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.losses = from_plain(PreferenceLosses, losses)
 
@@ -145,17 +147,33 @@ class When2CallModule(LanguageModelModule):
         return super().evaluation_metrics() | order | choice_metrics()
 
     def update_evaluation_metrics(
-        self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
+        self,
+        metrics: Metrics,
+        outputs: ResponseStatistics,
+        batch: Batch,
+        real: Tensor,
+        stage: str,
     ) -> None:
         """Adds a batch; real: bool (B,), False for samples that only fill it."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
         pairs = pairs_of(outputs) & real[:, None]
-        metrics["pairwise_accuracy"].update((log_ratio(outputs)[:, 1:] > 0)[pairs].float())
+        metrics["pairwise_accuracy"].update(
+            (log_ratio(outputs)[:, 1:] > 0)[pairs].float()
+        )
         records: Sequence[Record] = batch["records"]
         if any(record.choice for record in records):
-            choices = collate_columns([*map(choices_of, records)], outputs.present.shape[1])
-            given = outputs.log_likelihood, outputs.lengths, batch["characters"], choices
-            *candidates, index = (each.to(real.device)[real] for each in (*given, batch["index"]))
+            choices = collate_columns(
+                [*map(choices_of, records)], outputs.present.shape[1]
+            )
+            given = (
+                outputs.log_likelihood,
+                outputs.lengths,
+                batch["characters"],
+                choices,
+            )
+            *candidates, index = (
+                each.to(real.device)[real] for each in (*given, batch["index"])
+            )
             predicted = chosen_categories(*candidates)
             update_choice_metrics(metrics, index, predicted, candidates[-1][:, 0])
 
@@ -211,7 +229,10 @@ def choice_metrics() -> dict[str, Metric]:
 
 
 def update_choice_metrics(
-    metrics: Mapping[str, Metric], index: Tensor, predicted: Mapping[str, Tensor], gold: Tensor
+    metrics: Mapping[str, Metric],
+    index: Tensor,
+    predicted: Mapping[str, Tensor],
+    gold: Tensor,
 ) -> None:
     """Adds a batch: index, predicted by normalisation, and gold, all (B,).
 
@@ -223,5 +244,7 @@ def update_choice_metrics(
     chosen = predicted["characters"]
     metrics["macro_f1"].update(chosen, gold)
     for category, name in enumerate(CATEGORIES):
-        metrics[f"f1_{name}"].update((chosen == category).long(), (gold == category).long())
+        metrics[f"f1_{name}"].update(
+            (chosen == category).long(), (gold == category).long()
+        )
     metrics["hallucination"].update(index, (chosen == DIRECT).float())

@@ -41,10 +41,13 @@ def test_the_base_case_has_the_published_voltages(grid: Grid) -> None:
     assert (size - grid.start[0])[other].abs().max() < 0.001
     assert (angle - grid.start[1])[other].abs().max() < 0.001  # .05 degrees
     assert size[45].item() == pytest.approx(1.0598, abs=1e-4)  # By pypower.
-    assert y[0, 0] == pytest.approx(4.787, abs=0.005)  # What the slack bus feeds: 478.7 MW.
+    # What the slack bus feeds: 478.7 MW.
+    assert y[0, 0] == pytest.approx(4.787, abs=0.005)
 
 
-def test_the_power_balances_at_each_bus(grid: Grid, loads: Tensor, points: Tensor) -> None:
+def test_the_power_balances_at_each_bus(
+    grid: Grid, loads: Tensor, points: Tensor
+) -> None:
     """In complex numbers: s = v · conj(Y v)."""
     y = grid.complete(points, loads).numpy()
     volts = y[:, 14:71] * np.exp(1j * y[:, 71:])
@@ -58,18 +61,28 @@ def test_the_power_balances_at_each_bus(grid: Grid, loads: Tensor, points: Tenso
     assert (y[:, 14:71][:, grid.at] == points[:, 6:].numpy()).all()
 
 
-def test_the_gradient_is_that_of_the_solution(grid: Grid, loads: Tensor, points: Tensor) -> None:
+def test_the_gradient_is_that_of_the_solution(
+    grid: Grid, loads: Tensor, points: Tensor
+) -> None:
     z = points.clone().requires_grad_()
     weights = torch.linspace(-1, 1, 128).double()
     (slope,) = torch.autograd.grad((grid.complete(z, loads) @ weights).sum(), z)
     apart = 1e-5 * torch.eye(13).double()
     with torch.no_grad():
         ahead, back = (
-            torch.stack([grid.complete(points + sign * step, loads) @ weights for step in apart], 1)
+            torch.stack(
+                [
+                    grid.complete(points + sign * step, loads) @ weights
+                    for step in apart
+                ],
+                1,
+            )
             for sign in (1, -1)
         )
     by_differences = (ahead - back) / 2e-5
-    assert ((slope - by_differences).norm(dim=1) < 0.05 * by_differences.norm(dim=1)).all()
+    assert (
+        (slope - by_differences).norm(dim=1) < 0.05 * by_differences.norm(dim=1)
+    ).all()
 
 
 def test_a_limit_is_violated_by_what_is_beyond_it(grid: Grid) -> None:
@@ -84,7 +97,9 @@ def test_a_limit_is_violated_by_what_is_beyond_it(grid: Grid) -> None:
         "voltage": (3, 114),
     }
     worst = torch.stack([values.clamp(min=0).amax(1) for values in found.values()], 1)
-    torch.testing.assert_close(worst, torch.diag(torch.tensor([0.5, 0.25, 0.01])).double())
+    torch.testing.assert_close(
+        worst, torch.diag(torch.tensor([0.5, 0.25, 0.01])).double()
+    )
     p = torch.tensor([[1.0, 2, 3, 4, 5, 6, 7]]).double()
     squares = [0.0775795, 0.01, 0.25, 0.01, 0.0222222, 0.01, 0.0322581]
     lines = [20, 40, 20, 40, 20, 40, 20]
@@ -106,12 +121,15 @@ def test_loads_are_drawn_as_published(grid: Grid) -> None:
     assert 0.3 <= factor.min() < 0.35 < 1.65 < factor.max() <= 1.7
     assert factor.mean() == pytest.approx(1, abs=0.03)
     between = np.corrcoef(factor.T.numpy())[~np.eye(42, dtype=bool)]
-    assert 0.05 < between.mean() < 0.2  # .5 before factors beyond the range are drawn again.
+    # .5 before factors beyond the range are drawn again.
+    assert 0.05 < between.mean() < 0.2
     power_factor = (q[:, there] / p[:, there]).arctan().cos()
     assert 0.8 <= power_factor.min() < 0.81 < 0.99 < power_factor.max() <= 1
 
 
-def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = tmp_path / "optimum.csv"
     pd.read_csv(acopf.OPTIMUM, nrows=40).to_csv(small, index=False)
     monkeypatch.setattr(acopf, "OPTIMUM", small)
@@ -125,7 +143,9 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     assert table.index.is_unique
     assert len(table) == 8
     assert table["equality"].max() < 1e-8
-    raw, after = (table.xs(steps, level="correction") for steps in (0, acopf.CORRECTION))
+    raw, after = (
+        table.xs(steps, level="correction") for steps in (0, acopf.CORRECTION)
+    )
     assert (after["worst"] < raw["worst"]).all()
     assert (table["gap"].abs() < 0.2).all()
     assert "| DC3, published | | | 5 | 3.8160 | 0.110 | 0.00201 | |" in acopf.summarise(

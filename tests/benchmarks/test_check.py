@@ -16,7 +16,10 @@ PUBLISHED = json.loads(check.PUBLISHED.read_text(encoding="utf-8"))
 def test_the_pages_table_of_ratios_is_that_of_the_file() -> None:
     lines = README.split("| what | against | ratio |")[1].splitlines()[2:]
     table = lines[: lines.index("")]
-    rows = [f"| {row['what']} | {row['against']} | {row['ratio']} |" for row in PUBLISHED["table"]]
+    rows = [
+        f"| {row['what']} | {row['against']} | {row['ratio']} |"
+        for row in PUBLISHED["table"]
+    ]
     assert table == rows
 
 
@@ -66,7 +69,9 @@ def test_a_fall_by_more_than_a_fifth_is_named_and_nothing_else() -> None:
         ),
     ],
 )
-def test_a_scripts_output_is_read(read: object, output: str, speeds: dict[str, float]) -> None:
+def test_a_scripts_output_is_read(
+    read: object, output: str, speeds: dict[str, float]
+) -> None:
     assert read(output) == pytest.approx(speeds)  # type: ignore[operator]
 
 
@@ -83,14 +88,18 @@ def test_a_fall_ends_with_status_1_and_a_missing_package_is_said(
     monkeypatch.setattr(check, "ROWS", (row, absent))
     monkeypatch.setattr("sys.argv", ["check.py"])
     for before, status in ((1.0, 1), (0.3, 0)):
-        file.write_text(json.dumps({"speeds": {"step of a small model, 1 constraint": before}}))
+        file.write_text(
+            json.dumps({"speeds": {"step of a small model, 1 constraint": before}})
+        )
         assert check.main() == status
         shown = capsys.readouterr().out
         assert "other.py: left out, no_such_package is not installed" in shown
         assert ("less." in shown) == bool(status)
     monkeypatch.setattr("sys.argv", ["check.py", "--publish"])
     check.main()
-    assert json.loads(file.read_text())["speeds"] == {"step of a small model, 1 constraint": 0.25}
+    assert json.loads(file.read_text())["speeds"] == {
+        "step of a small model, 1 constraint": 0.25
+    }
 
 
 def test_a_script_that_fails_ends_with_status_1(

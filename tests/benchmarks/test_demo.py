@@ -42,7 +42,11 @@ def test_answers_of_all_methods_stand_beside_each_other() -> None:
         "fine-tuning": found("Folio.", "Folio.", ""),
         "pointwise": found("Folia.", "Paris.", "Tuesday."),
     }
-    lines = [line.strip() for line in demo.side_by_side(of_method, shown=1).splitlines() if line]
+    lines = [
+        line.strip()
+        for line in demo.side_by_side(of_method, shown=1).splitlines()
+        if line
+    ]
     assert lines == [
         "To learn (the first 1)",
         "The cat?",
@@ -71,13 +75,19 @@ def test_the_shares_are_said_beside_each_other() -> None:
     }
     rows = []
     for method, values in numbers.items():
-        cells = {name: str(value) for name, value in zip(demo.SHARES.values(), values, strict=True)}
+        cells = {
+            name: str(value)
+            for name, value in zip(demo.SHARES.values(), values, strict=True)
+        }
         rows.append({"method": method, **cells})
     text = demo.shares(rows)
     (ours,) = (line for line in text.splitlines() if line.startswith("pointwise  "))
     assert ours.split() == ["pointwise", "0.88", "0.25", "0.75", "0.10", "0.50"]
     sentence = " ".join(text.splitlines()[-3:])
-    assert "pointwise gives 88% of the new facts word for word (fine-tuning 100%)" in sentence
+    assert (
+        "pointwise gives 88% of the new facts word for word (fine-tuning 100%)"
+        in sentence
+    )
     assert "25% are other texts now (fine-tuning 90%)" in sentence
     assert "75% (fine-tuning 100%)" in sentence
     rows[0].pop("train/flipped")
@@ -115,7 +125,9 @@ def test_its_quick_form_prints_what_was_answered_after_training(
         assert all(row["prompt"] in printed for row in tested["to learn"])
 
 
-def test_the_demo_compares_more_than_two_methods_and_says_which_records_are_its_own() -> None:
+def test_the_demo_compares_more_than_two_methods_and_says_which_records_are_its_own() -> (
+    None
+):
     """Two markers on each other were its plot."""
     methods = demo.RECIPE["methods"].read_text("utf-8")
     for name in (demo.BEFORE, demo.PLAIN, demo.OURS, "KL weight 1"):

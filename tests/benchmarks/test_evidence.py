@@ -45,7 +45,9 @@ def test_the_budget_weighs_methods_alike_and_takes_diverged_settings_as_worst() 
     few = [run("penalty", "w=1", 2.0, 0.0), run("penalty", "w=2", 3.0, 0.0)]
     found = budgets([*many, *few], [0.25, 0.5, 0.51, 0.75, 1.0])
     assert found == {0.25: 1.0, 0.5: 1.0, 0.51: 2.0, 0.75: 2.0, 1.0: 3.0}
-    runs = [run("a", str(i), value, 0.0) for i, value in enumerate([3.0, NAN, 1.0, 2.0])]
+    runs = [
+        run("a", str(i), value, 0.0) for i, value in enumerate([3.0, NAN, 1.0, 2.0])
+    ]
     for order in (runs, runs[::-1]):
         assert budgets(order, [0.5, 0.75]) == {0.5: 2.0, 0.75: 3.0}
 
@@ -54,7 +56,8 @@ def test_the_shortest_tail_within_the_budget_is_chosen() -> None:
     runs = [
         run("pointwise", "a=1", 1.0, 5.0),
         run("pointwise", "a=2", 2.0, 4.0),
-        run("pointwise", "a=3", 9.0, 0.0),  # the best tail, at a price that is not allowed
+        # the best tail, at a price that is not allowed
+        run("pointwise", "a=3", 9.0, 0.0),
         run("penalty", "w=1", 2.0, 7.0),
         run("penalty", "w=2", 8.0, 1.0),
         run("penalty", "w=3", 1.0, NAN),
@@ -62,10 +65,15 @@ def test_the_shortest_tail_within_the_budget_is_chosen() -> None:
     ]
     found = choose(runs, [0.5])
     assert {c.budget for c in found} == {2.0}
-    assert [c.validation.entry.name for c in found] == ["pointwise, a=2", "penalty, w=1"]
+    assert [c.validation.entry.name for c in found] == [
+        "pointwise, a=2",
+        "penalty, w=1",
+    ]
 
 
-def test_each_criterion_chooses_by_its_own_statistic_and_breaks_ties_by_the_other() -> None:
+def test_each_criterion_chooses_by_its_own_statistic_and_breaks_ties_by_the_other() -> (
+    None
+):
     runs = [
         run("a", "tail", 1.0, 1.0, 0.9),
         run("a", "share", 1.0, 3.0, 0.1),
@@ -80,7 +88,11 @@ def test_each_criterion_chooses_by_its_own_statistic_and_breaks_ties_by_the_othe
 def test_a_task_takes_over_the_choices_of_another(take: str, tmp_path: Path) -> None:
     """Of the quantile it names; the best of ours and of the rivals by each criterion, or all."""
     other = load("reranker-corpus", None, None, tmp_path)
-    runs = [run("pointwise", "a", 1.0, 1.0), run("b", "x", 1.0, 3.0, 0.1), run("c", "x", 1.0, 2.0)]
+    runs = [
+        run("pointwise", "a", 1.0, 1.0),
+        run("b", "x", 1.0, 3.0, 0.1),
+        run("c", "x", 1.0, 2.0),
+    ]
     chosen = choose(runs, [0.25, 0.5], ["cvar95", "violated"])
     write_choices(other, chosen)
     task = load("reranker-msmarco", None, None, tmp_path)
@@ -110,7 +122,8 @@ def test_the_interval_is_that_of_students_t() -> None:
 
 def test_the_paired_difference_is_of_the_seeds_that_both_have() -> None:
     generator = np.random.default_rng(0)
-    shared = 10 * generator.normal(size=6)  # what the seed does to both: far above the difference
+    # what the seed does to both: far above the difference
+    shared = 10 * generator.normal(size=6)
     first = {seed: shared[seed] for seed in range(6)}
     second = {seed: shared[seed] + 1 + 0.1 * generator.normal() for seed in range(1, 6)}
     found = paired_difference(first, second)
@@ -119,7 +132,8 @@ def test_the_paired_difference_is_of_the_seeds_that_both_have() -> None:
     assert found is not None
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     assert found.seeds == 5
-    assert found.sign == -1  # the interval excludes zero, as that of unpaired means would not
+    # the interval excludes zero, as that of unpaired means would not
+    assert found.sign == -1
     assert stats.ttest_ind(*pairs).pvalue > 0.05
     assert paired_difference({0: 1.0}, {1: 1.0}) is None
 
@@ -127,14 +141,23 @@ def test_the_paired_difference_is_of_the_seeds_that_both_have() -> None:
 # Records ------------------------------------------------------------------------------------------
 
 
-def test_no_group_is_in_two_parts_and_the_test_part_is_the_same_for_every_seed() -> None:
+def test_no_group_is_in_two_parts_and_the_test_part_is_the_same_for_every_seed() -> (
+    None
+):
     sizes = Sizes(train=12, validation=9, test=10, per_group=3)
-    records = [(f"g{g}", {"group": g, "number": n}) for g in range(20) for n in range(5)]
+    records = [
+        (f"g{g}", {"group": g, "number": n}) for g in range(20) for n in range(5)
+    ]
     found = [split(records, sizes, seed) for seed in range(4)]
     for parts in found:
-        assert [len(parts[name]) for name in ("train", "validation", "test")] == [12, 9, 10]
+        assert [len(parts[name]) for name in ("train", "validation", "test")] == [
+            12,
+            9,
+            10,
+        ]
         train, validation, test = (
-            {row["group"] for row in parts[name]} for name in ("train", "validation", "test")
+            {row["group"] for row in parts[name]}
+            for name in ("train", "validation", "test")
         )
         assert not train & validation
         assert not (train | validation) & test
@@ -187,7 +210,9 @@ class Stub:
         each.folder.mkdir(parents=True, exist_ok=True)
         np.savez(each.folder / VIOLATIONS)
         metrics = {"test/kl": 2.0}
-        metrics |= {f"test/{c}/{s}": v for c, v in (("x", 1.0), ("y", 3.0)) for s in STATISTICS}
+        metrics |= {
+            f"test/{c}/{s}": v for c, v in (("x", 1.0), ("y", 3.0)) for s in STATISTICS
+        }
         wrote = {VIOLATIONS: digest_now(each.folder / VIOLATIONS)}
         result = {"digest": each.digest, "metrics": metrics, "wrote": wrote}
         (each.folder / "result.json").write_text(json.dumps(result))
@@ -229,7 +254,10 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         "train/kl": 2.0,
     }
     assert np.isnan(found["judge", "c", 4]["metrics"].pop("test/kl"))
-    assert found["judge", "c", 4] == {"fit_seconds": 2.5, "metrics": {"test/x/cvar95": -3.0}}
+    assert found["judge", "c", 4] == {
+        "fit_seconds": 2.5,
+        "metrics": {"test/x/cvar95": -3.0},
+    }
     assert len(found) == 2
     assert read_results(tmp_path / "none.csv") == {}
 
@@ -249,11 +277,19 @@ def test_what_is_published_is_not_run_and_its_seeds_join_new_ones(
     monkeypatch.setattr("benchmarks.evidence.report.RESULTS", tmp_path / "written")
     published = read_results(CORPUS)
     seeds = sorted({seed for stage, _, seed in published if stage == "judge"})[:1]
-    words = ["--task", "reranker-corpus", "--models", str(tmp_path / "models"), "--published"]
+    words = [
+        "--task",
+        "reranker-corpus",
+        "--models",
+        str(tmp_path / "models"),
+        "--published",
+    ]
     words += ["--output", str(tmp_path), "--seeds"]
     evidence([*words, *map(str, seeds), "99"])
     assert ran
-    judged = {f"{name} · seed {seed}" for stage, name, seed in published if stage == "judge"}
+    judged = {
+        f"{name} · seed {seed}" for stage, name, seed in published if stage == "judge"
+    }
     assert not judged.intersection(ran)
     assert any(title.endswith("seed 99") for title in ran)
 
@@ -290,7 +326,9 @@ def test_the_report_has_a_line_for_every_finished_run(tmp_path: Path) -> None:
         for planned in task.runs(to_judge(task), "judge", seed):
             Stub()(planned.run)
             path = planned.run.folder / "result.json"
-            path.write_text(json.dumps({**json.loads(path.read_text()), "fit_seconds": 1.0}))
+            path.write_text(
+                json.dumps({**json.loads(path.read_text()), "fit_seconds": 1.0})
+            )
     written = write_report(task, [0, 1])
     assert written.parent == task.output  # a quick run reaches no committed file
     lines = written.read_text().splitlines()
@@ -301,7 +339,9 @@ def test_the_report_has_a_line_for_every_finished_run(tmp_path: Path) -> None:
 # The appendix -------------------------------------------------------------------------------------
 
 
-def test_the_appendix_has_a_page_with_tables_for_what_the_documentation_links(tmp_path) -> None:
+def test_the_appendix_has_a_page_with_tables_for_what_the_documentation_links(
+    tmp_path,
+) -> None:
     """`make docs` writes it, and leads links to CSV files there."""
     (tmp_path / "gone.md").touch()
     appendix.write_pages(tmp_path)
@@ -315,13 +355,19 @@ def test_the_appendix_has_a_page_with_tables_for_what_the_documentation_links(tm
         start, title, *rest = path.read_text().removeprefix("---\n").split("\n\n")
         assert start == "orphan: true\n---"
         assert title.startswith("# ")
-        assert sum(line.startswith("| ") for part in rest for line in part.splitlines()) > 3
+        assert (
+            sum(line.startswith("| ") for part in rest for line in part.splitlines())
+            > 3
+        )
 
 
 def test_differences_of_the_appendix_are_those_of_the_runs() -> None:
     safety = appendix.study_of("safety")
     rows = pd.read_csv(RESULTS / "safety.csv").query("part == 'test'").set_index("seed")
-    both = [rows[rows.method == "Pointwise(), untuned"], rows[rows.setting == "weight=3"]]
+    both = [
+        rows[rows.method == "Pointwise(), untuned"],
+        rows[rows.setting == "weight=3"],
+    ]
     first, second = both[0], both[1][both[1].method == "penalty hinge"]
     found = {each[:3]: each[3:] for each in appendix.differences(safety)}
     for measure, columns in {
@@ -329,8 +375,12 @@ def test_differences_of_the_appendix_are_those_of_the_runs() -> None:
         "violated, new": ["held-out/refuse/violated", "held-out/comply/violated"],
         "violated, training": ["train/refuse/violated", "train/comply/violated"],
     }.items():
-        expected = stats.ttest_rel(*(rows[columns].mean(axis=1) for rows in (first, second)))
-        difference, p = found["Pointwise(), untuned", "penalty hinge, weight=3", measure]
+        expected = stats.ttest_rel(
+            *(rows[columns].mean(axis=1) for rows in (first, second))
+        )
+        difference, p = found[
+            "Pointwise(), untuned", "penalty hinge, weight=3", measure
+        ]
         assert p == pytest.approx(expected.pvalue)
         assert difference.low == pytest.approx(expected.confidence_interval(0.95).low)
 

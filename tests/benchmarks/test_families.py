@@ -10,7 +10,9 @@ from benchmarks import families
 from pl_pointwise.tasks.family import Family
 
 
-def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = {
         "convex": families.Problem(Family(8, 5, 8, 240)),
         "equalities in the loss": families.Problem(Family(8, 5, 8, 240), "loss"),
@@ -29,6 +31,8 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     assert corrected["largest"].max() <= families.ALLOWED
     assert (table["worst"] > 1e-3).any()
     assert corrected["equality"].max() < 1e-5 < table["equality"].max()
-    assert "| convex | DC3, published | | 5 | -13.46 |" in families.summarise(families.read(output))
+    assert "| convex | DC3, published | | 5 | -13.46 |" in families.summarise(
+        families.read(output)
+    )
     families.draw(families.read(output), "convex", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -56,14 +56,23 @@ def test_a_ratio_at_another_loss_is_no_ratio() -> None:
 @pytest.mark.timeout(1200)
 def test_the_whole_command_runs_with_small_shapes(tmp_path: Path) -> None:
     pytest.importorskip("trl")
-    command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--output", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        "--tiny",
+        "--output",
+        str(tmp_path),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, cwd=ROOT, env=environment)
     rounds = json.loads((tmp_path / "figures.json").read_text())["rounds"]
     for name in ("dpo", "simpo"):
         theirs, ours = (rounds[f"{side}-{name}"][0]["loss"] for side in ("trl", "ours"))
         assert ours == pytest.approx(theirs, abs=0.02)
-    theirs, ours = (rounds[f"{side}-predict-bf16"][0]["mean_square"] for side in ("st", "ours"))
+    theirs, ours = (
+        rounds[f"{side}-predict-bf16"][0]["mean_square"] for side in ("st", "ours")
+    )
     assert ours == pytest.approx(theirs, abs=0.02)
     text = (tmp_path / "figures.md").read_text()
     assert "none of these figures means anything" in text

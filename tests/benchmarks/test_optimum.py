@@ -38,7 +38,15 @@ def test_a_problem_is_run_once_and_judged_beside_its_optimum(
 ) -> None:
     monkeypatch.setitem(PROBLEMS, "far", far)
     methods = ["Pointwise()", "hinge 1", "hinge 10"]
-    command = ["--problem", "far", "--epochs", "30", "--output", str(tmp_path), "--methods"]
+    command = [
+        "--problem",
+        "far",
+        "--epochs",
+        "30",
+        "--output",
+        str(tmp_path),
+        "--methods",
+    ]
     main([*command, *methods[:1], "--seeds", "0"])
     first = pd.read_csv(tmp_path / "optimum.csv")
     main([*command, *methods, "--seeds", "0"])
@@ -67,7 +75,9 @@ def test_what_is_violated_is_counted_by_sample_and_of_members_only() -> None:
     bounds, slack = {"c": 0.5, "e": 1.0}, {"c": 0.5, "e": 0.5}
     problem = Problem(4, nn.Identity, terms, bounds, slack, **of)
     found = problem.measure(nn.Identity())
-    assert found == pytest.approx({"violated": 2 / 5, "objective": 1.5, "equality": 0.5})
+    assert found == pytest.approx(
+        {"violated": 2 / 5, "objective": 1.5, "equality": 0.5}
+    )
     worst = Problem(4, nn.Identity, terms, bounds, None, **of).measure(nn.Identity())
     assert worst["violated"] == pytest.approx((0.5 + 0 + 2.5) / 3)
 
@@ -104,7 +114,9 @@ def test_the_solution_of_an_equation_meets_it(equation: Any, solution: Any) -> N
         problem = equation(in_loss)
         found = problem.measure(Known(solution))
         assert found == pytest.approx({"violated": 0, "objective": 0}, abs=1e-5)
-        objective, values = problem.terms(Known(solution), torch.arange(problem.samples))
+        objective, values = problem.terms(
+            Known(solution), torch.arange(problem.samples)
+        )
         residual = objective.sqrt() if in_loss else values["residual"]
         assert float(residual.max()) < 1e-3  # Of terms of 170 in float32.
         other = problem.measure(Known(lambda *at: solution(*at) + 0.1))

@@ -26,7 +26,9 @@ PROBLEMS = {
 
 def rows(page: str, head: str) -> Iterator[list[str]]:
     """The cells of each row of the table whose head begins so."""
-    lines = (DOCS / page).read_text(encoding="utf-8").partition(head)[2].split("\n\n")[0]
+    lines = (
+        (DOCS / page).read_text(encoding="utf-8").partition(head)[2].split("\n\n")[0]
+    )
     for line in lines.splitlines()[2:]:
         yield [cell.strip(" *`") for cell in line.strip("|").split("|")]
 
@@ -38,18 +40,26 @@ def is_shown(text: str, *exact: float) -> bool:
     shown = [float(number.replace("−", "-")) for number in found]
     return text == "–" or (
         len(shown) == len(exact)
-        and all(abs(s - e) <= 0.5001 * 0.1**d for s, e, d in zip(shown, exact, digits, strict=True))
+        and all(
+            abs(s - e) <= 0.5001 * 0.1**d
+            for s, e, d in zip(shown, exact, digits, strict=True)
+        )
     )
 
 
 def test_the_known_optima() -> None:
-    table = means(pd.read_csv(RESULTS / "optimum.csv")).set_index(["problem", "epochs", "method"])
+    table = means(pd.read_csv(RESULTS / "optimum.csv")).set_index(
+        ["problem", "epochs", "method"]
+    )
     listed, problem = list(rows("evidence.md", "| problem | epochs |")), ""
     for name, epochs, ours, hinge in listed:
         label = next((each for each in PROBLEMS if name.startswith(each)), None)
         problem = PROBLEMS[label] if label else problem
         weight, _, theirs = hinge.partition(": ")
-        for method, cell in (("Pointwise()", ours), (f"hinge {weight.replace(',', '')}", theirs)):
+        for method, cell in (
+            ("Pointwise()", ours),
+            (f"hinge {weight.replace(',', '')}", theirs),
+        ):
             of = table.loc[problem, int(epochs), method]
             second = 100 * of["above"] if "%" in cell else of["objective"]
             assert is_shown(cell, of["violated"], second), (problem, epochs, method, of)
@@ -79,7 +89,10 @@ def test_two_sided_requirements() -> None:
 
 def test_families_of_problems() -> None:
     rivals = pd.read_csv(RESULTS / "rivals.csv")
-    runs = [pd.read_csv(RESULTS / "families.csv"), rivals.query("method != 'Pointwise()'")]
+    runs = [
+        pd.read_csv(RESULTS / "families.csv"),
+        rivals.query("method != 'Pointwise()'"),
+    ]
     table = pd.concat(runs).groupby(["problem", "method", "correction"])
     exact, method = table[["gap", "worst"]].mean(), ""
     for name, *cells in rows("family.md", "| method | convex"):
@@ -100,11 +113,20 @@ SETTINGS = {
     "untrained": ("as it is", ""),
     "Pointwise()": ("Pointwise(), untuned", ""),
     "Relaxed(price=10)": ("Relaxed(price=10), untuned", ""),
-    "hinge 0.3, aim at −0.3 and −3": ("penalty hinge, aim inside", "weight=0.3, refuse=-0.3"),
+    "hinge 0.3, aim at −0.3 and −3": (
+        "penalty hinge, aim inside",
+        "weight=0.3, refuse=-0.3",
+    ),
     "hinge 1, aim at 3.5": ("penalty hinge, aim inside", "weight=1, epsilon=3.5"),
     "hinge 3, aim at 4.5": ("penalty hinge, aim inside", "weight=3, epsilon=4.5"),
-    "hinge 1, aim at −1.5 and −7": ("penalty hinge, aim inside", "weight=1, chosen=-1.5"),
-    "hinge 0.3, aimed inside the bound": ("penalty hinge, aim inside", "weight=0.3, refuse=-0.3"),
+    "hinge 1, aim at −1.5 and −7": (
+        "penalty hinge, aim inside",
+        "weight=1, chosen=-1.5",
+    ),
+    "hinge 0.3, aimed inside the bound": (
+        "penalty hinge, aim inside",
+        "weight=0.3, refuse=-0.3",
+    ),
     "CVaR, level 0.5": ("CVaR", "level=0.5"),
     "tilted 3": ("tilted", "tilt=3"),
     "average": ("average", "dual_lr=0.03"),
@@ -115,12 +137,18 @@ SETTINGS = {
 
 def judged(study: str, name: str) -> pd.DataFrame:
     """The five runs behind a row."""
-    runs = pd.read_csv(RESULTS / f"{study}.csv").query("part == 'test'").fillna({"setting": ""})
+    runs = (
+        pd.read_csv(RESULTS / f"{study}.csv")
+        .query("part == 'test'")
+        .fillna({"setting": ""})
+    )
     kind, _, weight = name.rpartition(" ")
     method, setting = SETTINGS.get(name, (f"penalty {kind}", f"weight={weight}"))
     if study.startswith("reranker") and method == "average":
         setting = "epsilon=3, dual_lr=0.1"
-    own = runs["setting"].map(lambda text: f"{text},".startswith(f"{setting}," if setting else ""))
+    own = runs["setting"].map(
+        lambda text: f"{text},".startswith(f"{setting}," if setting else "")
+    )
     found = runs[(runs["method"] == method) & own]
     assert len(found) == 5, (study, name, len(found))
     return found
@@ -130,7 +158,11 @@ def test_safety_and_re_ranking() -> None:
     """Means ± half a 95 % interval of Student's t."""
     pages = {
         "safety": ("| safety | violated", ("refuse", "comply"), "kl"),
-        "reranker-corpus": ("| re-ranking | violated", ("relevance",), "length_objective"),
+        "reranker-corpus": (
+            "| re-ranking | violated",
+            ("relevance",),
+            "length_objective",
+        ),
     }
     for study, (head, names, objective) in pages.items():
         listed = list(rows("evidence.md", head))
@@ -143,7 +175,9 @@ def test_safety_and_re_ranking() -> None:
             ]
             if study == "reranker-corpus":
                 columns += [of["held-out/mrr@10"], of["held-out/wrong_order"]]
-            for cell, values in zip(cells, [*columns, of[f"held-out/{objective}"]], strict=True):
+            for cell, values in zip(
+                cells, [*columns, of[f"held-out/{objective}"]], strict=True
+            ):
                 half = t.ppf(0.975, 4) * values.std() / 5**0.5
                 mean, _, bound = cell.partition(" ± ")
                 assert is_shown(mean, values.mean()), (study, name, cell, values.mean())
@@ -152,7 +186,8 @@ def test_safety_and_re_ranking() -> None:
 
 def test_when2call() -> None:
     columns = "train/chosen/violated train/rejected/violated held-out/chosen/violated held-out/kl"
-    listed = list(rows("evidence.md", "| When2Call | chosen"))[:4]  # Then those of one seed.
+    # Then those of one seed.
+    listed = list(rows("evidence.md", "| When2Call | chosen"))[:4]
     for name, *cells in listed:
         of = judged("when2call", name).mean(numeric_only=True)
         for cell, column in zip(cells, columns.split(), strict=True):
@@ -166,7 +201,9 @@ def test_the_table_of_the_readme() -> None:
     for name, _, *cells in listed:
         of = judged("safety", name).mean(numeric_only=True)
         exact = [
-            of[f"{p}/{n}/violated"] for p in ("train", "held-out") for n in ("refuse", "comply")
+            of[f"{p}/{n}/violated"]
+            for p in ("train", "held-out")
+            for n in ("refuse", "comply")
         ]
         exact.append(of["held-out/kl"])
         assert all(map(is_shown, cells, exact)), (name, cells, exact)

@@ -16,7 +16,8 @@ from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    return str(save_tiny_cross_encoder(tmp_path / "model", 2))  # As the one of the studies.
+    # As the one of the studies.
+    return str(save_tiny_cross_encoder(tmp_path / "model", 2))
 
 
 @pytest.fixture
@@ -29,14 +30,23 @@ def files(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def test_the_frozen_encoder_scores_as_the_model_does(model: str, files: dict[str, Path]) -> None:
+def test_the_frozen_encoder_scores_as_the_model_does(
+    model: str, files: dict[str, Path]
+) -> None:
     samples = recipes.features(model, files["test"])
     settings = {"max_length": 48, "template": "Query: {query}\nSentence: {passage}"}
     data = RerankerDataModule(
-        source="files", test_file=str(files["test"]), negatives=4, model_name=model, **settings
+        source="files",
+        test_file=str(files["test"]),
+        negatives=4,
+        model_name=model,
+        **settings,
     )
     data.setup("test")
-    whole, frozen = RerankerModule(model, **settings).eval(), recipes.FrozenReranker(model)
+    whole, frozen = (
+        RerankerModule(model, **settings).eval(),
+        recipes.FrozenReranker(model),
+    )
     (batch,) = data.test_dataloader()["test"]
     stacked = torch.stack([sample["features"] for sample in samples])
     with torch.no_grad():
@@ -53,10 +63,15 @@ def test_a_run_measures_its_last_and_its_best_weights_on_every_part(
     recipe = {**recipes.recipes()["pointwise"], "epochs": 2, "learning_rate": 0.05}
     rows = recipes.execute(recipe, 0, model, samples)
     assert [(row["weights"], row["part"]) for row in rows] == [
-        (weights, part) for weights in ("last", "best checkpoint") for part in recipes.PARTS
+        (weights, part)
+        for weights in ("last", "best checkpoint")
+        for part in recipes.PARTS
     ]
     by = {(row["weights"], row["part"]): row for row in rows}
-    assert by["best checkpoint", "validation"]["cvar95"] <= by["last", "validation"]["cvar95"]
+    assert (
+        by["best checkpoint", "validation"]["cvar95"]
+        <= by["last", "validation"]["cvar95"]
+    )
     averaged = recipes.execute({**recipe, "average": 0.5}, 0, model, samples)
     assert [row["weights"] for row in averaged] == ["average"] * 3
     assert averaged[0]["score std"] != by["last", "train"]["score std"]

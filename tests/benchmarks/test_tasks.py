@@ -152,16 +152,18 @@ def test_plans_of_the_cart_are_the_best_by_another_solver() -> None:
 
     limits = [(-module.INPUT, module.INPUT)] * horizon
     inside = {"type": "ineq", "fun": room}
-    other = minimize(paid, np.zeros(horizon), method="SLSQP", bounds=limits, constraints=[inside])
+    other = minimize(
+        paid, np.zeros(horizon), method="SLSQP", bounds=limits, constraints=[inside]
+    )
     assert module.paid(start) == pytest.approx(other.fun, rel=1e-5)
 
 
 def test_a_quadratic_program_without_active_bounds_and_without_a_solution() -> None:
     quadratic, linear = np.diag([2.0, 4.0]), np.array([-2.0, -4.0])
     apart = np.array([[1.0, 0.0], [-1.0, 0.0]])
-    assert quadratic_program(quadratic, linear, apart, np.array([5.0, 5.0])) == pytest.approx(
-        [1, 1]
-    )
+    assert quadratic_program(
+        quadratic, linear, apart, np.array([5.0, 5.0])
+    ) == pytest.approx([1, 1])
     bound = quadratic_program(quadratic, linear, apart, np.array([0.5, 5.0]))
     assert bound == pytest.approx([0.5, 1])
     with pytest.raises(ValueError, match="no x meets all bounds"):
@@ -195,7 +197,9 @@ def test_the_solutions_of_the_equations_meet_them(
         return waves[0] * torch.exp(-kept) + 0.5 * waves[1] * torch.exp(-9 * kept)
 
     for shift in (0.0, 0.5):
-        monkeypatch.setattr(module, "network", lambda _, at, b=shift: (solution(at) + b)[..., None])
+        monkeypatch.setattr(
+            module, "network", lambda _, at, b=shift: (solution(at) + b)[..., None]
+        )
         for in_loss in (True, False):
             task = getattr(module, name)(in_loss)
             found = measure(task, {"none": torch.zeros(1, 1)})
@@ -220,10 +224,14 @@ def alone(task: Task, name: str, seed: int, epochs: int) -> Parameters:
         samples=task.samples,
         groups=groups,
     )
-    weights = {key: value.requires_grad_() for key, value in started(task, [seed]).items()}
+    weights = {
+        key: value.requires_grad_() for key, value in started(task, [seed]).items()
+    }
     optimizer = torch.optim.Adam(weights.values(), task.rate)
     orders = Orders(task, [seed])
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * orders.steps)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, epochs * orders.steps
+    )
     for _ in range(epochs):
         for index in orders.epoch():
             objective, values = task.terms(weights, index)
@@ -257,7 +265,9 @@ def test_weights_are_those_of_the_package() -> None:
         "squared 0.3": "Penalty(weight=0.3, shape='squared_hinge')",
     }
     for rival, penalty in pairs.items():
-        first, second = (train(task, [(name, 0), (name, 1)], 3) for name in (rival, penalty))
+        first, second = (
+            train(task, [(name, 0), (name, 1)], 3) for name in (rival, penalty)
+        )
         for name, value in first.items():
             torch.testing.assert_close(value, second[name], rtol=1e-4, atol=1e-6)
 
@@ -281,10 +291,14 @@ def test_multipliers_are_those_of_cooper(name: str, rival: str) -> None:
                 settings: dict[str, Any] = {"formulation_type": kind} if kind else {}
                 if augmented:
                     coefficient = cooper.penalty_coefficients.DensePenaltyCoefficient
-                    settings["penalty_coefficient"] = coefficient(init=torch.tensor(0.1))
+                    settings["penalty_coefficient"] = coefficient(
+                        init=torch.tensor(0.1)
+                    )
                 made = cooper.Constraint(
                     kinds.INEQUALITY if constraint.equals is None else kinds.EQUALITY,
-                    multiplier=cooper.multipliers.IndexedMultiplier(num_constraints=task.samples),
+                    multiplier=cooper.multipliers.IndexedMultiplier(
+                        num_constraints=task.samples
+                    ),
                     **settings,
                 )
                 setattr(self, key, made)
@@ -335,7 +349,9 @@ def test_a_network_of_members_is_each_members_network() -> None:
 
 
 def test_a_member_that_diverges_leaves_the_others_alone() -> None:
-    def terms(parameters: Parameters, index: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def terms(
+        parameters: Parameters, index: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         weight = parameters["weight"].expand(-1, index.shape[1])
         grown = torch.where(parameters["weight"] > 5, torch.nan, weight)
         return grown.square(), {"at": 1 - grown}
@@ -344,7 +360,9 @@ def test_a_member_that_diverges_leaves_the_others_alone() -> None:
         first = 6.0 if generator.initial_seed() == 1 else 0.0
         return {"weight": torch.tensor([first])}
 
-    task = Task(10, start, terms, {"at": Constraint(at_most=0.0)}, {"at": 0.01}, rate=0.1)
+    task = Task(
+        10, start, terms, {"at": Constraint(at_most=0.0)}, {"at": 0.01}, rate=0.1
+    )
     for name in ("Pointwise()", "hinge 10"):
         good, bad = runs(task, [name], [0, 1], 20)
         assert math.isnan(bad["objective"])
@@ -359,7 +377,9 @@ def test_known_problems_are_those_of_the_other_study() -> None:
     task = known(problems.capped)
     parameters = started(task, [0, 1])
     for value in parameters.values():
-        value.data = torch.randn(value.shape, generator=torch.Generator().manual_seed(0))
+        value.data = torch.randn(
+            value.shape, generator=torch.Generator().manual_seed(0)
+        )
     index = torch.tensor([[3, 5, 8], [0, 2, 9]])
     objective, values = task.terms(parameters, index)
     found = measure(task, {name: value.detach() for name, value in parameters.items()})
@@ -377,7 +397,10 @@ def test_known_problems_are_those_of_the_other_study() -> None:
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("digits")])
 def test_the_optima_of_known_problems_are_those_of_cvxpy(name: str) -> None:
     pytest.importorskip("cvxpy")
-    made = {"digits: margins": problems.margins, "digits: retention": problems.retention}
+    made = {
+        "digits: margins": problems.margins,
+        "digits: retention": problems.retention,
+    }
     made |= {"digits: unlike units": problems.unlike_units}
     made |= {"digits: softmax with a cap": problems.capped}
     made |= {"digits: equalities": problems.equalities}
@@ -445,7 +468,16 @@ def test_the_profile_counts_feasible_methods_only() -> None:
 def test_the_command_goes_on_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of_margins = ["--tasks", "margins", "--epochs", "1", "--output", str(tmp_path), "--seeds", "0"]
+    of_margins = [
+        "--tasks",
+        "margins",
+        "--epochs",
+        "1",
+        "--output",
+        str(tmp_path),
+        "--seeds",
+        "0",
+    ]
     main([*of_margins, "--methods", "Pointwise()"])
     capsys.readouterr()
     main([*of_margins, "--methods", "Relaxed(price=3)", "Pointwise()", "hinge 1*"])
@@ -453,7 +485,13 @@ def test_the_command_goes_on_where_it_stopped(
     assert said.startswith("margins, 1: 5 runs")
     found = pd.read_csv(tmp_path / "tasks.csv")
     ours = ["Pointwise()", "Relaxed(price=3)"]
-    assert list(found["method"]) == [*ours, "hinge 1", "hinge 10", "hinge 100", "hinge 1000"]
+    assert list(found["method"]) == [
+        *ours,
+        "hinge 1",
+        "hinge 10",
+        "hinge 100",
+        "hinge 1000",
+    ]
     assert (tmp_path / "tasks.png").stat().st_size > 0
     assert (tmp_path / "tasks.md").read_text() in said
     assert "| margins | 1 | " in said
@@ -494,6 +532,13 @@ def test_names_are_methods_and_others_are_refused() -> None:
         "Pointwise(alpha=1.0)",
         "Average()",
     ]
-    for wrong in ("hinges 3", "Constraint(at_most=1)", "open('x')", "Pointwise(alpha=len('ab'))"):
-        with pytest.raises(ValueError, match=r"no method|no formulation|no call|malformed"):
+    for wrong in (
+        "hinges 3",
+        "Constraint(at_most=1)",
+        "open('x')",
+        "Pointwise(alpha=len('ab'))",
+    ):
+        with pytest.raises(
+            ValueError, match=r"no method|no formulation|no call|malformed"
+        ):
             method(wrong)

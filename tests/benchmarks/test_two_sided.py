@@ -58,7 +58,13 @@ def test_a_study_tunes_chooses_and_goes_on_where_it_stopped(
     model: Any, tokenizer: Any, data: Path, tmp_path: Path
 ) -> None:
     scale = two_sided.Scale(
-        forget=3, keep=5, batch=4, teaching_epochs=10, epochs=1, teaching_rate=0.03, rate=0.01
+        forget=3,
+        keep=5,
+        batch=4,
+        teaching_epochs=10,
+        epochs=1,
+        teaching_rate=0.03,
+        rate=0.01,
     )
     output = tmp_path / "runs.csv"
     methods = ["Pointwise()", "hinge 0.3", "hinge 30", "NPO 0.1"]

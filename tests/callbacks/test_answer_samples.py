@@ -39,7 +39,12 @@ def conversations(tmp_path: Path) -> str:
 
 
 def run(
-    folder: Path, file: str, root: Path, callbacks: Any, path: Any = None, **options: Any
+    folder: Path,
+    file: str,
+    root: Path,
+    callbacks: Any,
+    path: Any = None,
+    **options: Any,
 ) -> Any:
     torch.manual_seed(7)
     lora = {**vars(ADAPTERS), "lora_dropout": 0.3}
@@ -56,7 +61,9 @@ def written(root: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_run_is_the_same_to_the_last_bit(language_model_folder, file, tmp_path) -> None:
+def test_the_run_is_the_same_to_the_last_bit(
+    language_model_folder, file, tmp_path
+) -> None:
     samples = AnswerSamples(PROMPTS, per_category=1, data="train")
     found = run(language_model_folder, file, tmp_path / "with", [samples])
     expected = run(language_model_folder, file, tmp_path / "without", [])
@@ -72,7 +79,9 @@ def test_the_run_is_the_same_to_the_last_bit(language_model_folder, file, tmp_pa
     assert rows[4]["category"] == "never"
     assert rows[0]["prompt"] == "Who are you?"
     assert "Be short." in rows[1]["prompt"]
-    assert all(isinstance(row["answer"], str) and row["refused"] is False for row in rows)
+    assert all(
+        isinstance(row["answer"], str) and row["refused"] is False for row in rows
+    )
 
 
 def test_a_resumed_run_writes_what_comes_after_its_checkpoint(
@@ -100,12 +109,21 @@ def test_without_held_out_records_those_trained_on_are_asked(
     language_model_folder, file, tmp_path
 ) -> None:
     run(language_model_folder, file, tmp_path, [AnswerSamples(per_category=1)])
-    assert {row["index"] for row in written(tmp_path) if row["step"] == 0} == {0, 1, 2, 3}
+    assert {row["index"] for row in written(tmp_path) if row["step"] == 0} == {
+        0,
+        1,
+        2,
+        3,
+    }
 
 
-def answered(root: Path, samples: AnswerSamples, *more: Any, **options: Any) -> list[int]:
+def answered(
+    root: Path, samples: AnswerSamples, *more: Any, **options: Any
+) -> list[int]:
     """The steps at which a run of 4 steps an epoch, of a module that only says so, answered."""
-    runner = quiet_trainer(root, callbacks=[samples, *more], **{"max_epochs": 3, **options})
+    runner = quiet_trainer(
+        root, callbacks=[samples, *more], **{"max_epochs": 3, **options}
+    )
     with suppress(SIGTERMException):
         runner.fit(Answering(Pointwise()), ToyData(ToyRows(8), batch_size=2))
     return [row["step"] for row in written(root)]
@@ -171,7 +189,10 @@ def test_a_limit_of_time_is_followed_by_answers(tmp_path: Path) -> None:
     def expire(_: Any) -> None:
         timer._duration = 0.0
 
-    assert answered(tmp_path, AnswerSamples(["Hi"], **NONE), At(3, expire), timer) == [0, 3]
+    assert answered(tmp_path, AnswerSamples(["Hi"], **NONE), At(3, expire), timer) == [
+        0,
+        3,
+    ]
 
 
 def test_a_second_fit_answers_from_its_start(tmp_path: Path) -> None:

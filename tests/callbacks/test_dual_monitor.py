@@ -14,7 +14,16 @@ from lightning.pytorch.loggers import CSVLogger
 from pl_pointwise import Average, Penalty, Pointwise, Relaxed
 from pl_pointwise.callbacks import DualMonitor
 from tests.callbacks.witness import Reported, Visit, Witness
-from tests.pl_pointwise.toy import CONSTRAINTS, INTERVALS, At, Toy, ToyData, ToyRows, fit, trainer
+from tests.pl_pointwise.toy import (
+    CONSTRAINTS,
+    INTERVALS,
+    At,
+    Toy,
+    ToyData,
+    ToyRows,
+    fit,
+    trainer,
+)
 
 BOUNDS = {"fit": (-0.3, None), "pair": (None, 0.2)}
 WIDE = {"fit": (0.3, -0.2), "pair": (0.4, 0.4)}
@@ -23,7 +32,11 @@ ROWS = ToyRows(23, seed=2, partial=True)
 
 def relaxation(formulation: Any, v: Any, m: Any) -> Any:
     """u*, the minimiser over u ≥ 0 of c(u) + ψ_pointwise(v − u, λ)."""
-    alpha, beta, slope = formulation.alpha, formulation.beta, m + 2 * formulation.alpha * v
+    alpha, beta, slope = (
+        formulation.alpha,
+        formulation.beta,
+        m + 2 * formulation.alpha * v,
+    )
     if formulation.cost == "linear":
         return np.maximum(slope - beta, 0.0) / (2 * alpha)
     return np.maximum(slope, 0.0) / (2 * (alpha + beta))
@@ -52,7 +65,11 @@ def expected(
         shown = after = visits[-1].after[name].reshape(-1)
     else:
         entries = [
-            (v.violation[name][m], v.before[name][v.index][m], v.after[name][v.index][m])
+            (
+                v.violation[name][m],
+                v.before[name][v.index][m],
+                v.after[name][v.index][m],
+            )
             for v in visits
             for m in [v.mask[name]]
         ]
@@ -84,7 +101,14 @@ def expected(
         (Average(alpha=0.8, dual_lr=1.1), False),
         (Average(dual_lr=0.5), True),
     ],
-    ids=["pointwise", "interval", "relaxed", "linear cost", "average", "average of an interval"],
+    ids=[
+        "pointwise",
+        "interval",
+        "relaxed",
+        "linear cost",
+        "average",
+        "average of an interval",
+    ],
 )
 def test_figures_are_those_of_the_steps(formulation: Any, wide: bool) -> None:
     witness, reported = Witness(WIDE if wide else BOUNDS), Reported()
@@ -113,7 +137,9 @@ def test_only_constraints_with_multipliers_are_reported() -> None:
     assert reported.epochs == [{}, {}, {}]
 
 
-@pytest.mark.parametrize("formulation", [Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), Average()])
+@pytest.mark.parametrize(
+    "formulation", [Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), Average()]
+)
 def test_figures_by_steps_are_those_of_the_steps_since_the_last(
     formulation: Any, tmp_path: Path
 ) -> None:
@@ -145,9 +171,13 @@ def test_figures_after_a_resume_are_those_of_an_uninterrupted_run(
 ) -> None:
     """After the last of the first epoch's six batches, whose end is to come, or within one."""
 
-    def run(path: Path | None = None, save: Path | None = None) -> list[dict[str, float]]:
+    def run(
+        path: Path | None = None, save: Path | None = None
+    ) -> list[dict[str, float]]:
         reported = Reported()
-        savers = [At(batches, lambda trainer: trainer.save_checkpoint(save))] if save else []
+        savers = (
+            [At(batches, lambda trainer: trainer.save_checkpoint(save))] if save else []
+        )
         runner = trainer(max_epochs=3, callbacks=[DualMonitor(), reported, *savers])
         module = Toy(Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), partial=True)
         runner.fit(module, ToyData(ROWS, batch_size=4), ckpt_path=path)

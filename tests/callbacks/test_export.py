@@ -23,7 +23,12 @@ class Exporting(LineModule):
         Path(path).mkdir(parents=True)
         (Path(path) / "weight.txt").write_text(str(self.weight.tolist()))
         write_card(
-            self, Path(path), library_name="none", pipeline_tag="other", base_model="a", usage=""
+            self,
+            Path(path),
+            library_name="none",
+            pipeline_tag="other",
+            base_model="a",
+            usage="",
         )
         return Path(path)
 
@@ -32,13 +37,22 @@ def run(module: LineModule, root: Path, callback: ModelExport) -> None:
     quiet_trainer(root, max_epochs=1, callbacks=[callback]).fit(module, LineData())
 
 
-def test_export_holds_the_trained_weights_and_what_only_the_user_knows(tmp_path: Path) -> None:
+def test_export_holds_the_trained_weights_and_what_only_the_user_knows(
+    tmp_path: Path,
+) -> None:
     module = Exporting(Pointwise())
-    facts: dict[str, Any] = {"license": "mit", "language": ["en"], "datasets": ["owner/data"]}
+    facts: dict[str, Any] = {
+        "license": "mit",
+        "language": ["en"],
+        "datasets": ["owner/data"],
+    }
     run(module, tmp_path, ModelExport("model", **facts))
     assert (tmp_path / "model/weight.txt").read_text() == str(module.weight.tolist())
     assert module.weight.abs().sum() > 0
-    assert ModelCard.load(tmp_path / "model/README.md").data.to_dict().items() >= facts.items()
+    assert (
+        ModelCard.load(tmp_path / "model/README.md").data.to_dict().items()
+        >= facts.items()
+    )
 
 
 def run_with_choice(root: Path) -> tuple[Exporting, FeasibleCheckpoint]:
@@ -46,7 +60,9 @@ def run_with_choice(root: Path) -> tuple[Exporting, FeasibleCheckpoint]:
     chooser = FeasibleCheckpoint("mean", at_most=100.0, dirpath=str(root))
     callbacks: list[Callback] = [ModelExport("model"), chooser]
     module = Exporting(Pointwise())
-    trainer = quiet_trainer(root, max_epochs=3, enable_checkpointing=True, callbacks=callbacks)
+    trainer = quiet_trainer(
+        root, max_epochs=3, enable_checkpointing=True, callbacks=callbacks
+    )
     trainer.fit(module, LineData())
     return module, chooser
 
@@ -73,7 +89,9 @@ def test_a_task_without_export_says_so(tmp_path: Path) -> None:
         run(LineModule(Pointwise()), tmp_path, ModelExport())
 
 
-def test_an_export_that_fails_leaves_the_earlier_one_and_others_files_stay(tmp_path: Path) -> None:
+def test_an_export_that_fails_leaves_the_earlier_one_and_others_files_stay(
+    tmp_path: Path,
+) -> None:
     class Failing(Exporting):
         def export(self, path: str | Path) -> Path:
             super().export(path)
@@ -85,16 +103,23 @@ def test_an_export_that_fails_leaves_the_earlier_one_and_others_files_stay(tmp_p
     for folder in ("model", "new"):
         with pytest.raises(OSError, match="No space left"):
             run(Failing(Pointwise()), tmp_path, ModelExport(folder))
-    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    assert {
+        path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()
+    } == before
     assert not (tmp_path / "new").exists()
-    (tmp_path / "model/model-00001-of-00002.safetensors").write_bytes(b"of an earlier export")
+    (tmp_path / "model/model-00001-of-00002.safetensors").write_bytes(
+        b"of an earlier export"
+    )
     run(Exporting(Pointwise()), tmp_path, ModelExport("model"))
     assert {path.name for path in (tmp_path / "model").iterdir()} == before.keys()
 
 
 def test_what_cannot_work_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "mine/certificate").mkdir(parents=True)
-    for folder, said in (("mine/..", "not of an earlier export"), ("mine", "certified model")):
+    for folder, said in (
+        ("mine/..", "not of an earlier export"),
+        ("mine", "certified model"),
+    ):
         module = Exporting(Pointwise())
         with pytest.raises(TrainingError, match=said):
             run(module, tmp_path, ModelExport(folder))

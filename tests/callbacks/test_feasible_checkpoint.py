@@ -37,7 +37,9 @@ def best_epoch(script: list[tuple[float, float]], folder: Path, mode: Any) -> in
     callback = FeasibleCheckpoint(
         "scripted", at_most=0.05, objective="val/score", mode=mode, dirpath=str(folder)
     )
-    runner = trainer(max_epochs=len(script), callbacks=[callback], enable_checkpointing=True)
+    runner = trainer(
+        max_epochs=len(script), callbacks=[callback], enable_checkpointing=True
+    )
     runner.fit(Scripted(script), LineData(batch_size=5))
     (kept,) = folder.glob("*.ckpt")
     assert Path(callback.best_model_path) == kept
@@ -47,16 +49,21 @@ def best_epoch(script: list[tuple[float, float]], folder: Path, mode: Any) -> in
 @pytest.mark.parametrize(
     ("script", "mode", "best"),
     [
-        ([(0.3, 1.0), (0.04, 9.0), (0.2, 0.0)], "min", 1),  # Feasible beats any objective.
-        ([(0.05, 2.0), (0.0, 3.0)], "min", 0),  # At the bound is feasible, in float32 too.
+        # Feasible beats any objective.
+        ([(0.3, 1.0), (0.04, 9.0), (0.2, 0.0)], "min", 1),
+        # At the bound is feasible, in float32 too.
+        ([(0.05, 2.0), (0.0, 3.0)], "min", 0),
         ([(0.04, 2.0), (0.0, 3.0), (0.01, 1.5), (0.01, 1.7)], "min", 2),
-        ([(0.3, 1.0), (0.2, 5.0), (0.4, 0.0)], "min", 1),  # None feasible: the smallest excess.
+        # None feasible: the smallest excess.
+        ([(0.3, 1.0), (0.2, 5.0), (0.4, 0.0)], "min", 1),
         ([(NAN, 0.0), (0.9, 1.0)], "min", 1),
         ([(0.0, NAN), (0.0, 1e9), (0.5, 0.0)], "min", 1),
         ([(0.0, 0.6), (0.0, 0.8), (0.3, 0.9)], "max", 1),
     ],
 )
-def test_the_rule(script: list[tuple[float, float]], mode: str, best: int, tmp_path: Path) -> None:
+def test_the_rule(
+    script: list[tuple[float, float]], mode: str, best: int, tmp_path: Path
+) -> None:
     assert best_epoch(script, tmp_path, mode) == best
 
 
@@ -87,7 +94,9 @@ def test_resume_keeps_the_best(tmp_path: Path) -> None:
             "scripted", 0.05, objective="val/score", dirpath=str(tmp_path / "best")
         )
         last = ModelCheckpoint(dirpath=tmp_path, filename="last")
-        runner = trainer(max_epochs=epochs, callbacks=[best, last], enable_checkpointing=True)
+        runner = trainer(
+            max_epochs=epochs, callbacks=[best, last], enable_checkpointing=True
+        )
         runner.fit(Scripted(script), LineData(batch_size=5), ckpt_path=path)
         return best
 
@@ -100,5 +109,7 @@ def test_resume_keeps_the_best(tmp_path: Path) -> None:
 def test_a_key_that_is_not_logged_is_named(tmp_path: Path) -> None:
     callback = FeasibleCheckpoint("cvar99", dirpath=str(tmp_path))
     runner = trainer(callbacks=[callback], enable_checkpointing=True)
-    with pytest.raises(TrainingError, match=r"val/fit/cvar99, which is not logged.*val/fit/cvar95"):
+    with pytest.raises(
+        TrainingError, match=r"val/fit/cvar99, which is not logged.*val/fit/cvar95"
+    ):
         runner.fit(LineModule(Pointwise()), LineData(batch_size=5))

@@ -47,7 +47,9 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 def fit_line(folder: Path, data: Any, **options: Any) -> LineModule:
     module = LineModule(Pointwise(alpha=1.0, dual_lr=1.0))
-    runner = trainer(max_epochs=6, callbacks=[HardestSamples(**options)], default_root_dir=folder)
+    runner = trainer(
+        max_epochs=6, callbacks=[HardestSamples(**options)], default_root_dir=folder
+    )
     runner.fit(module, data)
     return module
 
@@ -62,7 +64,8 @@ def test_a_wrong_label_comes_first_and_hostile_text_stays_text(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "formulation", [Pointwise(alpha=0.8, dual_lr=1.2), Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9)]
+    "formulation",
+    [Pointwise(alpha=0.8, dual_lr=1.2), Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9)],
 )
 def test_figures_are_those_of_the_visits(formulation: Any, tmp_path: Path) -> None:
     witness = Witness({"fit": (-0.3, None), "pair": (None, 0.2)})
@@ -84,11 +87,15 @@ def test_figures_are_those_of_the_visits(formulation: Any, tmp_path: Path) -> No
         assert [row["index"] for row in listed] == order[:7]
         for row in listed:
             column = row["column"]
-            assert row["mean_violation"] == pytest.approx(largest[row["index"]], rel=1e-5)
+            assert row["mean_violation"] == pytest.approx(
+                largest[row["index"]], rel=1e-5
+            )
             assert means[row["index"], column] == largest[row["index"]]
             of = 3 if name == "pair" else 1
             assert row["value"] == {"number": column + 1, "of": of, "bound": None}
-            seen = [v for v in witness.visits if row["index"] in v.index and v.epoch == 2]
+            seen = [
+                v for v in witness.visits if row["index"] in v.index and v.epoch == 2
+            ]
             (place,) = np.flatnonzero(seen[0].index == row["index"])
             v = seen[0].violation[name][place, column]
             assert row["epoch"] == 2
@@ -107,14 +114,21 @@ def mean_after_the_first(witness: Witness, name: str, shape: torch.Size) -> Any:
     means = np.full(shape, np.nan)
     for index in range(shape[0]):
         visits = [v for v in witness.visits if index in v.index]
-        found = np.concatenate([v.violation[name][v.index == index] for v in visits])[1:]
+        found = np.concatenate([v.violation[name][v.index == index] for v in visits])[
+            1:
+        ]
         carried = np.concatenate([v.mask[name][v.index == index] for v in visits])[1:]
         means[index] = np.where(carried, found, np.nan).mean(0)
     return means
 
 
 def test_without_multipliers_per_sample_the_list_is_empty(tmp_path: Path) -> None:
-    fit(Toy(Average()), ToyRows(9), callbacks=[HardestSamples()], default_root_dir=tmp_path)
+    fit(
+        Toy(Average()),
+        ToyRows(9),
+        callbacks=[HardestSamples()],
+        default_root_dir=tmp_path,
+    )
     assert rows_of(tmp_path) == []
 
 
@@ -154,15 +168,21 @@ def test_a_second_fit_with_the_callback_starts_anew(tmp_path: Path) -> None:
     callback = HardestSamples()
     for folder, count, seed in (("before", 8, 0), ("again", 12, 1), ("alone", 12, 1)):
         used = HardestSamples() if folder == "alone" else callback
-        runner = trainer(max_epochs=3, callbacks=[used], default_root_dir=tmp_path / folder)
-        runner.fit(Toy(Pointwise(alpha=0.8)), ToyData(ToyRows(count, seed), batch_size=4))
+        runner = trainer(
+            max_epochs=3, callbacks=[used], default_root_dir=tmp_path / folder
+        )
+        runner.fit(
+            Toy(Pointwise(alpha=0.8)), ToyData(ToyRows(count, seed), batch_size=4)
+        )
     assert rows_of(tmp_path / "again") == rows_of(tmp_path / "alone")
 
 
 def test_the_mean_violation_ranks_then_the_size_of_the_multiplier() -> None:
     nan = float("nan")
     means = torch.tensor([[0.5], [2.0], [nan], [nan], [nan], [0.5], [-1.0], [-2.0]])
-    multipliers = torch.tensor([[0.1], [0.0], [0.2], [-0.7], [0.0], [0.3], [0.0], [0.1]])
+    multipliers = torch.tensor(
+        [[0.1], [0.0], [0.2], [-0.7], [0.0], [0.3], [0.0], [0.1]]
+    )
     found = hardest(means, multipliers, torch.zeros(8, 1), 10)
     # Those without a visit last; 4 and 6 resist not.
     assert found == [(index, 0) for index in (1, 5, 0, 7, 3, 2)]
@@ -170,18 +190,28 @@ def test_the_mean_violation_ranks_then_the_size_of_the_multiplier() -> None:
 
 def test_equality_shows_its_distance_and_its_signed_multiplier(tmp_path: Path) -> None:
     module = Toy(
-        Pointwise(alpha=1.0, dual_lr=1.0), {"fit": Constraint(equals=0.3)}, learning_rate=0.0
+        Pointwise(alpha=1.0, dual_lr=1.0),
+        {"fit": Constraint(equals=0.3)},
+        learning_rate=0.0,
     )
     runner = trainer(callbacks=[HardestSamples()], default_root_dir=tmp_path)
     runner.fit(module, ToyData(ToyRows(9), batch_size=3))
     rows = rows_of(tmp_path)
     assert len(rows) == 9
-    assert all(row["violation"] == pytest.approx(abs(row["multiplier"])) for row in rows)
+    assert all(
+        row["violation"] == pytest.approx(abs(row["multiplier"])) for row in rows
+    )
     assert {row["multiplier"] > 0 for row in rows} == {True, False}
 
 
 def test_a_second_run_writes_to_a_folder_of_its_own(tmp_path: Path) -> None:
     callback = HardestSamples()
     for _ in range(2):  # A callback that is used again is another run's, too.
-        fit(Toy(Pointwise()), ToyRows(5), epochs=1, callbacks=[callback], default_root_dir=tmp_path)
+        fit(
+            Toy(Pointwise()),
+            ToyRows(5),
+            epochs=1,
+            callbacks=[callback],
+            default_root_dir=tmp_path,
+        )
     assert {path.name for path in tmp_path.iterdir()} == {"hardest", "hardest-1"}

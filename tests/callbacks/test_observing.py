@@ -47,12 +47,19 @@ OBSERVERS = [name for name in pl_pointwise.callbacks.__all__ if name not in OF_L
 
 
 @pytest.mark.parametrize("name", [*KINDS, "by name"])
-def test_training_is_the_same_with_and_without_callbacks(name: str, tmp_path: Path) -> None:
+def test_training_is_the_same_with_and_without_callbacks(
+    name: str, tmp_path: Path
+) -> None:
     modules = []
-    for callbacks in ([], [getattr(pl_pointwise.callbacks, each)() for each in OBSERVERS]):
+    for callbacks in (
+        [],
+        [getattr(pl_pointwise.callbacks, each)() for each in OBSERVERS],
+    ):
         torch.manual_seed(5)
         np.random.seed(5)
-        module = Toy(FORMULATIONS[name], partial=True, dropout=0.3, gradient_clip_val=0.5)
+        module = Toy(
+            FORMULATIONS[name], partial=True, dropout=0.3, gradient_clip_val=0.5
+        )
         start = weights_of(module)
         runner = trainer(
             max_epochs=3,
@@ -79,8 +86,18 @@ def test_short_names_on_the_command_line(tmp_path: Path, monkeypatch: Any) -> No
             *("--trainer.enable_progress_bar", "false"),
             *("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "logs"),
             *("--trainer.callbacks+", "DualMonitor"),
-            *("--trainer.callbacks+", "HardestSamples", "--trainer.callbacks.count", "2"),
-            *("--trainer.callbacks+", "FeasibleCheckpoint", "--trainer.callbacks.at_most", "0.5"),
+            *(
+                "--trainer.callbacks+",
+                "HardestSamples",
+                "--trainer.callbacks.count",
+                "2",
+            ),
+            *(
+                "--trainer.callbacks+",
+                "FeasibleCheckpoint",
+                "--trainer.callbacks.at_most",
+                "0.5",
+            ),
             *("--trainer.callbacks.dirpath", "best"),
         ]
     )

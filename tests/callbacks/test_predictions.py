@@ -33,7 +33,9 @@ def predict(path: Path | None, **options: Any) -> None:
         enable_progress_bar=False,
     )
     trainer.predict(
-        Doubler(), DataLoader(IndexedDataset(rows), batch_size=2), return_predictions=False
+        Doubler(),
+        DataLoader(IndexedDataset(rows), batch_size=2),
+        return_predictions=False,
     )
 
 
@@ -53,7 +55,9 @@ def test_written_to_the_folder_of_the_run_or_where_the_path_says(
     monkeypatch.chdir(tmp_path)
     predict(Path("here/found.jsonl"), logger=CSVLogger(tmp_path, name="logs"))
     check(tmp_path / "here/found.jsonl")
-    monkeypatch.setattr(Doubler, "predict_step", lambda *_: [{"index": 0, "text": "\ud800"}])
+    monkeypatch.setattr(
+        Doubler, "predict_step", lambda *_: [{"index": 0, "text": "\ud800"}]
+    )
     with pytest.raises(UnicodeEncodeError):  # As where the disk is full.
         predict(Path("here/found.jsonl"))
     check(tmp_path / "here/found.jsonl")
@@ -61,7 +65,10 @@ def test_written_to_the_folder_of_the_run_or_where_the_path_says(
 
 def test_predictions_of_conversations_are_records(tmp_path: Path) -> None:
     """They had the prompt as one text, so that several turns could not be read again."""
-    turns = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "q1"}]
+    turns = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "q1"},
+    ]
     tools = [{"name": "add"}]
     asked = [
         SimpleNamespace(messages=[{"role": "user", "content": "q0"}], tools=[]),
@@ -81,10 +88,14 @@ def test_predictions_of_conversations_are_records(tmp_path: Path) -> None:
     )
     rows = [[{"index": 1, "answer": "b"}], [{"index": 0, "answer": "a"}]]
     PredictionWriter().write_on_epoch_end(trainer, Doubler(), rows, [])
-    found = [json.loads(x) for x in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    found = [
+        json.loads(x) for x in (tmp_path / "predictions.jsonl").read_text().splitlines()
+    ]
     assert found == [
         {"prompt": "q0", "index": 0, "answer": "a"},
         {"prompt": turns, "tools": tools, "index": 1, "answer": "b"},
     ]
-    with pytest.raises(TrainingError, match=r"predict_step\(\) of Doubler must return a list"):
+    with pytest.raises(
+        TrainingError, match=r"predict_step\(\) of Doubler must return a list"
+    ):
         PredictionWriter().write_on_epoch_end(trainer, Doubler(), [torch.zeros(3)], [])

@@ -22,7 +22,9 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(name="ranks", scope="module")
 def _ranks(folder: Path) -> list[dict[str, Any]]:
     run_on_ranks(2, "tests.programs.callbacks_two_ranks", [str(folder)], folder)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+    return [
+        torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)
+    ]
 
 
 @pytest.fixture(name="single", scope="module")
@@ -35,7 +37,9 @@ def test_figures_are_those_of_one_process(
 ) -> None:
     assert len(single["figures"]) == 3
     for rank in ranks:
-        torch.testing.assert_close(rank["weights"], single["weights"], rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            rank["weights"], single["weights"], rtol=0, atol=1e-6
+        )
         for found, wanted in zip(rank["figures"], single["figures"], strict=True):
             assert len(wanted) == 18
             assert found == pytest.approx(wanted, rel=1e-4, abs=1e-6)

@@ -49,7 +49,9 @@ class Witness(Callback):
                 mask &= batch[f"has_{name}"].reshape(len(mask), -1)
             masks[name] = torch.cat([mask] * len(sides), 1).numpy()
         index, before = batch["index"].numpy(), _tables(pl_module)
-        self.visits.append(Visit(trainer.current_epoch, index, violation, masks, before, {}))
+        self.visits.append(
+            Visit(trainer.current_epoch, index, violation, masks, before, {})
+        )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -71,8 +73,13 @@ class Reported(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         found = trainer.callback_metrics.items()
-        self.epochs.append({key: float(v) for key, v in found if key.startswith("dual/")})
+        self.epochs.append(
+            {key: float(v) for key, v in found if key.startswith("dual/")}
+        )
 
 
 def _tables(module: Any) -> dict[str, np.ndarray]:
-    return {name: table.double().numpy().copy() for name, table in module.multipliers.items()}
+    return {
+        name: table.double().numpy().copy()
+        for name, table in module.multipliers.items()
+    }

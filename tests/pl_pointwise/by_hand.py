@@ -60,13 +60,19 @@ def run(
         sides = (upper is not None) + (lower is not None)
         if rule is not None and rule.kind in ("pointwise", "relaxed"):
             width = PAIRS if name == "pair" else 1
-            store[name] = [torch.zeros(len(rows), width, dtype=torch.float64) for _ in range(sides)]
+            store[name] = [
+                torch.zeros(len(rows), width, dtype=torch.float64) for _ in range(sides)
+            ]
         elif rule is not None and rule.kind in STATISTICS:
             store[name] = [torch.zeros((), dtype=torch.float64) for _ in range(sides)]
-            thresholds[name] = [torch.zeros((), dtype=torch.float64) for _ in range(sides)]
+            thresholds[name] = [
+                torch.zeros((), dtype=torch.float64) for _ in range(sides)
+            ]
 
     # Batch, violations of each side, and the figure each side of the batch came to.
-    window: list[tuple[list[int], dict[str, list[Tensor]], dict[str, list[Tensor | None]]]] = []
+    window: list[
+        tuple[list[int], dict[str, list[Tensor]], dict[str, list[Tensor | None]]]
+    ] = []
 
     def close_window() -> None:
         for name, rule in rules.items():
@@ -87,7 +93,9 @@ def run(
                             latest[sample] = v[name][side][row]
                 for sample, v_sample in latest.items():
                     moved = stepped(rule, v_sample, table[sample], branches)
-                    table[sample] = torch.where(carries(name, sample), moved, table[sample])
+                    table[sample] = torch.where(
+                        carries(name, sample), moved, table[sample]
+                    )
         window.clear()
 
     def carries(name: str, sample: int) -> Tensor:
@@ -105,7 +113,9 @@ def run(
             return torch.zeros(0), torch.zeros(0)
         return torch.cat(found), torch.cat(shares) / len(found)
 
-    def figure_of(rule: Rule, name: str, side: int, v: Tensor, batch: list[int]) -> Tensor | None:
+    def figure_of(
+        rule: Rule, name: str, side: int, v: Tensor, batch: list[int]
+    ) -> Tensor | None:
         found, shares = weighted(name, v, batch)
         if not len(found):
             return None
@@ -122,9 +132,14 @@ def run(
             for name, (upper, lower) in bounds.items():
                 found[name] = [] if upper is None else [of[name] - upper]
                 found[name] += [] if lower is None else [lower - of[name]]
-        fixed = {name: [side.detach() for side in sides] for name, sides in fixed.items()}
+        fixed = {
+            name: [side.detach() for side in sides] for name, sides in fixed.items()
+        }
         came_to = {
-            name: [figure_of(rule, name, i, side, batch) for i, side in enumerate(fixed[name])]
+            name: [
+                figure_of(rule, name, i, side, batch)
+                for i, side in enumerate(fixed[name])
+            ]
             for name, rule in rules.items()
             if rule is not None and rule.kind in STATISTICS
         }

@@ -38,7 +38,14 @@ FORMULATIONS: dict[str, Any] = {
 }
 KINDS = {
     name: FORMULATIONS[name]
-    for name in ("none", "average augmented", "tilted", "cvar", "pointwise", "relaxed linear")
+    for name in (
+        "none",
+        "average augmented",
+        "tilted",
+        "cvar",
+        "pointwise",
+        "relaxed linear",
+    )
 }
 """One of each kind, for what does not depend on their branches."""
 
@@ -57,8 +64,12 @@ class Rule:
 
 STATISTICS: dict[str, Callable[[Rule, Tensor, Tensor, Tensor], Tensor]] = {
     "average": lambda rule, v, w, t: (w * v).sum(),
-    "tilted": lambda rule, v, w, t: torch.logsumexp(rule.beta * v + w.log(), 0) / rule.beta,
-    "cvar": lambda rule, v, w, t: t + (w * (v - t).clamp(min=0)).sum() / (1 - rule.beta),
+    "tilted": lambda rule, v, w, t: (
+        torch.logsumexp(rule.beta * v + w.log(), 0) / rule.beta
+    ),
+    "cvar": lambda rule, v, w, t: (
+        t + (w * (v - t).clamp(min=0)).sum() / (1 - rule.beta)
+    ),
 }
 """g of a batch with violations v of weights w, which sum to 1, and the threshold t."""
 PARAMETER = {"penalty": "weight", "tilted": "tilt", "cvar": "level", "relaxed": "beta"}
@@ -69,7 +80,9 @@ def rule_of(formulation: Any) -> Rule | None:
     if formulation is None:
         return None
     kind, given = type(formulation).__name__.lower(), vars(formulation)
-    assert kind in (*STATISTICS, *PARAMETER, "pointwise"), f"write ψ of {kind} here, as printed"
+    assert kind in (*STATISTICS, *PARAMETER, "pointwise"), (
+        f"write ψ of {kind} here, as printed"
+    )
     return Rule(
         kind,
         alpha=given.get("alpha"),

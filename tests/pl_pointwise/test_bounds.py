@@ -70,17 +70,21 @@ def solved(of: dict[str, Tensor], x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("quadratic", [False, True])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-def test_a_bound_is_below_the_optimum_of_another_solver(quadratic: bool, kind: torch.dtype) -> None:
+def test_a_bound_is_below_the_optimum_of_another_solver(
+    quadratic: bool, kind: torch.dtype
+) -> None:
     of, x = numbers(quadratic), instances().to(kind)
     program = QuadraticProgram(**of).to(kind)
     assert program.Q.dtype == torch.float64
     best = solved(of, x.double())
-    assert (program.dual(x, torch.zeros(N, K)) < best - 1e-2).any()  # Some constraint has a price.
+    # Some constraint has a price.
+    assert (program.dual(x, torch.zeros(N, K)) < best - 1e-2).any()
     draw = torch.Generator().manual_seed(0)
     for size in (0.0, 0.1, 1.0, 10.0):
         multipliers = size * torch.rand(N, K, generator=draw)
         assert (program.dual(x, multipliers.to(kind)) <= best + 1e-9).all()
-        assert (program.dual(x, -multipliers) <= best + 1e-9).all()  # Below 0 counts as 0.
+        # Below 0 counts as 0.
+        assert (program.dual(x, -multipliers) <= best + 1e-9).all()
     tight = program.dual(x, program.ascend(x, torch.zeros(N, K), 20))
     assert (tight <= best + 1e-8).all()
     torch.testing.assert_close(tight, best, atol=1e-6, rtol=1e-6)
@@ -106,7 +110,8 @@ def test_a_network_trained_by_the_bound_alone_comes_near_the_optimum() -> None:
     start = program.ascend(x, torch.zeros(N, K), 20).mean(0)
     network = DualNetwork(E, start, width=32).requires_grad_(False)
     torch.testing.assert_close(
-        network(x.float()), start.float().clamp(min=0.02 * float(start.max())).expand(N, -1)
+        network(x.float()),
+        start.float().clamp(min=0.02 * float(start.max())).expand(N, -1),
     )
     before = gap_of(best, program.dual(x, network(x.float()))).mean()
     train_bound(network, program, x, epochs=300, batch=N, learning_rate=1e-2)
@@ -117,7 +122,9 @@ def test_a_network_trained_by_the_bound_alone_comes_near_the_optimum() -> None:
 
 @pytest.mark.parametrize("quadratic", [False, True])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-def test_every_answer_is_feasible_and_its_gap_is_proved(quadratic: bool, kind: torch.dtype) -> None:
+def test_every_answer_is_feasible_and_its_gap_is_proved(
+    quadratic: bool, kind: torch.dtype
+) -> None:
     of, x = numbers(quadratic), instances().to(kind)
     best = solved(of, x.double())
     torch.manual_seed(0)
@@ -136,7 +143,9 @@ def test_every_answer_is_feasible_and_its_gap_is_proved(quadratic: bool, kind: t
 
 def test_a_gap_around_0_is_unknown() -> None:
     objective, bound = torch.tensor([-1.0, 0.5, 2.0]), torch.tensor([-1.1, -0.1, 1.0])
-    torch.testing.assert_close(gap_of(objective, bound), torch.tensor([0.1, float("inf"), 1.0]))
+    torch.testing.assert_close(
+        gap_of(objective, bound), torch.tensor([0.1, float("inf"), 1.0])
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +159,9 @@ def test_a_gap_around_0_is_unknown() -> None:
         ("p", torch.full((V,), float("nan")), "not finite"),
     ],
 )
-def test_where_no_bound_can_be_given_it_is_refused(name: str, value: Tensor, message: str) -> None:
+def test_where_no_bound_can_be_given_it_is_refused(
+    name: str, value: Tensor, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         QuadraticProgram(**{**numbers(False), name: value})
 
@@ -173,7 +184,9 @@ def test_the_least_move_is_that_of_another_solver() -> None:
             constraints={"type": "ineq", "fun": lambda u, at=at, of=of: -(at + of @ u)},
             options={"ftol": 1e-14, "maxiter": 300},
         )
-        torch.testing.assert_close(each, torch.from_numpy(other.x), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            each, torch.from_numpy(other.x), atol=1e-5, rtol=1e-4
+        )
 
 
 def curved(y: Tensor) -> Tensor:
@@ -196,7 +209,9 @@ def test_newton_reaches_a_tight_tolerance_in_a_few_steps_and_keeps_equalities() 
 
 
 def test_newton_does_not_worsen_what_cannot_be_met() -> None:
-    y = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.randn(
+        20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
 
     def unreachable(y: Tensor) -> Tensor:
         return torch.stack([y[:, 0] + 1, 1 - y[:, 0]], 1)

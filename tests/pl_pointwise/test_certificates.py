@@ -29,7 +29,9 @@ def test_bound_is_a_quantile_of_the_beta_distribution(
     """Clopper and Pearson's closed form, at none and at all violated too."""
     for violated in {0, min(round(share * n), n - 1), n - 1}:
         expected = stats.beta.ppf(confidence, violated + 1, n - violated)
-        assert violation_bound(violated, n, confidence) == pytest.approx(expected, rel=1e-6)
+        assert violation_bound(violated, n, confidence) == pytest.approx(
+            expected, rel=1e-6
+        )
     assert violation_bound(n, n, confidence) == 1.0
 
 
@@ -67,7 +69,9 @@ def test_statement_names_confidence_and_assumptions() -> None:
     ):
         assert part in statement
     assert statement.endswith(ASSUMPTIONS)
-    quantile = "the violation of at least 50 % of new inputs is at most -1 (order statistics)"
+    quantile = (
+        "the violation of at least 50 % of new inputs is at most -1 (order statistics)"
+    )
     assert quantile in certify(values, confidence=0.9, level=0.5).statement()
     few = certify(values[:58]).statement()
     assert "No finite bound holds for the violation of 95 %" in few

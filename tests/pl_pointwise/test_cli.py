@@ -27,7 +27,14 @@ from tests.pl_pointwise.training.test_hostile_checkpoints import Bomb
 
 TASK = ["--model", "tests.pl_pointwise.line_task.LineModule"]
 TASK += ["--data", "tests.pl_pointwise.line_task.LineData"]
-SMALL = ["--trainer.max_epochs", "2", "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
+SMALL = [
+    "--trainer.max_epochs",
+    "2",
+    "--trainer.accelerator",
+    "cpu",
+    "--trainer.logger",
+    "false",
+]
 SMALL += ["--trainer.enable_progress_bar", "false"]
 POINTWISE = ["--model.formulation", "Pointwise", "--model.formulation.alpha", "2.0"]
 
@@ -46,7 +53,9 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ):
         path = tmp_path / "tasks" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{average: {a: 1}, own: {b: 2}}" if path.name == "methods.yaml" else "{}")
+        path.write_text(
+            "{average: {a: 1}, own: {b: 2}}" if path.name == "methods.yaml" else "{}"
+        )
     module = SimpleNamespace(__path__=[str(tmp_path / "tasks")])
     monkeypatch.setattr(configs.importlib, "import_module", lambda name: module)
     configs.by_kind.cache_clear()
@@ -70,8 +79,19 @@ def test_a_name_stands_for_a_file_and_a_method_for_the_shared_one_and_the_tasks_
         "two/pointwise": [pointwise],
     }
     assert comparison_path("one/demo") == str(own / "compare/demo.yaml")
-    assert with_config_parts(["fit", "--config=one", "-c", "one/average", "--config"]) == [
-        *("fit", "--config", str(own / "base.yaml"), "-c", average, "-c", "a: 1\n", "--config")
+    assert with_config_parts(
+        ["fit", "--config=one", "-c", "one/average", "--config"]
+    ) == [
+        *(
+            "fit",
+            "--config",
+            str(own / "base.yaml"),
+            "-c",
+            average,
+            "-c",
+            "a: 1\n",
+            "--config",
+        )
     ]
 
 
@@ -89,7 +109,9 @@ def test_the_overview_has_a_line_per_kind_and_task(packaged) -> None:
     ]
 
 
-def test_help_lists_packaged_configs_and_compare_and_version_is_the_packages(capsys) -> None:
+def test_help_lists_packaged_configs_and_compare_and_version_is_the_packages(
+    capsys,
+) -> None:
     for option in ("--help", "--version"):
         with pytest.raises(SystemExit) as ended:
             main([option])
@@ -103,16 +125,25 @@ def test_help_lists_packaged_configs_and_compare_and_version_is_the_packages(cap
 def test_a_formulation_per_constraint_from_yaml(tmp_path) -> None:
     config = tmp_path / "one_each.yaml"
     one = {"class_path": "pl_pointwise.Pointwise", "init_args": {"alpha": 2.0}}
-    config.write_text(yaml.safe_dump({"model": {"init_args": {"formulation": {"fit": one}}}}))
+    config.write_text(
+        yaml.safe_dump({"model": {"init_args": {"formulation": {"fit": one}}}})
+    )
     args = [*TASK, "--config", str(config)]
-    assert PointwiseCLI(args, run=False).model.formulations == {"fit": Pointwise(alpha=2.0)}
+    assert PointwiseCLI(args, run=False).model.formulations == {
+        "fit": Pointwise(alpha=2.0)
+    }
 
 
 def test_optimizer_and_scheduler_options_of_lightning_cli_work(tmp_path) -> None:
     """The multipliers are no parameters, so an optimizer from the command line leaves them out."""
     extra = ["--optimizer", "SGD", "--optimizer.lr", "0.05"]
     extra += ["--lr_scheduler", "StepLR", "--lr_scheduler.step_size", "1"]
-    extra += ["--lr_scheduler.gamma", "0.1", "--trainer.default_root_dir", str(tmp_path)]
+    extra += [
+        "--lr_scheduler.gamma",
+        "0.1",
+        "--trainer.default_root_dir",
+        str(tmp_path),
+    ]
     cli = PointwiseCLI([*TASK, *SMALL, *POINTWISE, *extra], run=False)
     cli.trainer.fit(cli.model, cli.datamodule)
     (optimizer,) = cli.trainer.optimizers
@@ -125,7 +156,9 @@ def test_checkpoint_of_a_command_line_run_holds_plain_hyperparameters(
     tmp_path, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    main(["fit", *TASK, *SMALL, *POINTWISE, "--trainer.default_root_dir", str(tmp_path)])
+    main(
+        ["fit", *TASK, *SMALL, *POINTWISE, "--trainer.default_root_dir", str(tmp_path)]
+    )
     (path,) = tmp_path.rglob("*.ckpt")
     stored = torch.load(path, weights_only=True)["hyper_parameters"]
     assert stored["formulation"]["class_path"].endswith("Pointwise")
@@ -192,4 +225,6 @@ def test_a_configuration_that_was_there_is_never_written_over(
     saved = sorted(str(path) for path in Path().rglob("config*.yaml"))
     folder = "project/run/" if logger.endswith("FolderOfAll") else ""
     numbers = ("", "-1") if folder else ("-1", "-2")
-    assert saved == sorted({"config.yaml", *(f"{folder}config{n}.yaml" for n in numbers)})
+    assert saved == sorted(
+        {"config.yaml", *(f"{folder}config{n}.yaml" for n in numbers)}
+    )

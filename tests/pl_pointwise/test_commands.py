@@ -107,7 +107,8 @@ def test_a_data_module_with_training_data_alone(folder, capsys) -> None:
     assert (status, "Next:" in text) == (0, True)
     (path,) = folder.rglob("*.ckpt")
     (log,) = folder.rglob("metrics.csv")
-    assert len(log.read_text().splitlines()) > 2  # Lightning's 50 steps would have given none.
+    # Lightning's 50 steps would have given none.
+    assert len(log.read_text().splitlines()) > 2
     of_it = ["--ckpt_path", str(path)]
     for command, name in (("validate", "val"), ("predict", "predict")):
         status, text = run(words(command, "Exported", "TrainingAlone", *of_it), capsys)
@@ -128,7 +129,9 @@ def test_a_module_without_export(folder, capsys) -> None:
     (path,) = folder.rglob("*.ckpt")
     for command in STAGES:
         more = ["--ckpt_path", str(path)]
-        status, text = run(words(command, "LineModule", "WithPrediction", *more), capsys)
+        status, text = run(
+            words(command, "LineModule", "WithPrediction", *more), capsys
+        )
         assert status == 0
         assert "export" not in text
     assert "Nothing was written: give --trainer.callbacks+ PredictionWriter." in text
@@ -162,10 +165,15 @@ def test_a_fit_without_a_checkpoint_says_so(capsys) -> None:
     assert "without a checkpoint" in text
 
 
-def test_lightnings_advice_that_does_not_fit_is_not_shown(folder, capsys, recwarn) -> None:
+def test_lightnings_advice_that_does_not_fit_is_not_shown(
+    folder, capsys, recwarn
+) -> None:
     """Of a folder for checkpoints, in every `test`."""
     assert run(words("fit", "Exported", "TrainingAlone"), capsys)[0] == 0
     (path,) = folder.rglob("*.ckpt")
     test = words("test", "Exported", "TrainingAlone", "--ckpt_path", str(path))
-    assert run([*test, "--trainer.default_root_dir", str(folder / "other")], capsys)[0] == 0
+    assert (
+        run([*test, "--trainer.default_root_dir", str(folder / "other")], capsys)[0]
+        == 0
+    )
     assert not [each for each in recwarn if "dirpath has changed" in str(each.message)]

@@ -37,7 +37,11 @@ MISSED = {
 def test_every_field_of_a_constraint_is_in_a_kind() -> None:
     used = set[str]()
     for constraint in KINDS.values():
-        used |= {f.name for f in fields(constraint) if getattr(constraint, f.name) is not None}
+        used |= {
+            f.name
+            for f in fields(constraint)
+            if getattr(constraint, f.name) is not None
+        }
     assert used | OF_GROUPS == {field.name for field in fields(Constraint)}
 
 
@@ -52,7 +56,8 @@ def test_words_and_description_show_every_bound(kind: str) -> None:
     if constraint.share is not None:
         assert "20 %" in constraint.in_words()
         assert "share=0.2" in constraint.description()
-    else:  # Files of earlier versions hold what repr said of the three bounds there were.
+    else:
+        # Files of earlier versions hold what repr said of the three bounds there were.
         listed = ", ".join(f"{name}={getattr(constraint, name)!r}" for name in BOUNDS)
         assert constraint.description() == f"Constraint({listed})"
     assert from_plain(Constraint, plain(constraint)) == constraint
@@ -82,7 +87,8 @@ def test_violations_are_where_the_bounds_are_missed(kind: str) -> None:
     assert (outside[:, 0] > 0).tolist() == MISSED[kind]
     residual = constraint.residual(VALUES)
     torch.testing.assert_close(constraint.reported(residual), violation)
-    if constraint.sides == 1 and not constraint.is_equality:  # Else only the distance is known.
+    # Else only the distance is known.
+    if constraint.sides == 1 and not constraint.is_equality:
         at = [constraint.value_at(v) for v in violation.tolist()]
         torch.testing.assert_close(torch.tensor(at), VALUES)
 
@@ -103,7 +109,9 @@ def test_an_evaluation_counts_each_value_once(kind: str) -> None:
     constraint = KINDS[kind]
     violation = constraint.violation(VALUES)
     columns = violation[:, None] if violation.dim() == 1 else violation
-    outside, mask = constraint.outside(columns, torch.ones_like(columns, dtype=torch.bool))
+    outside, mask = constraint.outside(
+        columns, torch.ones_like(columns, dtype=torch.bool)
+    )
     collected = ViolationsBySample()
     collected.add(torch.arange(len(VALUES)), outside, mask)
     assert (collected.samples().worst() > 0).tolist() == MISSED[kind]

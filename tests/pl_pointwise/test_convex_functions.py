@@ -12,7 +12,13 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from pl_pointwise.bounds import Certified, ConvexProgram, DualNetwork, gap_of, train_bound
+from pl_pointwise.bounds import (
+    Certified,
+    ConvexProgram,
+    DualNetwork,
+    gap_of,
+    train_bound,
+)
 from pl_pointwise.errors import DataError
 
 N = 10
@@ -55,7 +61,9 @@ KINDS = {
     # Shares near given ones, whose cost and largest share are limited: defined for y > 0 only.
     "entropy": Kind(
         entropy,
-        lambda y, x: torch.cat([y[:, :2] - 0.1, y @ WEIGHTS[:, None] - 1 - x[:, 1:]], 1),
+        lambda y, x: torch.cat(
+            [y[:, :2] - 0.1, y @ WEIGHTS[:, None] - 1 - x[:, 1:]], 1
+        ),
         lower=1e-6,
         upper=2.0,
         variables=4,
@@ -67,7 +75,11 @@ KINDS = {
     "cones": Kind(
         lambda y, x: (y.exp() - y).sum(1) + 0.1 * (y - x).square().sum(1),
         lambda y, x: torch.stack(
-            [(y[:, :2].square().sum(1) + 1e-4).sqrt() - 0.3, (y - x).pow(4).sum(1) - 0.5], 1
+            [
+                (y[:, :2].square().sum(1) + 1e-4).sqrt() - 0.3,
+                (y - x).pow(4).sum(1) - 0.5,
+            ],
+            1,
         ),
         lower=-4.0,
         upper=4.0,
@@ -77,7 +89,9 @@ KINDS = {
     ),
     # A logistic loss with a budget, whose bound moves with x; no strong convexity from f itself.
     "logistic": Kind(
-        lambda y, x: nn.functional.softplus(y * torch.tensor([1.0, -1.0, 2.0]) - x).sum(1),
+        lambda y, x: nn.functional.softplus(y * torch.tensor([1.0, -1.0, 2.0]) - x).sum(
+            1
+        ),
         lambda y, x: y.square().sum(1, keepdim=True) - 0.5 - x[:, :1].square(),
         lower=-3.0,
         upper=3.0,
@@ -97,12 +111,18 @@ def instances(kind: Kind) -> Tensor:
 def solved(kind: Kind, x: Tensor) -> Tensor:
     """The optima (N,) by SLSQP, which shares nothing with the package but the functions."""
 
-    def number(function: Callable[[Tensor, Tensor], Tensor], row: Tensor) -> Callable[[Any], Any]:
+    def number(
+        function: Callable[[Tensor, Tensor], Tensor], row: Tensor
+    ) -> Callable[[Any], Any]:
         return lambda y: function(torch.tensor(y)[None], row[None])[0].numpy()
 
-    def slope(function: Callable[[Tensor, Tensor], Tensor], row: Tensor) -> Callable[[Any], Any]:
+    def slope(
+        function: Callable[[Tensor, Tensor], Tensor], row: Tensor
+    ) -> Callable[[Any], Any]:
         single = lambda y: function(y[None], row[None])[0]  # noqa: E731
-        return lambda y: torch.autograd.functional.jacobian(single, torch.tensor(y)).numpy()
+        return lambda y: torch.autograd.functional.jacobian(
+            single, torch.tensor(y)
+        ).numpy()
 
     optima = []
     for row in x:
@@ -114,8 +134,12 @@ def solved(kind: Kind, x: Tensor) -> Tensor:
             }
         ]
         if kind.total:
-            conditions.append({"type": "eq", "fun": lambda y, row=row: y.sum() - float(row[0])})
-        start = np.full(kind.variables, float(row[0]) / kind.variables if kind.total else 0.0)
+            conditions.append(
+                {"type": "eq", "fun": lambda y, row=row: y.sum() - float(row[0])}
+            )
+        start = np.full(
+            kind.variables, float(row[0]) / kind.variables if kind.total else 0.0
+        )
         answer = minimize(
             number(kind.objective, row),
             start,
@@ -131,7 +155,9 @@ def solved(kind: Kind, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_bound_is_below_the_optimum_and_reaches_it(name: str, dtype: torch.dtype) -> None:
+def test_a_bound_is_below_the_optimum_and_reaches_it(
+    name: str, dtype: torch.dtype
+) -> None:
     kind = KINDS[name]
     x = instances(kind).to(dtype)
     program, best = kind.program().to(dtype), solved(kind, x.double())
@@ -153,7 +179,8 @@ def test_the_bound_of_an_inexact_minimum_is_lowered() -> None:
     """Where the least Lagrangian is outside of the box, its tangent bounds it within."""
     kind = KINDS["logistic"]
     x, program = instances(kind), kind.program()
-    bound = program.dual(x, torch.zeros(N, 1))  # softplus has no minimum: y runs to the edge.
+    # softplus has no minimum: y runs to the edge.
+    bound = program.dual(x, torch.zeros(N, 1))
     y = program.minimiser(x, torch.zeros(N, 1))
     assert (y.abs() <= 3).all()
     assert (bound < program.objective(y, x) - 1e-3).any()
@@ -185,12 +212,16 @@ def test_every_answer_is_feasible_and_its_gap_is_proved(name: str) -> None:
 def test_the_bound_has_a_slope_in_the_multipliers() -> None:
     kind = KINDS["cones"]
     x, program = instances(kind), kind.program()
-    multipliers = torch.full((N, kind.constraints), 0.3, dtype=torch.float64, requires_grad=True)
+    multipliers = torch.full(
+        (N, kind.constraints), 0.3, dtype=torch.float64, requires_grad=True
+    )
     slope = torch.autograd.grad(program.dual(x, multipliers).sum(), multipliers)[0]
     step = 1e-5 * torch.ones_like(multipliers)
     step[:, 1] = 0
     with torch.no_grad():
-        ahead = program.dual(x, multipliers + step) - program.dual(x, multipliers - step)
+        ahead = program.dual(x, multipliers + step) - program.dual(
+            x, multipliers - step
+        )
     torch.testing.assert_close(slope[:, 0], ahead / 2e-5, atol=1e-5, rtol=1e-4)
 
 
@@ -202,7 +233,8 @@ def test_functions_that_are_not_convex_are_refused() -> None:
         return y.square().sum(1)
 
     def limits(y: Tensor, x: Tensor) -> Tensor:
-        return torch.stack([y[:, 0] - 1, 1 - y.square().sum(1)], 1)  # Outside of a circle.
+        # Outside of a circle.
+        return torch.stack([y[:, 0] - 1, 1 - y.square().sum(1)], 1)
 
     network = DualNetwork(2, torch.ones(2))
     with pytest.raises(DataError, match="inequalities 1 is not convex"):
@@ -229,6 +261,8 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> N
 
 
 def test_a_function_that_reduces_over_the_batch_is_refused() -> None:
-    program = ConvexProgram(lambda y, x: y.sum(), lambda y, x: y, -torch.ones(2), torch.ones(2))
+    program = ConvexProgram(
+        lambda y, x: y.sum(), lambda y, x: y, -torch.ones(2), torch.ones(2)
+    )
     with pytest.raises(DataError, match="one value per row"):
         program.dual(torch.zeros(3, 2), torch.zeros(3, 2))

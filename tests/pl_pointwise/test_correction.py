@@ -31,7 +31,9 @@ def answers() -> Tensor:
 @pytest.mark.parametrize(
     "basis", [NULL, NULL @ torch.tensor([[2.0, 1.0], [0.0, 3.0]]), NULL @ NULL.T]
 )
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, torch.enable_grad]
+)
 def test_nothing_is_violated_and_the_equalities_stay(basis: Tensor, mode: type) -> None:
     y = 0.3 * answers() @ NULL @ NULL.T
     assert (inside(y, y) > 0.1).any(0).all()
@@ -52,7 +54,8 @@ def test_a_half_space_is_met_by_the_nearest_point() -> None:
 def test_what_is_within_the_tolerance_is_left_alone_and_nothing_gets_worse() -> None:
     y = answers()
 
-    def unreachable(y: Tensor, x: Tensor) -> Tensor:  # No y meets it; far steps make it worse.
+    # No y meets it; far steps make it worse.
+    def unreachable(y: Tensor, x: Tensor) -> Tensor:
         return torch.stack([y[:, 0].sin() + 1.5, 0.1 - y[:, 0]], 1)
 
     found = Corrected(Answer(), unreachable, steps=7)(y)

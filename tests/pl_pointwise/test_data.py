@@ -78,7 +78,13 @@ def test_every_sample_once_over_the_ranks_and_padding_marked(
     assert all(0 <= -1 - p < count for p in padding)
 
 
-@given(st.integers(1, 40), counts_of_ranks, st.integers(1, 5), st.booleans(), st.integers(0, 3))
+@given(
+    st.integers(1, 40),
+    counts_of_ranks,
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(0, 3),
+)
 def test_batches_of_the_ranks_together_are_the_single_ranks(
     count: int, ranks: int, batch_size: int, shuffle: bool, epoch: int
 ) -> None:
@@ -97,7 +103,13 @@ def test_batches_of_the_ranks_together_are_the_single_ranks(
 # The resumable loader -----------------------------------------------------------------------------
 
 
-@given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 3), st.integers(0, 40), st.booleans())
+@given(
+    st.integers(1, 30),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(0, 40),
+    st.booleans(),
+)
 def test_loader_continues_where_it_stood(
     count: int, batch_size: int, ranks: int, taken: int, shuffle: bool
 ) -> None:
@@ -166,9 +178,14 @@ def test_other_batches_are_refused_and_the_same_over_other_ranks_are_not() -> No
     iterator = iter(stopped)
     seen = indices([next(iterator), next(iterator)])
     state = stopped.state_dict()
-    with pytest.raises(DataError, match="of 4 samples over all ranks; now a batch has 3"):
+    with pytest.raises(
+        DataError, match="of 4 samples over all ranks; now a batch has 3"
+    ):
         next(iter(loader(24, 3, state=state)))
-    parts = [indices(loader(24, 2, state=state, num_replicas=2, rank=rank)) for rank in range(2)]
+    parts = [
+        indices(loader(24, 2, state=state, num_replicas=2, rank=rank))
+        for rank in range(2)
+    ]
     rest = [sorted(a + b) for a, b in zip(*parts, strict=True)]
     assert rest == [sorted(batch) for batch in indices(loader(24, 4))[2:]]
     assert sorted(i for batch in seen + rest for i in batch) == list(range(24))
@@ -185,8 +202,13 @@ def test_data_module_has_a_loader_for_every_data_set() -> None:
     data = ToyData(ToyRows(7), ToyRows(5), batch_size=4, eval_batch_size=3)
     assert indices(data.val_dataloader()) == [[0, 1, 2], [3, 4]]
     tests = data.test_dataloader()
-    assert {name: len(indices(one)) for name, one in tests.items()} == {"test": 2, "train": 3}
-    assert sorted(i for batch in indices(data.train_dataloader()) for i in batch) == list(range(7))
+    assert {name: len(indices(one)) for name, one in tests.items()} == {
+        "test": 2,
+        "train": 3,
+    }
+    assert sorted(
+        i for batch in indices(data.train_dataloader()) for i in batch
+    ) == list(range(7))
     assert indices(data.predict_dataloader()) == [[0, 1, 2], [3, 4]]
     assert ToyData(ToyRows(7), batch_size=4).val_dataloader() == []
     assert list(ToyData(ToyRows(7), batch_size=4).test_dataloader()) == ["train"]
@@ -256,7 +278,10 @@ def test_fingerprint_is_of_the_content_not_of_the_object() -> None:
     [
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])),
         (torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 2.0]])),
-        (torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([1.5], dtype=torch.bfloat16)),
+        (
+            torch.tensor([1.0], dtype=torch.bfloat16),
+            torch.tensor([1.5], dtype=torch.bfloat16),
+        ),
         (np.array([1, 2]), np.array([2, 1])),
         ([1, [2, 3]], [[1, 2], 3]),
         ({"x": 1}, {"x": 1.5}),
@@ -374,8 +399,12 @@ def test_positions_are_made_one_part_at_a_time() -> None:
 
 @pytest.mark.parametrize("name", ["batch_size", "eval_batch_size"])
 def test_a_batch_of_no_sample_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=0.*give a whole number, at least 1 sample"):
+    with pytest.raises(
+        ValueError, match=f"{name}=0.*give a whole number, at least 1 sample"
+    ):
         ToyData(ToyRows(4), **{name: 0})
     for rows in (iter([{"x": 1.0}]), None, []):
-        with pytest.raises(DataError, match=r"rows have no positions: give a list|is empty: give"):
+        with pytest.raises(
+            DataError, match=r"rows have no positions: give a list|is empty: give"
+        ):
             ToyData(rows).train_dataloader()

@@ -23,7 +23,9 @@ ROWS = 24
 class Plain:
     """A regression in a loop of one's own, with what may go wrong in one."""
 
-    def __init__(self, samples: int = ROWS, parameters: Any = None, **options: Any) -> None:
+    def __init__(
+        self, samples: int = ROWS, parameters: Any = None, **options: Any
+    ) -> None:
         torch.manual_seed(0)
         self.x = torch.randn(ROWS, 3)
         self.y = self.x.sum(1) + 1
@@ -43,7 +45,9 @@ class Plain:
 
     def of(self, rows: Tensor, index: Tensor | None = None, **options: Any) -> Tensor:
         objective, values = self.values(rows)
-        return self.loss(objective, {"fit": values}, rows if index is None else index, **options)
+        return self.loss(
+            objective, {"fit": values}, rows if index is None else index, **options
+        )
 
     def step(self, rows: Tensor, index: Tensor | None = None) -> None:
         self.optimizer.zero_grad()
@@ -121,20 +125,32 @@ FORMS: dict[str, tuple[Any, Any, str]] = {
     "a name": (lambda v: {"fits": v}, {}, "values names 'fits'"),
     "none": (lambda v: {"fit": None}, {}, r'values\["fit"\] is None'),
     "complex": (lambda v: {"fit": v.to(torch.complex64)}, {}, "must be real numbers"),
-    "sparse": (lambda v: {"fit": v.to_sparse()}, {}, "must be real numbers, a dense tensor"),
+    "sparse": (
+        lambda v: {"fit": v.to_sparse()},
+        {},
+        "must be real numbers, a dense tensor",
+    ),
     "no columns": (lambda v: {"fit": v[:, None][:, :0]}, {}, "one column at least"),
     "mask": (
         lambda v: {"fit": v},
         {"masks": {"fit": torch.ones(6)}},
         r'^masks\["fit"\] must be bool',
     ),
-    "strict": (lambda v: {"fit": v}, {"strict": torch.ones(6)}, "strict returned a Tensor"),
+    "strict": (
+        lambda v: {"fit": v},
+        {"strict": torch.ones(6)},
+        "strict returned a Tensor",
+    ),
     "counts": (
         lambda v: {"fit": v},
         {"counts": {"objective": 6, "fit": -6}},
         "whole number from 0",
     ),
-    "half counts": (lambda v: {"fit": v}, {"counts": {"objective": 6.5, "fit": 6}}, "from 0"),
+    "half counts": (
+        lambda v: {"fit": v},
+        {"counts": {"objective": 6.5, "fit": 6}},
+        "from 0",
+    ),
 }
 
 
@@ -173,7 +189,9 @@ def test_wrappers_that_hide_gradients_are_refused(tmp_path: Path) -> None:
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
     try:
-        wrapped.append(FullyShardedDataParallel(nn.Linear(3, 1), device_id=torch.device("cpu")))
+        wrapped.append(
+            FullyShardedDataParallel(nn.Linear(3, 1), device_id=torch.device("cpu"))
+        )
     finally:
         torch.distributed.destroy_process_group()
     for each in [*wrapped, nn.Sequential(wrapped[1]), wrapped[1].parameters()]:
@@ -286,9 +304,9 @@ def test_weights_of_another_step_are_told() -> None:
         resumed.net.load_state_dict(given)
         resumed.loss.load_state_dict(state)
         resumed.train(1)
-        assert ["not those that these multipliers" in each for each in resumed.said] == [
-            True
-        ] * told
+        assert [
+            "not those that these multipliers" in each for each in resumed.said
+        ] == [True] * told
 
 
 # The window --------------------------------------------------------------------------------------
@@ -344,12 +362,17 @@ def test_closures_have_losses_that_do_not_count() -> None:
     loop.of(rows)
     loop.of(rows)
     assert ["came twice since the last step" in each for each in loop.said] == [True]
-    with pytest.raises(TrainingError, match=r"a closure \(LBFGS, SAM\) takes keep=False"):
+    with pytest.raises(
+        TrainingError, match=r"a closure \(LBFGS, SAM\) takes keep=False"
+    ):
         loop.of(rows)
 
 
 def test_micro_batches_with_other_counts_are_one_batch() -> None:
-    rows, mask = torch.arange(8), torch.tensor([1, 0, 0, 0, 1, 1, 1, 1], dtype=torch.bool)
+    rows, mask = (
+        torch.arange(8),
+        torch.tensor([1, 0, 0, 0, 1, 1, 1, 1], dtype=torch.bool),
+    )
     gradients = []
     for sizes in ([8], [4, 4], [3, 5]):
         loop = Plain(formulation=Pointwise(alpha=0.8, dual_lr=1.0))
@@ -368,7 +391,8 @@ def test_a_state_within_a_step_is_that_of_before_it() -> None:
     loop.train(1)
     before = loop.loss.state_dict()
     loop.of(torch.arange(4))
-    assert loop.loss.units.state_dict() != before["gradient_units"]  # Measured at step 4.
+    # Measured at step 4.
+    assert loop.loss.units.state_dict() != before["gradient_units"]
     assert loop.loss.state_dict()["gradient_units"] == before["gradient_units"]
 
 
@@ -407,7 +431,9 @@ def test_a_graph_that_gave_its_buffers_away_is_told_in_one_sentence() -> None:
     options.donated_buffer = True
     try:
         loop.net = torch.compile(loop.net, backend="aot_eager")
-        with pytest.raises(TrainingError, match="Make the PointwiseLoss before the compiled model"):
+        with pytest.raises(
+            TrainingError, match="Make the PointwiseLoss before the compiled model"
+        ):
             train_by_sevens(loop)
     finally:
         options.donated_buffer = False

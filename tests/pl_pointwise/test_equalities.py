@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
+from pl_pointwise import (
+    Average,
+    Constraint,
+    CVaR,
+    Formulation,
+    Penalty,
+    Pointwise,
+    Relaxed,
+    Tilted,
+)
 from tests.pl_pointwise.test_formulations import (
     magnitudes,
     multipliers,
@@ -70,18 +79,26 @@ def test_equality_is_odd_and_its_pull_the_formulas(
         psi = formulation.lagrangian(at, price)
         slope, direction = torch.autograd.grad(psi, (at, price))
         size = abs(m) + 2 * alpha * abs(v) + 1e-12
-        assert float(slope) == pytest.approx(pull, rel=1e-6, abs=1e-7 * size), formulation
+        assert float(slope) == pytest.approx(pull, rel=1e-6, abs=1e-7 * size), (
+            formulation
+        )
         found = formulation.dual_direction(scalar(v), scalar(m))
         near = abs(s) < 1e-6 * size or abs(abs(s) - beta) < 1e-6 * size
         if not near:
             bound = 1e-6 * (abs(v) + abs(m) / alpha + beta / alpha + abs(m) / beta)
-            assert float(found) == pytest.approx(float(direction), rel=1e-6, abs=bound), formulation
+            assert float(found) == pytest.approx(
+                float(direction), rel=1e-6, abs=bound
+            ), formulation
         mirrored = formulation.lagrangian(scalar(-v), scalar(-m))
-        assert float(mirrored) == pytest.approx(float(psi.detach()), rel=1e-9, abs=1e-12)
+        assert float(mirrored) == pytest.approx(
+            float(psi.detach()), rel=1e-9, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("cost", ["quadratic", "linear"])
-@pytest.mark.parametrize(("v", "m"), [(0.7, -0.4), (-1.3, 0.2), (0.1, 0.05), (-0.4, -2.0)])
+@pytest.mark.parametrize(
+    ("v", "m"), [(0.7, -0.4), (-1.3, 0.2), (0.1, 0.05), (-0.4, -2.0)]
+)
 def test_relaxed_equality_is_the_minimum_over_relaxations_of_either_sign(
     cost: Any, v: float, m: float
 ) -> None:
@@ -92,8 +109,12 @@ def test_relaxed_equality_is_the_minimum_over_relaxations_of_either_sign(
         return bought + m * (v - u) + alpha * (v - u) ** 2
 
     formulation = Relaxed(alpha=alpha, beta=beta, cost=cost).for_equality()
-    best = minimize_scalar(total, bounds=(-10, 10), method="bounded", options={"xatol": 1e-10})
-    assert float(formulation.lagrangian(scalar(v), scalar(m))) == pytest.approx(best.fun, abs=1e-8)
+    best = minimize_scalar(
+        total, bounds=(-10, 10), method="bounded", options={"xatol": 1e-10}
+    )
+    assert float(formulation.lagrangian(scalar(v), scalar(m))) == pytest.approx(
+        best.fun, abs=1e-8
+    )
     u = formulation.relaxation(scalar(v), scalar(m))
     assert float(u) == pytest.approx(best.x, abs=1e-6)
     direction = formulation.dual_direction(scalar(v), scalar(m))
@@ -104,7 +125,9 @@ def test_equality_is_not_projected_and_a_bound_is() -> None:
     pointwise = Pointwise(alpha=1.0, dual_lr=1.0)
     v, m = torch.tensor([-0.5, -2.0, 2.0]), torch.zeros(3)
     assert pointwise.ascend(v, m).tolist() == pytest.approx([0.0, 0.0, 2.0])
-    assert pointwise.for_equality().ascend(v, m).tolist() == pytest.approx([-0.5, -2.0, 2.0])
+    assert pointwise.for_equality().ascend(v, m).tolist() == pytest.approx(
+        [-0.5, -2.0, 2.0]
+    )
     assert pointwise.for_equality().signed
     assert pointwise.for_equality().config() == pointwise.config()
 

@@ -55,7 +55,10 @@ def test_training_with_validation_equals_training_without() -> None:
     assert_identical_run(*runs)
 
 
-PARTIAL, PARTIAL_HELD_OUT = ToyRows(11, seed=2, partial=True), ToyRows(9, seed=3, partial=True)
+PARTIAL, PARTIAL_HELD_OUT = (
+    ToyRows(11, seed=2, partial=True),
+    ToyRows(9, seed=3, partial=True),
+)
 
 
 class Judged(Toy):
@@ -70,7 +73,12 @@ class Judged(Toy):
         return {"largest": MaxMetric()}
 
     def update_evaluation_metrics(
-        self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor, stage: str
+        self,
+        metrics: dict[str, Metric],
+        outputs: Tensor,
+        batch: Any,
+        real: Tensor,
+        stage: str,
     ) -> None:
         metrics["largest"].update(outputs[real])
 
@@ -107,12 +115,17 @@ def test_figures_of_both_data_sets_by_the_evaluation_bounds(formulation: Any) ->
             data.has["pair"], 0.2 - outputs[:, None] * data.x[:, :3], -torch.inf
         )[data.has["pair"].any(1)]
         for name, violation in violations.items():
-            expected |= {f"{stage}/{name}/{k}": v for k, v in figures(violation).items()}
+            expected |= {
+                f"{stage}/{name}/{k}": v for k, v in figures(violation).items()
+            }
             pooled = module.violations[stage][name]
             assert pooled.device.type == "cpu"
             assert torch.equal(module.evaluated[stage][name].pooled(), pooled)
             torch.testing.assert_close(
-                pooled.double().sort().values, violation.sort().values, rtol=0, atol=1e-6
+                pooled.double().sort().values,
+                violation.sort().values,
+                rtol=0,
+                atol=1e-6,
             )
         share = (by_sample > 0).any(1).double().mean()
         expected[f"{stage}/pair/violated_samples"] = float(share)
@@ -165,7 +178,10 @@ def test_batches_may_differ_in_their_number_of_columns() -> None:
 def test_an_interval_counts_a_value_once() -> None:
     """Each side had counted: no more than half could be violated, and the mean was −ε always."""
     interval = Constraint(at_least=-1.0, at_most=1.0)
-    values, mask = torch.tensor([[3.0, -2.0], [0.5, 9.0]]), torch.tensor([[True, True]] * 2)
+    values, mask = (
+        torch.tensor([[3.0, -2.0], [0.5, 9.0]]),
+        torch.tensor([[True, True]] * 2),
+    )
     mask[1, 1] = False
     violation = interval.violation(values)
     found, counted = interval.outside(violation, mask.repeat(1, 2))
@@ -175,14 +191,19 @@ def test_an_interval_counts_a_value_once() -> None:
 
 def test_a_sample_that_two_batches_bring_counts_once() -> None:
     """A plain sampler over several ranks repeats samples, which certificates counted twice."""
-    values, all_of_it = torch.tensor([[1.0], [2.0], [3.0]]), torch.ones(3, 1, dtype=torch.bool)
+    values, all_of_it = (
+        torch.tensor([[1.0], [2.0], [3.0]]),
+        torch.ones(3, 1, dtype=torch.bool),
+    )
     found = collected(([2, 0, 1], values, all_of_it), ([0, 5, 2], values, all_of_it))
     assert found.index.tolist() == [0, 1, 2, 5]
     assert found.pooled().tolist() == [2, 3, 1, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_violations_keep_float64_and_are_never_below_float32(dtype: torch.dtype) -> None:
+def test_violations_keep_float64_and_are_never_below_float32(
+    dtype: torch.dtype,
+) -> None:
     value = torch.tensor([[0.1]], dtype=dtype)
     found = collected(([0], value, value > 0))
     wanted = torch.float64 if dtype == torch.float64 else torch.float32
@@ -226,10 +247,14 @@ def test_a_mean_over_samples_is_torchmetrics_mean_of_each_sample_once(
     torch.testing.assert_close(metric.compute(), plain.compute())
     found = metric.samples()
     assert found.index.tolist() == sorted(value)
-    assert found.value.tolist() == pytest.approx([value[each] for each in sorted(value)])
+    assert found.value.tolist() == pytest.approx(
+        [value[each] for each in sorted(value)]
+    )
 
 
-def test_a_mean_over_samples_leaves_out_rows_that_fill_a_rank_and_is_nan_of_none() -> None:
+def test_a_mean_over_samples_leaves_out_rows_that_fill_a_rank_and_is_nan_of_none() -> (
+    None
+):
     metric = MeanBySample()
     assert metric.samples().index.tolist() == []
     metric.update(torch.tensor([], dtype=torch.long), torch.tensor([]))
@@ -252,7 +277,12 @@ class ByThreshold(Toy):
         return {"above": MeanBySample(), "never": MeanBySample()}
 
     def update_evaluation_metrics(
-        self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str
+        self,
+        metrics: dict[str, Metric],
+        outputs: Any,
+        batch: Any,
+        real: Tensor,
+        stage: str,
     ) -> None:
         chosen = batch["y"] > 0
         metrics["above"].update(batch["index"][chosen], (outputs > 0)[chosen].float())

@@ -13,13 +13,19 @@ from tests.programs.launch import run_on_ranks
 
 
 @pytest.fixture(name="ranks", scope="module")
-def results_of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results_of_two_ranks(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("evaluation")
     run_on_ranks(2, "tests.programs.evaluation_ranks", [str(folder)], folder)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+    return [
+        torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)
+    ]
 
 
-def test_a_metric_that_one_rank_updated_is_computed_on_all(ranks: list[dict[str, Any]]) -> None:
+def test_a_metric_that_one_rank_updated_is_computed_on_all(
+    ranks: list[dict[str, Any]],
+) -> None:
     """The other rank left it out, and the first waited in its collective until the job died."""
     for found in ranks:
         assert found["logged"]["val/mean"] == UPDATED_BY_ONE
@@ -56,7 +62,8 @@ def test_a_nan_behind_a_batchnorm_leaves_out_the_samples_of_its_rank(
     ranks: list[dict[str, Any]],
 ) -> None:
     for found in ranks:
-        assert found["left out"] == [6, 0]  # The three of its rank in each of two epochs.
+        # The three of its rank in each of two epochs.
+        assert found["left out"] == [6, 0]
         assert found["finite"]
         assert torch.equal(found["weights"], ranks[0]["weights"])
         for name, table in found["multipliers"].items():

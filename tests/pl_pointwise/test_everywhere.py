@@ -9,14 +9,24 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Constraint, Formulation, Pointwise, Relaxed
-from tests.pl_pointwise.toy import Judged, Toy, ToyRows, fit, initial_weights, lost, weights_of
+from tests.pl_pointwise.toy import (
+    Judged,
+    Toy,
+    ToyRows,
+    fit,
+    initial_weights,
+    lost,
+    weights_of,
+)
 
 FIT = {"fit": Constraint(at_most=-0.3)}
 
 
 def excess(module: Toy, rows: ToyRows, bound: float = -0.3) -> float:
     with torch.no_grad():
-        return float((torch.tanh(rows.x @ module.first) @ module.last - bound).relu().mean())
+        return float(
+            (torch.tanh(rows.x @ module.first) @ module.last - bound).relu().mean()
+        )
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -35,8 +45,17 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("formulation", [Pointwise(), Relaxed(price=10.0)], ids=repr)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_constraint_is_enforced(case: dict[str, Any], formulation: Formulation) -> None:
-    case = {"kind": Toy, "count": 11, "batch_size": 4, "epochs": 10, "max_steps": -1, **case}
+def test_the_constraint_is_enforced(
+    case: dict[str, Any], formulation: Formulation
+) -> None:
+    case = {
+        "kind": Toy,
+        "count": 11,
+        "batch_size": 4,
+        "epochs": 10,
+        "max_steps": -1,
+        **case,
+    }
     rows, runs = ToyRows(case.pop("count"), seed=6), []
     bound = case.pop("bound", -0.3)
     constraint = case.pop("constraint", Constraint(at_most=bound))
@@ -54,7 +73,9 @@ def test_the_constraint_is_enforced(case: dict[str, Any], formulation: Formulati
     assert torch.equal(found.first.detach(), initial_weights()[0]) == frozen
 
 
-def test_a_constraint_without_a_gradient_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_constraint_without_a_gradient_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The objective is trained all the same."""
 
     class Flat(Toy):
@@ -62,5 +83,8 @@ def test_a_constraint_without_a_gradient_is_told_once(caplog: pytest.LogCaptureF
             return {"fit": 1.0 + 0 * outputs}
 
     module = fit(Flat(Pointwise(), FIT), ToyRows(8))
-    assert caplog.text.count('Constraint "fit": the gradient of its violated values is 0') == 1
+    assert (
+        caplog.text.count('Constraint "fit": the gradient of its violated values is 0')
+        == 1
+    )
     assert torch.equal(weights_of(module), weights_of(fit(Toy(None, {}), ToyRows(8))))

@@ -15,7 +15,12 @@ from safetensors.torch import load_file
 from pl_pointwise.cli import main
 from pl_pointwise.tasks import digits
 
-SMALL = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+SMALL = [
+    "--trainer.enable_progress_bar",
+    "false",
+    "--trainer.enable_model_summary",
+    "false",
+]
 SMALL += ["--trainer.max_epochs", "1"]
 
 
@@ -70,7 +75,9 @@ def test_the_commands_that_are_printed_go_from_fit_to_export(
     folder = tmp_path / "lightning_logs/version_0/export"
     weights = torch.load(checkpoint_of(folder.parent), weights_only=True)["state_dict"]
     found = load_file(folder / "model.safetensors")
-    torch.testing.assert_close(found["0.weight"], weights["network.0.weight"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        found["0.weight"], weights["network.0.weight"], rtol=0, atol=0
+    )
     card = (folder / "README.md").read_text()
     assert f"weights of the checkpoint: {checkpoint_of(folder.parent).name}" in card
 
@@ -85,7 +92,11 @@ def test_a_class_path_in_a_checkpoint_is_not_imported(
     assert "is of hostile_task.DigitsModule, which pl_pointwise does not ship" in error
     assert "--config CONFIG, the config.yaml that fit wrote" in error
     assert "hostile_task" not in sys.modules
-    for name in ("pl_pointwise.cli.main", "pl_pointwise.cli.os.system", "pl_pointwise.none.Such"):
+    for name in (
+        "pl_pointwise.cli.main",
+        "pl_pointwise.cli.os.system",
+        "pl_pointwise.none.Such",
+    ):
         error = refusal(capsys, "--ckpt_path", str(reclassified(run, name, tmp_path)))
         assert "does not ship" in error
 
@@ -97,7 +108,11 @@ def test_a_class_of_ones_own_is_named_by_the_configuration(
     shutil.copy(Path(digits.__file__).with_name("digits.py"), tmp_path / "my_digits.py")
     monkeypatch.syspath_prepend(tmp_path)
     other = reclassified(run, "my_digits.DigitsModule", tmp_path)
-    text = (run / "config.yaml").read_text().replace("pl_pointwise.tasks.digits.", "my_digits.")
+    text = (
+        (run / "config.yaml")
+        .read_text()
+        .replace("pl_pointwise.tasks.digits.", "my_digits.")
+    )
     (tmp_path / "config.yaml").write_text(text)
     error = refusal(capsys, "--ckpt_path", str(other))
     assert f"Name the class: --config {tmp_path / 'config.yaml'}" in error
@@ -105,11 +120,15 @@ def test_a_class_of_ones_own_is_named_by_the_configuration(
     (tmp_path / "wrong.yaml").write_text("model: {class_path: os.path.join}")
     options = ["--ckpt_path", str(other), "--config", str(tmp_path / "wrong.yaml")]
     assert "the model os.path.join is no PointwiseModule" in refusal(capsys, *options)
-    main(["export", "--ckpt_path", str(other), "--config", str(tmp_path / "config.yaml")])
+    main(
+        ["export", "--ckpt_path", str(other), "--config", str(tmp_path / "config.yaml")]
+    )
     assert (tmp_path / "export/model.safetensors").is_file()
 
 
-def test_files_that_no_export_wrote_stay(run: Path, tmp_path: Path, capsys: Any) -> None:
+def test_files_that_no_export_wrote_stay(
+    run: Path, tmp_path: Path, capsys: Any
+) -> None:
     options = ["--ckpt_path", str(checkpoint_of(run)), "--output", str(tmp_path)]
     (tmp_path / "README.md").write_text("my project\n")
     assert "has files that are not of an earlier export" in refusal(capsys, *options)
@@ -120,8 +139,12 @@ def test_files_that_no_export_wrote_stay(run: Path, tmp_path: Path, capsys: Any)
     assert (tmp_path / "model.safetensors").is_file()
 
 
-def test_what_is_no_checkpoint_is_said_in_a_sentence(tmp_path: Path, capsys: Any) -> None:
+def test_what_is_no_checkpoint_is_said_in_a_sentence(
+    tmp_path: Path, capsys: Any
+) -> None:
     path = str(tmp_path / "none.ckpt")
     assert f"not found: {path}" in refusal(capsys, "--ckpt_path", path)
     (tmp_path / "bad.ckpt").write_text(json.dumps({}))
-    assert "cannot be read" in refusal(capsys, "--ckpt_path", str(tmp_path / "bad.ckpt"))
+    assert "cannot be read" in refusal(
+        capsys, "--ckpt_path", str(tmp_path / "bad.ckpt")
+    )

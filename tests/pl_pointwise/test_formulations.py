@@ -19,7 +19,16 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
+from pl_pointwise import (
+    Average,
+    Constraint,
+    CVaR,
+    Formulation,
+    Penalty,
+    Pointwise,
+    Relaxed,
+    Tilted,
+)
 from pl_pointwise.formulations import arguments_of
 from pl_pointwise.lagrangian.declared import formulation_from
 from tests.pl_pointwise.table import FORMULATIONS, psi, rule_of
@@ -58,18 +67,28 @@ def close(found: Any, expected: float, scale: float = 1.0) -> bool:
 
 
 @given(violations, multipliers, magnitudes, magnitudes)
-def test_lagrangian_is_the_printed_square(v: float, m: float, alpha: float, beta: float) -> None:
+def test_lagrangian_is_the_printed_square(
+    v: float, m: float, alpha: float, beta: float
+) -> None:
     for formulation in all_formulations(alpha, beta):
         found = formulation.lagrangian(scalar(v), scalar(m))
         # The printed form subtracts two large numbers; its own rounding is the tolerance's scale.
-        scale = m**2 / alpha + alpha * v**2 + (beta + m) * abs(v) + beta**2 / alpha + m**2 / beta
-        assert close(found, float(printed(formulation, scalar(v), scalar(m))), scale * 1e-3), (
-            formulation
+        scale = (
+            m**2 / alpha
+            + alpha * v**2
+            + (beta + m) * abs(v)
+            + beta**2 / alpha
+            + m**2 / beta
         )
+        assert close(
+            found, float(printed(formulation, scalar(v), scalar(m))), scale * 1e-3
+        ), formulation
 
 
 @given(violations, multipliers, magnitudes, magnitudes)
-def test_derivative_columns_equal_autograd(v: float, m: float, alpha: float, beta: float) -> None:
+def test_derivative_columns_equal_autograd(
+    v: float, m: float, alpha: float, beta: float
+) -> None:
     """A wrong ∂ψ/∂λ moves multipliers the wrong way while the loss still looks right."""
     for formulation in all_formulations(alpha, beta):
         violation = scalar(v).requires_grad_()
@@ -85,7 +104,9 @@ def test_derivative_columns_equal_autograd(v: float, m: float, alpha: float, bet
             allow_unused=True,
             materialize_grads=True,
         )
-        (force,) = torch.autograd.grad(printed(formulation, violation, multiplier), violation)
+        (force,) = torch.autograd.grad(
+            printed(formulation, violation, multiplier), violation
+        )
         scale = m + alpha * abs(v) + beta
         assert close(slope, float(force), scale), formulation
         direction = formulation.dual_direction(scalar(v), scalar(m))
@@ -113,7 +134,9 @@ def test_relaxed_is_the_minimum_over_the_relaxation(
     # ψ is attained at u*, and no other u ≥ 0 is cheaper.
     assert abs(price(at) - found) <= 1e-9 * scale
     upper = 2 * (abs(v) + m / (2 * alpha)) + 1e-3
-    best = minimize_scalar(price, bounds=(0.0, upper), method="bounded", options={"xatol": 1e-12})
+    best = minimize_scalar(
+        price, bounds=(0.0, upper), method="bounded", options={"xatol": 1e-12}
+    )
     assert found <= min(best.fun, price(0.0), price(upper)) + 1e-9 * scale
     # Strongly convex in u, so the argmin is unique and the numerical one is near.
     curvature = alpha + (beta if cost == "quadratic" else 0.0)
@@ -122,7 +145,9 @@ def test_relaxed_is_the_minimum_over_the_relaxation(
         assert abs(at - best.x) <= tolerance
 
 
-@pytest.mark.parametrize(("cost", "shape"), [("linear", "hinge"), ("quadratic", "squared_hinge")])
+@pytest.mark.parametrize(
+    ("cost", "shape"), [("linear", "hinge"), ("quadratic", "squared_hinge")]
+)
 def test_the_best_multiplier_of_a_relaxation_leaves_the_hinge_of_weight_beta(
     cost: Any, shape: Any
 ) -> None:
@@ -131,15 +156,21 @@ def test_the_best_multiplier_of_a_relaxation_leaves_the_hinge_of_weight_beta(
     candidates = torch.linspace(0, 20, 20001, dtype=torch.float64)
     relaxed = Relaxed(alpha=0.7, beta=2.0, cost=cost)
     best = relaxed.lagrangian(values[:, None], candidates[None]).max(1).values
-    hinge = Penalty(weight=2.0, shape=shape).lagrangian(values, torch.zeros_like(values))
+    hinge = Penalty(weight=2.0, shape=shape).lagrangian(
+        values, torch.zeros_like(values)
+    )
     torch.testing.assert_close(best, hinge, atol=1e-6, rtol=0)
 
 
 @given(v=violations, m=multipliers, beta=magnitudes)
-def test_standard_relaxed_buys_what_its_multiplier_pays(v: float, m: float, beta: float) -> None:
+def test_standard_relaxed_buys_what_its_multiplier_pays(
+    v: float, m: float, beta: float
+) -> None:
     """Its ψ, βu² + λ(v − u) at this u, is the printed one."""
     at = m / (2 * beta)
-    assert close(Relaxed(alpha=None, beta=beta).relaxation(scalar(v), scalar(m)), at, at)
+    assert close(
+        Relaxed(alpha=None, beta=beta).relaxation(scalar(v), scalar(m)), at, at
+    )
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 1e-4, 1.0, 1e3])
@@ -153,7 +184,9 @@ def test_float32_keeps_its_digits_at_small_alpha(alpha: float) -> None:
             exact = formulation.lagrangian(scalar(v), scalar(m))
             rounded = formulation.lagrangian(torch.tensor(v), torch.tensor(m))
             assert rounded.dtype == torch.float32
-            assert abs(float(rounded - exact)) <= 1e-5 * (abs(float(exact)) + 0.01), formulation
+            assert abs(float(rounded - exact)) <= 1e-5 * (abs(float(exact)) + 0.01), (
+                formulation
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -166,7 +199,10 @@ def test_dtype_and_shape_are_kept(dtype: torch.dtype, shape: tuple[int, ...]) ->
             methods.append("relaxation")
         for method in methods:
             found = getattr(formulation, method)(v, m)
-            assert (found.dtype, found.shape) == (dtype, torch.Size(shape)), (formulation, method)
+            assert (found.dtype, found.shape) == (dtype, torch.Size(shape)), (
+                formulation,
+                method,
+            )
 
 
 def test_gradient_is_finite_where_a_branch_not_taken_overflows() -> None:
@@ -207,7 +243,9 @@ def test_tilted_mean_is_the_log_sum_exp(
     found = figure(Tilted(tilt=tilt), v, v.max())
     exact = torch.logsumexp(tilt * v.double(), 0).item() - math.log(len(v))
     epsilon = torch.finfo(dtype).eps
-    assert abs(float(found) - exact / tilt) <= 20 * epsilon * (1 / tilt + max(map(abs, numbers)))
+    assert abs(float(found) - exact / tilt) <= 20 * epsilon * (
+        1 / tilt + max(map(abs, numbers))
+    )
 
 
 @given(samples, st.floats(0, 0.99))
@@ -262,20 +300,24 @@ def test_configuration_round_trip(alpha: float, beta: float, step: float) -> Non
     for formulation in (*all_formulations(alpha, beta), Hinge(alpha=alpha)):
         if formulation.scope != "none":
             formulation.dual_lr = step
-        config = json.loads(json.dumps(formulation.config()))  # plain enough for YAML and JSON
+        # plain enough for YAML and JSON
+        config = json.loads(json.dumps(formulation.config()))
         assert formulation_from(config) == formulation
         assert type(formulation_from(config)) is type(formulation)
 
 
 @pytest.mark.parametrize(
-    "path", ["os.system", "", "pl_pointwise.Constraint", "pl_pointwise.formulations.Missing"]
+    "path",
+    ["os.system", "", "pl_pointwise.Constraint", "pl_pointwise.formulations.Missing"],
 )
 def test_unknown_class_is_refused_and_the_known_ones_are_named(path: str) -> None:
     with pytest.raises(ValueError, match=r"pl_pointwise\.formulations\.Pointwise"):
         formulation_from({"class_path": path, "init_args": {}})
 
 
-@pytest.mark.parametrize("name", ["foreign_trap", "pl_pointwise_trap", "foreign_trap.inner"])
+@pytest.mark.parametrize(
+    "name", ["foreign_trap", "pl_pointwise_trap", "foreign_trap.inner"]
+)
 def test_loading_a_configuration_imports_no_foreign_module(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +343,10 @@ def test_upper_bound_is_violated_above_and_lower_bound_below() -> None:
 
 @pytest.mark.parametrize("values", [values_1d, values_2d])
 def test_interval_has_the_upper_columns_first_then_the_lower(values: Tensor) -> None:
-    interval, columns = Constraint(at_least=-0.5, at_most=1.0), values.reshape(len(values), -1)
+    interval, columns = (
+        Constraint(at_least=-0.5, at_most=1.0),
+        values.reshape(len(values), -1),
+    )
     assert interval.sides == 2
     expected = torch.cat([columns - 1.0, -0.5 - columns], 1)
     torch.testing.assert_close(interval.violation(values), expected)
@@ -314,10 +359,15 @@ def test_interval_has_the_upper_columns_first_then_the_lower(values: Tensor) -> 
         ({"at_most": math.nan}, "finite"),
         ({"at_least": math.inf}, "finite"),
         ({"at_least": 1.0, "at_most": 0.5}, "Empty interval"),
-        ({"at_least": torch.ones(3)}, r"return value − bound, with Constraint\(at_most=0\)"),
+        (
+            {"at_least": torch.ones(3)},
+            r"return value − bound, with Constraint\(at_most=0\)",
+        ),
     ],
 )
-def test_bounds_that_cannot_be_are_refused(bounds: dict[str, Any], message: str) -> None:
+def test_bounds_that_cannot_be_are_refused(
+    bounds: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Constraint(**bounds)
 

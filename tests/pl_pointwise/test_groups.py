@@ -47,25 +47,36 @@ PSI: dict[str, tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = {
     "standard": (Pointwise(alpha=None), lambda v, multiplier: multiplier * v),
     "relaxed": (Relaxed(alpha=0.7, beta=0.5, cost="linear"), soft_margin),
     "hinge": (Penalty(weight=3.0, shape="hinge"), lambda v, _: 3 * v.clamp(min=0)),
-    "squared": (Penalty(weight=3.0, shape="squared_hinge"), lambda v, _: 3 * v.clamp(min=0) ** 2),
+    "squared": (
+        Penalty(weight=3.0, shape="squared_hinge"),
+        lambda v, _: 3 * v.clamp(min=0) ** 2,
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", PSI)
-def test_of_whole_groups_loss_and_gradient_are_those_of_psi_of_their_means(kind: str) -> None:
+def test_of_whole_groups_loss_and_gradient_are_those_of_psi_of_their_means(
+    kind: str,
+) -> None:
     """Two columns, an interval, and a mask, in which a group weighs as many as it has samples."""
     formulation, psi = PSI[kind]
     generator = torch.Generator().manual_seed(0)
-    values = torch.randn(N, 2, generator=generator, dtype=torch.float64).requires_grad_()
+    values = torch.randn(
+        N, 2, generator=generator, dtype=torch.float64
+    ).requires_grad_()
     mask = torch.rand(N, 2, generator=generator) < 0.7
     mask[0], mask[8] = torch.tensor([True, False]), True
     bound = Constraint(at_least=-0.2, at_most=0.3)
     loss = PointwiseLoss({"c": bound}, formulation, samples=N, groups=GROUPS)
-    multiplier = torch.rand(4, 4, generator=generator, dtype=torch.float64).float().double()
+    multiplier = (
+        torch.rand(4, 4, generator=generator, dtype=torch.float64).float().double()
+    )
     if kind not in ("hinge", "squared"):
         loss.multipliers.set("c", multiplier)
     order = torch.randperm(N, generator=generator)
-    found = loss(torch.zeros(N).double(), {"c": values[order]}, order, masks={"c": mask[order]})
+    found = loss(
+        torch.zeros(N).double(), {"c": values[order]}, order, masks={"c": mask[order]}
+    )
 
     v = torch.cat([values - 0.3, -0.2 - values], 1)
     wide = mask.repeat(1, 2)
@@ -118,7 +129,9 @@ class ByHand:
         self.last = last
         with torch.no_grad():
             self.weights -= 0.05 * gradient
-        samples = torch.tensor(sorted({sample for batch in batches for sample in batch}))
+        samples = torch.tensor(
+            sorted({sample for batch in batches for sample in batch})
+        )
         for group in range(4):
             part = (GROUPS[samples] == group).sum() / (group == GROUPS).sum()
             if part:
@@ -235,7 +248,9 @@ def test_the_kept_sums_are_those_of_the_values() -> None:
             means.put(part, values[part], mask[part])
     for group in range(4):
         expected = values[group == GROUPS].mean(0)
-        torch.testing.assert_close(means.of(torch.tensor([group]))[0], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            means.of(torch.tensor([group]))[0], expected, rtol=0, atol=1e-12
+        )
 
 
 # Adaptive, in a module, over a resume ---------------------------------------------
@@ -268,7 +283,9 @@ def test_of_another_unit_nothing_changes(unit: float) -> None:
     torch.testing.assert_close(loops[0].weights, loops[1].weights, rtol=1e-4, atol=1e-5)
     multipliers = [loop.loss.multipliers["c"] for loop in loops]
     assert multipliers[0].any()
-    torch.testing.assert_close(multipliers[0], multipliers[1] * unit, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        multipliers[0], multipliers[1] * unit, rtol=1e-3, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("at", [4, 6])
@@ -304,14 +321,25 @@ def test_a_state_of_before_the_means_still_loads() -> None:
 
 
 @pytest.mark.parametrize("partial", [False, True])
-@pytest.mark.parametrize("formulation", [Pointwise(), Penalty(weight=2.0, shape="squared_hinge")])
-def test_micro_batches_of_a_module_are_one_batch(formulation: Any, partial: bool) -> None:
+@pytest.mark.parametrize(
+    "formulation", [Pointwise(), Penalty(weight=2.0, shape="squared_hinge")]
+)
+def test_micro_batches_of_a_module_are_one_batch(
+    formulation: Any, partial: bool
+) -> None:
     rows = IndexedDataset(ToyRows(N, partial=partial), groups=GROUPS)
     modules = [
-        fit(Toy(formulation, partial=partial, micro_batch_size=size), rows, batch_size=5, epochs=5)
+        fit(
+            Toy(formulation, partial=partial, micro_batch_size=size),
+            rows,
+            batch_size=5,
+            epochs=5,
+        )
         for size in (None, 2)
     ]
-    for found, expected in zip(*(module.parameters() for module in modules), strict=True):
+    for found, expected in zip(
+        *(module.parameters() for module in modules), strict=True
+    ):
         torch.testing.assert_close(found, expected)
 
 
@@ -325,7 +353,9 @@ def test_a_module_resumes_within_an_epoch_to_the_bit(tmp_path: Path) -> None:
     runner.fit(begun, ToyData(rows, **data))
     runner.save_checkpoint(tmp_path / "part.ckpt")
     resumed = Toy(Pointwise())
-    trainer(max_epochs=6).fit(resumed, ToyData(rows, **data), ckpt_path=tmp_path / "part.ckpt")
+    trainer(max_epochs=6).fit(
+        resumed, ToyData(rows, **data), ckpt_path=tmp_path / "part.ckpt"
+    )
     for found, expected in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(found, expected)
     torch.testing.assert_close(resumed.multipliers, whole.multipliers, rtol=0, atol=0)
@@ -385,7 +415,9 @@ def test_an_evaluation_judges_the_mean_of_each_held_out_group() -> None:
     with torch.no_grad():
         z = torch.tanh(held_out.x @ module.first) @ module.last
     present = [0, 1, 5]
-    pair = torch.stack([(z[:, None] * held_out.x[:, :2])[numbers == g].mean(0) for g in present])
+    pair = torch.stack(
+        [(z[:, None] * held_out.x[:, :2])[numbers == g].mean(0) for g in present]
+    )
     violations = {
         "band": torch.maximum(pair - 0.1, -0.1 - pair).flatten(),
         "equal": torch.stack([(z[numbers == g].mean() - 0.05).abs() for g in present]),
@@ -393,11 +425,15 @@ def test_an_evaluation_judges_the_mean_of_each_held_out_group() -> None:
     }
     for name, expected in violations.items():
         found = module.violations["val"][name]
-        torch.testing.assert_close(found.sort().values, expected.sort().values, check_dtype=False)
+        torch.testing.assert_close(
+            found.sort().values, expected.sort().values, check_dtype=False
+        )
         assert logged[f"val/{name}/violated"] == pytest.approx(
             float((expected > 0).double().mean())
         )
-        assert logged[f"val/{name}/mean"] == pytest.approx(float(expected.mean()), abs=1e-6)
+        assert logged[f"val/{name}/mean"] == pytest.approx(
+            float(expected.mean()), abs=1e-6
+        )
     held = module._evaluator.held_out()
     assert held is not None
     assert len(held.worst["band"]) == len(held.worst["equal"]) == 3
@@ -405,7 +441,9 @@ def test_an_evaluation_judges_the_mean_of_each_held_out_group() -> None:
 
 
 def test_held_out_data_without_groups_are_told(caplog: Any) -> None:
-    data = ToyData(IndexedDataset(ToyRows(N), groups=GROUPS), ToyRows(9, seed=3), batch_size=4)
+    data = ToyData(
+        IndexedDataset(ToyRows(N), groups=GROUPS), ToyRows(9, seed=3), batch_size=4
+    )
     module, runner = Evaluated(), trainer(max_epochs=1)
     runner.fit(module, data)
     assert caplog.text.count("data of val have no groups") == 1
@@ -422,7 +460,9 @@ def test_the_report_counts_groups() -> None:
     (row,) = closing.rows
     expected = values.view(3, 3).mean(1) > 0.1
     assert (row.of, row.held_of, row.held_violated) == (4, 3, int(expected.sum()))
-    means = torch.stack([loop.loss.means.judged("c").values[g == GROUPS].mean() for g in range(4)])
+    means = torch.stack(
+        [loop.loss.means.judged("c").values[g == GROUPS].mean() for g in range(4)]
+    )
     assert row.violated == int((means > 0).sum())
     assert row.worst == pytest.approx(0.1 + float(means.max()))
     assert row.multipliers == int((loop.loss.multipliers["c"] > 0).sum())
@@ -433,10 +473,13 @@ def test_the_report_counts_groups() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     equal = {"c": Constraint(equals=0.1)}
     with pytest.raises(TrainingError, match=r"acts on \|ℓ − c\|.*each_sample=True"):
-        PointwiseLoss(equal, Penalty(weight=1.0, shape="hinge"), samples=N, groups=GROUPS)
+        PointwiseLoss(
+            equal, Penalty(weight=1.0, shape="hinge"), samples=N, groups=GROUPS
+        )
     with pytest.raises(TrainingError, match='"dual_first" with groups'):
         PointwiseLoss(equal, Pointwise(), samples=N, groups=GROUPS, order="dual_first")
-    PointwiseLoss(equal, Average(), samples=N, groups=GROUPS)  # Of the whole batch, as ever.
+    # Of the whole batch, as ever.
+    PointwiseLoss(equal, Average(), samples=N, groups=GROUPS)
 
 
 # The optimum ---------------------------------------------
@@ -466,7 +509,10 @@ class Inventory:
         for _ in range(60):
             middle = (low + high) / 2
             enough = self.served(middle).mean(1) >= LEVEL
-            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+            low, high = (
+                torch.where(enough, low, middle),
+                torch.where(enough, middle, high),
+            )
         return high
 
     def trained(self, bound: Constraint, epochs: int = 100) -> Tensor:
@@ -474,7 +520,9 @@ class Inventory:
         optimizer, steps = torch.optim.Adam([raw], lr=0.05), 6 * epochs
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         item = torch.arange(ITEMS).repeat_interleave(DAYS)
-        loss = PointwiseLoss({"served": bound}, Pointwise(), samples=len(item), groups=item)
+        loss = PointwiseLoss(
+            {"served": bound}, Pointwise(), samples=len(item), groups=item
+        )
         generator = torch.Generator().manual_seed(5)
         for _ in range(epochs):
             for batch in torch.randperm(len(item), generator=generator).chunk(6):

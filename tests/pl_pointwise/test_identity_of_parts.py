@@ -23,12 +23,18 @@ def base(folder: Path, weights: bytes = b"weights", **config: Any) -> Path:
 
 
 def configured(folder: Path, **more: Any) -> dict[str, Any]:
-    return {"class_path": "a.B", "init_args": {"policy": {"model_name": str(folder), **more}}}
+    return {
+        "class_path": "a.B",
+        "init_args": {"policy": {"model_name": str(folder), **more}},
+    }
 
 
 def test_a_base_is_its_files_wherever_it_lies(tmp_path: Path) -> None:
     one, other = base(tmp_path / "one"), base(tmp_path / "elsewhere/base")
-    [of_one], [of_other] = bases_of(configured(one)).values(), bases_of(configured(other)).values()
+    [of_one], [of_other] = (
+        bases_of(configured(one)).values(),
+        bases_of(configured(other)).values(),
+    )
     assert of_one == of_other
     (one / "README.md").write_text("a card")
     (one / ".cache").mkdir()
@@ -74,7 +80,9 @@ def test_a_model_of_the_hub_is_its_commit(tmp_path: Path, monkeypatch: Any) -> N
 
     def cached(name: str, file: str, revision: str | None = None) -> str | None:
         asked.append(revision)
-        found = tmp_path / "models--org--base/snapshots" / f"c0ffee{revision or ''}" / file
+        found = (
+            tmp_path / "models--org--base/snapshots" / f"c0ffee{revision or ''}" / file
+        )
         return str(found) if (name, file) == ("org/base", "config.json") else None
 
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
@@ -90,7 +98,9 @@ def test_a_model_of_the_hub_is_its_commit(tmp_path: Path, monkeypatch: Any) -> N
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "own_losses.py").write_text("def loss(x):\n    return x\n")
-    text = "import torch\nfrom own_losses import loss\nclass Task(torch.nn.Module): pass\n"
+    text = (
+        "import torch\nfrom own_losses import loss\nclass Task(torch.nn.Module): pass\n"
+    )
     (tmp_path / "own_task_of_test.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("own_losses", "own_task_of_test"):
@@ -98,10 +108,15 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_own_code_is_the_file_of_the_class_and_what_it_imports_of_ones_own(own: Path) -> None:
+def test_own_code_is_the_file_of_the_class_and_what_it_imports_of_ones_own(
+    own: Path,
+) -> None:
     task = importlib.import_module("own_task_of_test").Task()
     found = own_code([task, None, 3])
-    assert {Path(path).name for path in found} == {"own_task_of_test.py", "own_losses.py"}
+    assert {Path(path).name for path in found} == {
+        "own_task_of_test.py",
+        "own_losses.py",
+    }
     was = digest_of_code(found)
     (own / "own_losses.py").write_text("def loss(x):\n    return x + 3\n")
     assert digest_of_code(own_code([task])) != was

@@ -35,8 +35,12 @@ SAMPLES, FEATURES = 60, 3
 class Program(PointwiseModule):
     """½‖w − c‖² as every sample's objective, subject to a_i·w ≤ b_i, of each or of a statistic."""
 
-    def __init__(self, formulation: Formulation, centre: Tensor, rate: float, decay: int) -> None:
-        super().__init__(formulation=formulation, constraints={"row": Constraint(at_most=0.0)})
+    def __init__(
+        self, formulation: Formulation, centre: Tensor, rate: float, decay: int
+    ) -> None:
+        super().__init__(
+            formulation=formulation, constraints={"row": Constraint(at_most=0.0)}
+        )
         self.centre, self.rate, self.decay = centre, rate, decay
         self.w = torch.nn.Parameter(torch.zeros_like(centre))
 
@@ -51,7 +55,9 @@ class Program(PointwiseModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD([self.w], lr=self.rate)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, self.decay, gamma=0.5)]
+        return [optimizer], [
+            torch.optim.lr_scheduler.StepLR(optimizer, self.decay, gamma=0.5)
+        ]
 
 
 def solve(
@@ -86,12 +92,19 @@ def test_relaxed_margins_are_the_support_vector_machine(cost: Any) -> None:
     beta = 2.0
     formulation = Relaxed(alpha=2.0, beta=beta, cost=cost, dual_lr=2.0)
     a, b, centre = -y[:, None] * x, -torch.ones_like(y), torch.zeros(FEATURES).double()
-    w, multiplier, _ = solve(a, b, centre, formulation, 150, 0.1, batch_size=30, decay=25)
+    w, multiplier, _ = solve(
+        a, b, centre, formulation, 150, 0.1, batch_size=30, decay=25
+    )
     multiplier = multiplier[:, 0]
 
     loss = "squared_hinge" if cost == "quadratic" else "hinge"
     machine = LinearSVC(
-        loss=loss, C=beta / SAMPLES, fit_intercept=False, dual=True, tol=1e-10, max_iter=10**6
+        loss=loss,
+        C=beta / SAMPLES,
+        fit_intercept=False,
+        dual=True,
+        tol=1e-10,
+        max_iter=10**6,
     ).fit(x.numpy(), y.numpy())
 
     def objective(weights: np.ndarray) -> float:
@@ -125,7 +138,9 @@ def polyhedron() -> tuple[Tensor, Tensor, Tensor]:
     [Pointwise(alpha=2.0, dual_lr=2.0), Pointwise(alpha=None, dual_lr=1.0)],
     ids=["augmented", "standard"],
 )
-def test_pointwise_solution_and_multipliers_are_the_programs(formulation: Formulation) -> None:
+def test_pointwise_solution_and_multipliers_are_the_programs(
+    formulation: Formulation,
+) -> None:
     """The sum form's multiplier of row i is λ_i / N, because the constraints' mean is priced."""
     a, b, centre = (each.numpy() for each in polyhedron())
     program = minimize(
@@ -140,7 +155,9 @@ def test_pointwise_solution_and_multipliers_are_the_programs(formulation: Formul
     assert 1 <= active.sum() <= FEATURES
     # Stationarity: c − w = Σ μ_i a_i over the active rows, unique where those are independent.
     multipliers = np.zeros(len(a))
-    multipliers[active] = np.linalg.lstsq(a[active].T, centre - program.x, rcond=None)[0]
+    multipliers[active] = np.linalg.lstsq(a[active].T, centre - program.x, rcond=None)[
+        0
+    ]
     assert multipliers.min() >= -1e-6
 
     w, found, _ = solve(*polyhedron(), formulation, 150, 0.3)
@@ -160,7 +177,9 @@ def test_average_solution_and_multiplier_are_the_programs() -> None:
     assert float(found) == pytest.approx(float(multiplier), rel=1e-2)
 
 
-NUMBERS = torch.randn(20, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+NUMBERS = torch.randn(
+    20, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+)
 
 
 def above(
@@ -168,7 +187,9 @@ def above(
 ) -> tuple[float, float, Program]:
     """½(w + 1)², the statistic of a_i − w at most 0: w and its price."""
     one = torch.ones(20, 1).double()
-    w, found, module = solve(-one, -NUMBERS, -one[0], formulation, epochs, rate, **options)
+    w, found, module = solve(
+        -one, -NUMBERS, -one[0], formulation, epochs, rate, **options
+    )
     return float(w), float(found), module
 
 
@@ -189,5 +210,7 @@ def test_cvar_solution_threshold_and_multiplier_are_in_closed_form() -> None:
     w, multiplier, module = above(formulation, 160, 0.15)
     # The threshold steps to and fro across the quantile, and w after it.
     assert w == pytest.approx(least, abs=0.03)
-    assert float(module.thresholds["row"]) == pytest.approx(numbers[3] - least, abs=0.03)
+    assert float(module.thresholds["row"]) == pytest.approx(
+        numbers[3] - least, abs=0.03
+    )
     assert multiplier == pytest.approx(least + 1, rel=0.01)

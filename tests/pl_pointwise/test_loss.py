@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from pl_pointwise import Average, Constraint, CVaR, Pointwise, PointwiseLoss, Relaxed, Tilted
+from pl_pointwise import (
+    Average,
+    Constraint,
+    CVaR,
+    Pointwise,
+    PointwiseLoss,
+    Relaxed,
+    Tilted,
+)
 from pl_pointwise.callbacks import HardestSamples
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import DataError, TrainingError
@@ -41,13 +49,18 @@ CASES: dict[str, dict[str, Any]] = {
     "relaxed": {"formulation": Relaxed(price=3.0)},
     "average": {"formulation": Average(alpha="adaptive")},
     "cvar": {"formulation": CVaR(level=0.6, threshold_lr=0.05, alpha=0.8, dual_lr=0.5)},
-    "by name": {"formulation": {"fit": Tilted(tilt=1.7, dual_lr=0.5), "pair": Pointwise()}},
+    "by name": {
+        "formulation": {"fit": Tilted(tilt=1.7, dual_lr=0.5), "pair": Pointwise()}
+    },
     "intervals": {"formulation": Pointwise(), "constraints": INTERVALS},
     "equalities": {"formulation": Pointwise(), "constraints": EQUALITIES},
     "plain": {"formulation": None},
     "window": {"formulation": Pointwise(), "primal_steps": 2},
     "dual first": {"formulation": Pointwise(), "order": "dual_first"},
-    "groups": {"formulation": Pointwise(), "groups": [0, 2, 1, 1, 0, 2, 2, 2, 4, 0, 1, 1]},
+    "groups": {
+        "formulation": Pointwise(),
+        "groups": [0, 2, 1, 1, 0, 2, 2, 2, 4, 0, 1, 1],
+    },
     "each sample of a group": {
         "formulation": Pointwise(),
         "groups": [0, 2, 1, 1, 0, 2, 2, 2, 4, 0, 1, 1],
@@ -62,7 +75,9 @@ CASES: dict[str, dict[str, Any]] = {
 class Loop:
     """The toy's steps in plain torch."""
 
-    def __init__(self, loss: PointwiseLoss, rows: ToyRows, strict: bool = False) -> None:
+    def __init__(
+        self, loss: PointwiseLoss, rows: ToyRows, strict: bool = False
+    ) -> None:
         self.loss, self.rows, self.strict = loss, rows, strict
         self.weights = [w.clone().requires_grad_() for w in initial_weights()]
         self.optimizer = torch.optim.SGD(self.weights, lr=0.05)
@@ -74,7 +89,9 @@ class Loop:
             (z - y).square(),
             {"fit": z, "pair": z[:, None] * x[:, :PAIRS]},
             torch.tensor(batch),
-            masks={name: mask[batch] for name, mask in self.rows.has.items()} if masks else None,
+            masks={name: mask[batch] for name, mask in self.rows.has.items()}
+            if masks
+            else None,
             strict={"fit": passed(z)} if self.strict else None,
         )
 
@@ -87,7 +104,9 @@ class Loop:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("partial", [False, True])
-def test_a_loop_takes_the_steps_of_lightning_to_the_bit(case: str, partial: bool) -> None:
+def test_a_loop_takes_the_steps_of_lightning_to_the_bit(
+    case: str, partial: bool
+) -> None:
     options, rows, seen = {**CASES[case]}, ToyRows(12, partial=partial), Seen()
     groups = options.pop("groups", None)
     dataset = IndexedDataset(rows, groups=groups)
@@ -98,7 +117,9 @@ def test_a_loop_takes_the_steps_of_lightning_to_the_bit(case: str, partial: bool
         loop.step(batch)
     for found, expected in zip(loop.weights, module.parameters(), strict=True):
         assert torch.equal(found, expected)
-    torch.testing.assert_close(loop.loss.multipliers, module.multipliers, rtol=0, atol=0)
+    torch.testing.assert_close(
+        loop.loss.multipliers, module.multipliers, rtol=0, atol=0
+    )
     assert loop.loss.thresholds == module.thresholds
     if options["formulation"] is not None:
         assert any(table.any() for table in module.multipliers.values())
@@ -127,7 +148,9 @@ def test_the_state_goes_on_to_the_bit() -> None:
         whole.step(batch)
         resumed.step(batch)
     assert torch.equal(resumed.weights[0], whole.weights[0])
-    torch.testing.assert_close(resumed.loss.multipliers, whole.loss.multipliers, rtol=0, atol=0)
+    torch.testing.assert_close(
+        resumed.loss.multipliers, whole.loss.multipliers, rtol=0, atol=0
+    )
     other = PointwiseLoss(CONSTRAINTS, Pointwise(), samples=13)
     with pytest.raises(TrainingError, match=r"12 samples, this PointwiseLoss has 13"):
         other.load_state_dict(whole.loss.state_dict())
@@ -137,14 +160,17 @@ def test_micro_batches_of_one_size_are_one_batch() -> None:
     """Of stated α: an adaptive one measures Λ on the first of them."""
     rows, batch = ToyRows(12), [3, 1, 7, 5]
     loops = [
-        Loop(PointwiseLoss(CONSTRAINTS, Pointwise(alpha=0.8), samples=12), rows) for _ in range(2)
+        Loop(PointwiseLoss(CONSTRAINTS, Pointwise(alpha=0.8), samples=12), rows)
+        for _ in range(2)
     ]
     loops[0].step(batch)
     for half in (batch[:2], batch[2:]):
         (loops[1].loss_of(half) / 2).backward()
     loops[1].optimizer.step()
     loops[1].loss.step()
-    torch.testing.assert_close(loops[1].weights[0], loops[0].weights[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        loops[1].weights[0], loops[0].weights[0], rtol=0, atol=1e-12
+    )
     tables = [loop.loss.multipliers for loop in loops]
     torch.testing.assert_close(*tables, rtol=0, atol=1e-6)
 
@@ -155,15 +181,21 @@ def test_units_change_nothing() -> None:
     for unit in (0.01, 1.0, 100.0):
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(40, 3, generator=generator)
-        y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.05 * torch.randn(40, generator=generator)
+        y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.05 * torch.randn(
+            40, generator=generator
+        )
         weights = torch.zeros(3, requires_grad=True)
         optimizer = torch.optim.Adam([weights], lr=0.05, eps=1e-12)
-        loss = PointwiseLoss({"fit": Constraint(at_most=0.1 * unit)}, Pointwise(), samples=40)
+        loss = PointwiseLoss(
+            {"fit": Constraint(at_most=0.1 * unit)}, Pointwise(), samples=40
+        )
         for _ in range(20):
             for batch in torch.randperm(40, generator=generator).split(8):
                 values = {"fit": unit * (x[batch] @ weights - y[batch]).abs()}
                 optimizer.zero_grad()
-                loss(weights.square().sum().expand(len(batch)), values, batch).backward()
+                loss(
+                    weights.square().sum().expand(len(batch)), values, batch
+                ).backward()
                 optimizer.step()
                 loss.step()
         ends.append(weights.detach())
@@ -198,18 +230,30 @@ def test_samples_of_a_group_share_a_multiplier_that_follows_their_mean() -> None
         torch.testing.assert_close(loss.multipliers["fit"], times * expected)
     (gradient,) = torch.autograd.grad(total, values)
     torch.testing.assert_close(gradient, expected[torch.tensor(groups[:5]), 0] / 5)
-    loss(torch.zeros(1), {"fit": torch.tensor([0.7], requires_grad=True)}, torch.tensor([5]))
+    loss(
+        torch.zeros(1),
+        {"fit": torch.tensor([0.7], requires_grad=True)},
+        torch.tensor([5]),
+    )
     loss.step()  # A group of one sample.
-    torch.testing.assert_close(loss.multipliers["fit"], torch.tensor([[0.1], [0.5], [0.1]]))
+    torch.testing.assert_close(
+        loss.multipliers["fit"], torch.tensor([[0.1], [0.5], [0.1]])
+    )
     for wrong in (groups, ["a", "b", "c", "d", "e"], [0.0, 0.5, 1.0, 1.0, 1.0]):
         with pytest.raises(DataError, match="groups: a whole number from 0"):
-            PointwiseLoss({"fit": Constraint(at_most=0.5)}, Pointwise(), samples=5, groups=wrong)
+            PointwiseLoss(
+                {"fit": Constraint(at_most=0.5)}, Pointwise(), samples=5, groups=wrong
+            )
 
 
-def test_groups_of_a_data_set_are_checked_and_belong_to_a_checkpoint(tmp_path: Path) -> None:
+def test_groups_of_a_data_set_are_checked_and_belong_to_a_checkpoint(
+    tmp_path: Path,
+) -> None:
     rows = ToyRows(12)
     rows.groups = [0, 1] * 6  # type: ignore[attr-defined]
-    runner = trainer(max_epochs=2, callbacks=[HardestSamples(3)], default_root_dir=tmp_path)
+    runner = trainer(
+        max_epochs=2, callbacks=[HardestSamples(3)], default_root_dir=tmp_path
+    )
     module = Toy(Pointwise())
     runner.fit(module, ToyData(rows, batch_size=4))
     assert [len(table) for table in module.multipliers.values()] == [2, 2]
@@ -223,18 +267,26 @@ def test_groups_of_a_data_set_are_checked_and_belong_to_a_checkpoint(tmp_path: P
     other = IndexedDataset(ToyRows(12), groups=[0, 0, 1, 1] * 3)
     data = ToyData(other, batch_size=4)
     with pytest.raises(TrainingError, match="another training set, order or groups"):
-        trainer(max_epochs=3).fit(Toy(Pointwise()), data, ckpt_path=tmp_path / "last.ckpt")
+        trainer(max_epochs=3).fit(
+            Toy(Pointwise()), data, ckpt_path=tmp_path / "last.ckpt"
+        )
     with pytest.raises(TrainingError, match=r'order="dual_first" with groups'):
-        trainer().fit(Toy(Pointwise(), order="dual_first"), ToyData(other, batch_size=4))
+        trainer().fit(
+            Toy(Pointwise(), order="dual_first"), ToyData(other, batch_size=4)
+        )
     data = ToyData(IndexedDataset(ToyRows(12), groups=[0.5] * 12), batch_size=4)
-    with pytest.raises(DataError, match=r"groups of ToyRows: a whole number .*np.unique\(groups"):
+    with pytest.raises(
+        DataError, match=r"groups of ToyRows: a whole number .*np.unique\(groups"
+    ):
         trainer().fit(Toy(Pointwise()), data)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_an_index_is_of_any_type_of_whole_numbers(dtype: torch.dtype) -> None:
     """Of unsigned ones every position was below -1."""
-    loss = PointwiseLoss({"fit": Constraint(at_most=0.0)}, Pointwise(alpha=1.0), samples=3)
+    loss = PointwiseLoss(
+        {"fit": Constraint(at_most=0.0)}, Pointwise(alpha=1.0), samples=3
+    )
     values = torch.ones(2, requires_grad=True)
     loss(values, {"fit": values}, torch.tensor([0, 2], dtype=dtype)).backward()
     loss.step()
@@ -259,10 +311,20 @@ def test_misuse_is_refused() -> None:
     values = {"fit": torch.zeros(()), "pair": torch.zeros(2)}
     with pytest.raises(DataError, match='"fit" must have one value per sample'):
         loop.loss(torch.zeros(2), values, torch.tensor([0, 1]))
-    for index in ([0, 1], torch.tensor([0.0, 1.0]), torch.tensor([True, False]), torch.tensor(0)):
+    for index in (
+        [0, 1],
+        torch.tensor([0.0, 1.0]),
+        torch.tensor([True, False]),
+        torch.tensor(0),
+    ):
         with pytest.raises(DataError, match="index: each sample's position"):
             loop.loss(torch.zeros(2), values, index)
-    for wrong in ({"samples": 0}, {"samples": [1]}, {"primal_steps": 0}, {"order": "dual"}):
+    for wrong in (
+        {"samples": 0},
+        {"samples": [1]},
+        {"primal_steps": 0},
+        {"order": "dual"},
+    ):
         with pytest.raises(ValueError, match=r"=.*: "):
             PointwiseLoss(CONSTRAINTS, Pointwise(), **{"samples": 12, **wrong})
     for state in (None, {}, {**loop.loss.state_dict(), "multipliers": {"fit": "x"}}):
@@ -322,5 +384,7 @@ def test_it_is_imported_without_lightning() -> None:
         "import sys; from pl_pointwise import PointwiseLoss, Constraint, Pointwise, Multipliers; "
         "print([m for m in ('lightning', 'torchmetrics', 'transformers') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
     assert found.stdout.strip() == "[]", found.stderr

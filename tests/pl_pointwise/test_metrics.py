@@ -21,7 +21,8 @@ from pl_pointwise.metrics import cvar, empirical_cdf, quantiles, violation_stati
 KEYS = ["mean", "max", "violated", "cvar95"]
 FRACTIONS = [0.0, 0.05, 0.5, 0.9, 0.95, 1.0]
 
-whole_numbers = st.lists(st.integers(-50, 50), min_size=1, max_size=200)  # few values: many ties
+# few values: many ties
+whole_numbers = st.lists(st.integers(-50, 50), min_size=1, max_size=200)
 decimals = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=80)
 levels = st.sampled_from([0.0, 0.1, 0.29, 0.5, 0.55, 0.57, 0.9, 0.95, 0.99, 1.0])
 
@@ -43,15 +44,21 @@ def test_statistics_equal_numpys_with_the_linear_percentile(numbers: list[int]) 
     tail = values[values >= np.percentile(values, 95, method="linear")]
     expected = [values.mean(), values.max(), (values > 0).mean(), tail.mean()]
     assert list(ours) == KEYS
-    np.testing.assert_allclose([ours[key].item() for key in KEYS], expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        [ours[key].item() for key in KEYS], expected, rtol=1e-12, atol=1e-12
+    )
 
 
 @given(decimals, levels)
-def test_cvar_equals_exact_arithmetic_at_every_level(numbers: list[float], level: float) -> None:
+def test_cvar_equals_exact_arithmetic_at_every_level(
+    numbers: list[float], level: float
+) -> None:
     values = torch.tensor(numbers, dtype=torch.float64)
     expected = exact_cvar(numbers, level)
     assert cvar(values, level).item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
-    assert cvar(values.float(), level).item() == pytest.approx(expected, rel=1e-4, abs=1e-2)
+    assert cvar(values.float(), level).item() == pytest.approx(
+        expected, rel=1e-4, abs=1e-2
+    )
 
 
 @given(whole_numbers, st.lists(st.floats(-60, 60), min_size=1, max_size=20))
@@ -93,7 +100,9 @@ def test_a_level_outside_the_unit_interval_is_refused(level: float) -> None:
             refusing()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
 def test_half_precision_is_widened_and_float64_kept(dtype: torch.dtype) -> None:
     values = torch.linspace(-1, 1, 300).to(dtype)
     expected = torch.float64 if dtype == torch.float64 else torch.float32
@@ -107,9 +116,13 @@ def test_half_precision_is_widened_and_float64_kept(dtype: torch.dtype) -> None:
 def test_nan_is_neither_satisfied_nor_violated() -> None:
     for others in ([], [-1.0, 2.0], [-math.inf, math.inf]):
         values = torch.tensor([*others, math.nan])
-        assert all(statistic.isnan() for statistic in violation_statistics(values).values())
+        assert all(
+            statistic.isnan() for statistic in violation_statistics(values).values()
+        )
         assert empirical_cdf(values, torch.tensor([0.0, 1.0])).isnan().all()
-    assert empirical_cdf(torch.ones(2), torch.tensor([math.nan, 1.0])).isnan().tolist() == [
+    assert empirical_cdf(
+        torch.ones(2), torch.tensor([math.nan, 1.0])
+    ).isnan().tolist() == [
         True,
         False,
     ]

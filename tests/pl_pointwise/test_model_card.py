@@ -25,7 +25,9 @@ def fitted(folder: Path, formulation: Any = None, **options: Any) -> LineModule:
     return module
 
 
-def card(module: LineModule, folder: Path, base_model: str | None = "owner/base") -> ModelCard:
+def card(
+    module: LineModule, folder: Path, base_model: str | None = "owner/base"
+) -> ModelCard:
     path = write_card(
         module,
         folder,
@@ -75,7 +77,8 @@ def test_held_out_violations_come_with_their_certificate_and_the_training_ones_d
     assert "### train" not in text
     assert "Metrics of the same pass: objective" in text
     notes_of(module).certificate = "What compare --require certified."
-    text = card(module, tmp_path).text  # Which holds for the choice, too: it stands alone.
+    # Which holds for the choice, too: it stands alone.
+    text = card(module, tmp_path).text
     assert "What compare --require certified." in text
     assert "Clopper" not in text
 
@@ -104,7 +107,9 @@ def test_both_bounds_are_shown(tmp_path) -> None:
     assert row(text, "fit", "Requirements")[1] == "= 0.5"
 
 
-def test_a_model_that_was_only_tested_says_nothing_of_a_fit_it_did_not_see(tmp_path) -> None:
+def test_a_model_that_was_only_tested_says_nothing_of_a_fit_it_did_not_see(
+    tmp_path,
+) -> None:
     path = tmp_path / "fitted.ckpt"
     trained = fitted(tmp_path, Pointwise())
     trained.trainer.save_checkpoint(path)
@@ -115,15 +120,23 @@ def test_a_model_that_was_only_tested_says_nothing_of_a_fit_it_did_not_see(tmp_p
     assert "- epochs" not in text
 
 
-def test_the_share_of_samples_comes_first_and_of_values_where_they_differ(tmp_path) -> None:
+def test_the_share_of_samples_comes_first_and_of_values_where_they_differ(
+    tmp_path,
+) -> None:
     module = fitted(tmp_path)
     found = module.evaluated["val"]["fit"]
     one = row(card(module, tmp_path).text, "fit", "Held-out violations")
     assert one[4] == ""
     two = torch.tensor([[1.0, -1.0], [-1.0, 2.0], [-1.0, -1.0], [-1.0, -1.0]])
     module.evaluated["val"]["fit"] = SampleViolations(torch.arange(4), two, two.bool())
-    assert [*module.evaluated["val"]["fit"].statistics()][2:4] == ["violated_samples", "violated"]
-    assert row(card(module, tmp_path).text, "fit", "Held-out violations")[3:5] == ["0.5", "0.25"]
+    assert [*module.evaluated["val"]["fit"].statistics()][2:4] == [
+        "violated_samples",
+        "violated",
+    ]
+    assert row(card(module, tmp_path).text, "fit", "Held-out violations")[3:5] == [
+        "0.5",
+        "0.25",
+    ]
     assert len(found.index) == 5
 
 

@@ -33,7 +33,9 @@ from tests.pl_pointwise.toy import KINDS, Seen, Toy, ToyData, ToyRows, fit, trai
 
 
 def scope_of_samples(samples: int) -> PerSample:
-    scope = PointwiseLoss({"c": Constraint(at_most=0)}, Pointwise(), samples=samples).scopes["c"]
+    scope = PointwiseLoss(
+        {"c": Constraint(at_most=0)}, Pointwise(), samples=samples
+    ).scopes["c"]
     assert isinstance(scope, PerSample)
     return scope
 
@@ -47,7 +49,9 @@ def test_rows_written_are_the_rows_read(data: st.DataObject) -> None:
     table = scope.multipliers.table("c", (samples, columns))
     expected = [[0.0] * columns for _ in range(samples)]
     for _ in range(data.draw(st.integers(0, 4), label="writes")):
-        index = data.draw(st.lists(st.integers(0, samples - 1), unique=True), label="index")
+        index = data.draw(
+            st.lists(st.integers(0, samples - 1), unique=True), label="index"
+        )
         rows = torch.rand(len(index), columns)
         table[index] = rows
         for position, row in zip(index, rows.tolist(), strict=True):
@@ -64,14 +68,18 @@ def test_rows_are_a_copy() -> None:
     scope = scope_of_samples(3)
     scope.rows(torch.tensor([1]), torch.zeros(1, 1)).add_(5.0)
     assert not scope.multipliers["c"].any()
-    of_batch = PointwiseLoss({"a": Constraint(at_most=0)}, Average(), samples=3).on_batch["a"]
+    of_batch = PointwiseLoss(
+        {"a": Constraint(at_most=0)}, Average(), samples=3
+    ).on_batch["a"]
     of_batch.multiplier.add_(5.0)
     assert not of_batch.multipliers["a"].any()
 
 
 @pytest.mark.parametrize("index", [[4], [0, 4], [2**40]])
 def test_index_outside_the_training_set_is_refused(index: list[int]) -> None:
-    with pytest.raises(TrainingError, match=r'outside the training set of 4.*batch\["index"\]'):
+    with pytest.raises(
+        TrainingError, match=r'outside the training set of 4.*batch\["index"\]'
+    ):
         scope_of_samples(4).rows(torch.tensor(index), torch.zeros(len(index), 1))
 
 
@@ -137,8 +145,14 @@ def checkpoint_of(module: Toy, folder: Path) -> Path:
 
 def test_initial_values_are_where_the_first_step_starts() -> None:
     """There was no public way; writing into the store before a fit was undone by the fit."""
-    for values in (0.75, torch.full((9,), 0.75), torch.full((9, 1), 0.75, dtype=torch.float64)):
-        module = Toy(Pointwise(alpha=1.0, dual_lr=0.0), {"fit": Constraint(at_most=0.0)}, **STILL)
+    for values in (
+        0.75,
+        torch.full((9,), 0.75),
+        torch.full((9, 1), 0.75, dtype=torch.float64),
+    ):
+        module = Toy(
+            Pointwise(alpha=1.0, dual_lr=0.0), {"fit": Constraint(at_most=0.0)}, **STILL
+        )
         module.multipliers.set("fit", values)
         assert "fit" not in module.multipliers
         fit_again(module)
@@ -196,7 +210,9 @@ def test_initial_values_of_a_name_that_no_constraint_has_are_dropped_with_a_warn
     assert 'Multipliers of "fitt" are dropped' in caplog.text
 
 
-def test_set_values_give_way_to_a_checkpoint_with_a_warning(tmp_path: Path, caplog: Any) -> None:
+def test_set_values_give_way_to_a_checkpoint_with_a_warning(
+    tmp_path: Path, caplog: Any
+) -> None:
     path = checkpoint_of(Toy(Pointwise(alpha=1.0, dual_lr=1.0), **STILL), tmp_path)
     module = Toy(Pointwise(alpha=1.0, dual_lr=0.0), **STILL)
     module.multipliers.set("fit", 7.0)
@@ -214,7 +230,9 @@ def test_set_values_give_way_to_a_checkpoint_with_a_warning(tmp_path: Path, capl
         (Average(dual_lr=1.0), CVaR(dual_lr=0.0)),
     ],
 )
-def test_formulation_of_the_same_kind_keeps_the_multipliers(before: Any, after: Any) -> None:
+def test_formulation_of_the_same_kind_keeps_the_multipliers(
+    before: Any, after: Any
+) -> None:
     old = fit_again(Toy(before, **STILL))
     new = Toy(after, **STILL)
     new._lagrangian._hold(old.multipliers, {})
@@ -227,14 +245,19 @@ def test_formulation_of_the_same_kind_keeps_the_multipliers(before: Any, after: 
 
 @pytest.mark.parametrize(
     ("before", "after", "kind"),
-    [(Pointwise(), Average(), "one per sample"), (Average(), Pointwise(), "one per constraint")],
+    [
+        (Pointwise(), Average(), "one per sample"),
+        (Average(), Pointwise(), "one per constraint"),
+    ],
 )
 def test_formulation_of_another_kind_is_refused_until_a_reset(
     before: Any, after: Any, kind: str, tmp_path: Path
 ) -> None:
     """It ended in "multipliers of shape ()" at the first step, without a way out."""
     path = checkpoint_of(Toy(before), tmp_path)
-    module = Toy.load_from_checkpoint(path, formulation=after, constraints=None, weights_only=True)
+    module = Toy.load_from_checkpoint(
+        path, formulation=after, constraints=None, weights_only=True
+    )
     with pytest.raises(TrainingError, match=rf"{kind}.*reset\('fit'\) before fit"):
         fit_again(module)
     module.multipliers.reset()
@@ -268,7 +291,9 @@ def test_other_data_close_no_window_and_keep_no_unit() -> None:
 
 
 def test_what_was_reset_is_not_stepped_by_visits_from_before() -> None:
-    module = Toy(Pointwise(alpha=None, dual_lr=1.0), {"fit": Constraint(at_most=-50.0)}, **STILL)
+    module = Toy(
+        Pointwise(alpha=None, dual_lr=1.0), {"fit": Constraint(at_most=-50.0)}, **STILL
+    )
     module.training_settings.primal_steps = 2
     before = one_step(module, ToyRows(8))
     module.multipliers.reset("fit")
@@ -287,7 +312,9 @@ def test_a_threshold_goes_with_the_formulation_that_learns_it() -> None:
 
 def test_logs_and_evaluation_of_an_equality_report_its_distance() -> None:
     """The dual follows ℓ − c with its sign; what users read is how far off the samples are."""
-    module = Toy(Pointwise(alpha=1.0, dual_lr=1.0), {"fit": Constraint(equals=0.3)}, **STILL)
+    module = Toy(
+        Pointwise(alpha=1.0, dual_lr=1.0), {"fit": Constraint(equals=0.3)}, **STILL
+    )
     runner = trainer(max_epochs=1)
     runner.fit(module, ToyData(ToyRows(9), batch_size=9))
     residual = module.measured.judged["fit"] if module.measured else torch.empty(0)
@@ -298,5 +325,6 @@ def test_logs_and_evaluation_of_an_equality_report_its_distance() -> None:
     assert (module.multipliers["fit"] < 0).any()
     trainer().test(module, ToyData(ToyRows(9), ToyRows(9), batch_size=4))
     torch.testing.assert_close(
-        module.violations["test"]["fit"].sort().values, residual.abs()[:, 0].sort().values
+        module.violations["test"]["fit"].sort().values,
+        residual.abs()[:, 0].sort().values,
     )

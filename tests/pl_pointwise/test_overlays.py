@@ -16,7 +16,11 @@ import yaml
 
 import pl_pointwise
 from pl_pointwise import Formulation, tasks
-from pl_pointwise.command_line.configs import packaged_comparisons, packaged_configs, text_of
+from pl_pointwise.command_line.configs import (
+    packaged_comparisons,
+    packaged_configs,
+    text_of,
+)
 from pl_pointwise.compare.runs import Comparison
 from pl_pointwise.lagrangian.declared import formulation_from
 
@@ -42,23 +46,41 @@ def test_formulation_of_a_packaged_configuration_states_every_argument() -> None
     for path in SHIPPED:
         for config in formulations_in(yaml.safe_load(path.read_text())):
             kind = type(formulation_from(config))
-            assert set(config["init_args"]) == set(inspect.signature(kind).parameters), path
+            assert set(config["init_args"]) == set(
+                inspect.signature(kind).parameters
+            ), path
             found.add(kind.__name__)
-    public = [getattr(pl_pointwise, name) for name in pl_pointwise.__all__ if name != "Formulation"]
+    public = [
+        getattr(pl_pointwise, name)
+        for name in pl_pointwise.__all__
+        if name != "Formulation"
+    ]
     assert found == {
-        kind.__name__ for kind in public if isinstance(kind, type) and issubclass(kind, Formulation)
+        kind.__name__
+        for kind in public
+        if isinstance(kind, type) and issubclass(kind, Formulation)
     }
 
 
 @pytest.mark.parametrize(
     "task",
-    ["conversation", "digits", "family", "preference", "reranker", "safety", "when2call"],
+    [
+        "conversation",
+        "digits",
+        "family",
+        "preference",
+        "reranker",
+        "safety",
+        "when2call",
+    ],
 )
 def test_a_tasks_numbers_are_those_of_the_shared_formulation(task: str) -> None:
     """Each is a number of an argument that the shared file states."""
     for name, parts in packaged_configs().items():
         if name.startswith(f"{task}/") and len(parts) == 2:
-            read = [yaml.safe_load(text_of(part))["model"]["init_args"] for part in parts]
+            read = [
+                yaml.safe_load(text_of(part))["model"]["init_args"] for part in parts
+            ]
             shared, own = (each["formulation"] for each in read)
             assert set(own) == {"init_args"}
             assert set(own["init_args"]) <= set(shared["init_args"])
@@ -80,17 +102,23 @@ def test_alpha_and_eta_are_the_fits_except_in_the_papers_methods(task: str) -> N
 
 
 @pytest.mark.parametrize("name", packaged_comparisons())
-def test_every_method_of_a_packaged_comparison_can_be_planned(name: str, tmp_path: Path) -> None:
+def test_every_method_of_a_packaged_comparison_can_be_planned(
+    name: str, tmp_path: Path
+) -> None:
     """The longest comparisons run in the slow set alone."""
     runs = Comparison([name.split("/")[0]], tmp_path, name).runs
     assert runs
 
 
-@pytest.mark.parametrize("overlay", ["reranker/local", "safety/local", "conversation/example"])
+@pytest.mark.parametrize(
+    "overlay", ["reranker/local", "safety/local", "conversation/example"]
+)
 def test_a_first_run_on_ones_own_machine_logs_validates_and_keeps_a_checkpoint(
     overlay: str,
 ) -> None:
-    parts = [packaged_configs()[name][0] for name in (overlay.partition("/")[0], overlay)]
+    parts = [
+        packaged_configs()[name][0] for name in (overlay.partition("/")[0], overlay)
+    ]
     base, local = (yaml.safe_load(text_of(part))["trainer"] for part in parts)
     off = {"logger": None, "enable_checkpointing": True, "limit_val_batches": 1.0}
     assert off | base | local == base | local | off

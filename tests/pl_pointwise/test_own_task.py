@@ -26,7 +26,12 @@ from tests.pl_pointwise.toy import stack, trainer
 
 LINE_TASK = Path(__file__).with_name("line_task.py")
 SMALL = ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
-SMALL += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+SMALL += [
+    "--trainer.enable_progress_bar",
+    "false",
+    "--trainer.enable_model_summary",
+    "false",
+]
 POINTWISE = ["--model.formulation", "Pointwise"]
 
 
@@ -65,9 +70,13 @@ def folder_of_a_stranger(folder: Path) -> dict[str, str]:
     return hidden | {"OMP_NUM_THREADS": "1"}
 
 
-def console(folder: Path, env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+def console(
+    folder: Path, env: dict[str, str], *args: str
+) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("pl-pointwise")), *args]
-    return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, timeout=280)
+    return subprocess.run(
+        command, cwd=folder, env=env, text=True, capture_output=True, timeout=280
+    )
 
 
 @pytest.mark.slow
@@ -75,7 +84,9 @@ def test_files_of_the_current_folder_are_found(tmp_path: Path) -> None:
     """By the console script, whose own path is another."""
     env = folder_of_a_stranger(tmp_path)
     library = tmp_path / "jsonargparse.py"
-    library.write_text("raise SystemExit('a file stood in for the library of its name')")
+    library.write_text(
+        "raise SystemExit('a file stood in for the library of its name')"
+    )
     task = ["--model", "own.LineModule", "--data", "own.LineData", *POINTWISE, *SMALL]
     done = console(tmp_path, env, "fit", *task)
     assert done.returncode == 0, done.stderr
@@ -97,13 +108,26 @@ def test_a_task_inherits_these_public_names_and_no_others() -> None:
     """Beside what it writes and calls, each is one that its author has no other use for."""
     module = LineModule(Pointwise())
     contract = {
-        *("objective", "constraint_values", "membership", "strict_values", "select", "export"),
-        *("evaluation_metrics", "update_evaluation_metrics", "finish_evaluation_metrics"),
+        *(
+            "objective",
+            "constraint_values",
+            "membership",
+            "strict_values",
+            "select",
+            "export",
+        ),
+        *(
+            "evaluation_metrics",
+            "update_evaluation_metrics",
+            "finish_evaluation_metrics",
+        ),
         *("host_keys", "shared_objective", "shared_violation", "number_of_steps"),
         *("prepare_fit", "prepare_training", "starting_model", "closing_sentences"),
     }
     own = {"fail", "weight", *contract}
-    foreign = {n for n in {*dir(module)} - {*dir(LightningModule())} - own if n[0] != "_"}
+    foreign = {
+        n for n in {*dir(module)} - {*dir(LightningModule())} - own if n[0] != "_"
+    }
     assert foreign <= {
         *("constraints", "evaluation_constraints", "formulations", "training_settings"),
         *("multipliers", "prices", "thresholds", "measured", "dual_steps"),
@@ -116,7 +140,9 @@ def test_a_task_inherits_these_public_names_and_no_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "task", [[*LINE, *PLAIN], ["--model", f"{__name__}.LoadersOfItsOwn"]], ids=["data", "module"]
+    "task",
+    [[*LINE, *PLAIN], ["--model", f"{__name__}.LoadersOfItsOwn"]],
+    ids=["data", "module"],
 )
 def test_any_loaders_are_fitted_tested_and_compared(
     task: list[str], tmp_path: Path, capsys: Any

@@ -35,7 +35,9 @@ class Broken(ToyRows):
         self.x[list(broken)] = torch.nan
 
 
-def test_one_nan_skips_its_step_and_spoils_no_statistic(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_nan_skips_its_step_and_spoils_no_statistic(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It is in every output of its batch, so that no sample of it is left."""
     module = Normed(Pointwise(alpha=1.0, dual_lr=1.0))
     fit(module, Broken(8, 3), held_out=ToyRows(5), batch_size=4)
@@ -48,8 +50,12 @@ def test_one_nan_skips_its_step_and_spoils_no_statistic(caplog: pytest.LogCaptur
     assert (module.multipliers["fit"] > 0).any()
 
 
-@pytest.mark.parametrize("formulation", [Average(alpha=0.8, dual_lr=0.5), Pointwise()], ids=repr)
-def test_statistics_do_not_count_passes_that_only_measure(formulation: Formulation) -> None:
+@pytest.mark.parametrize(
+    "formulation", [Average(alpha=0.8, dual_lr=0.5), Pointwise()], ids=repr
+)
+def test_statistics_do_not_count_passes_that_only_measure(
+    formulation: Formulation,
+) -> None:
     """The mean of an augmented Average with micro-batches, and the unit of an adaptive α."""
     module = fit(Normed(formulation, micro_batch_size=4), ToyRows(8), batch_size=8)
     assert module.norm.num_batches_tracked == 6
@@ -60,7 +66,8 @@ def test_a_skipped_step_updates_no_statistic() -> None:
         def objective(self, outputs: Tensor, batch: Any) -> Tensor:
             values = super().objective(outputs, batch)
             at = batch["y"] == batch["y"].max()
-            return values + torch.where(at, 0 * outputs, 1.0).sqrt() - 1  # Slope inf · 0.
+            # Slope inf · 0.
+            return values + torch.where(at, 0 * outputs, 1.0).sqrt() - 1
 
     module = Steep(Pointwise())
     rows = ToyRows(8)

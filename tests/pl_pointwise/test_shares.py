@@ -55,7 +55,9 @@ class Recall:
             found.append(float(self.objective(angle, offset).mean()))
         return min(found)
 
-    def trained(self, bound: Constraint, epochs: int) -> tuple[PointwiseLoss, float, int]:
+    def trained(
+        self, bound: Constraint, epochs: int
+    ) -> tuple[PointwiseLoss, float, int]:
         """The loss, the objective, and the number of positives below 0."""
         weights = torch.tensor([0.3, 0.0], dtype=torch.float64, requires_grad=True)
         optimizer, steps = torch.optim.Adam([weights], lr=0.03), 10 * epochs
@@ -80,7 +82,9 @@ class Recall:
 @pytest.mark.parametrize("share", [0.05, 0.2])
 def test_a_recall_is_met_at_the_optimum_of_neyman_and_pearson(share: float) -> None:
     problem = Recall()
-    loss, objective, missed = problem.trained(Constraint(at_least=0.0, share=share), 100)
+    loss, objective, missed = problem.trained(
+        Constraint(at_least=0.0, share=share), 100
+    )
     assert 0.8 * share * 200 <= missed <= share * 200
     assert abs(objective / problem.optimum(share) - 1) < 0.03
     (row,) = loss.report().rows
@@ -89,25 +93,40 @@ def test_a_recall_is_met_at_the_optimum_of_neyman_and_pearson(share: float) -> N
     assert f"of 200 ({row.allowed} allowed)" in str(loss.report())
     # Who is exempt has no price, and the others pay what there is to pay.
     exempt = loss.shares["recall"].exempt(torch.arange(200))
-    assert loss.multipliers["recall"][exempt].max() < 0.1 * loss.multipliers["recall"].max()
+    assert (
+        loss.multipliers["recall"][exempt].max()
+        < 0.1 * loss.multipliers["recall"].max()
+    )
 
 
 def test_those_that_may_violate_are_the_worst_at_their_last_visit() -> None:
     share = Share(samples=5, share=0.5)
     violation = torch.tensor([[-1.0, 9.0], [2.0, -1.0], [-3.0, -2.0], [math.nan, 0.0]])
     mask = torch.tensor([[True, False], [True, True], [True, True], [True, True]])
-    share.put(torch.tensor([4, 2, 0, 3]), violation, mask)  # Of three, one may, and one does.
-    assert share.exempt(torch.arange(-1, 5)).tolist() == [False, False, False, True, False, False]
+    # Of three, one may, and one does.
+    share.put(torch.tensor([4, 2, 0, 3]), violation, mask)
+    assert share.exempt(torch.arange(-1, 5)).tolist() == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     # Of five, two may; three do, so one fewer is exempt.
     values = torch.tensor([[5.0], [1.0], [8.0]])
     share.put(torch.tensor([1, 3, -1]), values, torch.ones(3, 1, dtype=torch.bool))
     assert share.exempt(torch.arange(5)).tolist() == [False, True, False, False, False]
-    share.put(torch.tensor([3]), torch.tensor([[-1.0]]), torch.ones(1, 1, dtype=torch.bool))
+    share.put(
+        torch.tensor([3]), torch.tensor([[-1.0]]), torch.ones(1, 1, dtype=torch.bool)
+    )
     assert share.exempt(torch.arange(5)).tolist() == [False, True, True, False, False]
 
 
 def test_an_exempt_sample_has_no_force_and_its_multiplier_halves() -> None:
-    loss = PointwiseLoss({"c": Constraint(at_most=0.0, share=0.5)}, Pointwise(alpha=1.0), samples=2)
+    loss = PointwiseLoss(
+        {"c": Constraint(at_most=0.0, share=0.5)}, Pointwise(alpha=1.0), samples=2
+    )
     values, index = torch.tensor([3.0, -0.1]), torch.arange(2)
     for _ in range(2):
         weight = torch.ones(2, requires_grad=True)
@@ -118,7 +137,11 @@ def test_an_exempt_sample_has_no_force_and_its_multiplier_halves() -> None:
     # α = 1: the force of the other is λ + 2v, and λ moves by 2αv, to 0 at least.
     assert weight.grad is not None
     assert weight.grad.tolist() == [0.0, 0.0]
-    assert loss.multipliers["c"].flatten().tolist() == [before[0, 0] / 2, 0.0] == [3.0, 0.0]
+    assert (
+        loss.multipliers["c"].flatten().tolist()
+        == [before[0, 0] / 2, 0.0]
+        == [3.0, 0.0]
+    )
     assert loss.prices["c"][0, 0] == 3.0  # The mean of a force of 6 and of none.
 
 
@@ -137,15 +160,21 @@ def test_micro_batches_of_a_module_are_one_batch(formulation: Any) -> None:
         )
         for size in (None, 2)
     ]
-    for found, expected in zip(*(module.parameters() for module in modules), strict=True):
+    for found, expected in zip(
+        *(module.parameters() for module in modules), strict=True
+    ):
         torch.testing.assert_close(found, expected)
     without = {n: Constraint(c.at_most, c.at_least) for n, c in SHARED.items()}
-    other = fit(Toy(formulation, without, partial=True), rows_of(partial=True), epochs=6)
+    other = fit(
+        Toy(formulation, without, partial=True), rows_of(partial=True), epochs=6
+    )
     assert not torch.allclose(other.first, modules[0].first, atol=1e-3)
     assert modules[0].multipliers["pair"].shape == (N, PAIRS)
 
 
-def step_of(loss: PointwiseLoss, weight: Tensor, batch: list[int], keep: bool = True) -> None:
+def step_of(
+    loss: PointwiseLoss, weight: Tensor, batch: list[int], keep: bool = True
+) -> None:
     x = torch.linspace(-1.0, 1.5, N, dtype=torch.float64)[batch]
     values = {"c": x * weight + 0.2}
     found = loss((weight - 2 * x).square(), values, torch.tensor(batch), keep=keep)
@@ -178,7 +207,8 @@ def test_a_state_goes_on_to_the_bit_and_one_of_before_loads() -> None:
     again.data.copy_(weight.data)
     for batch in BATCHES[7:]:
         step_of(resumed, again, batch)
-        step_of(loss, weight, batch, keep=False)  # A closure or a skipped loss leaves nothing.
+        # A closure or a skipped loss leaves nothing.
+        step_of(loss, weight, batch, keep=False)
         loss.skip()
         step_of(loss, weight, batch)
     assert torch.equal(weight, again)
@@ -225,7 +255,11 @@ def test_shares_that_are_none_are_refused(arguments: Any, message: str) -> None:
 
 def test_where_no_sample_can_be_exempt_a_share_is_refused() -> None:
     bound = {"c": Constraint(at_most=0.0, share=0.1)}
-    without = Average(alpha="adaptive"), Penalty(weight=1.0, shape="hinge"), Pointwise(memory=False)
+    without = (
+        Average(alpha="adaptive"),
+        Penalty(weight=1.0, shape="hinge"),
+        Pointwise(memory=False),
+    )
     for formulation in without:
         with pytest.raises(TrainingError, match=r'"c".*Take Pointwise\(\) or Relaxed'):
             PointwiseLoss(bound, formulation, samples=4)

@@ -43,5 +43,7 @@ def test_a_data_set_that_says_nothing_knows_no_categories() -> None:
 
 
 def test_a_category_too_few_is_refused() -> None:
-    with pytest.raises(DataError, match=r"Told.categories has 1 entries for 2 samples.*or None"):
+    with pytest.raises(
+        DataError, match=r"Told.categories has 1 entries for 2 samples.*or None"
+    ):
         categories_of(Told(["a", "b"], ["x"]))

@@ -53,7 +53,11 @@ class Constrained(PointwiseTrainerMixin, Trainer):
 
 
 def trainer(
-    folder: Path, rows: ToyRows, groups: Any = None, eval_groups: Any = None, **options: Any
+    folder: Path,
+    rows: ToyRows,
+    groups: Any = None,
+    eval_groups: Any = None,
+    **options: Any,
 ) -> Constrained:
     arguments = {
         "output_dir": str(folder),
@@ -96,7 +100,9 @@ def test_the_trainer_takes_the_steps_of_a_loop_to_the_bit(
     rows = ToyRows(12, partial=partial)
     found = trainer(tmp_path, rows, groups)
     found.train()
-    loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12, groups=groups), rows)
+    loop = Loop(
+        PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12, groups=groups), rows
+    )
     for batch in found.seen:
         loop.step(batch)
     assert len(found.seen) == 12
@@ -109,14 +115,18 @@ def test_the_trainer_takes_the_steps_of_a_loop_to_the_bit(
 
 def test_an_evaluation_judges_the_mean_of_each_group(tmp_path: Path) -> None:
     rows, groups = ToyRows(12), torch.arange(12) % 3
-    found = trainer(tmp_path, rows, groups, eval_groups=groups, per_device_eval_batch_size=5)
+    found = trainer(
+        tmp_path, rows, groups, eval_groups=groups, per_device_eval_batch_size=5
+    )
     logged = found.evaluate()
     with torch.no_grad():
         z = found.model(rows.x, rows.y)
     means = torch.stack([z[groups == group].mean() for group in range(3)])
     bound = CONSTRAINTS["fit"].at_most
     assert bound is not None
-    assert logged["eval_fit/violated"] == pytest.approx(float((means > bound).double().mean()))
+    assert logged["eval_fit/violated"] == pytest.approx(
+        float((means > bound).double().mean())
+    )
     assert logged["eval_fit/worst"] == pytest.approx(float(means.max()))
     alone = trainer(tmp_path, rows, groups, eval_groups=groups[:11])
     with pytest.raises(DataError, match="eval_groups: a whole number from 0"):
@@ -142,10 +152,14 @@ def test_a_run_resumes_with_its_multipliers_to_the_bit(tmp_path: Path) -> None:
     torch.testing.assert_close(*tables, rtol=0, atol=0)
     (tmp_path / "checkpoint-5" / FILE).write_text("half")
     with pytest.raises(TrainingError, match="is damaged; nothing of it was run"):
-        trainer(tmp_path, rows).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+        trainer(tmp_path, rows).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-5")
+        )
     (tmp_path / "checkpoint-5" / FILE).unlink()
     with pytest.raises(TrainingError, match="has no multipliers"):
-        trainer(tmp_path, rows).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+        trainer(tmp_path, rows).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-5")
+        )
     other = trainer(tmp_path, ToyRows(9))
     with pytest.raises(TrainingError, match="belong to 12 samples"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
@@ -168,7 +182,9 @@ def test_rows_of_a_stream_have_no_multipliers_of_their_own(tmp_path: Path) -> No
     assert not found.constrained.multipliers
 
 
-def test_an_evaluation_shows_the_mean_objective_and_moves_nothing(tmp_path: Path) -> None:
+def test_an_evaluation_shows_the_mean_objective_and_moves_nothing(
+    tmp_path: Path,
+) -> None:
     rows = ToyRows(12)
     found = trainer(tmp_path, rows)
     loss = found.evaluate()["eval_loss"]
@@ -177,9 +193,13 @@ def test_an_evaluation_shows_the_mean_objective_and_moves_nothing(tmp_path: Path
     assert not found.constrained.multipliers
 
 
-def test_a_batch_without_an_index_and_a_trainer_without_terms_are_refused(tmp_path: Path) -> None:
+def test_a_batch_without_an_index_and_a_trainer_without_terms_are_refused(
+    tmp_path: Path,
+) -> None:
     found = trainer(tmp_path, ToyRows(12))
-    found.data_collator = lambda rows: stack([{k: r[k] for k in r if k != "index"} for r in rows])
+    found.data_collator = lambda rows: stack(
+        [{k: r[k] for k in r if k != "index"} for r in rows]
+    )
     found.compute_loss = partial(PointwiseTrainerMixin.compute_loss, found)  # type: ignore
     with pytest.raises(TrainingError, match='no "index"'):
         found.train()
@@ -204,7 +224,9 @@ def test_logs_say_how_the_requirements_stand(tmp_path: Path) -> None:
     history = found.constrained.history
     worst = history.last["fit"]
     assert logged[-1]["objective"] == pytest.approx(float(history.objective.mean()))
-    assert logged[-1]["fit/violated"] == pytest.approx(float((worst > 0).float().mean()))
+    assert logged[-1]["fit/violated"] == pytest.approx(
+        float((worst > 0).float().mean())
+    )
     assert logged[-1]["fit/worst"] == pytest.approx(
         CONSTRAINTS["fit"].value_at(float(worst.max())), rel=1e-5
     )
@@ -227,14 +249,18 @@ def test_an_evaluation_measures_the_requirements_by_hand(
         values = {"fit": z[:, None], "pair": z[:, None] * batch["x"][:, :PAIRS]}
         objective = (z - batch["y"]).square()
     carried = has.get("objective", torch.ones(13, dtype=torch.bool))
-    assert metrics["eval_objective"] == pytest.approx(float(objective[carried].mean()), rel=1e-5)
+    assert metrics["eval_objective"] == pytest.approx(
+        float(objective[carried].mean()), rel=1e-5
+    )
     for name, ell in values.items():
         violation = CONSTRAINTS[name].violation(ell)
         mask = has.get(name, torch.ones(ell.shape, dtype=torch.bool))
         mask = (mask[:, None] if mask.dim() == 1 else mask).expand(ell.shape)
         mask = mask.repeat(1, CONSTRAINTS[name].sides)
         worst = violation.masked_fill(~mask, -torch.inf).amax(1)[mask.any(1)]
-        assert metrics[f"eval_{name}/violated"] == pytest.approx(float((worst > 0).float().mean()))
+        assert metrics[f"eval_{name}/violated"] == pytest.approx(
+            float((worst > 0).float().mean())
+        )
         largest = CONSTRAINTS[name].value_at(float(worst.max()))
         assert metrics[f"eval_{name}/worst"] == pytest.approx(largest, rel=1e-5)
     shown = capsys.readouterr().out
@@ -243,7 +269,9 @@ def test_an_evaluation_measures_the_requirements_by_hand(
     assert "of 13" in shown
 
 
-def test_a_held_out_value_that_does_not_apply_is_not_its_samples_worst(tmp_path: Path) -> None:
+def test_a_held_out_value_that_does_not_apply_is_not_its_samples_worst(
+    tmp_path: Path,
+) -> None:
     found = trainer(tmp_path, ToyRows(4))
     # Accelerate drops what fills up the last batch of the loader that another test ended with.
     found.accelerator.gather_for_metrics = lambda table: table

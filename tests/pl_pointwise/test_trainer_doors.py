@@ -130,7 +130,10 @@ def assert_alike(found: Any, expected: Any, bound: float = 0.0) -> None:
     pairs = zip(weights_of(found), weights_of(expected), strict=True)
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=0, atol=bound)
-    tables = found.constrained.multipliers["fit"], expected.constrained.multipliers["fit"]
+    tables = (
+        found.constrained.multipliers["fit"],
+        expected.constrained.multipliers["fit"],
+    )
     torch.testing.assert_close(*tables, rtol=0, atol=bound)
     assert tables[0].any()
 
@@ -140,7 +143,9 @@ def assert_alike(found: Any, expected: Any, bound: float = 0.0) -> None:
 STATED = Pointwise(alpha=0.8, dual_lr=1.0)
 
 
-@pytest.mark.parametrize(("pieces", "older"), [(1, False), (2, False), (4, False), (2, True)])
+@pytest.mark.parametrize(
+    ("pieces", "older"), [(1, False), (2, False), (4, False), (2, True)]
+)
 def test_accumulated_micro_batches_train_as_one_batch(
     tmp_path: Path, pieces: int, older: bool
 ) -> None:
@@ -212,7 +217,9 @@ class StopsAt(TrainerCallback):
     def __init__(self, trainer: Any, step: int) -> None:
         self.trainer, self.step = trainer, step
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, **_: Any
+    ) -> None:
         if state.global_step == self.step:
             self.trainer._save_checkpoint(self.trainer.model, trial=None)
 
@@ -241,7 +248,9 @@ def test_a_sigterm_saves_what_a_resume_goes_on_from(tmp_path: Path) -> None:
     whole = made(tmp_path / "whole")
     whole.train()
     before = signal.getsignal(signal.SIGTERM)
-    stopped = made(tmp_path, more={"callbacks": [Terminates()]}, enable_jit_checkpoint=True)
+    stopped = made(
+        tmp_path, more={"callbacks": [Terminates()]}, enable_jit_checkpoint=True
+    )
     try:
         with suppress(SystemExit):
             stopped.train()
@@ -305,7 +314,9 @@ def test_files_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="files of two savings"):
         made(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     stopped = made(tmp_path, **SAVING)
-    stopped._save_multipliers = lambda folder: (_ for _ in ()).throw(KeyboardInterrupt())
+    stopped._save_multipliers = lambda folder: (_ for _ in ()).throw(
+        KeyboardInterrupt()
+    )
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
     assert not (tmp_path / "checkpoint-4" / FILE).exists()
@@ -390,8 +401,12 @@ def test_metrics_and_predictions_are_of_what_the_model_returns(tmp_path: Path) -
     rows, seen = Rows(), []
 
     def metrics(prediction: Any) -> dict[str, float]:
-        seen.append((torch.tensor(prediction.predictions), torch.tensor(prediction.label_ids)))
-        return {"error": float(abs(prediction.predictions - prediction.label_ids).mean())}
+        seen.append(
+            (torch.tensor(prediction.predictions), torch.tensor(prediction.label_ids))
+        )
+        return {
+            "error": float(abs(prediction.predictions - prediction.label_ids).mean())
+        }
 
     found = made(tmp_path, more={"compute_metrics": metrics})
     assert "eval_error" in found.evaluate()
@@ -411,7 +426,10 @@ RETURNS: dict[str, tuple[Any, str]] = {
     "one": (lambda o, v: o, r"terms\(\) returned no tuple"),
     "none": (lambda o, v: None, r"terms\(\) returned no tuple \(NoneType\)"),
     "no dict": (lambda o, v: (o, v), r"The values of terms\(\) returned a Tensor"),
-    "no value": (lambda o, v: (o, {"fit": None}), r'The values of terms\(\)\["fit"\] is None'),
+    "no value": (
+        lambda o, v: (o, {"fit": None}),
+        r'The values of terms\(\)\["fit"\] is None',
+    ),
     "a mean": (lambda o, v: (o.mean(), {"fit": v}), "do not reduce over the batch"),
     "a mask": (
         lambda o, v: (o, {"fit": v}, {"objective": torch.ones(len(v))}),
@@ -463,12 +481,17 @@ def test_what_cannot_be_is_refused_at_construction(tmp_path: Path) -> None:
     class Online(PointwiseTrainerMixin, GRPOTrainer):
         def terms(self, model: Any, inputs: Any) -> Any: ...
 
-    given: Any = {"constraints": {"fit": Constraint(at_most=1.0)}, "formulation": Pointwise()}
+    given: Any = {
+        "constraints": {"fit": Constraint(at_most=1.0)},
+        "formulation": Pointwise(),
+    }
     with pytest.raises(TrainingError, match="GRPOTrainer makes its samples itself"):
         Online(model=Net(), **given)
     arguments = TrainingArguments(str(tmp_path), use_cpu=True)
     arguments.packing = True
-    with pytest.raises(TrainingError, match="packing=True puts several examples in a row"):
+    with pytest.raises(
+        TrainingError, match="packing=True puts several examples in a row"
+    ):
         Constrained(Net(), arguments, **given)
     arguments.packing, arguments.ddp_static_graph = False, True
     with pytest.raises(TrainingError, match="Leave static_graph out"):

@@ -15,7 +15,13 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
-from pl_pointwise import Constraint, Formulation, PointwiseDataModule, PointwiseModule, Training
+from pl_pointwise import (
+    Constraint,
+    Formulation,
+    PointwiseDataModule,
+    PointwiseModule,
+    Training,
+)
 from tests.pl_pointwise.table import FORMULATIONS as FORMULATIONS
 from tests.pl_pointwise.table import KINDS as KINDS
 
@@ -38,7 +44,9 @@ class ToyRows:
         generator = torch.Generator().manual_seed(seed)
         self.x = torch.randn(count, 4, generator=generator, dtype=torch.float64)
         self.y = torch.randn(count, generator=generator, dtype=torch.float64)
-        drawn = torch.rand(count, 2 + PAIRS, generator=generator) < (0.6 if partial else 2.0)
+        drawn = torch.rand(count, 2 + PAIRS, generator=generator) < (
+            0.6 if partial else 2.0
+        )
         self.has = {"objective": drawn[:, 0], "fit": drawn[:, 1], "pair": drawn[:, 2:]}
 
     def __len__(self) -> int:
@@ -53,7 +61,12 @@ class ToyData(PointwiseDataModule):
     """Loaders over ToyRows, in any order; with ``pieces`` the collate function cuts the batch."""
 
     def __init__(
-        self, rows: Any, held_out: Any = None, pieces: Any = None, order: Any = None, **options: Any
+        self,
+        rows: Any,
+        held_out: Any = None,
+        pieces: Any = None,
+        order: Any = None,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self.pieces, self.order = pieces, order
@@ -70,11 +83,15 @@ class ToyData(PointwiseDataModule):
     def collate(self, rows: list[dict[str, Any]]) -> Any:
         if self.pieces is None:
             return stack(rows)
-        return [stack(rows[i : i + self.pieces]) for i in range(0, len(rows), self.pieces)]
+        return [
+            stack(rows[i : i + self.pieces]) for i in range(0, len(rows), self.pieces)
+        ]
 
 
 def stack(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    return {key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
+    return {
+        key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]
+    }
 
 
 class Toy(PointwiseModule):
@@ -170,7 +187,10 @@ def lost(module: PointwiseModule) -> tuple[int, int]:
 
 
 def thresholds_of(module: PointwiseModule) -> dict[str, Tensor]:
-    return {f"threshold of {name}": value.clone() for name, value in module.thresholds.items()}
+    return {
+        f"threshold of {name}": value.clone()
+        for name, value in module.thresholds.items()
+    }
 
 
 class Seen(Callback):
@@ -216,16 +236,24 @@ def trainer(**options: Any) -> Trainer:
     return Trainer(**(defaults | options))
 
 
-def fit(module: Toy, rows: Any, *, batch_size: int = 4, epochs: int = 3, **options: Any) -> Toy:
+def fit(
+    module: Toy, rows: Any, *, batch_size: int = 4, epochs: int = 3, **options: Any
+) -> Toy:
     """Trains in one process and gives the module back."""
-    data = {name: options.pop(name) for name in ("pieces", "held_out") if name in options}
-    trainer(max_epochs=epochs, **options).fit(module, ToyData(rows, batch_size=batch_size, **data))
+    data = {
+        name: options.pop(name) for name in ("pieces", "held_out") if name in options
+    }
+    trainer(max_epochs=epochs, **options).fit(
+        module, ToyData(rows, batch_size=batch_size, **data)
+    )
     return module
 
 
 def assert_same_run(found: Any, expected: Any, atol: float = 1e-6) -> None:
     """Weights, multipliers and thresholds of two modules agree, to the precision of the store."""
-    torch.testing.assert_close(weights_of(found), weights_of(expected), rtol=0, atol=atol)
+    torch.testing.assert_close(
+        weights_of(found), weights_of(expected), rtol=0, atol=atol
+    )
     for name in ("thresholds", "multipliers"):
         pair = getattr(found, name), getattr(expected, name)
         torch.testing.assert_close(*pair, rtol=0, atol=atol)

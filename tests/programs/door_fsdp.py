@@ -38,7 +38,9 @@ def shard_on_cpus() -> None:
 
     begin = AcceleratorState.__init__
 
-    def with_sharding(self: Any, *args: Any, fsdp_plugin: Any = None, **options: Any) -> None:
+    def with_sharding(
+        self: Any, *args: Any, fsdp_plugin: Any = None, **options: Any
+    ) -> None:
         begin(self, *args, fsdp_plugin=fsdp_plugin, **options)
         if fsdp_plugin is not None:
             self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
@@ -47,7 +49,11 @@ def shard_on_cpus() -> None:
 
 
 def sharded_arguments(folder: Path, run: Run, kind: Any) -> dict[str, Any]:
-    return {**plain_arguments(folder, run, kind), "fsdp": True, "fsdp_config": dict(SHARDED)}
+    return {
+        **plain_arguments(folder, run, kind),
+        "fsdp": True,
+        "fsdp_config": dict(SHARDED),
+    }
 
 
 def whole_outcome(model: nn.Module, loss: Any) -> dict[str, Any]:
@@ -94,7 +100,9 @@ def train_by_accelerate(folder: Path, run: Run) -> None:
 
 def compare_accelerate(folder: Path) -> None:
     whole = Run(double=True)
-    code = finished(forked(lambda: train_by_accelerate(folder, whole), folder / "one.log"))
+    code = finished(
+        forked(lambda: train_by_accelerate(folder, whole), folder / "one.log")
+    )
     assert code == 0, (folder / "one.log").read_text()
     fork_ranks(2, lambda: train_by_accelerate(folder, replace(whole, ranks=2)), folder)
 

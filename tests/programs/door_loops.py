@@ -78,7 +78,10 @@ class Loop:
         (loss / self.run.pieces).backward()
 
     def save(self, path: Path, epoch: int) -> None:
-        state = {"weights": self.model.state_dict(), "multipliers": self.constrained.state_dict()}
+        state = {
+            "weights": self.model.state_dict(),
+            "multipliers": self.constrained.state_dict(),
+        }
         part = path.with_suffix(".part")
         torch.save(state | {"optimizer": self.optimizer.state_dict()}, part)
         if self.run.dies_at == epoch:
@@ -158,7 +161,9 @@ class OfAccelerate(Loop):
             gradient_accumulation_steps=self.run.pieces,
             mixed_precision="bf16" if self.run.bf16 else "no",
         )
-        self.model, self.optimizer = self.accelerator.prepare(self.compiled(model), optimizer)
+        self.model, self.optimizer = self.accelerator.prepare(
+            self.compiled(model), optimizer
+        )
 
     def loader(self, rows: Any) -> Any:
         return self.accelerator.prepare(DataLoader(rows, self.run.size))
@@ -196,7 +201,9 @@ class OfFabric(Loop):
         options: dict[str, Any] = {"accelerator": "cpu", "devices": self.run.ranks}
         if self.run.ranks > 1:
             options["strategy"] = "ddp"
-        self.fabric = Fabric(precision="bf16-mixed" if self.run.bf16 else None, **options)
+        self.fabric = Fabric(
+            precision="bf16-mixed" if self.run.bf16 else None, **options
+        )
         self.fabric.launch()
         self.model, self.optimizer = self.fabric.setup(self.compiled(model), optimizer)
 
@@ -219,7 +226,9 @@ class OfFabric(Loop):
 
     def save(self, path: Path, epoch: int) -> None:
         part = path.with_suffix(".part")
-        self.fabric.save(part, {**self.state(), "multipliers": self.constrained.state_dict()})
+        self.fabric.save(
+            part, {**self.state(), "multipliers": self.constrained.state_dict()}
+        )
         if self.run.dies_at == epoch:
             die()
         part.replace(path)

@@ -68,7 +68,13 @@ def run_once(door: str, name: str, folder: Path) -> None:
     own, result = folder / name, folder / f"{name}.pt"
     if name == "killed":
         loop = door in door_loops.LOOPS
-        child(door, own, Run(saves=True, dies_at=1 if loop else 6), result, -signal.SIGKILL)
+        child(
+            door,
+            own,
+            Run(saves=True, dies_at=1 if loop else 6),
+            result,
+            -signal.SIGKILL,
+        )
         assert not result.exists()
         child(door, own, Run(saves=True, resumes=True), result)
     elif name == "resumed":

@@ -22,7 +22,9 @@ from pl_pointwise.trainer import PointwiseTrainerMixin
 STATED = Pointwise(alpha=0.8, dual_lr=1.0)
 """Micro-batches equal a batch then; else Λ is measured on the first of them."""
 QUESTIONS = [f"how long is river {number}" for number in range(16)]
-ANSWERS = [f"it runs {'very ' * (number % 3)}far, {7 * number} km" for number in range(16)]
+ANSWERS = [
+    f"it runs {'very ' * (number % 3)}far, {7 * number} km" for number in range(16)
+]
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,9 @@ def regression(_: Path) -> tuple[type, type, dict[str, Any]]:
     return Trainer, TrainingArguments, {"model": Regression(), "train_dataset": rows}
 
 
-def of_regression(trainer: Any, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def of_regression(
+    trainer: Any, model: Any, inputs: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
     dtype = next(model.parameters()).dtype
     found = model(inputs["x"].to(dtype))["logits"].to(dtype)
     return found.square(), (found - inputs["labels"]).abs()
@@ -137,7 +141,9 @@ def log_likelihood(model: Any, inputs: dict[str, Any], mask: Tensor) -> Tensor:
     return (each * mask).sum(1) / mask.sum(1)
 
 
-def of_answers(trainer: Any, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def of_answers(
+    trainer: Any, model: Any, inputs: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
     whole = log_likelihood(model, inputs, inputs["attention_mask"])
     return -whole, -log_likelihood(model, inputs, inputs["labels"] != -100)
 
@@ -146,14 +152,20 @@ def preferences(name: str) -> Any:
     from datasets import Dataset
 
     worse = [answer[::-1] for answer in ANSWERS]
-    return Dataset.from_dict({"prompt": QUESTIONS, "chosen": ANSWERS, "rejected": worse})
+    return Dataset.from_dict(
+        {"prompt": QUESTIONS, "chosen": ANSWERS, "rejected": worse}
+    )
 
 
 def pairs(_: Path) -> tuple[type, type, dict[str, Any]]:
     from trl import DPOConfig, DPOTrainer
 
     model, tokenizer = llama("LlamaForCausalLM")
-    options = {"model": model, "ref_model": copy.deepcopy(model), "processing_class": tokenizer}
+    options = {
+        "model": model,
+        "ref_model": copy.deepcopy(model),
+        "processing_class": tokenizer,
+    }
     return DPOTrainer, DPOConfig, options | {"train_dataset": preferences("DPO")}
 
 
@@ -171,10 +183,16 @@ def rewards(_: Path) -> tuple[type, type, dict[str, Any]]:
 
     model, tokenizer = llama("LlamaForSequenceClassification")
     options = {"model": model, "processing_class": tokenizer}
-    return RewardTrainer, RewardConfig, options | {"train_dataset": preferences("Reward")}
+    return (
+        RewardTrainer,
+        RewardConfig,
+        options | {"train_dataset": preferences("Reward")},
+    )
 
 
-def of_rewards(trainer: Any, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def of_rewards(
+    trainer: Any, model: Any, inputs: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
     given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     found = model(**given).logits[:, 0].to(next(model.parameters()).dtype)
     chosen, rejected = found.chunk(2)
@@ -202,7 +220,9 @@ def save_bert(folder: Path, head: str) -> Path:
 
     path = save_tiny_tokenizer(folder / head)
     size = len(transformers.PreTrainedTokenizerFast.from_pretrained(path))
-    model = getattr(transformers, head)(transformers.BertConfig(vocab_size=size, **BERT))
+    model = getattr(transformers, head)(
+        transformers.BertConfig(vocab_size=size, **BERT)
+    )
     model.save_pretrained(path)
     return path
 
@@ -230,7 +250,9 @@ def embeddings(folder: Path) -> tuple[type, type, dict[str, Any]]:
     return SentenceTransformerTrainer, SentenceTransformerTrainingArguments, options
 
 
-def of_embeddings(trainer: Any, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def of_embeddings(
+    trainer: Any, model: Any, inputs: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
     features, labels = trainer.collect_features(inputs)
     dtype = next(model.parameters()).dtype
     first, second = (model(each)["sentence_embedding"].to(dtype) for each in features)
@@ -250,7 +272,9 @@ def scores(folder: Path) -> tuple[type, type, dict[str, Any]]:
     return CrossEncoderTrainer, CrossEncoderTrainingArguments, options
 
 
-def of_scores(trainer: Any, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def of_scores(
+    trainer: Any, model: Any, inputs: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
     texts = [*zip(inputs["query"], inputs["passage"], strict=True)]
     features = trainer.model.preprocess(texts)
     found = model(features)["scores"].view(-1).to(next(model.parameters()).dtype)
@@ -262,7 +286,9 @@ KINDS = {
     "Trainer": Kind(regression, of_regression, at_most=0.2),
     "SFTTrainer": Kind(answers, of_answers, at_most=3.0, rate=0.2, settings=OF_TRL),
     "DPOTrainer": Kind(pairs, of_pairs, at_most=3.0, rate=0.2, settings=OF_TRL),
-    "RewardTrainer": Kind(rewards, of_rewards, at_most=0.2, rate=0.005, settings=OF_TRL),
+    "RewardTrainer": Kind(
+        rewards, of_rewards, at_most=0.2, rate=0.005, settings=OF_TRL
+    ),
     "SentenceTransformerTrainer": Kind(embeddings, of_embeddings, at_most=0.1),
     "CrossEncoderTrainer": Kind(
         # DDP does not find the scores in what a CrossEncoder returns, and takes all for unused.
@@ -283,7 +309,9 @@ def constrained_class(base: type, kind: Kind) -> type:
             objective, values = kind.terms(self, model, inputs)
             return objective, {"fit": values}
 
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        def compute_loss(
+            self, model: Any, inputs: Any, *args: Any, **options: Any
+        ) -> Any:
             self.seen.append((self.state.global_step, copy.deepcopy(dict(inputs))))
             return super().compute_loss(model, inputs, *args, **options)
 
@@ -365,7 +393,9 @@ def replayed(trainer: Any, model: nn.Module, kind: Kind, run: Run) -> dict[str, 
     optimizer = torch.optim.SGD(model.parameters(), lr=kind.rate)
     model.train()
     # As Accelerate does it: each forward pass by itself.
-    model.forward = torch.autocast("cpu", torch.bfloat16, enabled=run.bf16)(model.forward)
+    model.forward = torch.autocast("cpu", torch.bfloat16, enabled=run.bf16)(
+        model.forward
+    )
     for _, of_step in groupby(trainer.seen, key=lambda each: each[0]):
         window = [inputs for _, inputs in of_step]
         optimizer.zero_grad()

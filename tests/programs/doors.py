@@ -55,14 +55,19 @@ def whole(weight: Tensor) -> Tensor:
 class Loop:
     """The page's loop; each rank has every RANKSth sample of a step."""
 
-    def __init__(self, wrap: Callable[[Net], Any], model_is_source: bool = True) -> None:
+    def __init__(
+        self, wrap: Callable[[Net], Any], model_is_source: bool = True
+    ) -> None:
         self.ranks = dist.get_world_size()
         self.rank = dist.get_rank()
         self.model = wrap(Net())
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
         self.x, self.y = problem()
         self.constrained = PointwiseLoss(
-            {"fit": Constraint(at_most=0.2)}, Pointwise(), samples=ROWS, parameters=self.model
+            {"fit": Constraint(at_most=0.2)},
+            Pointwise(),
+            samples=ROWS,
+            parameters=self.model,
         )
 
     def values(self, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,7 +129,9 @@ def resumed(wrap: Callable[[Net], Any]) -> dict[str, Tensor]:
     before.train(last=2)
     after = Loop(wrap)
     after.constrained.load_state_dict(before.constrained.state_dict())
-    for new, old in zip(after.model.parameters(), before.model.parameters(), strict=True):
+    for new, old in zip(
+        after.model.parameters(), before.model.parameters(), strict=True
+    ):
         new.data.copy_(old.data)
     after.optimizer = torch.optim.Adam(after.model.parameters(), lr=0.02)
     after.optimizer.load_state_dict(before.optimizer.state_dict())
@@ -153,7 +160,9 @@ def without_graph() -> dict[str, Tensor]:
 CASES: dict[str, Callable[[], Any]] = {
     "plain": lambda: trained(replicated),
     "accumulated": lambda: trained(replicated, pieces=2),
-    "compiled": lambda: trained(lambda net: torch.compile(replicated(net), backend="aot_eager")),
+    "compiled": lambda: trained(
+        lambda net: torch.compile(replicated(net), backend="aot_eager")
+    ),
     "resumed": lambda: resumed(replicated),
     "sharded": lambda: trained(sharded),
     "sharded, resumed": lambda: resumed(sharded),

@@ -34,14 +34,19 @@ MERGED: list[list[list[tuple[list[int], Tensor]]]] = [
     [[], [([1, 0], torch.tensor([[1.0, -1.0], [2.0, 0.0]]))]],
     [[([3], torch.tensor([[1.0, -2.0]]))], [([2], torch.tensor([[0.5]]))]],
     [[], []],
-    [[([0], torch.tensor([[0.5]]))], [([1], torch.tensor([[0.1]], dtype=torch.float64))]],
+    [
+        [([0], torch.tensor([[0.5]]))],
+        [([1], torch.tensor([[0.1]], dtype=torch.float64))],
+    ],
 ]
 
 
 def merged(rank: int) -> list[dict[str, Any]]:
     found = []
     for case in MERGED:
-        evaluation = Evaluation("test", Toy(constraints={"fit": Constraint(at_most=0.0)}), None)
+        evaluation = Evaluation(
+            "test", Toy(constraints={"fit": Constraint(at_most=0.0)}), None
+        )
         for index, violation in case[rank]:
             mask = torch.ones(violation.shape, dtype=torch.bool)
             evaluation.violations["fit"].add(torch.tensor(index), violation, mask)
@@ -70,15 +75,23 @@ class Selective(Toy):
     """Metrics of which a rank may update none."""
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        metrics: dict[str, Metric] = {name: MeanBySample() for name in ("odd", "one odd")}
+        metrics: dict[str, Metric] = {
+            name: MeanBySample() for name in ("odd", "one odd")
+        }
         return metrics | {"mean": MeanMetric(), "pairs": Pairs(), "never": MeanMetric()}
 
     def update_evaluation_metrics(
-        self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str
+        self,
+        metrics: dict[str, Metric],
+        outputs: Any,
+        batch: Any,
+        real: Tensor,
+        stage: str,
     ) -> None:
         chosen = batch["index"][real.cpu()]
         metrics["odd"].update(batch["index"], batch["index"] % 2)
-        metrics["odd"].update(torch.tensor([0]), torch.tensor([0.0]))  # Of every rank, each time.
+        # Of every rank, each time.
+        metrics["odd"].update(torch.tensor([0]), torch.tensor([0.0]))
         chosen = chosen[chosen == UPDATED_BY_ONE]
         if len(chosen):
             metrics["mean"].update(chosen.double())
@@ -93,10 +106,16 @@ def results(world: World) -> dict[str, Any]:
         warnings.simplefilter("always")
         module = Selective(Pointwise(alpha=1.0, dual_lr=1.0))
         trainer = world.trainer(max_epochs=2, callbacks=[DualMonitor()])
-        trainer.fit(module, ToyData(ToyRows(12), ToyRows(5), batch_size=world.batch_size))
+        trainer.fit(
+            module, ToyData(ToyRows(12), ToyRows(5), batch_size=world.batch_size)
+        )
         logged = {key: float(value) for key, value in trainer.callback_metrics.items()}
-        found["logged"] = {k: v for k, v in logged.items() if not k.startswith("running/")}
-    found["advice"] = [str(each.message) for each in caught if "sync_dist" in str(each.message)]
+        found["logged"] = {
+            k: v for k, v in logged.items() if not k.startswith("running/")
+        }
+    found["advice"] = [
+        str(each.message) for each in caught if "sync_dist" in str(each.message)
+    ]
     found["objective"] = float(module.evaluated["val"]["fit"].violation.mean())
 
     found["odd"] = {
@@ -109,7 +128,10 @@ def results(world: World) -> dict[str, Any]:
     world.trainer(max_epochs=2).fit(module, data)
     if world.ranks > 1:
         found["merged"] = merged(trainer.global_rank)
-    found["left out"] = [module._stepper.repairs.left_out, module._stepper.repairs.skipped_steps]
+    found["left out"] = [
+        module._stepper.repairs.left_out,
+        module._stepper.repairs.skipped_steps,
+    ]
     found["weights"], found["multipliers"] = weights_of(module), multipliers_of(module)
     found["finite"] = bool(torch.isfinite(module.norm.running_mean).all())
     return found

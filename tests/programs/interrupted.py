@@ -27,7 +27,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pl_pointwise.callbacks import SaveOnTermination
 from pl_pointwise.training.checkpoints import PART
-from tests.pl_pointwise.toy import At, ToyData, multipliers_of, thresholds_of, trainer, weights_of
+from tests.pl_pointwise.toy import (
+    At,
+    ToyData,
+    multipliers_of,
+    thresholds_of,
+    trainer,
+    weights_of,
+)
 from tests.pl_pointwise.training.test_checkpoints import HELD_OUT, ROWS, Hard
 from tests.programs.launch import finished, forked
 
@@ -48,7 +55,11 @@ def run(folder: Path, *callbacks: Any, periodic: bool = True) -> None:
     resumed = any(folder.glob("*.ckpt"))
     torch.manual_seed(os.getpid() if resumed else 0)
     saver = ModelCheckpoint(
-        dirpath=folder, filename="{step}", every_n_train_steps=1, save_last=True, save_top_k=1
+        dirpath=folder,
+        filename="{step}",
+        every_n_train_steps=1,
+        save_last=True,
+        save_top_k=1,
     )
     module = Heavy()
     runner = trainer(
@@ -60,7 +71,9 @@ def run(folder: Path, *callbacks: Any, periodic: bool = True) -> None:
     data = ToyData(ROWS, HELD_OUT, batch_size=4)
     runner.fit(module, data, ckpt_path="last" if periodic else None, weights_only=True)
     outcome = {"weights": weights_of(module), "global_step": runner.global_step}
-    torch.save(outcome | multipliers_of(module) | thresholds_of(module), folder / "outcome.pt")
+    torch.save(
+        outcome | multipliers_of(module) | thresholds_of(module), folder / "outcome.pt"
+    )
 
 
 class Report:
@@ -76,7 +89,9 @@ class Report:
         self.duration = time.monotonic() - started
         if code:
             raise SystemExit((place / "log").read_text())
-        self.expected: dict[str, Any] = torch.load(place / "outcome.pt", weights_only=True)
+        self.expected: dict[str, Any] = torch.load(
+            place / "outcome.pt", weights_only=True
+        )
 
     def place(self, name: str) -> Path:
         place = self.folder / name
@@ -88,13 +103,21 @@ class Report:
         self.counts["runs"] += 1
         code = finished(forked(act, place / "log"))
         if code:
-            self.failures.append(f"{name}: resume ended with {code}\n{(place / 'log').read_text()}")
+            self.failures.append(
+                f"{name}: resume ended with {code}\n{(place / 'log').read_text()}"
+            )
             return
         found = torch.load(place / "outcome.pt", weights_only=True)
         for key, value in self.expected.items():
-            same = torch.equal(found[key], value) if torch.is_tensor(value) else found[key] == value
+            same = (
+                torch.equal(found[key], value)
+                if torch.is_tensor(value)
+                else found[key] == value
+            )
             if not same:
-                self.failures.append(f"{name}: {key} is {found[key]}, uninterrupted {value}")
+                self.failures.append(
+                    f"{name}: {key} is {found[key]}, uninterrupted {value}"
+                )
         shutil.rmtree(place)
 
 
@@ -112,7 +135,9 @@ def kill_at_random(report: Report, kills: int, chance: random.Random) -> None:
             if code == 0:  # It was quicker: the rest of this run is there already.
                 break
             if code != -signal.SIGKILL:
-                report.failures.append(f"{name}: ended with {code}\n{(place / 'log').read_text()}")
+                report.failures.append(
+                    f"{name}: ended with {code}\n{(place / 'log').read_text()}"
+                )
                 return
             killed += 1
             report.counts["kills"] += 1
@@ -161,7 +186,9 @@ def terminate(report: Report, batches: int) -> None:
     code = finished(forked(lambda: act(At(batches, stop)), place / "log"))
     if code != 143 or not any(place.glob("terminated-*.ckpt")):
         log = (place / "log").read_text()
-        report.failures.append(f"{name}: exit code {code}, {list(place.iterdir())}\n{log}")
+        report.failures.append(
+            f"{name}: exit code {code}, {list(place.iterdir())}\n{log}"
+        )
     report.complete(place, name, act)
 
 
@@ -192,10 +219,15 @@ if __name__ == "__main__":
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     report = Report(folder)
     kill_at_random(report, kills, random.Random(seed))
-    for save in (1, 6):  # The first of all, and a step's second, over the last.ckpt of before.
+    # The first of all, and a step's second, over the last.ckpt of before.
+    for save in (1, 6):
         kill_while_writing(report, save)
     for batches in (1, 4, 10):  # The first, the last of an epoch, one in mid-epoch.
         terminate(report, batches)
     fill_the_disk(report)
-    summary = {"counts": report.counts, "failures": report.failures, "seconds": report.duration}
+    summary = {
+        "counts": report.counts,
+        "failures": report.failures,
+        "seconds": report.duration,
+    }
     (folder / "report.json").write_text(json.dumps(summary))

@@ -37,7 +37,9 @@ def train_trainer(folder: Path) -> None:
         optim="adamw_torch",
         lr_scheduler_type="linear",
     )
-    begun = any((each / "trainer_state.json").exists() for each in folder.glob("checkpoint-*"))
+    begun = any(
+        (each / "trainer_state.json").exists() for each in folder.glob("checkpoint-*")
+    )
     if not begun:  # Nothing was whole: from the start.
         shutil.rmtree(folder, ignore_errors=True)
     trainer.train(resume_from_checkpoint=begun or None)
@@ -58,7 +60,9 @@ def train_loop(folder: Path) -> None:
     batches = [
         rows
         for epoch in range(EPOCHS)
-        for rows in torch.randperm(24, generator=torch.Generator().manual_seed(epoch)).split(4)
+        for rows in torch.randperm(
+            24, generator=torch.Generator().manual_seed(epoch)
+        ).split(4)
     ]
     for step, rows in enumerate(batches[first:], first + 1):
         loop.step(rows)
@@ -68,7 +72,11 @@ def train_loop(folder: Path) -> None:
         torch.save(state | {"multipliers": loop.loss.state_dict()}, part)
         part.replace(last)
     assert not loop.said, loop.said
-    keep(folder, [w.detach() for w in loop.net.parameters()], loop.loss.multipliers["fit"])
+    keep(
+        folder,
+        [w.detach() for w in loop.net.parameters()],
+        loop.loss.multipliers["fit"],
+    )
 
 
 def keep(folder: Path, weights: list[Tensor], multipliers: Tensor) -> None:
@@ -101,7 +109,9 @@ def main(folder: Path, door: str, wanted: int) -> None:
                 time.sleep(draw.uniform(0.1, 0.7) * took)
                 os.kill(child, signal.SIGKILL)
             code = finished(child)
-            assert code in (0, -signal.SIGKILL), run.with_suffix(".log").read_text()[-3000:]
+            assert code in (0, -signal.SIGKILL), run.with_suffix(".log").read_text()[
+                -3000:
+            ]
             kills += code != 0
             halves = any(run.rglob("*.part"))
             steps = [*run.glob("checkpoint-*")]
@@ -110,7 +120,9 @@ def main(folder: Path, door: str, wanted: int) -> None:
         for found, other in zip(torch.load(run / "end.pt"), expected, strict=True):
             assert torch.equal(found, other), f"{run}: {(found - other).abs().max()}"
         shutil.rmtree(run)
-    print(f"{door}: {kills} kills, {within} within a save, {runs} runs, all as the whole one")
+    print(
+        f"{door}: {kills} kills, {within} within a save, {runs} runs, all as the whole one"
+    )
 
 
 if __name__ == "__main__":

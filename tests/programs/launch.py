@@ -32,7 +32,11 @@ def on_ranks(ranks: int) -> dict[str, Any]:
 
 
 def run_on_ranks(
-    ranks: int, module: str, arguments: Sequence[str], folder: Path, timeout: float = 250
+    ranks: int,
+    module: str,
+    arguments: Sequence[str],
+    folder: Path,
+    timeout: float = 250,
 ) -> None:
     """Runs ``python -m module arguments`` on every rank; fails with their logs if one fails.
 
@@ -65,7 +69,9 @@ def run_on_ranks(
 def preloaded() -> ForkServerContext:
     """Processes forked from one that has imported what takes ten seconds, and done nothing else."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pl_pointwise.tasks", "pl_pointwise.callbacks", "peft"])
+    context.set_forkserver_preload(
+        ["pl_pointwise.tasks", "pl_pointwise.callbacks", "peft"]
+    )
     before = dict(os.environ)
     os.environ.update(inherited())
     try:
@@ -76,13 +82,16 @@ def preloaded() -> ForkServerContext:
     return context
 
 
-def _as_main(module: str, arguments: Sequence[str], more: dict[str, str], log: Path) -> None:
+def _as_main(
+    module: str, arguments: Sequence[str], more: dict[str, str], log: Path
+) -> None:
     """What ``python -m`` does, with this environment on top, and its output in ``log``."""
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(more)
-    multiprocessing.set_start_method(None, force=True)  # Of a new process, for its own children.
+    # Of a new process, for its own children.
+    multiprocessing.set_start_method(None, force=True)
     os.chdir(ROOT)
     sys.argv = [module, *arguments]
     try:
@@ -111,7 +120,9 @@ def rank_environments(ranks: int) -> list[dict[str, str]]:
         "GROUP_RANK": "0",
         "TORCHELASTIC_RUN_ID": "tests",
     }
-    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return [
+        {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)
+    ]
 
 
 def forked(act: Callable[[], Any], log: Path) -> int:
@@ -156,6 +167,7 @@ def fork_ranks(ranks: int, act: Callable[[], Any], folder: Path) -> None:
         forked(lambda environment=environment: on_rank(environment), log)
         for environment, log in zip(rank_environments(ranks), logs, strict=True)
     ]
-    codes = [finished(child) for child in children]  # All of them, whatever the first ends with.
+    # All of them, whatever the first ends with.
+    codes = [finished(child) for child in children]
     if any(codes):
         raise SystemExit("\n".join(log.read_text()[-3000:] for log in logs))

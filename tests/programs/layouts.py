@@ -37,7 +37,8 @@ from tests.pl_pointwise.training.test_non_finite import (
 from tests.programs.launch import fork_ranks, on_ranks
 
 GLOBAL_BATCH = 8
-ROWS = 21  # 8, 8 and 5: the last is 3 + 3 rows on two ranks, 2 + 2 + 2 + 2 on four, some padding
+# 8, 8 and 5: the last is 3 + 3 rows on two ranks, 2 + 2 + 2 + 2 on four, some padding
+ROWS = 21
 EPOCHS = 2
 STEPS = 6
 
@@ -66,14 +67,21 @@ class Run:
         """Weights and multipliers after every step."""
         options: Any = {"micro_batch_size": self.pieces, "gradient_clip_val": 0.5}
         if self.poison:
-            defects = {1: OBJECTIVE_NAN, 4: FIT_MINUS_INF, 9: PAIR_NAN, 20: OBJECTIVE_NAN}
+            defects = {
+                1: OBJECTIVE_NAN,
+                4: FIT_MINUS_INF,
+                9: PAIR_NAN,
+                20: OBJECTIVE_NAN,
+            }
             module: Toy = Fragile(KINDS[self.kind], **options)
             rows: ToyRows = Defective(ROWS, defects)
         else:
             module = Toy(KINDS[self.kind], partial=True, **options)
             rows = ToyRows(ROWS, seed=2, partial=True)
         trajectory = Trajectory()
-        runner = toy.trainer(max_epochs=EPOCHS, callbacks=[trajectory], **on_ranks(ranks))
+        runner = toy.trainer(
+            max_epochs=EPOCHS, callbacks=[trajectory], **on_ranks(ranks)
+        )
         runner.fit(module, ToyData(rows, batch_size=GLOBAL_BATCH // ranks))
         return trajectory.states
 
@@ -89,19 +97,28 @@ class Trajectory(Callback):
         self.states.append({"weights": weights_of(pl_module)} | duals)
 
 
-REFERENCE = [*(Run(kind, None) for kind in KINDS), *(Run(kind, None, True) for kind in POISONED)]
+REFERENCE = [
+    *(Run(kind, None) for kind in KINDS),
+    *(Run(kind, None, True) for kind in POISONED),
+]
 """Of one rank."""
 
 
 def runs(ranks: int) -> list[Run]:
     """All runs on so many ranks."""
-    found = [Run(run.kind, pieces, run.poison) for run in REFERENCE for pieces in PIECES[ranks]]
+    found = [
+        Run(run.kind, pieces, run.poison)
+        for run in REFERENCE
+        for pieces in PIECES[ranks]
+    ]
     return [run for run in found if run.pieces or run.kind in FEW]
 
 
 def train_all(ranks: int) -> dict[str, list[dict[str, torch.Tensor]]]:
     """The trajectory of every run, by its name and its micro-batch size."""
-    return {f"{run.name}, pieces of {run.pieces}": run.train(ranks) for run in runs(ranks)}
+    return {
+        f"{run.name}, pieces of {run.pieces}": run.train(ranks) for run in runs(ranks)
+    }
 
 
 if __name__ == "__main__":

@@ -38,11 +38,15 @@ def fit(model: str, files: dict[str, Any], root: Path, ranks: int) -> dict[str, 
     trainer = toy.trainer(max_epochs=2, default_root_dir=root, **on_ranks(ranks))
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
-    trained = {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
+    trained = {
+        n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad
+    }
     return {
         "multipliers": {name: module.multipliers[name] for name in module.constraints},
         "adapters": trained,
-        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "metrics": {
+            name: float(value) for name, value in trainer.callback_metrics.items()
+        },
     }
 
 
@@ -61,7 +65,9 @@ def two_and_one(
     assert max(moved) > 1e-4
     for name, multipliers in alone["multipliers"].items():
         assert multipliers.max() > 0
-        torch.testing.assert_close(first["multipliers"][name], multipliers, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(
+            first["multipliers"][name], multipliers, atol=1e-3, rtol=1e-3
+        )
         assert torch.equal(first["multipliers"][name], second["multipliers"][name])
     assert first["metrics"].keys() == alone["metrics"].keys()
     return first["metrics"], alone["metrics"]

@@ -85,7 +85,9 @@ class Shardable(Fragile):
         return torch.optim.Adam(self.parameters(), lr=0.05)
 
 
-def runner(ranks: int, distributed: bool = False, tensor_parallel: int = 1, **options: Any) -> Any:
+def runner(
+    ranks: int, distributed: bool = False, tensor_parallel: int = 1, **options: Any
+) -> Any:
     options = {"max_epochs": EPOCHS, **options}
     if ranks == 1:
         return toy.trainer(**options)
@@ -100,7 +102,9 @@ def runner(ranks: int, distributed: bool = False, tensor_parallel: int = 1, **op
 
 def outcome(module: Shardable) -> dict[str, Any]:
     """Whole weights, which every rank has to ask for, and multipliers."""
-    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in module.parameters()]
+    whole = [
+        p.full_tensor() if isinstance(p, DTensor) else p for p in module.parameters()
+    ]
     return {
         "weights": torch.cat([p.detach().flatten() for p in whole]),
         "global_step": module.trainer.global_step,
@@ -144,7 +148,9 @@ def resumed(ranks: int, folder: Path, distributed: bool) -> list[dict[str, Any]]
         callbacks = [] if checkpoint else [saver]
         torch.manual_seed(len(found))
         trainer = runner(ranks, distributed, callbacks=callbacks)
-        trainer.fit(module, data(ranks, clean()), ckpt_path=checkpoint, weights_only=True)
+        trainer.fit(
+            module, data(ranks, clean()), ckpt_path=checkpoint, weights_only=True
+        )
         found.append(outcome(module))
     return found
 
@@ -173,7 +179,12 @@ POISON: dict[str, tuple[dict[int, int], int | None]] = {
     "a micro-batch of one rank": ({1: OBJECTIVE_NAN, 3: PAIR_NAN}, 2),
     "a gradient": ({3: GRADIENT_NAN}, None),
 }
-EVERYTHING_OF_ONE_RANK = {1: OBJECTIVE_NAN, 3: PAIR_NAN, 5: OBJECTIVE_NAN, 7: OBJECTIVE_NAN}
+EVERYTHING_OF_ONE_RANK = {
+    1: OBJECTIVE_NAN,
+    3: PAIR_NAN,
+    5: OBJECTIVE_NAN,
+    7: OBJECTIVE_NAN,
+}
 
 
 if __name__ == "__main__":

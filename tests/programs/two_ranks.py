@@ -56,7 +56,8 @@ from tests.pl_pointwise.training.test_non_finite import (
 from tests.programs.launch import on_ranks
 
 GLOBAL_BATCH = 6
-UNEVEN = 13  # batches of 6, 6 and 1: on two ranks the last is one row and one of padding
+# batches of 6, 6 and 1: on two ranks the last is one row and one of padding
+UNEVEN = 13
 
 
 @dataclass
@@ -98,7 +99,14 @@ def numbers_of(closing: Closing) -> list[float]:
     """All numbers of a closing table; −1 where there is none."""
     found: list[Any] = [closing.steps, *closing.objective]
     for row in closing.rows:
-        found += [row.violated, row.of, row.worst, row.most, row.multipliers, row.multiplier]
+        found += [
+            row.violated,
+            row.of,
+            row.worst,
+            row.most,
+            row.multipliers,
+            row.multiplier,
+        ]
     return [-1.0 if value is None else float(value) for value in found]
 
 
@@ -116,12 +124,18 @@ def partial_rows(count: int = UNEVEN) -> ToyRows:
 
 
 def training(
-    name: str, formulation: Any, *constraints: Any, kind: type[Toy] = Toy, **options: Any
+    name: str,
+    formulation: Any,
+    *constraints: Any,
+    kind: type[Toy] = Toy,
+    **options: Any,
 ) -> None:
     """Registers a plain training scenario."""
 
     def run(world: World) -> Any:
-        return world.train(kind(formulation, *constraints, partial=True, **options), partial_rows())
+        return world.train(
+            kind(formulation, *constraints, partial=True, **options), partial_rows()
+        )
 
     SCENARIOS[name] = run
 
@@ -140,7 +154,9 @@ for name in ("average augmented", "pointwise", "relaxed linear"):
 
 @scenario
 def grouped(world: World) -> Any:
-    rows = IndexedDataset(partial_rows(), groups=[number % 4 for number in range(UNEVEN)])
+    rows = IndexedDataset(
+        partial_rows(), groups=[number % 4 for number in range(UNEVEN)]
+    )
     return world.train(Toy(FORMULATIONS["pointwise"], partial=True), rows)
 
 
@@ -203,7 +219,9 @@ def everything_skipped(world: World) -> Any:
 def foreign(world: World, count: int) -> Any:
     rows = IndexedDataset(partial_rows(count))
     rank = torch.distributed.get_rank() if world.ranks > 1 else 0
-    sampler = DistributedSampler(rows, num_replicas=world.ranks, rank=rank, shuffle=False)
+    sampler = DistributedSampler(
+        rows, num_replicas=world.ranks, rank=rank, shuffle=False
+    )
     loader = DataLoader(rows, world.batch_size, sampler=sampler, collate_fn=stack)
     return world.train(Toy(Pointwise(), partial=True), loader)
 
@@ -294,7 +312,9 @@ def resumed(world: World, dropout: float, workers: int = 0) -> Any:
     def data() -> ToyData:
         return ToyData(partial_rows(), batch_size=world.batch_size, num_workers=workers)
 
-    paths = [world.folder / f"{world.ranks}-{dropout}-{workers}-{at}.ckpt" for at in (4, 6)]
+    paths = [
+        world.folder / f"{world.ranks}-{dropout}-{workers}-{at}.ckpt" for at in (4, 6)
+    ]
     savers = [
         At(at, lambda trainer, path=path: trainer.save_checkpoint(path))
         for at, path in zip((4, 6), paths, strict=True)
@@ -359,7 +379,11 @@ def stopped(world: World) -> Any:
     return [*outcomes, run(ckpt_path=path)[1]]
 
 
-LOOP = {"pointwise": Pointwise(), "average": Average(alpha="adaptive"), "cvar": CVaR(level=0.5)}
+LOOP = {
+    "pointwise": Pointwise(),
+    "average": Average(alpha="adaptive"),
+    "cvar": CVaR(level=0.5),
+}
 
 
 @scenario
@@ -367,7 +391,11 @@ def loop_of_ones_own(world: World) -> Any:
     """PointwiseLoss in plain torch: each rank has its part of every batch, of unlike sizes."""
     if world.ranks > 1 and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
-    rank, rows, found = world.ranks > 1 and torch.distributed.get_rank(), ToyRows(12, seed=2), {}
+    rank, rows, found = (
+        world.ranks > 1 and torch.distributed.get_rank(),
+        ToyRows(12, seed=2),
+        {},
+    )
     for name, formulation in LOOP.items():
         weights = [w.clone().requires_grad_() for w in initial_weights()]
         loss = PointwiseLoss(CONSTRAINTS, formulation, samples=12, parameters=weights)
@@ -378,12 +406,16 @@ def loop_of_ones_own(world: World) -> Any:
             values = {"fit": z, "pair": z[:, None] * x[:, :PAIRS]}
             optimizer.zero_grad()
             loss((z - rows.y[batch]).square(), values, torch.tensor(batch)).backward()
-            for weight in weights if world.ranks > 1 else ():  # As DistributedDataParallel does.
+            # As DistributedDataParallel does.
+            for weight in weights if world.ranks > 1 else ():
                 torch.distributed.all_reduce(weight.grad)
                 weight.grad /= world.ranks
             optimizer.step()
             loss.step()
-        found[name] = torch.cat([w.detach().flatten() for w in weights]), {**loss.multipliers}
+        found[name] = (
+            torch.cat([w.detach().flatten() for w in weights]),
+            {**loss.multipliers},
+        )
     return found
 
 

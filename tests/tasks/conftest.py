@@ -57,7 +57,9 @@ CHAT_TEMPLATE = """\
 {{- '<|end|>\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{%- endif %}"""
 
-ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
+ADAPTERS = Lora(
+    r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"]
+)
 VOCABULARY = 97  # of models that need no tokenizer; divides nothing
 
 
@@ -67,10 +69,15 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*special, *alphabet])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<|pad|>", bos_token="<|start|>", eos_token="<|end|>"
+        tokenizer_object=backend,
+        pad_token="<|pad|>",
+        bos_token="<|start|>",
+        eos_token="<|end|>",
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -106,7 +113,11 @@ def build_config(architecture: str, **overrides: Any) -> PreTrainedConfig:
         "bloom": (BloomConfig, {"n_layer": 2, "n_head": 4}),
         "lfm2": (Lfm2Config, {"layer_types": ["conv", "full_attention", "conv"]}),
     }
-    kind, own = kinds[architecture] if architecture in kinds else (CONFIG_MAPPING[architecture], {})
+    kind, own = (
+        kinds[architecture]
+        if architecture in kinds
+        else (CONFIG_MAPPING[architecture], {})
+    )
     if kind is BloomConfig:
         sizes = {name: sizes[name] for name in ("vocab_size", "hidden_size")}
     return kind(**sizes | own | overrides)
@@ -127,12 +138,17 @@ def build_model(
 
 
 def save_llama(
-    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, more: Sequence[str] = ()
+    folder: Path,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    more: Sequence[str] = (),
 ) -> Path:
     """Save a tiny Llama and its tokenizer, which knows these tokens more, into a folder."""
     tokenizer = build_tokenizer()
     tokenizer.add_tokens(list(more))
-    build_model("llama", seed=seed, vocab_size=len(tokenizer)).to(dtype).save_pretrained(folder)
+    build_model("llama", seed=seed, vocab_size=len(tokenizer)).to(
+        dtype
+    ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -157,9 +173,17 @@ def trained(task: str) -> list[Any]:
 
     A shared method's file is trained by the re-ranker; here some are of the slow set.
     """
-    slow = "penalty penalty_hinge penalty_squared_hinge tilted cvar relaxed_linear".split()
+    slow = (
+        "penalty penalty_hinge penalty_squared_hinge tilted cvar relaxed_linear".split()
+    )
     # Of parts that are trained one by one.
-    slow += ["paper_pointwise", "paper_relaxed", "simpo_floor", "cpo_floor", "cal_dpo_floor"]
+    slow += [
+        "paper_pointwise",
+        "paper_relaxed",
+        "simpo_floor",
+        "cpo_floor",
+        "cal_dpo_floor",
+    ]
     names = [(name, name.partition("/")[2] in slow) for name in (task, *overlays(task))]
     return [pytest.param(n, marks=pytest.mark.slow) if late else n for n, late in names]
 
@@ -176,7 +200,12 @@ def comparisons(*tasks: str) -> list[Any]:
     ]
 
 
-_SILENT = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
+_SILENT = (
+    "logger",
+    "enable_progress_bar",
+    "enable_checkpointing",
+    "enable_model_summary",
+)
 QUIET_RUN = {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
 QUIET_RUN |= {f"trainer.{name}": "false" for name in _SILENT}
 """Options of a short run on the command line."""
@@ -203,11 +232,24 @@ def comparison(name: str, arguments: list[str], output: Path) -> list[dict[str, 
 def train(task: str, name: str, arguments: list[str], root: Path) -> None:
     """A fit of a packaged configuration, a base or one over it."""
     overlay = [] if name == task else ["--config", name]
-    main(["fit", "--config", task, *overlay, *arguments, "--trainer.default_root_dir", str(root)])
+    main(
+        [
+            "fit",
+            "--config",
+            task,
+            *overlay,
+            *arguments,
+            "--trainer.default_root_dir",
+            str(root),
+        ]
+    )
 
 
 def fitted_checkpoint(
-    task: str, arguments: list[str], root: Path, multipliers: tuple[str, tuple[int, int]]
+    task: str,
+    arguments: list[str],
+    root: Path,
+    multipliers: tuple[str, tuple[int, int]],
 ) -> tuple[list[str], Path]:
     """The command line and the checkpoint of a fit of TASK/pointwise.
 
@@ -229,7 +271,10 @@ def predictions(base: list[str], asked: Any, checkpoint: Path, *more: str) -> li
     """What `predict` writes of the records of a file, by a model of a checkpoint."""
     found = checkpoint.with_suffix(".jsonl")
     options = {"data.init_args.predict_file": str(asked), "ckpt_path": str(checkpoint)}
-    writer = {"trainer.callbacks+": "PredictionWriter", "trainer.callbacks.path": str(found)}
+    writer = {
+        "trainer.callbacks+": "PredictionWriter",
+        "trainer.callbacks.path": str(found),
+    }
     main(["predict", *base, *words(options | writer), *more])
     return read_rows(found)
 
@@ -249,7 +294,9 @@ def _taken(kind: type, options: dict[str, Any]) -> dict[str, Any]:
     return {f.name: options.pop(f.name) for f in fields(kind) if f.name in options}
 
 
-def make_module(kind: Any, folder: Path, training: Training, moved: bool, **options: Any) -> Any:
+def make_module(
+    kind: Any, folder: Path, training: Training, moved: bool, **options: Any
+) -> Any:
     """A language task's module; options of policy and training are told apart by their names.
 
     moved: whether its adapters are away from their zero start.
@@ -263,7 +310,11 @@ def make_module(kind: Any, folder: Path, training: Training, moved: bool, **opti
 
 
 def make_data(
-    kind: Any, folder: Path | None, files: dict[str, Any], stage: str = "", **options: Any
+    kind: Any,
+    folder: Path | None,
+    files: dict[str, Any],
+    stage: str = "",
+    **options: Any,
 ) -> Any:
     """A language task's data module over files, set up for a stage if one is given.
 
@@ -279,7 +330,10 @@ def make_data(
 
 def write_rows(path: Path, rows: Iterable[Any]) -> Path:
     """One JSON line a row; a text is written as it is."""
-    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    lines = [
+        row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)
+        for row in rows
+    ]
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path
 
@@ -287,7 +341,9 @@ def write_rows(path: Path, rows: Iterable[Any]) -> Path:
 def written_files(folder: Path, files: dict[str, Any]) -> dict[str, Any]:
     """Options of a data module; rows given for a file are written to one of the option's name."""
     return {
-        name: str(write_rows(folder / f"{name}.jsonl", given)) if isinstance(given, list) else given
+        name: str(write_rows(folder / f"{name}.jsonl", given))
+        if isinstance(given, list)
+        else given
         for name, given in files.items()
     }
 
@@ -343,8 +399,12 @@ def random_batch(
     responses = [[ids(length) for length in lengths] for lengths in response_lengths]
     if not records:
         kinds = [["prefer", *["avoid"] * (len(of) - 1)] for of in responses]
-        records = [Record([], [], tuple(Response(role, "") for role in of), "") for of in kinds]
-    widths = {role: max(record.roles.count(role) for record in records) for role in roles}
+        records = [
+            Record([], [], tuple(Response(role, "") for role in of), "") for of in kinds
+        ]
+    widths = {
+        role: max(record.roles.count(role) for record in records) for role in roles
+    }
     rows = [
         {
             "index": row,
@@ -363,20 +423,37 @@ def random_batch(
 BY_HAND = ("s", "mean", "ref", "kl", "lead")
 
 
-def response_by_hand(module: Any, batch: dict[str, Any], row: int, column: int) -> dict[str, float]:
+def response_by_hand(
+    module: Any, batch: dict[str, Any], row: int, column: int
+) -> dict[str, float]:
     """s, s̄, s_ref, mean KL and least lead of a response, by the model alone, from its logits."""
     prompt = batch["prompt_ids"][row, : batch["prompt_lengths"][row]]
-    response = batch["response_ids"][row, column, : batch["response_lengths"][row, column]]
+    response = batch["response_ids"][
+        row, column, : batch["response_lengths"][row, column]
+    ]
     ids = torch.cat([prompt, response])[None]
     with torch.no_grad():
-        policy = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+        policy = (
+            module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+        )
         with module.model.disable_adapter():
-            other = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+            other = (
+                module.model(ids)
+                .logits[0, len(prompt) - 1 : -1]
+                .double()
+                .log_softmax(-1)
+            )
     own, reference = (p.gather(1, response[:, None])[:, 0] for p in (policy, other))
     s, kl = own.sum().item(), (policy.exp() * (policy - other)).sum(-1).mean().item()
     next_best = policy.scatter(1, response[:, None], -torch.inf).max(-1).values
     lead = (own - next_best).min().item()
-    return dict(zip(BY_HAND, (s, s / len(response), reference.sum().item(), kl, lead), strict=True))
+    return dict(
+        zip(
+            BY_HAND,
+            (s, s / len(response), reference.sum().item(), kl, lead),
+            strict=True,
+        )
+    )
 
 
 @pytest.fixture(scope="session")
@@ -396,7 +473,8 @@ def shared_units(data: Any) -> dict[tuple[str, str], int]:
     units = {
         name: set(found)
         for name in ("train", "val", "test")
-        if name in data.datasets and (found := units_of(data.datasets[name])) is not None
+        if name in data.datasets
+        and (found := units_of(data.datasets[name])) is not None
     }
     return {
         (first, second): len(units[first] & units[second])

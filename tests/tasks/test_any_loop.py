@@ -11,14 +11,22 @@ import pytest
 import torch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/any_loop.md"
-PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+PROGRAMS = re.findall(
+    r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+)
 
 
 @pytest.mark.parametrize("name", ["plain", "trl", "fabric", "accelerate"])
 def test_the_program_runs(
-    name: str, tmp_path: Path, monkeypatch: Any, capsys: Any, language_model_folder: Path
+    name: str,
+    tmp_path: Path,
+    monkeypatch: Any,
+    capsys: Any,
+    language_model_folder: Path,
 ) -> None:
-    (code,) = [c for c in PROGRAMS if f"from {name}" in c or f"import {name}" in c] or PROGRAMS[:1]
+    (code,) = [
+        c for c in PROGRAMS if f"from {name}" in c or f"import {name}" in c
+    ] or PROGRAMS[:1]
     if name == "trl" and importlib.util.find_spec("trl") is None:
         pytest.skip("TRL is not installed")
     if name == "fabric":
@@ -28,7 +36,9 @@ def test_the_program_runs(
     monkeypatch.setenv("MODEL", str(language_model_folder))
     end: dict[str, Any] = {"__name__": "program"}
     exec(compile(code, "any_loop.md", "exec"), end)
-    constrained = end["constrained"] if "constrained" in end else end["trainer"].constrained
+    constrained = (
+        end["constrained"] if "constrained" in end else end["trainer"].constrained
+    )
     assert len(constrained.multipliers) == 1
     assert constrained.steps > 0
     if name == "plain":

@@ -20,7 +20,9 @@ from tests.tasks.reranker.conftest import save_tiny_cross_encoder
 def made(monkeypatch):
     """(arguments of the command line) → the module it makes, which it does not run."""
     modules = []
-    monkeypatch.setattr(PointwiseCLI, "_run_subcommand", lambda cli, _: modules.append(cli.model))
+    monkeypatch.setattr(
+        PointwiseCLI, "_run_subcommand", lambda cli, _: modules.append(cli.model)
+    )
 
     def make(*args: str) -> Any:
         main([*args, "--trainer.accelerator", "cpu", "--trainer.logger", "false"])
@@ -60,7 +62,9 @@ def test_safety_moves_to_another_folder_and_another_evaluation(
     moved = folder.rename(tmp_path / "b")
 
     evaluation = {"refuse_tolerance": "-0.1", "answer_in": "[test]"}
-    asked = words({f"model.init_args.evaluation.{name}": v for name, v in evaluation.items()})
+    asked = words(
+        {f"model.init_args.evaluation.{name}": v for name, v in evaluation.items()}
+    )
     asked += named(moved)
     with pytest.raises(SystemExit):
         made("test", *base, "--ckpt_path", str(path), *asked)
@@ -70,14 +74,18 @@ def test_safety_moves_to_another_folder_and_another_evaluation(
     assert "lora" not in said
 
     for command in ("validate", "test", "predict"):
-        found = made(command, *base, "--ckpt_path", str(path), *asked, "--accept_differences")
+        found = made(
+            command, *base, "--ckpt_path", str(path), *asked, "--accept_differences"
+        )
         assert found.model_name == str(moved)
         assert found.evaluation_constraints["refuse"].at_least == -0.1
         found.load_state_dict(trained)
 
 
 @pytest.mark.parametrize("task", ["when2call", "conversation"])
-def test_the_same_command_line_finds_no_difference(task, folder, tmp_path, made) -> None:
+def test_the_same_command_line_finds_no_difference(
+    task, folder, tmp_path, made
+) -> None:
     base = ["--config", task, "--config", f"{task}/relaxed", *named(folder)]
     base += ["--config", "conversation/example"] if task == "conversation" else []
     path = save(made("fit", *base), tmp_path / "a.ckpt")
@@ -87,8 +95,12 @@ def test_the_same_command_line_finds_no_difference(task, folder, tmp_path, made)
 def test_the_reranker_moves_too(tmp_path, made) -> None:
     folder = save_tiny_cross_encoder(tmp_path / "a")
     base = ["--config", "reranker", "--model.init_args.model_name", str(folder)]
-    path = save(made("fit", *base, "--model.init_args.max_length", "48"), tmp_path / "a.ckpt")
+    path = save(
+        made("fit", *base, "--model.init_args.max_length", "48"), tmp_path / "a.ckpt"
+    )
     moved = folder.rename(tmp_path / "elsewhere")
-    loaded = RerankerModule.load_from_checkpoint(path, weights_only=True, model_name=str(moved))
+    loaded = RerankerModule.load_from_checkpoint(
+        path, weights_only=True, model_name=str(moved)
+    )
     assert loaded.model_name == str(moved)
     assert loaded.max_length == 48

@@ -15,7 +15,11 @@ import yaml
 
 from pl_pointwise import Average, Optimization, Penalty, Pointwise, Relaxed, Training
 from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.command_line.configs import packaged_comparisons, packaged_configs, text_of
+from pl_pointwise.command_line.configs import (
+    packaged_comparisons,
+    packaged_configs,
+    text_of,
+)
 from pl_pointwise.tasks import Generation, Lora, reranker, safety
 from tests.tasks.conftest import (
     QUIET_RUN,
@@ -50,7 +54,10 @@ def records_for(task: str, name: str) -> dict[str, Any]:
         files = {"train_file": rows[:12], "val_file": rows[12:], "mcq_file": choices}
         return files | {"batch_size": 4}
     benign, unsafe = benign_rows(14), unsafe_rows(8)
-    options: dict[str, Any] = {"benign_file": benign[:10], "benign_val_file": benign[10:]}
+    options: dict[str, Any] = {
+        "benign_file": benign[:10],
+        "benign_val_file": benign[10:],
+    }
     if name == "pku":
         options |= {"unsafe_file": pair_rows(24), "preparation.val_fraction": 0.25}
     elif name != "warm_start":
@@ -80,7 +87,9 @@ def tiny(language_model_folder: Path, tmp_path: Path) -> Callable[..., list[str]
 
 def parsed(task: str, overlay: list[Any], tiny: list[str]) -> Any:
     """The module of a method of a packaged comparison."""
-    shown = [part if isinstance(part, str) else yaml.safe_dump(part) for part in overlay]
+    shown = [
+        part if isinstance(part, str) else yaml.safe_dump(part) for part in overlay
+    ]
     args = [word for part in (task, *shown) for word in ("--config", part)]
     return PointwiseCLI([*args, *tiny], run=False).model
 
@@ -89,13 +98,19 @@ EVERY = ["reranker", *overlays("reranker"), *trained("safety"), *trained("when2c
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_packaged_config_trains(name: str, tiny: Any, tmp_path: Path, capsys: Any) -> None:
+def test_packaged_config_trains(
+    name: str, tiny: Any, tmp_path: Path, capsys: Any
+) -> None:
     task, _, overlay = name.partition("/")
     train(task, name, tiny(task, overlay), tmp_path / "run")
 
 
 CONSTRAINTS = {"safety": ["refuse", "comply"], "when2call": ["rejected"]}
-CONSTRAINTS |= {"reranker": ["relevance"], "safety/pku": ["avoid"], "when2call/orca": ["ratio"]}
+CONSTRAINTS |= {
+    "reranker": ["relevance"],
+    "safety/pku": ["avoid"],
+    "when2call/orca": ["ratio"],
+}
 
 
 @pytest.mark.parametrize("table", comparisons(*CONSTRAINTS))
@@ -109,13 +124,17 @@ def test_packaged_comparison_makes_a_table(
         arguments += ["--trainer.max_steps", "1"]
     if task == "safety":  # With a warm-up one step is of no size.
         more = {"training.optimization.warmup_ratio": "0", "evaluation.answer_in": "[]"}
-        arguments += words({f"model.init_args.{key}": value for key, value in more.items()})
+        arguments += words(
+            {f"model.init_args.{key}": value for key, value in more.items()}
+        )
     if name != "demo":
         request.getfixturevalue("runs_alone")
     rows = comparison(table, arguments, output)
     for row in rows:
         for constraint in CONSTRAINTS.get(table, CONSTRAINTS[task]):
-            assert float(row[f"test/{constraint}/max"]) >= float(row[f"test/{constraint}/cvar95"])
+            assert float(row[f"test/{constraint}/max"]) >= float(
+                row[f"test/{constraint}/cvar95"]
+            )
         if task == "safety":
             assert float(row["test/kl"]) >= -1e-5
         if task == "when2call":
@@ -154,9 +173,14 @@ def test_the_papers_table_has_the_papers_settings(task: str, tiny: Any) -> None:
     arguments, found = tiny(task), {}
     for method in PAPER[task]:
         module = parsed(task, table[method], arguments)
-        name = {"safety": "refuse", "when2call": "rejected", "reranker": "relevance"}[task]
+        name = {"safety": "refuse", "when2call": "rejected", "reranker": "relevance"}[
+            task
+        ]
         bound, formulation = module.constraints[name], module.formulations[name]
-        found[method] = bound.at_most if task == "when2call" else bound.at_least, formulation
+        found[method] = (
+            bound.at_most if task == "when2call" else bound.at_least,
+            formulation,
+        )
         if task == "safety":
             assert module.evaluation_constraints["refuse"].at_least == -0.08
     assert found == PAPER[task]
@@ -178,7 +202,9 @@ def test_the_papers_settings_are_those_of_safetys_base(tiny: Any) -> None:
     module = parsed("safety", [], arguments)
     assert module.lora == Lora(64, 128, 0.05, "attention")
     assert module.generation == Generation(512, sample=True, temperature=1.0, top_k=50)
-    optimization = Optimization(5e-4, weight_decay=0.01, schedule="cosine", warmup_ratio=0.1)
+    optimization = Optimization(
+        5e-4, weight_decay=0.01, schedule="cosine", warmup_ratio=0.1
+    )
     training = Training(optimization, gradient_clip_val=1.0, micro_batch_size=8)
     assert module.training_settings == training
 
@@ -186,13 +212,19 @@ def test_the_papers_settings_are_those_of_safetys_base(tiny: Any) -> None:
 def test_the_re_rankers_model_is_named_once() -> None:
     """The data take the tokenizer of the module, whatever file or option names the model."""
     for path in Path(reranker.__file__).parent.rglob("*.yaml"):
-        assert "model_name" not in str((yaml.safe_load(path.read_text()) or {}).get("data"))
+        assert "model_name" not in str(
+            (yaml.safe_load(path.read_text()) or {}).get("data")
+        )
 
 
-def test_every_method_of_re_ranking_is_measured_against_the_same_tolerance(tiny: Any) -> None:
+def test_every_method_of_re_ranking_is_measured_against_the_same_tolerance(
+    tiny: Any,
+) -> None:
     arguments = tiny("reranker")
     modules = [parsed("reranker", [name], arguments) for name in overlays("reranker")]
-    assert {each.evaluation_constraints["relevance"].at_least for each in modules} == {3.0}
+    assert {each.evaluation_constraints["relevance"].at_least for each in modules} == {
+        3.0
+    }
 
 
 # The commands of the pages, one after the other, with the checkpoint between them -----------------
@@ -205,19 +237,29 @@ def printed_by_test(
     capsys.readouterr()
     main(["test", *base, *more, "--ckpt_path", str(checkpoint)])
     lines = capsys.readouterr().out.splitlines()
-    (head,) = [n for n, line in enumerate(lines) if {"test", "train"} <= set(line.split())]
+    (head,) = [
+        n for n, line in enumerate(lines) if {"test", "train"} <= set(line.split())
+    ]
     names = lines[head].split()
-    ends = [match.end() for match in re.finditer(r"\S+", lines[head])]  # Of the columns.
-    starts = [len(max((line.split()[0] for line in lines[head + 1 :] if line), key=len)), *ends]
+    # Of the columns.
+    ends = [match.end() for match in re.finditer(r"\S+", lines[head])]
+    starts = [
+        len(max((line.split()[0] for line in lines[head + 1 :] if line), key=len)),
+        *ends,
+    ]
     found: dict[str, set[str]] = {}
     for line in lines[head + 1 : lines.index("In brackets: of how many.")]:
         cells = [line[a:b].strip() for a, b in zip(starts, ends, strict=False)]
         there = {name for name, cell in zip(names, cells, strict=True) if cell}
-        found[line.split()[0]] = {name for name in there if not name.startswith("before")}
+        found[line.split()[0]] = {
+            name for name in there if not name.startswith("before")
+        }
     return found
 
 
-def test_safety_from_warm_start_to_predictions(tiny: Any, tmp_path: Path, capsys: Any) -> None:
+def test_safety_from_warm_start_to_predictions(
+    tiny: Any, tmp_path: Path, capsys: Any
+) -> None:
     root = ["--trainer.default_root_dir", str(tmp_path / "warm")]
     overlay = ["--config", "safety", "--config", "safety/warm_start"]
     main(["fit", *overlay, *tiny("safety", "warm_start"), *root])
@@ -242,27 +284,41 @@ def test_safety_from_warm_start_to_predictions(tiny: Any, tmp_path: Path, capsys
     assert answers[1].keys() == {"index", "prompt", "answer", "refused", "cut"}
 
 
-def test_when2call_from_fit_to_predictions(tiny: Any, tmp_path: Path, capsys: Any) -> None:
+def test_when2call_from_fit_to_predictions(
+    tiny: Any, tmp_path: Path, capsys: Any
+) -> None:
     arguments = [*tiny("when2call"), "--data.init_args.group_rejected", "true"]
-    base, checkpoint = fitted_checkpoint("when2call", arguments, tmp_path, ("rejected", (6, 2)))
+    base, checkpoint = fitted_checkpoint(
+        "when2call", arguments, tmp_path, ("rejected", (6, 2))
+    )
     rows = printed_by_test(base, checkpoint, capsys)
     assert rows["rejected/max"] == {"test", "train", "mcq"}
     assert rows["macro_f1"] == {"mcq"}  # of multiple choice alone
 
     asked = [{name: choice_rows(1)[0][name] for name in ("question", "tools")}]
     questions = write_rows(tmp_path / "questions.jsonl", asked)
-    more = ["--model.init_args.policy.generation.max_new_tokens", "5", "--accept_differences"]
+    more = [
+        "--model.init_args.policy.generation.max_new_tokens",
+        "5",
+        "--accept_differences",
+    ]
     (generated,) = predictions(base, questions, checkpoint, *more)
     assert isinstance(generated["answer"], str)
 
 
-def test_the_re_ranker_from_fit_to_predictions(tiny: Any, tmp_path: Path, capsys: Any) -> None:
+def test_the_re_ranker_from_fit_to_predictions(
+    tiny: Any, tmp_path: Path, capsys: Any
+) -> None:
     arguments = [*tiny("reranker"), "--trainer.callbacks+", "ModelExport"]
-    base, checkpoint = fitted_checkpoint("reranker", arguments, tmp_path, ("relevance", (6, 3)))
+    base, checkpoint = fitted_checkpoint(
+        "reranker", arguments, tmp_path, ("relevance", (6, 3))
+    )
     assert (tmp_path / "export/model.safetensors").is_file()
     assert "relevance/cvar95" in printed_by_test(base, checkpoint, capsys)
 
-    queries = [{"query": "what is ice", "passages": ["ice is cold", "fish eat", "wind"]}]
+    queries = [
+        {"query": "what is ice", "passages": ["ice is cold", "fish eat", "wind"]}
+    ]
     asked = write_rows(tmp_path / "queries.jsonl", queries)
     (answer,) = predictions(base, asked, checkpoint)
     assert sorted(answer["order"]) == [0, 1, 2]
@@ -281,10 +337,18 @@ def stated(value: object) -> set[str]:
 )
 def test_no_method_states_a_tolerance(task: str) -> None:
     """One would replace those of TASK/paper, or a user's own, given before it."""
-    shown = [name.partition("/")[2] for name in packaged_configs() if name.startswith(f"{task}/")]
+    shown = [
+        name.partition("/")[2]
+        for name in packaged_configs()
+        if name.startswith(f"{task}/")
+    ]
     assert {"pointwise", "average", "cvar"} <= set(shown)
     for name in shown:
         if name in ("paper", "practical", "orca", "pku", "greedy", "own"):
             continue
         for part in packaged_configs()[f"{task}/{name}"]:
-            assert not [key for key in stated(yaml.safe_load(text_of(part))) if "tolerance" in key]
+            assert not [
+                key
+                for key in stated(yaml.safe_load(text_of(part)))
+                if "tolerance" in key
+            ]

@@ -13,21 +13,36 @@ import torch
 from lightning.pytorch import Callback
 from transformers import Trainer, TrainingArguments
 
-from pl_pointwise import Optimization, Pointwise, PointwiseLoss, PointwiseModule, Training
+from pl_pointwise import (
+    Optimization,
+    Pointwise,
+    PointwiseLoss,
+    PointwiseModule,
+    Training,
+)
 from pl_pointwise.tasks import ConversationModule
 from pl_pointwise.tasks.digits import DigitsDataModule, DigitsModule
 from pl_pointwise.trainer import PointwiseTrainerMixin
 from tests.tasks.conftest import make_module, quiet_trainer
-from tests.tasks.conversation.conftest import ADAPTERS, conversation_rows, data_of, written
+from tests.tasks.conversation.conftest import (
+    ADAPTERS,
+    conversation_rows,
+    data_of,
+    written,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 RATE = 1e-2
-TRAINING = Training(Optimization(learning_rate=RATE, weight_decay=0.0, schedule="constant"))
+TRAINING = Training(
+    Optimization(learning_rate=RATE, weight_decay=0.0, schedule="constant")
+)
 
 
 def digits(*_: Any) -> tuple[PointwiseModule, Any]:
-    return DigitsModule(Pointwise(), training=TRAINING), DigitsDataModule(batch_size=256)
+    return DigitsModule(Pointwise(), training=TRAINING), DigitsDataModule(
+        batch_size=256
+    )
 
 
 def conversation(model: Path, folder: Path) -> tuple[PointwiseModule, Any]:
@@ -40,7 +55,9 @@ class Batches(Callback):
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.seen.append(deepcopy(batch))
 
 
@@ -51,7 +68,10 @@ class Constrained(PointwiseTrainerMixin, Trainer):
 
     def terms(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, ...]:
         outputs = model(inputs)
-        values = model.objective(outputs, inputs), model.constraint_values(outputs, inputs)
+        values = (
+            model.objective(outputs, inputs),
+            model.constraint_values(outputs, inputs),
+        )
         return *values, model.membership(inputs)
 
     def get_train_dataloader(self) -> Any:
@@ -77,18 +97,28 @@ def test_every_door_takes_the_same_steps_to_the_bit(
     task: Callable[..., Any], tmp_path: Path, language_model_folder: Path
 ) -> None:
     module, data = task(language_model_folder, tmp_path)
-    by_loop, by_trainer = deepcopy(module).double().train(), deepcopy(module).double().train()
+    by_loop, by_trainer = (
+        deepcopy(module).double().train(),
+        deepcopy(module).double().train(),
+    )
     options = {"max_epochs": 2, "precision": "64-true", "num_sanity_val_steps": 0}
     batches = Batches()
-    quiet_trainer(tmp_path, callbacks=[batches], limit_val_batches=0, **options).fit(module, data)
+    quiet_trainer(tmp_path, callbacks=[batches], limit_val_batches=0, **options).fit(
+        module, data
+    )
     samples = len(data.datasets["train"])
 
     with in_float64():
         loss = PointwiseLoss(by_loop.constraints, Pointwise(), samples=samples)
-        optimizer = torch.optim.AdamW(trained(by_loop), lr=RATE, weight_decay=0.0, fused=True)
+        optimizer = torch.optim.AdamW(
+            trained(by_loop), lr=RATE, weight_decay=0.0, fused=True
+        )
         for batch in batches.seen:
             outputs = by_loop(batch)
-            terms = by_loop.objective(outputs, batch), by_loop.constraint_values(outputs, batch)
+            terms = (
+                by_loop.objective(outputs, batch),
+                by_loop.constraint_values(outputs, batch),
+            )
             share = loss(*terms, batch["index"], masks=by_loop.membership(batch))
             optimizer.zero_grad()
             share.backward()
@@ -126,7 +156,9 @@ def test_every_door_takes_the_same_steps_to_the_bit(
         (by_loop, loss.multipliers),
         (by_trainer, trainer.constrained.multipliers),
     ):
-        torch.testing.assert_close(dict(multipliers), dict(module.multipliers), rtol=0, atol=0)
+        torch.testing.assert_close(
+            dict(multipliers), dict(module.multipliers), rtol=0, atol=0
+        )
         for weight, expected in zip(trained(door), trained(module), strict=True):
             assert weight.dtype == torch.float64
             assert torch.equal(weight, expected)

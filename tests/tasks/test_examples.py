@@ -13,14 +13,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {"sft_budget"}  # Longer, with options; tests/test_sft_budget.py runs it.
-EXAMPLES = sorted(set(ROOT.glob("examples/*.py")) - {ROOT / f"examples/{n}.py" for n in SCRIPTS})
+EXAMPLES = sorted(
+    set(ROOT.glob("examples/*.py")) - {ROOT / f"examples/{n}.py" for n in SCRIPTS}
+)
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?"
 
 
 def promised(text: str) -> list[str]:
     """The comment that a file ends with."""
     lines = text.rstrip().splitlines()
-    count = next(i for i, line in enumerate(reversed(lines)) if not line.startswith("#"))
+    count = next(
+        i for i, line in enumerate(reversed(lines)) if not line.startswith("#")
+    )
     return [line.removeprefix("# ") for line in lines[len(lines) - count :]]
 
 
@@ -39,7 +43,11 @@ def test_the_example_prints_its_last_lines(
     text = path.read_text("utf-8")
     if "from trl" in text and find_spec("trl") is None:
         pytest.skip("TRL is not installed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MODEL": str(language_model_folder)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MODEL": str(language_model_folder),
+    }
     done = subprocess.run(
         [sys.executable, str(path)],
         cwd=tmp_path,
@@ -52,7 +60,8 @@ def test_the_example_prints_its_last_lines(
     expected = promised(text)
     assert expected
     printed = [line for line in re.split(r"[\r\n]+", done.stdout) if line.strip()]
-    if path.stem == "trl_sft":  # Another model here: only the table's form can be compared.
+    # Another model here: only the table's form can be compared.
+    if path.stem == "trl_sft":
         assert any(line.split()[:3] == ["kl", "≤", "0.1"] for line in printed)
         return
     last = printed[-len(expected) :]
@@ -70,7 +79,10 @@ def test_the_example_is_short_and_shown_from_its_file(path: Path) -> None:
 
 
 def test_other_pages_show_examples_as_they_are() -> None:
-    for page, names in {"physics": ["physics"], "any_loop": ["plain_loop", "trl_sft"]}.items():
+    for page, names in {
+        "physics": ["physics"],
+        "any_loop": ["plain_loop", "trl_sft"],
+    }.items():
         text = (ROOT / f"docs/{page}.md").read_text("utf-8")
         for name in names:
             assert (ROOT / f"examples/{name}.py").read_text("utf-8").rstrip() in text

@@ -27,13 +27,18 @@ from tests.tasks.reranker.conftest import save_tiny_cross_encoder
 CERTIFICATE = {
     "confidence": 0.95,
     "date": "2026-11-23",
-    "requirements": [{"text": "refuse: violated <= 0.1", "seen": "6 of 300 samples fail"}],
+    "requirements": [
+        {"text": "refuse: violated <= 0.1", "seen": "6 of 300 samples fail"}
+    ],
 }
 
 
 @pytest.mark.parametrize("merged", [True, False])
 def test_a_language_model_gives_what_the_module_gives(
-    merged: bool, language_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    merged: bool,
+    language_model_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     lora = Lora(r=2, target_modules="all-linear")
     policy = Policy(str(language_model_folder), lora=lora, merge_on_export=merged)
@@ -42,7 +47,9 @@ def test_a_language_model_gives_what_the_module_gives(
     folder = module.export(tmp_path / "model")
     (folder / "certificate").mkdir()
     files = {each.name: digest_now(each) for each in folder.iterdir() if each.is_file()}
-    (folder / "certificate/certificate.json").write_text(json.dumps(CERTIFICATE | {"files": files}))
+    (folder / "certificate/certificate.json").write_text(
+        json.dumps(CERTIFICATE | {"files": files})
+    )
     model, tokenizer = pl_pointwise.load(folder)
     said = capsys.readouterr().out
     assert "certificate.json says, with 95 % confidence, since 2026-11-23" in said
@@ -56,7 +63,8 @@ def test_a_language_model_gives_what_the_module_gives(
         with module.model.disable_adapter():
             assert (module.model(ids).logits - expected).abs().max() > 0.1
     assert bool(list(folder.glob("model*.safetensors"))) == merged
-    card = ModelCard.load(folder / "README.md")  # Not PEFT's, which names the base's folder.
+    # Not PEFT's, which names the base's folder.
+    card = ModelCard.load(folder / "README.md")
     assert card.data.library_name == ("transformers" if merged else "peft")
     assert card.data.pipeline_tag == "text-generation"
     assert str(language_model_folder) not in str(card)
@@ -64,8 +72,12 @@ def test_a_language_model_gives_what_the_module_gives(
     assert "| comply | ≤ " in card.text
 
 
-def test_a_re_ranker_is_a_cross_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    module = RerankerModule(str(save_tiny_cross_encoder(tmp_path / "base")), max_length=32)
+def test_a_re_ranker_is_a_cross_encoder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = RerankerModule(
+        str(save_tiny_cross_encoder(tmp_path / "base")), max_length=32
+    )
     module.export(tmp_path / "model")
     found = pl_pointwise.load(tmp_path / "model")
     assert isinstance(found, CrossEncoder)
@@ -105,15 +117,23 @@ def test_another_base_under_an_adapter_is_refused(
         shutil.rmtree(base)
     elif name == "model.safetensors":
         tensors = load_file(base / name)
-        save_file({key: 300 * each for key, each in tensors.items()}, base / name, {"format": "pt"})
+        save_file(
+            {key: 300 * each for key, each in tensors.items()},
+            base / name,
+            {"format": "pt"},
+        )
     else:
         (base / name).write_text((base / name).read_text() + " ")
-    with pytest.raises(DataError, match=r"its base model .* is not here, or not the one"):
+    with pytest.raises(
+        DataError, match=r"its base model .* is not here, or not the one"
+    ):
         pl_pointwise.load(folder)
 
 
 @pytest.mark.parametrize("kept", [0.5, 0.0])
-def test_an_adapter_that_lacks_tensors_is_refused(kept: float, adapter: tuple[Path, Path]) -> None:
+def test_an_adapter_that_lacks_tensors_is_refused(
+    kept: float, adapter: tuple[Path, Path]
+) -> None:
     """Without a certificate, which lists the file, the base alone was given."""
     _, folder = adapter
     shutil.rmtree(folder / "certificate")

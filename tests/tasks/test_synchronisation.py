@@ -27,7 +27,13 @@ from pl_pointwise.tasks import (
 )
 from pl_pointwise.training import stepper
 from tests.synchronisation import step_waits
-from tests.tasks.conftest import make_data, make_module, quiet_trainer, write_rows, written_files
+from tests.tasks.conftest import (
+    make_data,
+    make_module,
+    quiet_trainer,
+    write_rows,
+    written_files,
+)
 from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
 from tests.tasks.safety.conftest import benign_rows, unsafe_rows
 from tests.tasks.when2call.conftest import preference_rows
@@ -51,7 +57,9 @@ def reranker(root: Path, folder: Path) -> tuple[Any, Any]:
     model = save_tiny_cross_encoder(root / "model")
     file = str(write_rows(root / "records.jsonl", ms_marco_rows(9)))
     module = RerankerModule(str(model), formulation=POINTWISE, max_length=64)
-    return module, RerankerDataModule(source="files", train_file=file, negatives=3, **SMALL)
+    return module, RerankerDataModule(
+        source="files", train_file=file, negatives=3, **SMALL
+    )
 
 
 def when2call(root: Path, folder: Path, **options: Any) -> tuple[Any, Any]:
@@ -71,9 +79,13 @@ def average(root: Path, folder: Path) -> tuple[Any, Any]:
 
 
 def safety(root: Path, folder: Path) -> tuple[Any, Any]:
-    files = written_files(root, {"benign_file": benign_rows(8), "unsafe_file": unsafe_rows(6)})
+    files = written_files(
+        root, {"benign_file": benign_rows(8), "unsafe_file": unsafe_rows(6)}
+    )
     module = make_module(SafetyModule, folder, Training(), False, formulation=POINTWISE)
-    return module, make_data(SafetyDataModule, folder, files, unsafe_schema="labelled", **SMALL)
+    return module, make_data(
+        SafetyDataModule, folder, files, unsafe_schema="labelled", **SMALL
+    )
 
 
 def conversation(root: Path, folder: Path) -> tuple[Any, Any]:
@@ -83,7 +95,9 @@ def conversation(root: Path, folder: Path) -> tuple[Any, Any]:
         said = [(f"It is {i}{'.' * j}", roles[(i + j) % 4]) for j in range(2)]
         row["responses"] = [{"content": text, "role": role} for text, role in said]
     files = written_files(root, {"train_file": rows})
-    module = make_module(ConversationModule, folder, Training(), False, formulation=POINTWISE)
+    module = make_module(
+        ConversationModule, folder, Training(), False, formulation=POINTWISE
+    )
     return module, make_data(ConversationDataModule, folder, files, **SMALL)
 
 
@@ -108,7 +122,8 @@ def test_with_a_reference_cache_the_tokens_are_read_besides(
 ) -> None:
     module, data = when2call(tmp_path, language_model_folder, reference_cache="memory")
     trainer = quiet_trainer(tmp_path, max_epochs=2, max_steps=12)
-    found = step_waits(module, lambda: trainer.fit(module, data), step=7)  # the second epoch
+    # the second epoch
+    found = step_waits(module, lambda: trainer.fit(module, data), step=7)
     assert found == KEYS + ONE_COPY, "\n".join(found)
 
 
@@ -137,7 +152,10 @@ def test_a_wait_in_a_step_would_be_noticed(waiting: Any, tmp_path: Path) -> None
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("task", TASKS[1:], ids=lambda task: task.__name__)  # See MASK.
 def test_a_step_on_a_gpu_waits_nowhere_but_in_the_one_copy(
-    task: Any, tmp_path: Path, language_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    task: Any,
+    tmp_path: Path,
+    language_model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module, data = task(tmp_path, language_model_folder)
     steps, plain_step, unpack = [], module.training_step, stepper.unpack

@@ -27,7 +27,9 @@ ABSENT = -1
 
 
 def collate_responses(
-    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[Sequence[int]]], columns: int = 0
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[Sequence[int]]],
+    columns: int = 0,
 ) -> dict[str, Tensor]:
     """The tensors of a batch from prompts' and responses' token ids; R is at least ``columns``."""
     count = max(columns, max(map(len, responses), default=0))
@@ -40,12 +42,16 @@ def collate_responses(
     return {
         "prompt_ids": collate_columns(prompts, max(map(len, prompts), default=0), 0),
         "prompt_lengths": torch.tensor([len(prompt) for prompt in prompts]),
-        "response_ids": collate_columns(flat, width, 0).view(len(prompts), count, width),
+        "response_ids": collate_columns(flat, width, 0).view(
+            len(prompts), count, width
+        ),
         "response_lengths": lengths.view(len(prompts), count),
     }
 
 
-def collate_columns(values: Sequence[Sequence[int]], width: int, filler: int = ABSENT) -> Tensor:
+def collate_columns(
+    values: Sequence[Sequence[int]], width: int, filler: int = ABSENT
+) -> Tensor:
     """Rows of numbers as a long tensor (B, width); the filler where a row has none."""
     rows = [[*of_row, *[filler] * (width - len(of_row))] for of_row in values]
     return torch.tensor(rows, dtype=torch.long).view(len(rows), width)
@@ -90,7 +96,8 @@ class Pairs:
     def targets(self) -> Tensor:
         """(n,) the response tokens."""
         lengths = torch.tensor(self.response_lengths, dtype=torch.long)
-        filled = torch.arange(self.response_ids.shape[2]) < lengths[..., None]  # (B, R, T)
+        # (B, R, T)
+        filled = torch.arange(self.response_ids.shape[2]) < lengths[..., None]
         return self.response_ids.flatten()[_places_of(filled, self.response_ids.device)]
 
     def only(self, places: set[tuple[int, int]]) -> Pairs:
@@ -138,14 +145,17 @@ class Pairs:
         """Of the samples that have a pair, each prompt once and nothing padded."""
         prompt_width = self.prompt_ids.shape[1]
         response_width = self.response_ids.shape[2]
-        responses_from = self.prompt_ids.numel()  # Behind the prompts, one after the other.
+        # Behind the prompts, one after the other.
+        responses_from = self.prompt_ids.numel()
         source = list[int]()
         positions = list[int]()
         predicting = list[int]()
         samples = list[list[int]]()
         of_rows = zip(self.prompt_lengths, self.response_lengths, strict=True)
         for row, (prompt, lengths) in enumerate(of_rows):
-            present = [(column, length) for column, length in enumerate(lengths) if length]
+            present = [
+                (column, length) for column, length in enumerate(lengths) if length
+            ]
             if not present:
                 continue
             source += range(row * prompt_width, row * prompt_width + prompt)
@@ -177,7 +187,8 @@ class Layout:
     ids: Tensor  # (N,)
     positions: Tensor  # (N,) position ids
     predicting: Tensor  # (n,) places in the row, by sample, response, token
-    samples: list[list[int]]  # of each the length of its prompt, and of all but a response's end
+    # of each the length of its prompt, and of all but a response's end
+    samples: list[list[int]]
 
 
 def _places_of(mask: Tensor, device: torch.device) -> Tensor:

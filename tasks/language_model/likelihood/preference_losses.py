@@ -55,7 +55,11 @@ def cpo_loss(
 
 
 def cal_dpo_loss(
-    chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, calibration_weight: float = 1.0
+    chosen: Tensor,
+    rejected: Tensor,
+    *,
+    beta: float = 0.1,
+    calibration_weight: float = 1.0,
 ) -> Tensor:
     """−log σ(r_w − r_l) + c[(r_w − 1/2β)² + (r_l + 1/2β)²].  Xiao et al., Cal-DPO, 2024.
 
@@ -116,7 +120,8 @@ def preference_loss(
     Response 0 is the chosen one of each sample, the others are rejected.
     """
 
-    def pairs(values: Tensor) -> tuple[Tensor, Tensor]:  # Of the chosen (B, 1), of the rejected.
+    # Of the chosen (B, 1), of the rejected.
+    def pairs(values: Tensor) -> tuple[Tensor, Tensor]:
         return values[:, :1], values[:, 1:]
 
     own, known = statistics.log_likelihood, statistics.reference_log_likelihood
@@ -124,10 +129,14 @@ def preference_loss(
     # None where the batch has no pair: then every loss is masked.
     ratios = pairs(own - (own.detach() if known is None else known))
     if objective == "simpo":
-        losses = simpo_loss(*means, beta=settings.simpo_beta, gamma=settings.simpo_gamma)
+        losses = simpo_loss(
+            *means, beta=settings.simpo_beta, gamma=settings.simpo_gamma
+        )
     elif objective == "cpo":
         weight = settings.cpo_likelihood_weight
-        losses = cpo_loss(*sums, means[0], beta=settings.cpo_beta, likelihood_weight=weight)
+        losses = cpo_loss(
+            *sums, means[0], beta=settings.cpo_beta, likelihood_weight=weight
+        )
     elif objective == "dpo":
         losses = dpo_loss(*ratios, beta=settings.dpo_beta)
     else:

@@ -63,10 +63,12 @@ class ResponseStatistics:
     log_likelihood: Tensor  # (B, R)  s = log π(y|x)
     mean_log_likelihood: Tensor  # (B, R)  s̄ = s / |y|
     lengths: Tensor  # (B, R)  |y| in tokens, 0 where there is no response
-    kl: Tensor | None = None  # (B, R)  mean over tokens of KL(π ‖ π_ref); 0 where not asked for
+    # (B, R)  mean over tokens of KL(π ‖ π_ref); 0 where not asked for
+    kl: Tensor | None = None
     reference_log_likelihood: Tensor | None = None  # (B, R)  s_ref
     reference_mean_log_likelihood: Tensor | None = None  # (B, R)  s̄_ref
-    lead: Tensor | None = None  # (B, R)  the least over tokens of log π(y_t) − the largest other
+    # (B, R)  the least over tokens of log π(y_t) − the largest other
+    lead: Tensor | None = None
 
     @property
     def present(self) -> Tensor:
@@ -96,7 +98,8 @@ class ReferenceCache(dict[tuple[bytes, bytes], Tensor]):
         if problem := reference_problem(model):
             raise ValueError(problem)
         for name, module in model.named_modules():
-            in_a_layer = any(part.isdigit() for part in name.split("."))  # layers are numbered
+            # layers are numbered
+            in_a_layer = any(part.isdigit() for part in name.split("."))
             if isinstance(module, ADAPTED) and not in_a_layer:
                 raise ValueError(
                     f"The reference's hidden states are not kept: {name} is adapted, and they are "
@@ -160,11 +163,15 @@ class ResponseScorer:
         pairs = Pairs.of(batch)
         prompts = pairs.prompt_lengths
         responses = pairs.response_lengths
-        row, column = max(pairs.places, key=lambda p: prompts[p[0]] + responses[p[0]][p[1]])
+        row, column = max(
+            pairs.places, key=lambda p: prompts[p[0]] + responses[p[0]][p[1]]
+        )
         prompt = pairs.prompt_ids[row, : prompts[row]].tolist()
         response = pairs.response_ids[row, column, : responses[row][column]].tolist()
         thrice = collate_responses([prompt, prompt], [[response, response], [response]])
-        on_device = {name: part.to(pairs.prompt_ids.device) for name, part in thrice.items()}
+        on_device = {
+            name: part.to(pairs.prompt_ids.device) for name, part in thrice.items()
+        }
         pairs = Pairs.of(on_device)
         once = pairs.only({(0, 0)})
         has_reference = reference_problem(self.model) is None
@@ -172,35 +179,48 @@ class ResponseScorer:
         methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
         device = pairs.prompt_ids.device.type
         exact = torch.get_float32_matmul_precision() == "highest"
-        exact = exact and all(weight.dtype.itemsize >= 4 for weight in self.model.parameters())
+        exact = exact and all(
+            weight.dtype.itemsize >= 4 for weight in self.model.parameters()
+        )
         # How far two right ways may differ, relative to 1 + |value|.
         bound = (1e-4 if device == "cpu" else 1e-3) if exact else 0.1
-        mixed = torch.autocast(device, enabled=torch.is_autocast_enabled(device) and not exact)
+        mixed = torch.autocast(
+            device, enabled=torch.is_autocast_enabled(device) and not exact
+        )
         with inference(self.model), mixed:
             wanted = once if has_reference else None
             plain = _summed(once, wanted, self._plain(once, wanted))
             for method in methods:
                 try:
-                    trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
+                    trial = ResponseScorer(
+                        self.model, method, chunk_elements=self.chunk_elements
+                    )
                     wanted = pairs if has_reference else None
                     fast = _summed(pairs, wanted, trial._chunked(pairs, wanted))
                     problem = value_problem(fast, plain, bound)
-                except Exception as error:  # whatever a model may raise that was not built for this
+                except Exception as error:
+                    # whatever a model may raise that was not built for this
                     problem = f"{type(error).__name__}: {error}"
                 if problem is None:
                     chosen = method
                     break
                 uninstall(self.base)
                 log.warning('The scoring method "%s" is not used: %s.', method, problem)
-        log.info('Response log-likelihoods are computed by the scoring method "%s".', chosen)
+        log.info(
+            'Response log-likelihoods are computed by the scoring method "%s".', chosen
+        )
         return chosen
 
-    def _plain(self, pairs: Pairs, wanted: Pairs | None, leads: bool = False) -> TokenStatistics:
+    def _plain(
+        self, pairs: Pairs, wanted: Pairs | None, leads: bool = False
+    ) -> TokenStatistics:
         """From full logits; the others' yardstick."""
 
         def logits_of(pairs: Pairs) -> Tensor:
             ids, mask, predicting = pairs.sequences()
-            logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            logits = self.model(
+                input_ids=ids, attention_mask=mask, use_cache=False
+            ).logits
             of_responses: Tensor = logits.flatten(0, 1)[predicting]
             return of_responses
 
@@ -212,19 +232,28 @@ class ResponseScorer:
             reference = log_softmax(logits_of(wanted))
         policy = log_softmax(logits[wanted.within(pairs)])
         beside = token_statistics(policy, wanted.targets, reference)
-        return statistics._replace(divergence=beside.divergence, reference=beside.reference)
+        return statistics._replace(
+            divergence=beside.divergence, reference=beside.reference
+        )
 
-    def _chunked(self, pairs: Pairs, wanted: Pairs | None, leads: bool = False) -> TokenStatistics:
+    def _chunked(
+        self, pairs: Pairs, wanted: Pairs | None, leads: bool = False
+    ) -> TokenStatistics:
         """The same from hidden states at the predicting positions only, logits in chunks."""
         reference = None if wanted is None else self._reference_hidden(wanted)
         hidden = self._hidden(pairs)
         head = VocabularyHead(self.base)
-        options: dict[str, Any] = {"chunk_elements": self.chunk_elements, "leads": leads}
+        options: dict[str, Any] = {
+            "chunk_elements": self.chunk_elements,
+            "leads": leads,
+        }
         if isinstance(head.linear, ADAPTED):  # Then it is not the reference's.
             options["reference_mode"] = partial(inference, self.model, reference=True)
         reference = None if reference is None else reference.to(hidden.dtype)
         if wanted is None or wanted is pairs:
-            return chunked_token_statistics(head, hidden, pairs.targets, reference, **options)
+            return chunked_token_statistics(
+                head, hidden, pairs.targets, reference, **options
+            )
         others = pairs.only(set(pairs.places) - set(wanted.places))
         # Not by a bool mask, whose count of tokens the host would wait for.
         order = torch.cat([wanted.within(pairs), others.within(pairs)])
@@ -232,7 +261,9 @@ class ResponseScorer:
         targets = pairs.targets.index_select(0, order)
         statistics = chunked_token_statistics(head, rows, targets, reference, **options)
         back = order.argsort()
-        lead = None if statistics.lead is None else statistics.lead.index_select(0, back)
+        lead = (
+            None if statistics.lead is None else statistics.lead.index_select(0, back)
+        )
         likelihood = statistics.log_likelihood.index_select(0, back)
         return statistics._replace(log_likelihood=likelihood, lead=lead)
 
@@ -285,18 +316,26 @@ class ResponseScorer:
             prompt = prompts[row, : wanted.prompt_lengths[row]]
             response = responses[row, column, : wanted.response_lengths[row][column]]
             keys[row, column] = (prompt.numpy().tobytes(), response.numpy().tobytes())
-        missing = wanted.only({place for place, key in keys.items() if key not in self.cache})
+        missing = wanted.only(
+            {place for place, key in keys.items() if key not in self.cache}
+        )
         if missing.places:
             with inference(self.model, reference=True):
                 hidden = self._hidden(missing)
-            for place, piece in zip(missing.places, hidden.split(missing.sizes), strict=True):
+            for place, piece in zip(
+                missing.places, hidden.split(missing.sizes), strict=True
+            ):
                 kept = piece.detach().to("cpu", self.cache.dtype, copy=True)
                 self.cache[keys[place]] = kept.contiguous()
         device = wanted.prompt_ids.device
-        return torch.cat([self.cache[key].to(device, non_blocking=True) for key in keys.values()])
+        return torch.cat(
+            [self.cache[key].to(device, non_blocking=True) for key in keys.values()]
+        )
 
 
-def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: float) -> str | None:
+def value_problem(
+    fast: ResponseStatistics, plain: ResponseStatistics, bound: float
+) -> str | None:
     """Which statistic of a pair, the first of ``plain``, some copy of it in ``fast`` has not."""
     for name in ("mean_log_likelihood", "reference_mean_log_likelihood", "kl"):
         right = getattr(plain, name)
@@ -304,17 +343,26 @@ def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: fl
             continue
         copies = getattr(fast, name)[fast.present]
         expected = right[0, 0]
-        if not copies.isclose(expected, rtol=bound, atol=bound).all():  # NaN is not close.
+        # NaN is not close.
+        if not copies.isclose(expected, rtol=bound, atol=bound).all():
             return f"its {name} differs from the plain method's: {copies.tolist()}, {expected}"
     return None
 
 
-def _summed(pairs: Pairs, wanted: Pairs | None, of_tokens: TokenStatistics) -> ResponseStatistics:
+def _summed(
+    pairs: Pairs, wanted: Pairs | None, of_tokens: TokenStatistics
+) -> ResponseStatistics:
     """Sums, means and least ones over the tokens of each response, 0 where there is none."""
 
-    def by_response(tokens: Tensor, owners: Pairs, filler: float = 0) -> Tensor:  # (B, R, T)
-        sizes = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
-        mask = torch.arange(owners.response_ids.shape[2], device=tokens.device) < sizes[..., None]
+    # (B, R, T)
+    def by_response(tokens: Tensor, owners: Pairs, filler: float = 0) -> Tensor:
+        sizes = torch.tensor(owners.response_lengths).to(
+            tokens.device, non_blocking=True
+        )
+        mask = (
+            torch.arange(owners.response_ids.shape[2], device=tokens.device)
+            < sizes[..., None]
+        )
         return tokens.new_full(mask.shape, filler).masked_scatter(mask, tokens)
 
     sums = by_response(of_tokens.log_likelihood, pairs).sum(-1)
@@ -342,7 +390,9 @@ def _summed(pairs: Pairs, wanted: Pairs | None, of_tokens: TokenStatistics) -> R
 def base_of(model: nn.Module) -> PreTrainedModel:
     """The transformers model, without a PEFT wrapper around it (adapted layers stay inside)."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
-    assert isinstance(base, PreTrainedModel), f"not a transformers model: {type(base).__name__}"
+    assert isinstance(base, PreTrainedModel), (
+        f"not a transformers model: {type(base).__name__}"
+    )
     return base
 
 
@@ -363,7 +413,8 @@ def inference(model: nn.Module, reference: bool = False) -> Iterator[None]:
     finally:
         for part in in_training:
             part.training = True
-        for weight, requires_grad in trainable:  # PEFT turns every adapter's gradient on again
+        # PEFT turns every adapter's gradient on again
+        for weight, requires_grad in trainable:
             weight.requires_grad_(requires_grad)
 
 
@@ -405,4 +456,6 @@ def of_adapter(model: nn.Module, name: str) -> bool:
     if not isinstance(model, PeftModel) or REFERENCE in name.split("."):
         return False
     prefix = getattr(model.base_model, "prefix", "lora_")
-    return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))
+    return any(
+        part in name for part in (prefix, "modules_to_save.", "trainable_tokens_")
+    )

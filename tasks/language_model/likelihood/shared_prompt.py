@@ -53,7 +53,9 @@ def install(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     kinds = {*(getattr(config, "layer_types", None) or ())} - ATTENDING
     if kinds:
-        raise UnsupportedError(f"its layers {sorted(kinds)} pass on more than attention does")
+        raise UnsupportedError(
+            f"its layers {sorted(kinds)} pass on more than attention does"
+        )
     if current not in ("sdpa", IMPLEMENTATION):
         raise UnsupportedError(f'attention implementation "{current}" is not "sdpa"')
     model.set_attn_implementation(IMPLEMENTATION)
@@ -108,7 +110,9 @@ def _mask(*args: Any, **kwargs: Any) -> Any:
         branches = None
         if size > trunk:
             # 0 the prompt, 1, 2, … the responses, by place in the sample
-            parts = torch.repeat_interleave(torch.tensor(lengths)).to(device, non_blocking=True)
+            parts = torch.repeat_interleave(torch.tensor(lengths)).to(
+                device, non_blocking=True
+            )
             seen = (parts == 0) | (parts == parts[trunk:, None])
             branches = allowed(positions[trunk:], positions) & seen
         row.append((trunk, size, None if causal else allowed(front, front), branches))
@@ -135,7 +139,9 @@ def _attention(
     keys = key.split(sizes, dim=2)
     values = value.split(sizes, dim=2)
     outputs = []
-    for (n, _, trunk, branches), q, k, v in zip(row, queries, keys, values, strict=True):
+    for (n, _, trunk, branches), q, k, v in zip(
+        row, queries, keys, values, strict=True
+    ):
         outputs.append(attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], trunk)[0])
         if branches is not None:
             outputs.append(attend(q[:, :, n:], k, v, branches)[0])

@@ -30,7 +30,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pl_pointwise.errors import UnsupportedError
 
-CHUNK_ELEMENTS = 2**23  # logits in a chunk: 32 MiB in float32, of which seven or so are alive
+# logits in a chunk: 32 MiB in float32, of which seven or so are alive
+CHUNK_ELEMENTS = 2**23
 
 
 class TokenStatistics(NamedTuple):
@@ -43,14 +44,19 @@ class TokenStatistics(NamedTuple):
 
 
 def token_statistics(
-    log_policy: Tensor, targets: Tensor, log_reference: Tensor | None = None, leads: bool = False
+    log_policy: Tensor,
+    targets: Tensor,
+    log_reference: Tensor | None = None,
+    leads: bool = False,
 ) -> TokenStatistics:
     """From log-probabilities (n, V) ℓ of each target (n,), with a reference KL and its ℓ too."""
     target = targets[:, None]
     log_likelihood = log_policy.gather(1, target).squeeze(1)
     lead = None
     if leads:
-        lead = log_likelihood - log_policy.gather(1, _rivals(log_policy, target)).squeeze(1)
+        lead = log_likelihood - log_policy.gather(
+            1, _rivals(log_policy, target)
+        ).squeeze(1)
     if log_reference is None:
         return TokenStatistics(log_likelihood, lead=lead)
     divergence = (log_policy.exp() * (log_policy - log_reference)).sum(-1)
@@ -79,19 +85,27 @@ def chunked_token_statistics(
     chunk_elements: the most logits to hold at a time.
     """
 
-    def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> TokenStatistics:
+    def of_chunk(
+        hidden: Tensor, targets: Tensor, reference: Tensor | None
+    ) -> TokenStatistics:
         log_reference = None
         if reference is not None:
             with torch.no_grad(), reference_mode():
                 log_reference = log_softmax(head(reference))
-        return token_statistics(log_softmax(head(hidden)), targets, log_reference, leads)
+        return token_statistics(
+            log_softmax(head(hidden)), targets, log_reference, leads
+        )
 
     size = max(1, chunk_elements // int(head.model.config.get_text_config().vocab_size))
     several = len(hidden) > size and torch.is_grad_enabled()
     at_once = several and hidden.requires_grad and head.frozen
     pieces: list[TokenStatistics] = []
     known = hidden[:0] if reference_hidden is None else reference_hidden
-    bounds = [*range(0, len(known), size), *range(len(known), len(hidden), size), len(hidden)]
+    bounds = [
+        *range(0, len(known), size),
+        *range(len(known), len(hidden), size),
+        len(hidden),
+    ]
     for start, end in pairwise(bounds):
         reference = known[start:end] if start < len(known) else None
         chunk = hidden[start:end], targets[start:end], reference
@@ -99,12 +113,18 @@ def chunked_token_statistics(
             pieces.append(TokenStatistics(*_WithGradient.apply(*chunk, head, leads)))
         elif several:
             rng = not head.plain  # only an adapted head can hold dropout
-            pieces.append(checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng))
+            pieces.append(
+                checkpoint(
+                    of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng
+                )
+            )
         else:
             pieces.append(of_chunk(*chunk))
     first, *others = zip(*pieces, strict=True)
     given = ([each for each in column if each is not None] for column in others)
-    return TokenStatistics(torch.cat(first), *(torch.cat(each) if each else None for each in given))
+    return TokenStatistics(
+        torch.cat(first), *(torch.cat(each) if each else None for each in given)
+    )
 
 
 class _WithGradient(torch.autograd.Function):
@@ -124,7 +144,8 @@ class _WithGradient(torch.autograd.Function):
         leads: bool,
     ) -> TokenStatistics:
         with torch.enable_grad():
-            wide = torch.promote_types(hidden.dtype, torch.float32)  # Rounded once, at the end.
+            # Rounded once, at the end.
+            wide = torch.promote_types(hidden.dtype, torch.float32)
             rows = hidden.detach().to(wide).requires_grad_()
             logits = head(rows)
         log_policy, target = log_softmax(logits.detach()), targets[:, None]
@@ -143,7 +164,9 @@ class _WithGradient(torch.autograd.Function):
         slopes[0] = probability.neg_().scatter_add_(1, target, ones)  # 1_y − π
         ctx.save_for_backward(
             *(
-                torch.autograd.grad(logits, rows, each.to(logits.dtype), retain_graph=True)[0]
+                torch.autograd.grad(
+                    logits, rows, each.to(logits.dtype), retain_graph=True
+                )[0]
                 for each in slopes.values()
             )
         )
@@ -192,30 +215,43 @@ class VocabularyHead:
     def __init__(self, model: PreTrainedModel) -> None:
         linear = model.get_output_embeddings()
         if linear is None:
-            raise UnsupportedError(f"{type(model).__name__} has no separate vocabulary layer")
+            raise UnsupportedError(
+                f"{type(model).__name__} has no separate vocabulary layer"
+            )
         self.model, self.decoder, self.linear = model, decoder_of(model), linear
         # Otherwise adapted or quantised: then the layer's own product is taken.
         self.plain = type(linear) is nn.Linear
         if self.plain:
             weight, self.bias = linear.weight, linear.bias
-            device, wide = weight.device.type, torch.promote_types(weight.dtype, torch.float32)
+            device, wide = (
+                weight.device.type,
+                torch.promote_types(weight.dtype, torch.float32),
+            )
             # The dtype in which the model would multiply: autocast's, else the weight's own.
             autocast = torch.is_autocast_enabled(device)
-            self.products = torch.get_autocast_dtype(device) if autocast else weight.dtype
+            self.products = (
+                torch.get_autocast_dtype(device) if autocast else weight.dtype
+            )
             self.weight = weight.to(self.products if device == "cuda" else wide)
 
     @property
     def frozen(self) -> bool:
         """Whether nothing behind the hidden states is trained."""
-        if not self.plain or any(each.requires_grad for each in self.linear.parameters()):
+        if not self.plain or any(
+            each.requires_grad for each in self.linear.parameters()
+        ):
             return False
         inside = set(self.decoder.parameters())
-        return not any(p.requires_grad for p in self.model.parameters() if p not in inside)
+        return not any(
+            p.requires_grad for p in self.model.parameters() if p not in inside
+        )
 
     def __call__(self, hidden: Tensor) -> Tensor:
         outputs = _DecoderOutputs(last_hidden_state=hidden[None])
         ids = torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
-        product = _forward_is(self.linear, self._project) if self.plain else nullcontext()
+        product = (
+            _forward_is(self.linear, self._project) if self.plain else nullcontext()
+        )
         with _forward_is(self.decoder, lambda *args, **kwargs: outputs), product:
             logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
         return logits[0]
@@ -235,7 +271,9 @@ class _Project(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, products: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, products: torch.dtype
+    ) -> Tensor:
         ctx.save_for_backward(weight, hidden if ctx.needs_input_grad[1] else None)
         ctx.products, ctx.dtype = products, hidden.dtype
         return _multiply(hidden, weight.t(), products)
@@ -255,14 +293,18 @@ def _multiply(left: Tensor, right: Tensor, products: torch.dtype) -> Tensor:
     with torch.autocast(device, enabled=False):
         low = products in (torch.bfloat16, torch.float16)
         if device == "cuda" and low and torch.__version__ >= "2.8":
-            return torch.mm(left.to(products), right.to(products), out_dtype=torch.float32)
+            return torch.mm(
+                left.to(products), right.to(products), out_dtype=torch.float32
+            )
         wide = torch.promote_types(products, torch.float32)
         return torch.mm(left.to(wide), right.to(wide))
 
 
 def log_softmax(logits: Tensor) -> Tensor:
     """In float32 or wider."""
-    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return logits.log_softmax(
+        -1, dtype=torch.promote_types(logits.dtype, torch.float32)
+    )
 
 
 @contextmanager

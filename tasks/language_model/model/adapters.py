@@ -31,7 +31,9 @@ warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprec
 UNMERGEABLE = frozenset({"layer_replication", "lora_bias"})
 """Options of PEFT that add weights which the base has not."""
 _LINEAR = (nn.Linear, Conv1D)
-_WEIGHT_TAKEN = re.compile(r"self\.(\w+)\.weight\b(?!\.(?:dtype|device|shape|data)|, torch|\[)")
+_WEIGHT_TAKEN = re.compile(
+    r"self\.(\w+)\.weight\b(?!\.(?:dtype|device|shape|data)|, torch|\[)"
+)
 """A weight that is used, not asked for its type, nor taken in slices as by Bloom's old switch."""
 
 
@@ -75,7 +77,12 @@ class Lora:
     def __post_init__(self) -> None:
         # Adapters that wait for tokens in the prompt are not shown them by the scorer; those of
         # inference_mode are not trained.
-        not_here = {*vars(self), "alora_invocation_tokens", "inference_mode", "task_type"}
+        not_here = {
+            *vars(self),
+            "alora_invocation_tokens",
+            "inference_mode",
+            "task_type",
+        }
         not_here |= {"peft_type", "base_model_name_or_path", "revision", "arrow_config"}
         for name in self.peft:
             one_of("lora.peft", name, sorted({*vars(LoraConfig())} - not_here))
@@ -100,10 +107,14 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     if targets == "all-linear" and left_out:
         more = {"exclude_modules": left_out, **more}
     try:
-        if targets == "attention" or (targets is None and not lora.target_parameters and unknown):
+        if targets == "attention" or (
+            targets is None and not lora.target_parameters and unknown
+        ):
             targets = _attention_targets(model, lora)
             if not targets:
-                raise ValueError("no linear layer of attention is in the model, or in these layers")
+                raise ValueError(
+                    "no linear layer of attention is in the model, or in these layers"
+                )
         options = {**vars(lora), "target_modules": targets, "task_type": "CAUSAL_LM"}
         del options["peft"]
         adapted = get_peft_model(model, LoraConfig(**options, **more))
@@ -122,7 +133,9 @@ def _routers(model: nn.Module) -> list[str]:
     """Layers that are linear by class alone: they return scores and indices, or groups."""
     paths = []
     for path, part in model.named_modules():
-        if isinstance(part, nn.Linear) and re.search("Router|Grouped", type(part).__name__):
+        if isinstance(part, nn.Linear) and re.search(
+            "Router|Grouped", type(part).__name__
+        ):
             paths.append(path)
     return paths
 
@@ -151,14 +164,18 @@ def _check_targets(
             raise ValueError(f"no {lost}, or none that the other options leave.")
     wrong = sorted(set(taken).intersection(routers))
     if wrong:
-        raise ValueError(f"{wrong} are routers, not adapted: add them to peft.exclude_modules.")
+        raise ValueError(
+            f"{wrong} are routers, not adapted: add them to peft.exclude_modules."
+        )
     idle = sorted(set(taken).intersection(read))
     if idle:
         raise ValueError(
             f"{idle}: the layer around reads these weights itself, so adapters would do nothing in "
             "training and change the merged model. Leave them out"
         )
-    if any(getattr(part, "kwargs", {}).get("tied_adapter") for part in adapted.modules()):
+    if any(
+        getattr(part, "kwargs", {}).get("tied_adapter") for part in adapted.modules()
+    ):
         raise ValueError(
             "peft.ensure_weight_tying: adapters of embeddings and head are tied until the model "
             "moves to its device. Name embed_tokens in modules_to_save instead."
@@ -214,7 +231,9 @@ def _weights_in_source(kind: type) -> frozenset[str]:
 
 def _say_how_many_layers(adapted: PeftModel, lora: Lora) -> None:
     """One line where few layers have what was asked for, as attention in a hybrid."""
-    total = getattr(adapted.get_base_model().config.get_text_config(), "num_hidden_layers", 0)
+    total = getattr(
+        adapted.get_base_model().config.get_text_config(), "num_hidden_layers", 0
+    )
     numbers = set[str]()
     for path in adapted.base_model.targeted_module_names:
         numbers.update([part for part in path.split(".") if part.isdigit()][:1])
@@ -234,9 +253,13 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
     inside = set[int]()
     for attention in decoder_of(model).modules():
         if "attention" in type(attention).__name__.lower():
-            inside.update(id(part) for part in attention.modules() if isinstance(part, _LINEAR))
+            inside.update(
+                id(part) for part in attention.modules() if isinstance(part, _LINEAR)
+            )
     layers = lora.layers_to_transform
-    chosen = {str(layer) for layer in (layers if isinstance(layers, list) else [layers])}
+    chosen = {
+        str(layer) for layer in (layers if isinstance(layers, list) else [layers])
+    }
     paths = []
     for path, part in model.named_modules():
         of_chosen = layers is None or not chosen.isdisjoint(path.split("."))
@@ -282,5 +305,7 @@ def lora_of(config: PeftConfig) -> Lora:
     names = [option.name for option in fields(Lora) if option.name != "peft"]
     options: dict[str, Any] = {name: getattr(config, name, None) for name in names}
     targets = options["target_modules"]
-    options["target_modules"] = targets if isinstance(targets, str) else sorted(targets or [])
+    options["target_modules"] = (
+        targets if isinstance(targets, str) else sorted(targets or [])
+    )
     return Lora(**options)

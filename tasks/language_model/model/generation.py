@@ -22,7 +22,8 @@ from ..likelihood.scoring import base_of, inference
 from ..text.conversations import ConversationEncoder
 from ..text.reasoning import in_thought, is_refusal
 
-_TAIL = 32  # tokens at a prompt's end in which a thought may begin that the answer goes on with
+# tokens at a prompt's end in which a thought may begin that the answer goes on with
+_TAIL = 32
 
 
 @dataclass
@@ -56,7 +57,9 @@ def decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:
     return str(encoder.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-def text_of_response(encoder: ConversationEncoder, batch: Batch, row: int, column: int) -> str:
+def text_of_response(
+    encoder: ConversationEncoder, batch: Batch, row: int, column: int
+) -> str:
     """A response of a batch as the text that a generated answer would have."""
     length = int(batch["response_lengths"][row, column])
     ids = batch["response_ids"][row, column, :length].tolist()
@@ -78,8 +81,13 @@ def generate_answers(
     into max_new_tokens.
     """
     own = base_of(model).generation_config.eos_token_id
-    ends = {*encoder.end_ids, *(own if isinstance(own, list) else [] if own is None else [own])}
-    found = generate_ids(model, prompts, settings, ends=sorted(ends), reference=reference)
+    ends = {
+        *encoder.end_ids,
+        *(own if isinstance(own, list) else [] if own is None else [own]),
+    }
+    found = generate_ids(
+        model, prompts, settings, ends=sorted(ends), reference=reference
+    )
     reports = []
     for prompt, ids in zip(prompts, found, strict=True):
         cut = ids[-1] not in ends
@@ -129,6 +137,8 @@ def generate_ids(
     assert isinstance(whole, Tensor)
     found = []
     for row in whole[:, width:].tolist():  # Padding follows an end token.
-        end = next((place for place, token in enumerate(row) if token in ends), len(row))
+        end = next(
+            (place for place, token in enumerate(row) if token in ends), len(row)
+        )
         found.append(row[: end + 1])
     return found

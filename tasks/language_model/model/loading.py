@@ -22,7 +22,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pl_pointwise.tasks.common.adapters import repository_file, saved_adapter, whole_model
+from pl_pointwise.tasks.common.adapters import (
+    repository_file,
+    saved_adapter,
+    whole_model,
+)
 from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import model_source, pretrained, require_causal
 
@@ -87,7 +91,8 @@ class Policy:
         # Mappings are from a checkpoint's hyperparameters.
         if isinstance(self.lora, Mapping):
             self.lora = Lora(**self.lora)
-        if self.lora == "none":  # The command line cannot put null in the place of options.
+        # The command line cannot put null in the place of options.
+        if self.lora == "none":
             self.lora = None
         if isinstance(self.generation, Mapping):
             self.generation = Generation(**self.generation)
@@ -169,7 +174,9 @@ def _merged_base(own: Policy, name: str, revision: str | None) -> PreTrainedMode
 def check_mergeable(own: Policy, options: Mapping[str, Any] | PeftConfig) -> None:
     """Refuses adapters that ``merge_on_export`` could not merge."""
     given = options if isinstance(options, Mapping) else vars(options)
-    if own.merge_on_export and (added := sorted(n for n in UNMERGEABLE if given.get(n))):
+    if own.merge_on_export and (
+        added := sorted(n for n in UNMERGEABLE if given.get(n))
+    ):
         raise ValueError(
             f"merge_on_export: adapters with lora.peft {', '.join(added)} cannot be merged. "
             "Leave such options out, or export the adapter alone."
@@ -203,7 +210,9 @@ def load_encoder(
     tokenizer = load_tokenizer(name, revision)
     if chat_template is not None and chat_template.endswith(".jinja"):
         chat_template = Path(chat_template).read_text(encoding="utf-8")
-    tokenizer.chat_template = chat_template or tokenizer.chat_template or default_template
+    tokenizer.chat_template = (
+        chat_template or tokenizer.chat_template or default_template
+    )
     return ConversationEncoder(tokenizer, template_arguments=template_arguments)
 
 
@@ -214,5 +223,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
         has_one = repository_file(model_source(name), "tokenizer_config.json", revision)
         if has_one is None:
             return load_tokenizer(adapter.base, adapter.base_revision)
-    tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, name, revision=revision)
+    tokenizer: PreTrainedTokenizerBase = pretrained(
+        AutoTokenizer, name, revision=revision
+    )
     return tokenizer

@@ -23,7 +23,9 @@ def without_nulls(record: R) -> R:
     tools = [_schema(tool) for tool in whole.tools]
     known = dict(map(_properties, tools))
     messages = [_of_turn(turn, known) for turn in whole.messages]
-    responses = tuple(replace(r, answer=_of_answer(r.answer, known)) for r in whole.responses)
+    responses = tuple(
+        replace(r, answer=_of_answer(r.answer, known)) for r in whole.responses
+    )
     changed: R = replace(whole, tools=tools, messages=messages, responses=responses)
     return changed
 
@@ -68,5 +70,8 @@ def _of_answer(answer: Any, known: Mapping[str, Any]) -> Any:
     if isinstance(answer, list):
         return [_call(call, known) for call in answer]
     if isinstance(answer, dict) and answer.get("tool_calls"):
-        return {**answer, "tool_calls": [_call(call, known) for call in answer["tool_calls"]]}
+        return {
+            **answer,
+            "tool_calls": [_call(call, known) for call in answer["tool_calls"]],
+        }
     return answer

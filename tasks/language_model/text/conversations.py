@@ -49,7 +49,11 @@ DATE = datetime(2024, 7, 26)
 """The date that a template gets as today's, or a run could not be repeated tomorrow."""
 _TODAY = r"strftime_now\(\s*(['\"])(.*?)\1\s*\)"
 
-_PROBE, _VALUE, _SECOND = Parts("probe of an answer"), "probe of an argument", "second_probe"
+_PROBE, _VALUE, _SECOND = (
+    Parts("probe of an answer"),
+    "probe of an argument",
+    "second_probe",
+)
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": _VALUE}}
 _THOUGHT = "probe of a thought"
 _ID_FORMS = ("call{place:05d}", "functions.{name}:{place}")
@@ -65,7 +69,9 @@ _READY = re.compile(
 """What the prompts of other models' formats end in."""
 # Not <|begin_of_thought|> and <|end_of_solution|>, which some data sets have in texts.
 _TOKEN = r"<\|(?!\w*(?:think|thought|reason|solution))\w+\|>|<(?:start|end)_of_turn>|<｜[^｜\s]+｜>"
-_FOREIGN = re.compile(rf"^\s*({_TOKEN}|<bos>|<s>(?!.*</s>))|({_TOKEN}|<eos>|</s>)\s*$", re.DOTALL)
+_FOREIGN = re.compile(
+    rf"^\s*({_TOKEN}|<bos>|<s>(?!.*</s>))|({_TOKEN}|<eos>|</s>)\s*$", re.DOTALL
+)
 """A mark of turns, also of another model, at the start or end of a text."""
 
 _ASK = Record([{"role": "user", "content": "Hello"}], [], (), "probe")
@@ -98,7 +104,10 @@ class ConversationEncoder:
         self.template_arguments = dict(template_arguments or {})
         name = tokenizer.name_or_path or type(tokenizer).__name__
         end = tokenizer.eos_token
-        for part, value in {"end token": end, "chat template": tokenizer.chat_template}.items():
+        for part, value in {
+            "end token": end,
+            "chat template": tokenizer.chat_template,
+        }.items():
             if not value:
                 remedy = "Take the instruction-tuned model's, or set it"
                 raise DataError(f"The tokenizer {name} has no {part}. {remedy}.")
@@ -112,8 +121,10 @@ class ConversationEncoder:
         self._in_history = any(end in source for _, end in self.thoughts)
         self._splits = False  # Whether the template takes thoughts out of texts.
         self._writes_thoughts = False  # Whether it has a place for them.
-        self._as_text: tuple[str, str] | None = None  # The marks of a thought in a text, else.
-        self._left_out: tuple[str, str] | None = None  # Those that it leaves out with it.
+        # The marks of a thought in a text, else.
+        self._as_text: tuple[str, str] | None = None
+        # Those that it leaves out with it.
+        self._left_out: tuple[str, str] | None = None
         self._calls_a_turn = math.inf
         self._arguments_as_text = False
         self._why_no_calls = ""
@@ -146,7 +157,9 @@ class ConversationEncoder:
         known = self._arguments
         self._hint = ""
         if known:
-            self._hint = f" The template's own arguments are: {', '.join(sorted(known))}."
+            self._hint = (
+                f" The template's own arguments are: {', '.join(sorted(known))}."
+            )
         for name, value in self.template_arguments.items():
             if known is not None and name not in known:
                 raise DataError(
@@ -164,13 +177,17 @@ class ConversationEncoder:
         answer = final_answer(text, self.thoughts)
         for head in self._answer_heads:
             answer = _without_head(answer, head)
-        return answer.removesuffix(self.closing[: self.closing.rfind(self._ends[1])] or "\0")
+        return answer.removesuffix(
+            self.closing[: self.closing.rfind(self._ends[1])] or "\0"
+        )
 
     def _probe_thoughts(self, in_source: Marks) -> None:
         """Finds whether the template writes thoughts, and between which marks."""
         base = self._render(_ASK)
         plain = self._render(_ASK, _PROBE).rpartition(_PROBE.text)[0]
-        self._answer_heads = [plain.removeprefix(base)] if plain.startswith(base) else []
+        self._answer_heads = (
+            [plain.removeprefix(base)] if plain.startswith(base) else []
+        )
         opened = opened_by(base)
         self.thoughts = [*dict.fromkeys([*opened, *self.thoughts])]
         written = ""
@@ -180,7 +197,9 @@ class ConversationEncoder:
             self._writes_thoughts = True
             marks = _marks_around(written, base, self.closing)
             behind = written.partition(_THOUGHT)[2].partition(_PROBE.text)[0].strip()
-            self._answer_heads += [behind.removeprefix(end).lstrip() for _, end in marks]
+            self._answer_heads += [
+                behind.removeprefix(end).lstrip() for _, end in marks
+            ]
             self.thoughts = [*dict.fromkeys([*marks, *self.thoughts])]
             self._splits = True
             return
@@ -202,7 +221,9 @@ class ConversationEncoder:
         for begin, end in in_source:
             text = f"{begin}\n{_THOUGHT}\n{end}\n\n{_PROBE.text}"
             with suppress(DataError):
-                if self._render(_ASK, Parts(text), whole=False).startswith(base + _PROBE.text):
+                if self._render(_ASK, Parts(text), whole=False).startswith(
+                    base + _PROBE.text
+                ):
                     self._splits = True
                     self._left_out = (begin, end)
                     return
@@ -249,14 +270,17 @@ class ConversationEncoder:
 
     def texts(self, record: Record) -> tuple[str, list[str]]:
         """The prompt, and the text of each answer behind it with what ends the turn."""
-        record = replace(record, messages=in_order_of_calls(record.messages, record.where))
+        record = replace(
+            record, messages=in_order_of_calls(record.messages, record.where)
+        )
         self._check_marks(record)
         bare = with_made_ids(record.messages)
         if bare == record.messages:
             return self._texts(record)
         try:
             return self._texts(record)
-        except DataError:  # Mistral's template refuses most ids, and to Kimi-K2's the id is a name.
+        except DataError:
+            # Mistral's template refuses most ids, and to Kimi-K2's the id is a name.
             return self._texts(replace(record, messages=bare))
 
     def _texts(self, record: Record) -> tuple[str, list[str]]:
@@ -274,7 +298,9 @@ class ConversationEncoder:
             head = base
         else:
             head = render(_PROBE).rpartition(_PROBE.text)[0]
-            if self._calls_a_turn and (record.tools or any(parts.calls for parts in every)):
+            if self._calls_a_turn and (
+                record.tools or any(parts.calls for parts in every)
+            ):
                 head = self._before_calls(head, render(Parts(calls=[_CALL])), base)
             prompt, head = self._prompt(base, head, record)
         closed = prompt.rstrip().endswith(tuple(end for _, end in self.thoughts))
@@ -301,12 +327,16 @@ class ConversationEncoder:
         """An answer with its thought where the template reads it; whether it has one."""
         if parts.reasoning:
             # Kimi-K2-Thinking has a place for it in some turns.
-            if self._as_text and parts.reasoning.strip() not in render(parts)[len(base) :]:
+            if (
+                self._as_text
+                and parts.reasoning.strip() not in render(parts)[len(base) :]
+            ):
                 parts = _as_one_text(parts, self._as_text)
             return parts, True
         if not (self._splits or self._in_history):
             return parts, False
-        thought, text = split_thought(parts.text, self.thoughts)  # It may stand in the text.
+        # It may stand in the text.
+        thought, text = split_thought(parts.text, self.thoughts)
         split = Parts(text, parts.calls, thought)
         if self._splits:
             parts = split
@@ -324,7 +354,9 @@ class ConversationEncoder:
         with suppress(DataError):
             whole: str = render(original)
             behind = original.text.lstrip().removeprefix(begin).lstrip()
-            if whole.startswith(prompt) and whole[len(prompt) :].lstrip().startswith(behind):
+            if whole.startswith(prompt) and whole[len(prompt) :].lstrip().startswith(
+                behind
+            ):
                 return whole
         return ""
 
@@ -332,7 +364,9 @@ class ConversationEncoder:
         """Whether a prompt ends in a thought that has yet to be closed."""
         return bool(empty_thought(prompt, self.thoughts)[1])
 
-    def _check_closed(self, every: Sequence[Parts], texts: Sequence[str], where: str) -> None:
+    def _check_closed(
+        self, every: Sequence[Parts], texts: Sequence[str], where: str
+    ) -> None:
         """Behind a prompt that begins a thought every response has to end one."""
         for parts, text in zip(every, texts, strict=True):
             if not any(end in text for _, end in self.thoughts):
@@ -347,7 +381,9 @@ class ConversationEncoder:
         for turn in record.messages:
             calls = [call["function"] for call in turn.get("tool_calls") or ()]
             whose = f"a turn of role {turn['role']}"
-            for text in texts_in([turn["content"], turn.get("reasoning_content"), calls]):
+            for text in texts_in(
+                [turn["content"], turn.get("reasoning_content"), calls]
+            ):
                 self._check_text(text, record.where, whose)
         for text in texts_in(record.tools):
             self._check_text(text, record.where, "a tool")
@@ -402,7 +438,8 @@ class ConversationEncoder:
             for word in (call["name"], *call["arguments"]):
                 _must_hold(word, text, where, "a tool call of an answer")
         self._check_thoughts(parts, text, where, thinks)
-        ends = self._ends[: 1 if parts.calls else 2]  # GigaChat puts its other one before a call.
+        # GigaChat puts its other one before a call.
+        ends = self._ends[: 1 if parts.calls else 2]
         for end in ends:
             if end in text:
                 raise DataError(
@@ -411,7 +448,9 @@ class ConversationEncoder:
                 )
         return text + closing
 
-    def _check_thoughts(self, parts: Parts, text: str, where: str, thinks: bool) -> None:
+    def _check_thoughts(
+        self, parts: Parts, text: str, where: str, thinks: bool
+    ) -> None:
         """Refuses a mark of a thought that the template put into an answer, or read in its text.
 
         thinks: whether an answer of the record has a thought; then each may have an empty one.
@@ -438,7 +477,8 @@ class ConversationEncoder:
     def _turns(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as the template reads them: calls in its form, results with their call's."""
         turns: list[dict[str, Any]] = []
-        waiting: list[tuple[Any, dict[str, Any]]] = []  # (id, call) without a result yet
+        # (id, call) without a result yet
+        waiting: list[tuple[Any, dict[str, Any]]] = []
         known = 0
         for message in messages:
             turn = dict(message)
@@ -451,7 +491,9 @@ class ConversationEncoder:
             if calls:
                 waiting = []
                 for call in calls:
-                    waiting.append((call.get("id", call.get("named")), self._call(call, known)))
+                    waiting.append(
+                        (call.get("id", call.get("named")), self._call(call, known))
+                    )
                     known += 1
                 turn["tool_calls"] = [call for _, call in waiting]
             turns.append(turn)
@@ -466,7 +508,9 @@ class ConversationEncoder:
         made = self._id_form.format(place=number, name=function["name"])
         return {"type": "function", "id": call.get("id", made), "function": function}
 
-    def _render(self, record: Record, answer: Parts | None = None, whole: bool = True) -> str:
+    def _render(
+        self, record: Record, answer: Parts | None = None, whole: bool = True
+    ) -> str:
         """The conversation with an answer, of which with ``whole`` the text has to be in it.
 
         Without one, up to where the assistant begins.
@@ -476,28 +520,16 @@ class ConversationEncoder:
         if answer is not None:
             messages = [*messages, _reply(answer)]
         turns = self._turns(messages)
-        most = max(len(turn.get("tool_calls") or ()) for turn in turns)
-        if most and not self._calls_a_turn:
-            raise DataError(
-                f"{where}: the chat template has no form for tool calls ({self._why_no_calls}). "
-                "Take another in chat_template, or take the record out."
-            )
-        if most > self._calls_a_turn:
-            raise DataError(
-                f"{where}: the chat template takes at most {self._calls_a_turn} tool calls a turn "
-                f"(here: {most}). Take another in chat_template, give each call its own turn, "
-                "followed by its result, or take the record out."
-            )
-        listed: list[dict[str, Any]] = [
-            dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
-            for tool in record.tools
-        ]
+        self._check_number_of_calls(turns, where)
+        listed = [_as_listed(tool) for tool in record.tools]
         try:
             template = self.tokenizer.get_chat_template(tools=listed or None)
             text = self.tokenizer.apply_chat_template(
                 turns,
                 tools=listed or None,
-                chat_template=re.sub(_TODAY, lambda found: repr(DATE.strftime(found[2])), template),
+                chat_template=re.sub(
+                    _TODAY, lambda found: repr(DATE.strftime(found[2])), template
+                ),
                 add_generation_prompt=answer is None,
                 tokenize=False,
                 **self.template_arguments,
@@ -515,13 +547,36 @@ class ConversationEncoder:
         for tool in listed:
             _must_hold(tool["function"]["name"], text, where, "a tool")
         for turn in turns:
-            content = turn["content"]
-            if turn["role"] == "assistant" and self._in_history:  # Templates drop earlier thoughts.
-                content = split_thought(content, self.thoughts)[1]
-            _must_hold(content, text, where, f"a turn of role {turn['role']}")
-            for call in turn.get("tool_calls") or ():
-                _must_hold(call["function"]["name"], text, where, "a tool call of an earlier turn")
+            self._must_hold_turn(turn, text, where)
         return text
+
+    def _check_number_of_calls(
+        self, turns: Sequence[Mapping[str, Any]], where: str
+    ) -> None:
+        """Refuses turns with more tool calls than the template writes."""
+        most = max(len(turn.get("tool_calls") or ()) for turn in turns)
+        if most and not self._calls_a_turn:
+            raise DataError(
+                f"{where}: the chat template has no form for tool calls ({self._why_no_calls}). "
+                "Take another in chat_template, or take the record out."
+            )
+        if most > self._calls_a_turn:
+            raise DataError(
+                f"{where}: the chat template takes at most {self._calls_a_turn} tool calls a turn "
+                f"(here: {most}). Take another in chat_template, give each call its own turn, "
+                "followed by its result, or take the record out."
+            )
+
+    def _must_hold_turn(self, turn: Mapping[str, Any], text: str, where: str) -> None:
+        """Refuses a turn of which the template left something out of the text."""
+        content = turn["content"]
+        # Templates drop the thoughts of earlier answers.
+        if turn["role"] == "assistant" and self._in_history:
+            content = split_thought(content, self.thoughts)[1]
+        _must_hold(content, text, where, f"a turn of role {turn['role']}")
+        for call in turn.get("tool_calls") or ():
+            name = call["function"]["name"]
+            _must_hold(name, text, where, "a tool call of an earlier turn")
 
     def _prompt(self, base: str, head: str, record: Record) -> tuple[str, str]:
         """(prompt, what stands in its place in front of an answer).
@@ -533,18 +588,21 @@ class ConversationEncoder:
         stem = base.removesuffix(thought)
         front = head  # With the conversation as it is without an answer.
         last = record.messages[-1]["content"].strip()
-        if last and not head.startswith(stem):  # Mistral's: a system turn is in the last user's
+        # Mistral's: a system turn is in the last user's
+        if last and not head.startswith(stem):
             before, in_base, _ = base.rpartition(last)
             _, in_head, behind = head.rpartition(last)
             front = before + last + behind if in_base and in_head else ""
-        if front.startswith(base):  # A blank at its end stays in the response: tokenizers join it
+        # A blank at its end stays in the response: tokenizers join it
+        if front.startswith(base):
             prompt = base + front[len(base) :].rstrip(" \t")  # to the word behind it.
             place = len(head) - len(front) + len(prompt)
             # Nemotron-Nano-v2 writes an answer right behind the thought that the prompt begins.
             return prompt + empty_thought(prompt, self.thoughts)[1], head[:place]
         if front == stem:  # Gemma 4's closed thought, DeepSeek's open one
             return base + closing, head
-        if closing and front.startswith(stem):  # The template's own empty thought: Nemotron 3.
+        # The template's own empty thought: Nemotron 3.
+        if closing and front.startswith(stem):
             return front, head
         raise self._differs(record.where)
 
@@ -566,14 +624,20 @@ class ConversationEncoder:
                 if not closing or written:
                     return rest
                 if any(rest.lstrip().startswith(end) for _, end in self.thoughts):
-                    return parts.reasoning + rest  # Kimi-K2.5 closes a thought that it leaves out.
+                    # Kimi-K2.5 closes a thought that it leaves out.
+                    return parts.reasoning + rest
                 return _closed_thought(parts.reasoning, closing) + rest.lstrip("\n")
         stem = prompt.removesuffix(thought)
         if not (closing and whole.startswith(stem)):
             raise self._differs(where)
-        rest = whole[len(stem) :].removeprefix(thought.rstrip())  # An answer of this record thinks.
+        # An answer of this record thinks.
+        rest = whole[len(stem) :].removeprefix(thought.rstrip())
         written = len(stem) + len(rest) < len(whole) or rest.startswith(closing.strip())
-        return rest.lstrip("\n") if written else _closed_thought(parts.reasoning, closing) + rest
+        return (
+            rest.lstrip("\n")
+            if written
+            else _closed_thought(parts.reasoning, closing) + rest
+        )
 
     def _differs(self, where: str) -> DataError:
         settings = []
@@ -601,7 +665,9 @@ class ConversationEncoder:
         of_whole = iter(ids[len(prompts) :])
         encoded = []
         for prompt_ids, texts in zip(ids, responses, strict=False):
-            behind = [self._behind_ids(prompt_ids, next(of_whole), text) for text in texts]
+            behind = [
+                self._behind_ids(prompt_ids, next(of_whole), text) for text in texts
+            ]
             encoded.append((prompt_ids, behind))
         return encoded
 
@@ -615,7 +681,11 @@ class ConversationEncoder:
         return within[len(line) :] if within[: len(line)] == line else alone
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
+        return (
+            self.tokenizer(list(texts), add_special_tokens=False).input_ids
+            if texts
+            else []
+        )
 
 
 def _reply(answer: Parts) -> dict[str, Any]:
@@ -663,7 +733,11 @@ def _with_its_call(
         call_id, call = entry
         if named in (None, call_id):
             waiting.remove(entry)
-            return {"name": call["function"]["name"], **turn, "tool_call_id": call["id"]}
+            return {
+                "name": call["function"]["name"],
+                **turn,
+                "tool_call_id": call["id"],
+            }
     return turn
 
 
@@ -691,7 +765,8 @@ def _marks_around(written: str, base: str, closing: str) -> list[tuple[str, str]
     after = rest.partition(_PROBE.text)[0].strip()
     last = _LAST_MARK.search(before.rstrip())
     begin = last[0] if last else ""
-    if _CHANNEL_MARK in before or not after:  # gpt-oss, whose channels reasoning.py knows
+    # gpt-oss, whose channels reasoning.py knows
+    if _CHANNEL_MARK in before or not after:
         return []
     if begin in base and not re.search("think|thought|reason", begin, re.IGNORECASE):
         begin = before[len(commonprefix([before, base])) :].strip()  # noqa: RUF071  (of texts)
@@ -717,6 +792,13 @@ def _marks_of_turns(
 def _any_of(tokens: Sequence[str]) -> str:
     """A pattern of these tokens, of two that begin alike the longer one."""
     return "|".join(map(re.escape, sorted(set(tokens), key=len, reverse=True)))
+
+
+def _as_listed(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool in the form that chat templates take."""
+    if "function" in tool:
+        return dict(tool)
+    return {"type": "function", "function": dict(tool)}
 
 
 def _must_hold(text: str, rendered: str, where: str, what: str, hint: str = "") -> None:

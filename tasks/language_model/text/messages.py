@@ -44,8 +44,12 @@ Answer = str | list[dict[str, Any]] | dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 SPEAKERS = {"human": "user"}
-SPEAKERS |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), "assistant")
-SPEAKERS |= dict.fromkeys(("observation", "function", "tool_response", "tool_result"), "tool")
+SPEAKERS |= dict.fromkeys(
+    ("gpt", "chatgpt", "bing", "bard", "bot", "model"), "assistant"
+)
+SPEAKERS |= dict.fromkeys(
+    ("observation", "function", "tool_response", "tool_result"), "tool"
+)
 SPEAKERS |= dict.fromkeys(("ipython", "environment"), "tool")
 """Other names of roles, in any case; an assistant's calls are "function_call" or "tool_call"."""
 
@@ -58,7 +62,14 @@ MASKS = ("prefix", "mask", "masked", "loss_mask", "ignore", "ignored", "skip")
 _YES_OR_NO = ("0", "0.0", "1", "1.0", "false", "true")
 _SYSTEM = ROLES[:2]
 _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
-THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "cot", "chain_of_thought")
+THOUGHTS = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "thought",
+    "cot",
+    "chain_of_thought",
+)
 """Fields of a turn, or beside an answer, that hold its thought; the first that is filled."""
 
 _CALL = ("name", "arguments")
@@ -102,13 +113,16 @@ def turn_text(message: Message) -> str:
 # Messages -----------------------------------------------------------------------------------------
 
 
-def parse_messages(value: Any, where: str, name: str = "messages") -> list[dict[str, Any]]:
+def parse_messages(
+    value: Any, where: str, name: str = "messages"
+) -> list[dict[str, Any]]:
     """The turns of a conversation; ``name`` is the field's."""
     turns = _filled_list(value, where, name, "Give a list of {role, content}")
     kept = []
     for place, raw in enumerate(turns):
         turn = _turn(raw, where, f"{name}[{place}]")
-        if turn["content"] or turn["role"] not in _SYSTEM:  # An empty system prompt is none.
+        # An empty system prompt is none.
+        if turn["content"] or turn["role"] not in _SYSTEM:
             kept.append(turn)
     return _filled_list(kept, where, name, "Give a turn of the user")
 
@@ -116,14 +130,18 @@ def parse_messages(value: Any, where: str, name: str = "messages") -> list[dict[
 def is_turns(value: Any) -> bool:
     """Whether a list is one of messages rather than of tool calls or texts."""
     turns = value if isinstance(value, list) else []
-    return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
+    return bool(turns) and all(
+        isinstance(turn, dict) and "role" in turn for turn in turns
+    )
 
 
 def named_turns(value: Any, where: str, name: str) -> Any:
     """Turns {"from", "value"}, one, a list or its JSON, as {role, content}; else unchanged."""
     listed = name == "responses" or re.match(_LIST_OF_TURNS, str(value), re.DOTALL)
     if listed and isinstance(value, str):
-        value = tracked(from_text(value, where, name, "Give a list of {role, content} as JSON"))
+        value = tracked(
+            from_text(value, where, name, "Give a list of {role, content} as JSON")
+        )
     if not isinstance(value, list):
         return _named(value, where, name)
     return [_named(turn, where, f"{name}[{place}]") for place, turn in enumerate(value)]
@@ -134,7 +152,11 @@ def says_of_turns(value: Any) -> tuple[bool | None, ...]:
 
     A turn says so by a "weight" of 0 or 1, a "mask" and their like.
     """
-    turns = [turn for turn in value if isinstance(turn, Row)] if isinstance(value, list) else []
+    turns = (
+        [turn for turn in value if isinstance(turn, Row)]
+        if isinstance(value, list)
+        else []
+    )
     return tuple(_says(turn) for turn in turns if dict.get(turn, "role") == "assistant")
 
 
@@ -142,7 +164,9 @@ def _says(turn: Row) -> bool | None:
     for name in (*WEIGHTS, *MASKS):
         value = dict.get(turn, name)
         if value is not None:
-            return (str(value).lower() not in ("0", "0.0", "false")) is (name in WEIGHTS)
+            return (str(value).lower() not in ("0", "0.0", "false")) is (
+                name in WEIGHTS
+            )
     return None
 
 
@@ -157,7 +181,9 @@ def without_weights(turns: Any, all_turns: bool) -> Any:
         if role in ROLES:
             is_answer = role == "assistant"
             last = place == len(turns) - 1
-            _drop_weights(turn, read=all_turns and is_answer, trained=last and is_answer)
+            _drop_weights(
+                turn, read=all_turns and is_answer, trained=last and is_answer
+            )
     return turns
 
 
@@ -197,7 +223,9 @@ def _named(turn: Any, where: str, name: str) -> Any:
     if content:
         renamed["content"] = dict.get(turn, content)
     if speaker in ("function_call", "tool_call"):
-        calls = from_text(renamed.get("content"), where, f"{name}.{content}", _CALLS_REMEDY)
+        calls = from_text(
+            renamed.get("content"), where, f"{name}.{content}", _CALLS_REMEDY
+        )
         renamed |= {"role": "assistant", "content": None, "tool_calls": _as_list(calls)}
     return Row(renamed)
 
@@ -215,13 +243,19 @@ def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
     calls = turn.get("tool_calls")
     if isinstance(calls, str):
         text = calls.strip()
-        calls = from_text(calls, where, f"{name}.tool_calls", _CALLS_REMEDY) if text else None
+        calls = (
+            from_text(calls, where, f"{name}.tool_calls", _CALLS_REMEDY)
+            if text
+            else None
+        )
     if role not in ROLES:
         remedy = f"Give one of {', '.join(ROLES)}"
         raise bad_field(where, f"{name}.role", f"is {shown(role)}", remedy)
     if calls and role != "assistant":
         problem = f"stands in a turn of role {role}"
-        raise bad_field(where, f"{name}.tool_calls", problem, "Only the assistant calls tools")
+        raise bad_field(
+            where, f"{name}.tool_calls", problem, "Only the assistant calls tools"
+        )
     parsed: dict[str, Any] = {"role": role, "content": _content(turn, where, name)}
     if calls:
         parsed["tool_calls"] = _listed_calls(calls, where, f"{name}.tool_calls")
@@ -240,7 +274,9 @@ def _content(turn: dict[str, Any], where: str, name: str) -> str:
     """The text of a turn; "" of an assistant who only calls, or of a tool that says nothing."""
     role = turn["role"]
     calls = turn.get("tool_calls")
-    content: Any = turn.get("content") if calls else field(turn, "content", where, f"{name}.")
+    content: Any = (
+        turn.get("content") if calls else field(turn, "content", where, f"{name}.")
+    )
     # A list of texts as OpenAI writes them, or under "value".
     if isinstance(content, list) and all(map(_is_text, content)):
         content = "".join(part.get("text", part.get("value")) for part in content)
@@ -278,7 +314,9 @@ def _without_thoughts(turn: dict[str, Any], where: str, name: str) -> dict[str, 
             inner = [{"type": "text", "text": inner}]
         if not all(map(_is_text, inner)):
             remedy = 'Give {"type": "thinking", "thinking": a text}'
-            raise bad_field(where, f"{name}.content", "holds a thought that is no text", remedy)
+            raise bad_field(
+                where, f"{name}.content", "holds a thought that is no text", remedy
+            )
         texts += [text_part["text"] for text_part in inner]
     changed = copy(turn)  # a Row's copy shares what was read
     changed["content"] = [part for part in parts if part not in thoughts]
@@ -299,9 +337,15 @@ def _filled_list(value: Any, where: str, name: str, remedy: str) -> list[Any]:
 def parse_tools(value: Any, where: str) -> list[dict[str, Any]]:
     """Descriptions of tools as objects; each, or the list, may be JSON. null is none."""
     if isinstance(value, str):
-        value = from_text(value, where, "tools", "Give a list of tools") if value.strip() else []
+        value = (
+            from_text(value, where, "tools", "Give a list of tools")
+            if value.strip()
+            else []
+        )
     if not isinstance(value, (list, type(None))):
-        raise bad_field(where, "tools", f"is {kind(value)}", "Give a list of tools, or []")
+        raise bad_field(
+            where, "tools", f"is {kind(value)}", "Give a list of tools, or []"
+        )
     tools = []
     for place, raw in enumerate(value or []):
         name = f"tools[{place}]"
@@ -310,8 +354,12 @@ def parse_tools(value: Any, where: str) -> list[dict[str, Any]]:
         if isinstance(tool, dict):
             tool = dict(tool)
             described = tool.get("function", tool)  # OpenAI's form, or the flat one.
-        if not isinstance(described, dict) or not isinstance(described.get("name"), str):
-            raise bad_field(where, name, "has no name", "Give {name, description, parameters}")
+        if not isinstance(described, dict) or not isinstance(
+            described.get("name"), str
+        ):
+            raise bad_field(
+                where, name, "has no name", "Give {name, description, parameters}"
+            )
         tools.append(tool)
     return tools
 
@@ -323,14 +371,20 @@ def from_text(value: Any, where: str, name: str, remedy: str) -> Any:
     except ValueError as error:
         if re.match(r"\s*[\[{]+\s*'", value):
             problem = "is a list as Python prints it, as to_csv writes one, and no JSON"
-            raise bad_field(where, name, problem, "Write the data as JSON lines") from error
-        raise bad_field(where, name, f"is not readable JSON ({error})", remedy) from error
+            raise bad_field(
+                where, name, problem, "Write the data as JSON lines"
+            ) from error
+        raise bad_field(
+            where, name, f"is not readable JSON ({error})", remedy
+        ) from error
 
 
 # Answers ------------------------------------------------------------------------------------------
 
 
-def parse_answer(value: Any, where: str, name: str, *, bare_calls: bool = False) -> Answer:
+def parse_answer(
+    value: Any, where: str, name: str, *, bare_calls: bool = False
+) -> Answer:
     """An answer: a text, tool calls, or an assistant's turn (or list of one) with either or both.
 
     A text ``<TOOLCALL>[{"name", "arguments"}]</TOOLCALL>`` is tool calls; with ``bare_calls`` so is
@@ -342,31 +396,52 @@ def parse_answer(value: Any, where: str, name: str, *, bare_calls: bool = False)
             raise bad_field(where, name, problem, "Give the assistant's one turn")
         value = value[0]
         name = f"{name}[0]"
-    if isinstance(value, dict) and not {"role", "content", "tool_calls"}.isdisjoint(value):
+    if isinstance(value, dict) and not {"role", "content", "tool_calls"}.isdisjoint(
+        value
+    ):
         return _answering_turn(value, where, name, bare_calls)
-    if isinstance(value, list) and value and all(isinstance(entry, str) for entry in value):
-        raise bad_field(where, name, f"is a list of {len(value)} texts", "Give one text")
-    if isinstance(value, dict) and {"name", "function"}.isdisjoint(value):
-        problem = f"is an object of {', '.join(map(shown, list(value)[:6])) or 'nothing'}"
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(entry, str) for entry in value)
+    ):
         raise bad_field(
-            where, name, problem, "Give a text, or {content}, or a call {name, arguments}"
+            where, name, f"is a list of {len(value)} texts", "Give one text"
+        )
+    if isinstance(value, dict) and {"name", "function"}.isdisjoint(value):
+        problem = (
+            f"is an object of {', '.join(map(shown, list(value)[:6])) or 'nothing'}"
+        )
+        raise bad_field(
+            where,
+            name,
+            problem,
+            "Give a text, or {content}, or a call {name, arguments}",
         )
     if isinstance(value, (dict, list)):
-        return [call["function"] for call in _listed_calls(_as_list(value), where, name)]
+        return [
+            call["function"] for call in _listed_calls(_as_list(value), where, name)
+        ]
     return _text_or_calls(text_field(value, name, where), where, name, bare_calls)
 
 
-def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: bool) -> Answer:
+def _answering_turn(
+    turn: dict[str, Any], where: str, name: str, bare_calls: bool
+) -> Answer:
     if turn.get("role", "assistant") != "assistant":
         problem = f"is {shown(turn['role'])}"
         raise bad_field(where, f"{name}.role", problem, "An answer is the assistant's")
     turn = copy(turn)  # a Row's copy shares what was read
     turn.setdefault("role", "assistant")
     parsed = _turn(turn, where, name)
-    answer = {key: parsed[key] for key in ("content", "reasoning_content") if parsed.get(key)}
+    answer = {
+        key: parsed[key] for key in ("content", "reasoning_content") if parsed.get(key)
+    }
     calls: Any = [call["function"] for call in parsed.get("tool_calls", ())]
     if not calls:
-        in_text = _text_or_calls(parsed["content"], where, f"{name}.content", bare_calls)
+        in_text = _text_or_calls(
+            parsed["content"], where, f"{name}.content", bare_calls
+        )
         if isinstance(in_text, list):
             calls = in_text
             del answer["content"]
@@ -411,7 +486,9 @@ def _text_or_calls(text: str, where: str, name: str, bare: bool) -> Answer:
     if not marked and not (bare and inner.startswith(("{", "["))):
         return text
     try:
-        content = validate_values(from_json(inner.removeprefix(_OPEN).removesuffix(_CLOSE)))
+        content = validate_values(
+            from_json(inner.removeprefix(_OPEN).removesuffix(_CLOSE))
+        )
         calls = [_call(call) for call in _as_list(content)]
         if not calls:
             raise ValueError("no call in it")
@@ -427,10 +504,17 @@ def _call(call: Any) -> dict[str, Any]:
     """A call as {name, arguments}; ValueError of anything else."""
     if isinstance(call, dict):
         # Columns of a table leave nulls where other calls have a field.
-        call = {key: value for key, value in call.items() if value is not None or key in _CALL}
+        call = {
+            key: value
+            for key, value in call.items()
+            if value is not None or key in _CALL
+        }
         if "arguments" not in call and "parameters" in call:  # as Llama 3.1 writes them
             call["arguments"] = call.pop("parameters")
-    if not isinstance(call, dict) or set(call) - {"id", "type"} != {"name", "arguments"}:
+    if not isinstance(call, dict) or set(call) - {"id", "type"} != {
+        "name",
+        "arguments",
+    }:
         raise ValueError("a call is an object of name and arguments")
     name = call["name"]
     arguments = call["arguments"]

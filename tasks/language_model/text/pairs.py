@@ -19,6 +19,8 @@ def grouped(found: Iterable[Record]) -> list[Record]:
     for record in found:
         key = digest(record.prompt, record.answers[0])
         known = groups.setdefault(key, record)
-        new = [each for each in record.responses[1:] if each.answer not in known.answers]
+        new = [
+            each for each in record.responses[1:] if each.answer not in known.answers
+        ]
         groups[key] = replace(known, responses=(*known.responses, *new))
     return list(groups.values())

@@ -47,7 +47,8 @@ class Response:
 
     role: str  # what it is to the task, such as "prefer"
     answer: Answer | None  # None for one of the configured refusals
-    tolerance: float | None = None  # its own ε or δ, or what its band is around; None: the role's
+    # its own ε or δ, or what its band is around; None: the role's
+    tolerance: float | None = None
     relative: bool = False  # whether that is δ, measured from the reference policy's s̄
     refusal: bool = False
     behaviour: str = ""  # of When2Call, "" if unknown
@@ -63,7 +64,8 @@ class Record:
     where: str  # file and line, or source and record
     given_category: str = ""  # the record's own
     given_kind: str | None = None  # the task's name for it; None for what its roles say
-    identity: tuple[Any, ...] = ()  # what prompts are told apart by; (): messages and tools
+    # what prompts are told apart by; (): messages and tools
+    identity: tuple[Any, ...] = ()
     given_unit: str = ""  # of a part of a conversation, the whole's
     # For each turn of the assistant whether the file says that it is trained on; the last included.
     asked: tuple[bool | None, ...] = ()
@@ -71,7 +73,10 @@ class Record:
     @property
     def answers(self) -> list[Answer]:
         """The responses' texts or calls."""
-        return ["" if response.answer is None else response.answer for response in self.responses]
+        return [
+            "" if response.answer is None else response.answer
+            for response in self.responses
+        ]
 
     @property
     def roles(self) -> list[str]:
@@ -145,17 +150,36 @@ _MEDIA = [
     *("audio", "audios", "audio_path", "audio_url"),
     *("video", "videos", "video_path", "video_url"),
 ]
-_OFF = (*WEIGHTS, "label", "kto_tag", "is_safe", "safe", "is_correct", "correct", "accepted")
+_OFF = (
+    *WEIGHTS,
+    "label",
+    "kto_tag",
+    "is_safe",
+    "safe",
+    "is_correct",
+    "correct",
+    "accepted",
+)
 _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
 _NO = (*_FALSE, "-1", "-1.0", "no", "bad", "unsafe", "undesirable", "rejected", "wrong")
 _CHANGING: Mapping[str, str] = {
-    **dict.fromkeys((*_OFF, *MASKS), "Take out the record, or what it says of its training"),
+    **dict.fromkeys(
+        (*_OFF, *MASKS), "Take out the record, or what it says of its training"
+    ),
     **dict.fromkeys(_MEDIA, "Take out the record, as texts alone are read"),
-    **dict.fromkeys(("history", "context", "documents", "function_call"), "Write it in messages"),
-    **dict.fromkeys(("functions", "available_tools", "tools"), 'Give "tools" where it is read'),
-    **dict.fromkeys(("tolerance", "around", "relative"), "Give it in responses, where it is read"),
+    **dict.fromkeys(
+        ("history", "context", "documents", "function_call"), "Write it in messages"
+    ),
+    **dict.fromkeys(
+        ("functions", "available_tools", "tools"), 'Give "tools" where it is read'
+    ),
+    **dict.fromkeys(
+        ("tolerance", "around", "relative"), "Give it in responses, where it is read"
+    ),
     **dict.fromkeys(("system_prompt", "system_message", "system"), "Give it as a turn"),
-    **dict.fromkeys(("rejected", "rejected_response", "rejected_messages"), 'Give "chosen" too'),
+    **dict.fromkeys(
+        ("rejected", "rejected_response", "rejected_messages"), 'Give "chosen" too'
+    ),
     "chat_template_kwargs": "Set policy.template_arguments",
 }
 """Fields that make a record another if nothing reads them, those of _OFF if they say _NO.
@@ -205,11 +229,16 @@ def _check_left(name: str, value: Any, has_answers: bool, where: str) -> None:
 
 
 def make_record(
-    row: dict[str, Any], messages: list[dict[str, Any]], responses: Sequence[Response], where: str
+    row: dict[str, Any],
+    messages: list[dict[str, Any]],
+    responses: Sequence[Response],
+    where: str,
 ) -> Record:
     """A record with what is common to all schemas: "tools" and "category"."""
     if not messages:
-        raise bad_field(where, "messages", "has no turn before the answer", "Give the question")
+        raise bad_field(
+            where, "messages", "has no turn before the answer", "Give the question"
+        )
     if messages[-1]["role"] == "assistant":
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")
@@ -219,7 +248,10 @@ def make_record(
 
 
 def conversation(
-    row: dict[str, Any], where: str, then: Sequence[Any] = (), prompts: Sequence[str] = PROMPTS
+    row: dict[str, Any],
+    where: str,
+    then: Sequence[Any] = (),
+    prompts: Sequence[str] = PROMPTS,
 ) -> list[dict[str, Any]]:
     """The turns in the first of ``prompts``, a list or the user's text, behind a "system" prompt.
 
@@ -255,7 +287,9 @@ def _turns(row: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
             text = f"{text}\n\n{text_field(more, 'input', where)}"
         turns = [{"role": "user", "content": text}]
     if not isinstance(turns, list):
-        raise bad_field(where, name, f"is {kind(turns)}", "Give a text, or [{role, content}]")
+        raise bad_field(
+            where, name, f"is {kind(turns)}", "Give a text, or [{role, content}]"
+        )
     return parse_messages(turns, where, name)
 
 
@@ -269,7 +303,9 @@ def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]
     if not first or first[-1]["role"] == "system" or then[0]["role"] == "assistant":
         return first + then
     problem = "and the turns before the answer are two conversations"
-    raise bad_field(where, name, problem, "Let these begin with it, or take one of the two out")
+    raise bad_field(
+        where, name, problem, "Let these begin with it, or take one of the two out"
+    )
 
 
 def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Record]:
@@ -293,19 +329,26 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     whole_chosen = transcript(field(row, "chosen", where))
     whole_rejected = transcript(field(row, "rejected", where))
     if row.get("status") == "tie":
-        raise bad_field(where, "status", "says that neither answer is better", "Take it out")
+        raise bad_field(
+            where, "status", "says that neither answer is better", "Take it out"
+        )
     _check_scores(row, where)
     before, chosen = _behind(whole_chosen, where, "chosen")
     others, rejected = _behind(whole_rejected, where, "rejected")
     if is_turns(whole_rejected) and others != before:
         problem = "follows another conversation than the chosen one"
-        raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
+        raise bad_field(
+            where, "rejected", problem, "Let them differ in the answer alone"
+        )
     if (
         before and dict.get(row, "messages") == whole_chosen
     ):  # UltraFeedback has the chosen one twice.
         del row["messages"]
     messages = conversation(row, where, before)
-    answers = parse_answer(chosen, where, "chosen"), parse_answer(rejected, where, "rejected")
+    answers = (
+        parse_answer(chosen, where, "chosen"),
+        parse_answer(rejected, where, "rejected"),
+    )
     return _pair(row, messages, answers, where)
 
 
@@ -319,7 +362,9 @@ def _check_scores(row: dict[str, Any], where: str) -> None:
         if other == name or other not in row or not _SCORES.search(name):
             continue
         of_rejected = dict.get(row, other)
-        if not isinstance(value, (int, float)) or not isinstance(of_rejected, (int, float)):
+        if not isinstance(value, (int, float)) or not isinstance(
+            of_rejected, (int, float)
+        ):
             continue
         if value == of_rejected:
             problem = f"equals {other} ({value}): neither answer is better"
@@ -327,9 +372,12 @@ def _check_scores(row: dict[str, Any], where: str) -> None:
         # The first of a ranking is the best.
         if value < of_rejected and "rank" not in name.lower():
             problem = (
-                f"({value}) is below {other} ({of_rejected}): the rejected answer is the better one"
+                f"({value}) is below {other} ({of_rejected}): "
+                "the rejected answer is the better one"
             )
-            raise bad_field(where, name, problem, "Exchange the answers, or take the record out")
+            raise bad_field(
+                where, name, problem, "Exchange the answers, or take the record out"
+            )
 
 
 def _behind(value: Any, where: str, name: str) -> tuple[list[dict[str, Any]], Any]:
@@ -360,25 +408,37 @@ def transcript(value: Any) -> Any:
         return value
     roles = {"Human": "user", "Assistant": "assistant"}
     texts = zip(speakers, parts[1::2], strict=True)
-    return [{"role": roles[speaker], "content": text.strip()} for speaker, text in texts]
+    return [
+        {"role": roles[speaker], "content": text.strip()} for speaker, text in texts
+    ]
 
 
 def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"messages", "tools", "chosen_response", "rejected_response"}, and both behaviours."""
     answers = []
     for name in ("chosen_response", "rejected_response"):
-        answers.append(parse_answer(field(row, name, where), where, name, bare_calls=True))
-    behaviours = [str(row.get(name) or "") for name in ("category", "rejected_category")]
+        answers.append(
+            parse_answer(field(row, name, where), where, name, bare_calls=True)
+        )
+    behaviours = [
+        str(row.get(name) or "") for name in ("category", "rejected_category")
+    ]
     return _pair(row, conversation(row, where), answers, where, behaviours)
 
 
 def _pair(
-    row: Any, messages: Any, answers: Sequence[Any], where: str, behaviours: Any = ("", "")
+    row: Any,
+    messages: Any,
+    answers: Sequence[Any],
+    where: str,
+    behaviours: Any = ("", ""),
 ) -> Record:
     """A record of two responses, the first of which is to be preferred."""
     chosen, rejected = [a.strip() if isinstance(a, str) else a for a in answers]
     if chosen == rejected:
-        raise bad_field(where, "rejected", "equals the chosen one", "Change one of the two")
+        raise bad_field(
+            where, "rejected", "equals the chosen one", "Change one of the two"
+        )
     pair = zip(("prefer", "avoid"), answers, behaviours, strict=True)
     responses = [Response(role, answer, behaviour=name) for role, answer, name in pair]
     return make_record(row, messages, responses, where)
@@ -427,5 +487,7 @@ def flag(row: dict[str, Any], name: str, where: str, prefix: str = "") -> bool:
     value = field(row, name, where, prefix)
     is_true = truth(value)
     if is_true is None:
-        raise bad_field(where, f"{prefix}{name}", f"is {kind(value)}", "Give true or false")
+        raise bad_field(
+            where, f"{prefix}{name}", f"is {kind(value)}", "Give true or false"
+        )
     return is_true

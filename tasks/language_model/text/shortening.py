@@ -12,7 +12,9 @@ from dataclasses import replace
 from .records import Record
 
 
-def shortened(record: Record, fits: Callable[[Record], bool]) -> tuple[Record, int] | None:
+def shortened(
+    record: Record, fits: Callable[[Record], bool]
+) -> tuple[Record, int] | None:
     """The longest end of the conversation that fits, and how many turns went; None if none does.
 
     fits: of a record with fewer turns; of two ends the shorter fits if the longer one does.
@@ -22,7 +24,9 @@ def shortened(record: Record, fits: Callable[[Record], bool]) -> tuple[Record, i
     starts = of_user[1:]  # At the first nothing would be cut off.
 
     def end(start: int) -> Record:
-        kept = [turn for turn in turns[:start] if turn["role"] in ("system", "developer")]
+        kept = [
+            turn for turn in turns[:start] if turn["role"] in ("system", "developer")
+        ]
         # Its unit stays that of the whole conversation, by which the splits were made.
         return replace(record, messages=[*kept, *turns[start:]], given_unit=record.unit)
 

@@ -8,9 +8,23 @@ from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 
 # What transformers gives every template, or a conversation has.
 _GIVEN = {
-    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+    *(
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+    ),
     *("raise_exception", "strftime_now", "tojson"),
-    *("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"),
+    *(
+        "bos_token",
+        "eos_token",
+        "pad_token",
+        "unk_token",
+        "sep_token",
+        "cls_token",
+        "mask_token",
+    ),
 }
 
 # {% generation %} is a tag of transformers that jinja2 alone does not know.
@@ -46,7 +60,9 @@ def arguments_of(source: str) -> frozenset[str] | None:
 
 def _asks_for(name: str, source: str) -> bool:
     """Whether the source asks if ``name`` is given, or has a default for it."""
-    return bool(re.search(rf"\b{name}\s+is\s+(not\s+)?defined|\b{name}\s*\|\s*default", source))
+    return bool(
+        re.search(rf"\b{name}\s+is\s+(not\s+)?defined|\b{name}\s*\|\s*default", source)
+    )
 
 
 def marks_in(source: str) -> list[tuple[str, str]]:

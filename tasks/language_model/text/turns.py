@@ -44,7 +44,9 @@ def _records_of_turns(record: Record) -> list[Record]:
             )
             records.append(earlier)
     if asked[-1] is not False:
-        records.append(replace(record, given_unit=record.unit if places else record.given_unit))
+        records.append(
+            replace(record, given_unit=record.unit if places else record.given_unit)
+        )
     return [split for split in records if split.messages]
 
 
@@ -55,7 +57,9 @@ def _answers_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 def answer_of(turn: Mapping[str, Any]) -> Answer:
     """A turn of the assistant as an answer."""
-    parts = {key: turn[key] for key in ("content", "reasoning_content") if turn.get(key)}
+    parts = {
+        key: turn[key] for key in ("content", "reasoning_content") if turn.get(key)
+    }
     calls = turn.get("tool_calls")
     if calls:
         parts["tool_calls"] = [call["function"] for call in calls]

@@ -12,7 +12,9 @@ from typing import Any
 from pl_pointwise.tasks.common.harmless import is_harmless, texts_in
 from pl_pointwise.tasks.common.records import Row, bad_field, folded, shown
 
-_MODES = re.compile(r"^(enable_thinking|thinking_mode|reasoning_effort|reasoning_mode)$|kwargs$")
+_MODES = re.compile(
+    r"^(enable_thinking|thinking_mode|reasoning_effort|reasoning_mode)$|kwargs$"
+)
 _PARTS = re.compile(
     r"(^|_)(train|trained|training|trainable|loss|weights?|learn|learnt|mask|masked|ignore|ignored"
     r"|skip|skipped|exclude|excluded|detach|masking)(_|$)"
@@ -37,7 +39,9 @@ def check_unread(row: Row, record: Any, where: str) -> None:
             raise bad_field(where, name, f"is {shown(value)}, and is not read", remedy)
         of_training = bool(_PARTS.search(plain))
         if of_training and _is_asked_off(plain, value):
-            problem = f"is {shown(value)}, is not read, and says how to train on the record"
+            problem = (
+                f"is {shown(value)}, is not read, and says how to train on the record"
+            )
             raise bad_field(where, name, problem, f"Take out the record, {ignore}")
         if of_training or is_harmless(last, value):
             _mark_read(row, name)
@@ -50,7 +54,9 @@ def check_unread(row: Row, record: Any, where: str) -> None:
             _mark_read(row, name)
             continue
         problem = f"is {shown(value)}, and is not read"
-        raise bad_field(where, name, problem, f"Write it into the prompt or answer, {ignore}")
+        raise bad_field(
+            where, name, problem, f"Write it into the prompt or answer, {ignore}"
+        )
 
 
 def _is_asked_off(name: str, value: Any) -> bool:
@@ -81,7 +87,11 @@ def _mark_read(row: Row, name: str) -> None:
 def _said_by(record: Any) -> list[str]:
     """The texts of a record, without case and spaces."""
     inner = getattr(record, "record", record)
-    whole = [inner.messages, inner.tools, [answer for answer in inner.answers if answer]]
+    whole = [
+        inner.messages,
+        inner.tools,
+        [answer for answer in inner.answers if answer],
+    ]
     return [folded(text) for text in texts_in(whole)]
 
 
@@ -104,4 +114,8 @@ def _holds(texts: list[str], row: Row) -> bool:
         for row_text in [dict.get(row, name)]
         if row_text and isinstance(row_text, str)
     ]
-    return len(texts) == 1 and len(read) > 1 and all(each in folded(texts[0]) for each in read)
+    return (
+        len(texts) == 1
+        and len(read) > 1
+        and all(each in folded(texts[0]) for each in read)
+    )

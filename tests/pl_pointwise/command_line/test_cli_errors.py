@@ -40,12 +40,27 @@ data: {NAME}.LineData
 CASES = {
     "compar": ["'compar'", "compare"],
     "fit": ["fit.model", "--config TASK"],
-    "fit --config reranker/pointwize": ["'reranker/pointwize'", "'reranker/pointwise'?"],
+    "fit --config reranker/pointwize": [
+        "'reranker/pointwize'",
+        "'reranker/pointwise'?",
+    ],
     # Values and options on the command line.
-    f"fit {LINE} {POINTWISE} --model.formulation.alpha -1": ["error: Pointwise(alpha=-1.0): alpha"],
-    f"fit {LINE} --trainer.max_epoks 1": ["--trainer.max_epoks", "'trainer.max_epochs'"],
-    f"fit {LINE} --model.tolerance wide": ["error: --model.tolerance: ", "'float'", "wide"],
-    "fit --config reranker --model.lern_rate 1": ["'lern_rate'", "optimization.learning_rate"],
+    f"fit {LINE} {POINTWISE} --model.formulation.alpha -1": [
+        "error: Pointwise(alpha=-1.0): alpha"
+    ],
+    f"fit {LINE} --trainer.max_epoks 1": [
+        "--trainer.max_epoks",
+        "'trainer.max_epochs'",
+    ],
+    f"fit {LINE} --model.tolerance wide": [
+        "error: --model.tolerance: ",
+        "'float'",
+        "wide",
+    ],
+    "fit --config reranker --model.lern_rate 1": [
+        "'lern_rate'",
+        "optimization.learning_rate",
+    ],
     f"fit {LINE} {POINTWISE} --model.formulation.alhpa 1": [
         "error: --model.formulation: ",
         "'alhpa'",
@@ -58,15 +73,22 @@ CASES = {
     ],
     # Classes.
     f"fit --model {NAME}.LineModul --data {NAME}.LineData": ["--model: ", "LineModul"],
-    f"fit --model {NAME}.LineData --data {NAME}.LineData": ["--model: ", "PointwiseModule"],
+    f"fit --model {NAME}.LineData --data {NAME}.LineData": [
+        "--model: ",
+        "PointwiseModule",
+    ],
     f"fit {LINE} --trainer.callbacks+ DualMonitr": ["Did you mean 'DualMonitor'?"],
     f"fit {LINE} --trainer.callbacks EarlyStoping": ["Did you mean 'EarlyStopping'?"],
     f"fit {LINE} --optimizer Adm": ["Did you mean 'Adam'?"],
     f"fit {LINE} --lr_scheduler StepL": ["Did you mean 'StepLR'?"],
     "fit --model RerankrModule": ["Did you mean 'RerankerModule'?"],
     f"fit {LINE} --model.formulation Pointwse": ["Did you mean 'Pointwise'?"],
-    f"fit {LINE} --optimizer.lr 1": ["The rate is --model.init_args.training.optimization."],
-    f"fit {LINE} --model.learning_rate 1": ["The rate is --model.init_args.training.optim"],
+    f"fit {LINE} --optimizer.lr 1": [
+        "The rate is --model.init_args.training.optimization."
+    ],
+    f"fit {LINE} --model.learning_rate 1": [
+        "The rate is --model.init_args.training.optim"
+    ],
     # Files.
     f"fit {LINE} --config syntax.yaml": ["syntax.yaml", "line 2"],
     f"fit {LINE} --config list.yaml": ["list.yaml", "a list"],
@@ -82,21 +104,42 @@ CASES = {
     f"test {LINE} {QUIET} --ckpt_path ''": ["--ckpt_path '' names no file"],
     f"test {LINE} {QUIET} --ckpt_path base.yaml": ["base.yaml is a configuration"],
     f"predict {LINE} {QUIET} --ckpt_path last": ["--ckpt_path 'last' names no file"],
-    f"fit {LINE} --trainer.logger false --ckpt_path last": ["with dirpath and save_last: true"],
+    f"fit {LINE} --trainer.logger false --ckpt_path last": [
+        "with dirpath and save_last: true"
+    ],
     f"fit {LINE} {QUIET} --ckpt_path best": ["--ckpt_path 'best' names no file"],
     f"fit {LINE} {QUIET} --data.batch_size 0": ["error: batch_size=0: "],
-    "fit --config reranker --model.model_name ./nomodel": ["./nomodel: there is no such folder."],
+    "fit --config reranker --model.model_name ./nomodel": [
+        "./nomodel: there is no such folder."
+    ],
     # compare.
-    "compare --config base.yaml --output out --seed 1": ["unrecognized arguments: --seed 1"],
-    "compare --config base.yaml --output out --modle 1": ["--modle 1", "nothing was run"],
+    "compare --config base.yaml --output out --seed 1": [
+        "unrecognized arguments: --seed 1"
+    ],
+    "compare --config base.yaml --output out --modle 1": [
+        "--modle 1",
+        "nothing was run",
+    ],
     f"fit {LINE} --config twice.yaml": ["twice.yaml", "line 3: 'trainer' stands twice"],
-    "compare --config base.yaml --output out --methods no.yaml": ["error: No configuration 'no.y"],
-    "compare --config digits/average --config digits --output out": ["--config digits --config d"],
-    "compare --config base.yaml --output out --set model.toleranc=1": ["'toleranc'", "'tolerance'"],
+    "compare --config base.yaml --output out --methods no.yaml": [
+        "error: No configuration 'no.y"
+    ],
+    "compare --config digits/average --config digits --output out": [
+        "--config digits --config d"
+    ],
+    "compare --config base.yaml --output out --set model.toleranc=1": [
+        "'toleranc'",
+        "'tolerance'",
+    ],
     "compare --config base.yaml --output out --only 0": ["this comparison has 1 runs"],
     "compare --config base.yaml --output out --only 2": ["this comparison has 1 runs"],
-    "compare --config base.yaml --output out --require nonsense": ["'nonsense'", "violated <= 0."],
-    "compare --config base.yaml --output out --methods empty.yaml": ["empty.yaml is empty"],
+    "compare --config base.yaml --output out --require nonsense": [
+        "'nonsense'",
+        "violated <= 0.",
+    ],
+    "compare --config base.yaml --output out --methods empty.yaml": [
+        "empty.yaml is empty"
+    ],
 }
 
 
@@ -121,7 +164,8 @@ def refused(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("command", CASES)
 def test_what_is_wrong_is_one_line(command, folder, capsys) -> None:
     lines = refused(command, capsys).splitlines()
-    lines = [line for line in lines if "No seed found" not in line]  # Lightning's, before it.
+    # Lightning's, before it.
+    lines = [line for line in lines if "No seed found" not in line]
     assert len(lines) == 1
     assert lines[0].startswith("pl-pointwise")
     assert not [part for part in CASES[command] if part not in lines[0]], lines[0]
@@ -160,21 +204,31 @@ def own(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (OWN.format(error="ValueError('width 3 is too small')"), "width 3 is too small (--debug"),
-        ("import os; os.no_such_thing", "--model: module 'os' has no attribute 'no_such_thing'."),
+        (
+            OWN.format(error="ValueError('width 3 is too small')"),
+            "width 3 is too small (--debug",
+        ),
+        (
+            "import os; os.no_such_thing",
+            "--model: module 'os' has no attribute 'no_such_thing'.",
+        ),
         ("def f(:", "--model: invalid syntax (own_module.py, line 1)"),
     ],
 )
 def test_an_error_of_own_code_is_one_line(text, said, own, capsys) -> None:
     own.write_text(text)
-    shown = refused(f"fit {QUIET} --model own_module.Breaks --data {NAME}.LineData", capsys)
+    shown = refused(
+        f"fit {QUIET} --model own_module.Breaks --data {NAME}.LineData", capsys
+    )
     assert shown.splitlines()[-1].startswith(f"pl-pointwise fit: error: {said}")
 
 
 def test_what_is_a_bug_in_own_code_keeps_its_exception(own) -> None:
     own.write_text(OWN.format(error="ZeroDivisionError('here')"))
     with pytest.raises(ZeroDivisionError, match="here") as raised:
-        main(shlex.split(f"fit {QUIET} --model own_module.Breaks --data {NAME}.LineData"))
+        main(
+            shlex.split(f"fit {QUIET} --model own_module.Breaks --data {NAME}.LineData")
+        )
     assert raised.traceback[-1].path == own
 
 
@@ -184,7 +238,9 @@ def test_in_python_the_error_is_the_constructors(folder) -> None:
         PointwiseCLI(words, run=False)
 
 
-def test_an_error_of_the_data_during_a_run_is_one_line(folder, capsys, monkeypatch) -> None:
+def test_an_error_of_the_data_during_a_run_is_one_line(
+    folder, capsys, monkeypatch
+) -> None:
     from tests.pl_pointwise.line_task import LineData
 
     def setup(self, stage):
@@ -193,8 +249,14 @@ def test_an_error_of_the_data_during_a_run_is_one_line(folder, capsys, monkeypat
     monkeypatch.setattr(LineData, "setup", setup)
     monkeypatch.setitem(LineData.setup.__globals__, "__name__", "pl_pointwise.tasks")
     text = refused(f"fit {LINE} {QUIET}", capsys)
-    lines = [line for line in text.splitlines() if line.startswith(("Traceback", "pl-pointwise"))]
-    assert lines == ["pl-pointwise fit: error: train.jsonl, line 3: no label. Give one."]
+    lines = [
+        line
+        for line in text.splitlines()
+        if line.startswith(("Traceback", "pl-pointwise"))
+    ]
+    assert lines == [
+        "pl-pointwise fit: error: train.jsonl, line 3: no label. Give one."
+    ]
 
 
 def test_a_configuration_is_printed(folder, capsys) -> None:

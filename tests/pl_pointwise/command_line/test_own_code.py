@@ -21,8 +21,27 @@ from pl_pointwise.command_line.own_code import (
 )
 
 OPTIONAL = (
-    *("mpi4py", "torch_xla", "gcsfs", "s3fs", "adlfs", "hqq", "wandb", "tensorboard", "torchao"),
-    *("bitsandbytes", "kernels", "deepspeed", "apex", "comet_ml", "mlflow", "neptune", "google"),
+    *(
+        "mpi4py",
+        "torch_xla",
+        "gcsfs",
+        "s3fs",
+        "adlfs",
+        "hqq",
+        "wandb",
+        "tensorboard",
+        "torchao",
+    ),
+    *(
+        "bitsandbytes",
+        "kernels",
+        "deepspeed",
+        "apex",
+        "comet_ml",
+        "mlflow",
+        "neptune",
+        "google",
+    ),
     *(
         "aim",
         "clearml",
@@ -34,23 +53,50 @@ OPTIONAL = (
         "eetq",
         "tf_keras",
     ),
-    *("tensorflow", "flax", "jax", "keras", "habana_frameworks", "intel_extension_for_pytorch"),
-    *("litserve", "torchvision", "torchaudio", "librosa", "cv2", "gguf", "sklearn2", "ruamel_x"),
+    *(
+        "tensorflow",
+        "flax",
+        "jax",
+        "keras",
+        "habana_frameworks",
+        "intel_extension_for_pytorch",
+    ),
+    *(
+        "litserve",
+        "torchvision",
+        "torchaudio",
+        "librosa",
+        "cv2",
+        "gguf",
+        "sklearn2",
+        "ruamel_x",
+    ),
 )
 
 
 def folder_of_impostors(folder: Path) -> list[Path]:
     """A module under the name of every package that libraries ask for, which says that it ran."""
     for name in OPTIONAL:
-        text = (
-            f"from pathlib import Path\nPath(__file__ + '.ran').touch()\nraise OSError('{name}')\n"
-        )
+        marks = "from pathlib import Path\nPath(__file__ + '.ran').touch()\n"
+        text = f"{marks}raise OSError('{name}')\n"
         (folder / f"{name}.py").write_text(text)
     return sorted(folder.glob("*.ran"))
 
 
-RUN = ["--trainer.max_epochs", "0", "--trainer.logger", "false", "--trainer.accelerator", "cpu"]
-RUN += ["--trainer.enable_checkpointing", "false", "--trainer.enable_progress_bar", "false"]
+RUN = [
+    "--trainer.max_epochs",
+    "0",
+    "--trainer.logger",
+    "false",
+    "--trainer.accelerator",
+    "cpu",
+]
+RUN += [
+    "--trainer.enable_checkpointing",
+    "false",
+    "--trainer.enable_progress_bar",
+    "false",
+]
 COMMANDS = {
     "fit": ["fit", "--config", "family", *RUN],
     "test": ["test", "--config", "family", *RUN],
@@ -66,10 +112,18 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("how", ["console", pytest.param("module", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", ["console", pytest.param("module", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "command",
-    ["fit", *(pytest.param(n, marks=pytest.mark.slow) for n in ("test", "compare", "tolerances"))],
+    [
+        "fit",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("test", "compare", "tolerances")
+        ),
+    ],
 )
 def test_nothing_runs_that_nobody_named(command: str, how: str, tmp_path: Path) -> None:
     assert len(OPTIONAL) >= 40
@@ -79,7 +133,9 @@ def test_nothing_runs_that_nobody_named(command: str, how: str, tmp_path: Path) 
     if how == "module":
         start = [sys.executable, "-m", "pl_pointwise"]
     words = [*start, *COMMANDS[command]]
-    done = subprocess.run(words, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=280)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=280
+    )
     assert not list(tmp_path.glob("*.ran"))
     assert done.returncode == 0, done.stderr
 
@@ -97,7 +153,9 @@ def as_before() -> Iterator[None]:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", os.getcwd())])
+    monkeypatch.setattr(
+        sys, "path", [each for each in sys.path if each not in ("", os.getcwd())]
+    )
     (tmp_path / "mine_of_test.py").write_text(
         "import helper_of_test\nModel = helper_of_test.Model\n"
     )
@@ -107,7 +165,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_named_and_what_that_imports_is_found(here: Path) -> None:
-    allow_current_folder(["fit", "--model", "mine_of_test.Model", "--data=other_of_test.Data"])
+    allow_current_folder(
+        ["fit", "--model", "mine_of_test.Model", "--data=other_of_test.Data"]
+    )
     assert import_module("mine_of_test").Model
     for name in ("probed_of_test", "json_of_test"):
         with pytest.raises(ModuleNotFoundError):
@@ -122,7 +182,12 @@ def test_a_configuration_names_code_too(here: Path) -> None:
     allow_current_folder(["fit", "--config", "own.yaml"])
     with pytest.raises(ModuleNotFoundError):
         import_module("mine_of_test")
-    allow_named({"model": {"class_path": "mine_of_test.Model"}, "trainer": {"callbacks": ["a.B"]}})
+    allow_named(
+        {
+            "model": {"class_path": "mine_of_test.Model"},
+            "trainer": {"callbacks": ["a.B"]},
+        }
+    )
     assert import_module("mine_of_test").Model
 
 
@@ -154,5 +219,8 @@ def test_an_environment_within_the_folder_is_no_own_code(here: Path) -> None:
 
 def test_names_are_class_paths_alone(here: Path) -> None:
     (here / "train.jsonl").touch()
-    assert named_in(["train.jsonl", "a b.c", "1.5", "x", "./y.z", "http://a.b", 3, None]) == []
+    assert (
+        named_in(["train.jsonl", "a b.c", "1.5", "x", "./y.z", "http://a.b", 3, None])
+        == []
+    )
     assert named_in({"a": [{"class_path": " own.sub.Model "}]}) == ["own"]

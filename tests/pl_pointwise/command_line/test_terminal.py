@@ -27,7 +27,9 @@ LETTERS = "λ ε · ≤ ± 模型 \u202e"
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1", "cp437", "utf-8"])
-def test_no_letter_ends_a_command(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_letter_ends_a_command(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
     say(LETTERS)  # As at the end of a fit in a program of one's own.
@@ -74,11 +76,15 @@ def test_an_error_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", " =1", "\t=1", "\r=1"])
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+1", "-1", "@SUM(A1)", " =1", "\t=1", "\r=1"]
+)
 def test_no_text_is_a_formula_of_a_spreadsheet(text: str, tmp_path: Path) -> None:
     assert csv_cell(text).startswith("'")
     run = type("Run", (), {"method": text, "seed": 0})()
-    write_csv([(run, {"metrics": {"test/x": -0.5}, "error": HOSTILE})], tmp_path / "a.csv")
+    write_csv(
+        [(run, {"metrics": {"test/x": -0.5}, "error": HOSTILE})], tmp_path / "a.csv"
+    )
     [line] = pd.read_csv(tmp_path / "a.csv").to_dict("records")
     assert (line["method"][0], line["test/x"]) == ("'", -0.5)
     assert "\x1b" not in line["error"]
@@ -114,7 +120,9 @@ def test_ctrl_c_in_a_comparison_is_one_line(tmp_path: Path) -> None:
         start_new_session=True,
     )
     until = time.monotonic() + 120
-    while not list(tmp_path.glob("out/runs/*/*/config.yaml")) and time.monotonic() < until:
+    while (
+        not list(tmp_path.glob("out/runs/*/*/config.yaml")) and time.monotonic() < until
+    ):
         time.sleep(0.2)
     time.sleep(3)
     os.killpg(process.pid, signal.SIGINT)

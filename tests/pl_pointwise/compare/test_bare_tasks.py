@@ -59,7 +59,16 @@ def compare(folder: Path, model: str, data: str | None, *more: str) -> Path:
     text += "" if data is None else f"data: {{class_path: {data}}}\n"
     (folder / "bare.yaml").write_text(text)
     output = folder / "out"
-    main(["compare", "--config", str(folder / "bare.yaml"), "--output", str(output), *more])
+    main(
+        [
+            "compare",
+            "--config",
+            str(folder / "bare.yaml"),
+            "--output",
+            str(output),
+            *more,
+        ]
+    )
     return output
 
 
@@ -78,28 +87,47 @@ def test_without_held_out_data_the_training_data_are_shown(tmp_path) -> None:
     ("data", "requirement", "said"),
     [
         ("TrainingData", "fit: violated <= 0.5", "'val' is not among ['train']"),
-        ("TrainingLoader", "fit: violated <= 0.5", "TrainingLoader has no test_dataloader()"),
+        (
+            "TrainingLoader",
+            "fit: violated <= 0.5",
+            "TrainingLoader has no test_dataloader()",
+        ),
         ("TrainingLoader", None, "TrainingLoader has no test_dataloader()"),
     ],
 )
-def test_what_is_missing_is_said_before_training(tmp_path, capsys, data, requirement, said) -> None:
+def test_what_is_missing_is_said_before_training(
+    tmp_path, capsys, data, requirement, said
+) -> None:
     with pytest.raises(SystemExit):
         compare(
-            tmp_path, LINE, f"{__name__}.{data}", *(["--require", requirement] * bool(requirement))
+            tmp_path,
+            LINE,
+            f"{__name__}.{data}",
+            *(["--require", requirement] * bool(requirement)),
         )
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out/runs").exists()
 
 
-def test_a_module_with_its_own_loaders_is_certified(tmp_path, monkeypatch, capsys) -> None:
+def test_a_module_with_its_own_loaders_is_certified(
+    tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.delattr(PlaneModule, "export")
     monkeypatch.setattr(command, "draw_plots", lambda *_: None)
-    out = compare(tmp_path, f"{__name__}.WithLoaders", None, "--require", "near: violated <= 0.99")
+    out = compare(
+        tmp_path, f"{__name__}.WithLoaders", None, "--require", "near: violated <= 0.99"
+    )
     assert json.loads((out / "answer.json").read_text())["certified"]
     assert "WithLoaders has no export()" in capsys.readouterr().out
     assert (out / "model/certificate/model.ckpt").is_file()
     # Its samples have been used; those of another task, by the same positions, have not.
-    again = [tmp_path, f"{__name__}.WithLoaders", None, "--require", "near: violated <= 0.98"]
+    again = [
+        tmp_path,
+        f"{__name__}.WithLoaders",
+        None,
+        "--require",
+        "near: violated <= 0.98",
+    ]
     with pytest.raises(SystemExit):
         compare(*again)
     shutil.rmtree(out)

@@ -40,7 +40,12 @@ def write_files(folder: Path, methods: str = METHODS, base: str = BASE) -> list[
     """The words of a comparison that name the two files."""
     (folder / "base.yaml").write_text(base)
     (folder / "methods.yaml").write_text(methods)
-    return ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
+    return [
+        "--config",
+        str(folder / "base.yaml"),
+        "--methods",
+        str(folder / "methods.yaml"),
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +93,9 @@ def methods_executed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
     lines = read(compared)
     methods = ("plain", "plain", "pointwise", "pointwise")
-    assert [(r["method"], r["seed"]) for r in lines] == [*zip(methods, "0101", strict=True)]
+    assert [(r["method"], r["seed"]) for r in lines] == [
+        *zip(methods, "0101", strict=True)
+    ]
     for stage in ("test", "train"):
         for statistic in ("mean", "max", "violated", "cvar95"):
             assert all(r[f"{stage}/fit/{statistic}"] for r in lines)
@@ -111,7 +118,9 @@ def test_the_configuration_left_behind_is_that_of_the_run(compared) -> None:
     assert cli.model.constraints["fit"].at_most == 0.5
 
 
-def test_finished_runs_are_not_run_again_and_changed_ones_are(files, tmp_path, monkeypatch) -> None:
+def test_finished_runs_are_not_run_again_and_changed_ones_are(
+    files, tmp_path, monkeypatch
+) -> None:
     first = run(files, tmp_path / "out")
     executed = methods_executed(monkeypatch)
     with monkeypatch.context() as patch:
@@ -154,7 +163,10 @@ MODEL = "{model: {init_args: {formulation: {class_path: %s}}}}"
     [
         ("[reranker/pointwize]", "No configuration 'reranker/pointwize'"),
         (MODEL % "Pointwize", "Pointwize"),
-        (MODEL % "Pointwise, init_args: {alpha: -1}", "alpha must be a finite number > 0"),
+        (
+            MODEL % "Pointwise, init_args: {alpha: -1}",
+            "alpha must be a finite number > 0",
+        ),
         ("{trainer: {max_epoks: 3}}", "Did you mean 'trainer.max_epochs'?"),
         ("{model: {class_path: nowhere.Module}}", "No module named 'nowhere'"),
         ("3", "3 is no configuration"),
@@ -195,8 +207,20 @@ def test_runs_side_by_side_give_the_same_results(tmp_path, capsys) -> None:
     common = longer(tmp_path, POINTWISE + "plain: null\n")
     main(["compare", *common, "--output", str(tmp_path / "here")])
     apart = ["compare", *common, "--output", str(tmp_path / "apart")]
-    command = ["xargs", "-P", "2", "-I", "N", sys.executable, "-m", "pl_pointwise", *apart]
-    subprocess.run([*command, "--only", "N"], input="1\n2\n", text=True, check=True, timeout=200)
+    command = [
+        "xargs",
+        "-P",
+        "2",
+        "-I",
+        "N",
+        sys.executable,
+        "-m",
+        "pl_pointwise",
+        *apart,
+    ]
+    subprocess.run(
+        [*command, "--only", "N"], input="1\n2\n", text=True, check=True, timeout=200
+    )
     assert not (tmp_path / "apart/comparison.csv").exists()
     capsys.readouterr()
     main(apart)
@@ -206,7 +230,9 @@ def test_runs_side_by_side_give_the_same_results(tmp_path, capsys) -> None:
         assert metrics(there[method]) == metrics(here[method])
 
 
-def test_a_second_comparison_in_a_folder_is_refused_and_changes_nothing(tmp_path, capsys) -> None:
+def test_a_second_comparison_in_a_folder_is_refused_and_changes_nothing(
+    tmp_path, capsys
+) -> None:
     common = [*longer(tmp_path, POINTWISE), "--output", str(tmp_path / "out")]
     main(["compare", *common])
     result = tmp_path / "out/runs/pointwise/seed-0/result.json"
@@ -255,7 +281,9 @@ def logged(folder: Path, logger: str) -> list[str]:
 
 
 def test_tensorboard_has_method_and_seed_of_every_run(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
     init = f"{{save_dir: {tmp_path / 'board'}}}"
     main(logged(tmp_path, f"{{class_path: TensorBoardLogger, init_args: {init}}}"))
     for number, method in enumerate(("pointwise", "other")):
@@ -263,7 +291,9 @@ def test_tensorboard_has_method_and_seed_of_every_run(tmp_path: Path) -> None:
         events = accumulator.EventAccumulator(str(folder), {"scalars": 0})
         events.Reload()
         assert len(events.Scalars("dual/fit/multiplier_max")) == 2
-        plugin = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+        plugin = events.summary_metadata[
+            "_hparams_/session_start_info"
+        ].plugin_data.content
         assert method.encode() in plugin
         assert b"seed" in plugin
         assert b"tolerance" in plugin  # The module's own are there as well.
@@ -276,7 +306,9 @@ def test_a_log_in_the_runs_own_folder_stays_there(tmp_path: Path) -> None:
         assert f"method: {method}" in (folder / "hparams.yaml").read_text()
 
 
-def test_offline_wandb_has_a_run_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_wandb_has_a_run_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -290,7 +322,9 @@ def test_the_note_reaches_what_is_printed_written_and_drawn(
     files, tmp_path, capsys, monkeypatch
 ) -> None:
     notes = []
-    monkeypatch.setattr(compare, "draw_plots", lambda done, output, note: notes.append(note))
+    monkeypatch.setattr(
+        compare, "draw_plots", lambda done, output, note: notes.append(note)
+    )
     main(["compare", *files, "--output", str(tmp_path / "out"), "--note", "A trial."])
     assert notes == ["A trial."]
     assert "**A trial.**" in capsys.readouterr().out

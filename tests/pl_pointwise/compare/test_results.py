@@ -85,12 +85,20 @@ def test_the_line_of_the_frontier_keeps_to_what_was_attained(tmp_path) -> None:
 def test_all_methods_are_told_apart() -> None:
     names = [*map(str, range(83))]
     found = styles_of(["a", "a", *names, "a"])
-    assert len({(style["color"], style["marker"]) for style in found.values()}) == len(found) == 84
+    assert (
+        len({(style["color"], style["marker"]) for style in found.values()})
+        == len(found)
+        == 84
+    )
 
 
 def test_methods_differ_and_bars_are_of_the_seeds(tmp_path) -> None:
     names = ("penalty 0.1", "penalty 1", "pointwise")
-    seeds = [outcome(n, seed, {"a": 1 + seed, "b": 3 + 2 * seed}) for n in names for seed in (0, 1)]
+    seeds = [
+        outcome(n, seed, {"a": 1 + seed, "b": 3 + 2 * seed})
+        for n in names
+        for seed in (0, 1)
+    ]
     seeds.append(outcome("diverged", 0, {"a": math.nan, "b": 0.0}))
     figure = plots.pareto(frame(*seeds), ("a", "b"), styles_of(names))
     (panel,) = panels(figure, tmp_path)
@@ -123,7 +131,9 @@ def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table(tmp_path) -> None:
     done.append(outcome("b", 0, {}))
     assert lines(tables.tables(done)[1])[0] == ["a", "nan ± nan"]
     tables.write_csv(done, tmp_path / "runs.csv")
-    cells = [line.split(",")[-2] for line in (tmp_path / "runs.csv").read_text().splitlines()]
+    cells = [
+        line.split(",")[-2] for line in (tmp_path / "runs.csv").read_text().splitlines()
+    ]
     assert cells == ["test/f1", "nan", "1.0", ""]
 
 
@@ -141,7 +151,9 @@ def test_a_note_stands_above_every_table_and_plot(tmp_path, monkeypatch) -> None
     done = [outcome("a", 0, {"test/objective": 1.0, "test/fit/violated": 0.5})]
     monkeypatch.setattr(Run, "violations", lambda run: {"test/fit": np.array([0.5])})
     drawn: dict[str, Figure] = {}
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: drawn.update({path.name: self}))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, path, **_: drawn.update({path.name: self})
+    )
     plots.draw(done, tmp_path, "Five steps.")
     assert set(drawn) == {*plots.PLOTS}
     assert {figure.get_suptitle() for figure in drawn.values()} == {"Five steps."}
@@ -153,19 +165,32 @@ def test_a_note_stands_above_every_table_and_plot(tmp_path, monkeypatch) -> None
 def test_the_default_plot_is_of_the_objective_that_all_methods_share() -> None:
     """Seen: one method's cross-entropy beside another's Lagrangian on one axis."""
     metrics = {"test/objective": 1.0, "test/kl": 2.0, "test/fit/violated": 0.0}
-    done = [outcome("a", 0, metrics, shared_objective="kl"), outcome("b", 0, {}, error="x")]
+    done = [
+        outcome("a", 0, metrics, shared_objective="kl"),
+        outcome("b", 0, {}, error="x"),
+    ]
     assert tables.shared_objective(done) == "test/kl"
     assert plots.pareto_axes([*metrics], "test/kl") == ["test/kl", "test/fit/violated"]
     several = [*metrics, "test/fit/violated_samples"]  # Of values, and of samples.
-    assert plots.pareto_axes(several, "test/kl") == ["test/kl", "test/fit/violated_samples"]
+    assert plots.pareto_axes(several, "test/kl") == [
+        "test/kl",
+        "test/fit/violated_samples",
+    ]
     assert plots.pareto_axes(["test/kl"], "test/kl") == []
     worst = [*metrics, "test/worst"]
     assert plots.pareto_axes(worst, "test/kl", "worst") == ["test/kl", "test/worst"]
-    assert plots.pareto_axes([*metrics], "test/kl", "worst") == ["test/kl", "test/fit/violated"]
+    assert plots.pareto_axes([*metrics], "test/kl", "worst") == [
+        "test/kl",
+        "test/fit/violated",
+    ]
     assert tables.shared_objective([outcome("a", 0, metrics)]) == "test/objective"
     gone = [outcome("a", 0, {"test/objective": 1.0}, shared_objective="kl")]
     assert tables.shared_objective(gone) == "test/objective"
-    learnt = [outcome("a", 0, {"test/fit/mean": 1.0, "train/nll": 1.0}, shared_objective="nll")]
+    learnt = [
+        outcome(
+            "a", 0, {"test/fit/mean": 1.0, "train/nll": 1.0}, shared_objective="nll"
+        )
+    ]
     assert tables.shared_objective(learnt) == "train/nll"
 
 
@@ -197,14 +222,27 @@ def test_what_decides_comes_first() -> None:
 
 
 def test_the_share_of_samples_comes_before_that_of_values() -> None:
-    metrics = {f"test/fit/{key}": 0.5 for key in ("violated_samples", "violated", "cvar95")}
+    metrics = {
+        f"test/fit/{key}": 0.5 for key in ("violated_samples", "violated", "cvar95")
+    }
     shown = [*tables.tables([outcome("a", 0, metrics)])[0].cells]
-    assert shown == ["method", "violation rate of samples", "violation rate of values", "CVaR95"]
+    assert shown == [
+        "method",
+        "violation rate of samples",
+        "violation rate of values",
+        "CVaR95",
+    ]
 
 
 def test_several_constraints_have_their_names() -> None:
-    names = [f"val/{name}/{key}" for name in ("refuse", "comply") for key in ("violated", "cvar95")]
-    table = tables.results_table(frame(outcome("a", 0, dict.fromkeys(names, 0.5))), names, "test/x")
+    names = [
+        f"val/{name}/{key}"
+        for name in ("refuse", "comply")
+        for key in ("violated", "cvar95")
+    ]
+    table = tables.results_table(
+        frame(outcome("a", 0, dict.fromkeys(names, 0.5))), names, "test/x"
+    )
     assert list(table.cells) == [
         "method",
         "refuse: violation rate",
@@ -220,4 +258,6 @@ def test_a_name_makes_no_html_and_no_link() -> None:
     text = Table("Results", "", cells).markdown()
     assert "\\<img" in text
     assert "[x]\\(http" in text
-    assert escaped("near: violated <= 0.1 (all) < b") == ("near: violated <= 0.1 (all) < b")
+    assert escaped("near: violated <= 0.1 (all) < b") == (
+        "near: violated <= 0.1 (all) < b"
+    )

@@ -30,7 +30,9 @@ def swept(config: str, *settings: str, methods: bool = True) -> Comparison:
     return Comparison([config], folder / "out", file, (0, 1), settings)
 
 
-def test_a_method_without_training_stays_untrained_whatever_holds_for_all(config) -> None:
+def test_a_method_without_training_stays_untrained_whatever_holds_for_all(
+    config,
+) -> None:
     folder = Path(config).parent
     (folder / "longer.yaml").write_text("trainer: {max_epochs: 9}")
     (folder / "methods.yaml").write_text(
@@ -50,9 +52,15 @@ def test_a_method_without_training_stays_untrained_whatever_holds_for_all(config
 def test_settings_give_every_combination_at_every_method_and_seed(config) -> None:
     runs = swept(config, "model.formulation.alpha=1,10", "trainer.max_epochs=3,4").runs
     assert len(runs) == 2 * 2 * 2 * 2
-    expected = [f"pointwise, alpha={a}, max_epochs={n}" for a in (1, 10) for n in (3, 4)]
+    expected = [
+        f"pointwise, alpha={a}, max_epochs={n}" for a in (1, 10) for n in (3, 4)
+    ]
     assert [run.method for run in runs[:8:2]] == expected
-    assert len({run.digest for run in runs}) == len({run.folder for run in runs}) == len(runs)
+    assert (
+        len({run.digest for run in runs})
+        == len({run.folder for run in runs})
+        == len(runs)
+    )
 
 
 def test_a_path_may_leave_init_args_out(config) -> None:
@@ -60,8 +68,15 @@ def test_a_path_may_leave_init_args_out(config) -> None:
     found = []
     for run in runs[::2]:
         model = PointwiseCLI(run.arguments, run=False).model
-        found.append((type(model.formulations["fit"]).__name__, model.formulations["fit"].alpha))
-    assert found == [("Pointwise", 1e-3), ("Pointwise", 7), ("Relaxed", 1e-3), ("Relaxed", 7)]
+        found.append(
+            (type(model.formulations["fit"]).__name__, model.formulations["fit"].alpha)
+        )
+    assert found == [
+        ("Pointwise", 1e-3),
+        ("Pointwise", 7),
+        ("Relaxed", 1e-3),
+        ("Relaxed", 7),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +90,9 @@ def test_a_path_may_leave_init_args_out(config) -> None:
         ("model.tolerance=1 model.tolerance=2", "given twice"),
     ],
 )
-def test_a_setting_that_does_not_fit_is_refused_before_any_run(config, settings, reason) -> None:
+def test_a_setting_that_does_not_fit_is_refused_before_any_run(
+    config, settings, reason
+) -> None:
     comparison = swept(config, *settings.split())
     with pytest.raises(ValueError, match=reason):
         check_methods(comparison)
@@ -94,7 +111,9 @@ def test_without_methods_the_configuration_is_the_method(config) -> None:
         ("'- -': null\nplain: null", "gives its folder no name"),
     ],
 )
-def test_a_method_without_a_folder_of_its_own_is_refused(config, methods, reason) -> None:
+def test_a_method_without_a_folder_of_its_own_is_refused(
+    config, methods, reason
+) -> None:
     Path(config).with_name("methods.yaml").write_text(methods)
     with pytest.raises(ValueError, match=reason):
         check_methods(swept(config))

@@ -43,7 +43,9 @@ BOUNDS = [{"at_most": -0.3}, {"equals": -0.3}, {"at_least": -0.2, "at_most": 0.1
 CHANGES = [{"unit": 100.0}, {"unit": 0.01}, {"shift": 1e3}, {"objective_unit": 100.0}]
 
 
-def by_hand(rows: ToyRows, steps: int, rate: float, total: int = 0) -> tuple[Tensor, Tensor]:
+def by_hand(
+    rows: ToyRows, steps: int, rate: float, total: int = 0
+) -> tuple[Tensor, Tensor]:
     """The rule for the constraint "fit" on one batch of all rows, plain SGD: weights and λ.
 
     total: steps of the run that these are the first of.
@@ -59,7 +61,12 @@ def by_hand(rows: ToyRows, steps: int, rate: float, total: int = 0) -> tuple[Ten
         if step in (0, 1, 2, 4, 8):
             parts = [objective, v[violated].mean()]
             norms = [
-                torch.cat([g.flatten() for g in torch.autograd.grad(p, weights, retain_graph=True)])
+                torch.cat(
+                    [
+                        g.flatten()
+                        for g in torch.autograd.grad(p, weights, retain_graph=True)
+                    ]
+                )
                 .norm()
                 .item()
                 for p in parts
@@ -70,7 +77,9 @@ def by_hand(rows: ToyRows, steps: int, rate: float, total: int = 0) -> tuple[Ten
         size = typical if step == 0 else size
         waiting = 10 * (1 + share**2 * max(0.0, total / 150 - 6))
         lead = 2 * min(1.0, max(0.25, 20 / waiting))
-        strength = max(lead * largest / falls * unit + mean, lead * unit * min(1 / share, 10))
+        strength = max(
+            lead * largest / falls * unit + mean, lead * unit * min(1 / share, 10)
+        )
         strength = min(strength, 100 * unit)
         aimed = v.detach() / size + 0.25
         pull = (multipliers + strength * aimed.clamp(max=1)).clamp(min=0)
@@ -85,7 +94,9 @@ def by_hand(rows: ToyRows, steps: int, rate: float, total: int = 0) -> tuple[Ten
         now = float(v.detach().clamp(min=0).mean())
         falls = now if step == 0 else falls + (now - falls) / min(step + 1, 10)
         # An epoch of one step counts as ten, and moves λ by a tenth. Two are kept.
-        largest = falls if step == 0 else max((1.0 if step == 1 else 0.9) * largest, falls)
+        largest = (
+            falls if step == 0 else max((1.0 if step == 1 else 0.9) * largest, falls)
+        )
         dual_step = min(0.6 * strength, 10 * unit) / waiting * aimed.clamp(-1, 1)
         multipliers = (multipliers + dual_step).clamp(min=0).float().double()
         size = size + (typical - size) / min(step + 1, 20)
@@ -111,7 +122,9 @@ def test_a_run_is_the_rule_by_hand() -> None:
 def test_the_module_tells_the_rule_how_long_the_run_is(size: int | None) -> None:
     """Whole batches and micro-batches alike; a run without an end has no length."""
     rows = ToyRows(9)
-    module = fit(Toy(Pointwise(), BOUND, micro_batch_size=size), rows, epochs=3, batch_size=3)
+    module = fit(
+        Toy(Pointwise(), BOUND, micro_batch_size=size), rows, epochs=3, batch_size=3
+    )
     assert module._lagrangian.total_steps == 9
     longer = fit(Toy(Pointwise(), BOUND), rows, epochs=3, batch_size=3, max_steps=5)
     assert longer._lagrangian.total_steps == 5
@@ -139,7 +152,9 @@ def test_the_first_steps_of_a_long_run_are_the_rule_by_hand() -> None:
     assert not torch.allclose(short, expected, atol=1e-5)
 
 
-def loop(formulation: Formulation, samples: int | None, order: str = "simultaneous") -> Any:
+def loop(
+    formulation: Formulation, samples: int | None, order: str = "simultaneous"
+) -> Any:
     """Thirty steps of three batches by hand: the weights, and the loss."""
     rows, weights = ToyRows(9), [w.clone().requires_grad_() for w in initial_weights()]
     constrained = PointwiseLoss(BOUND, formulation, samples=samples, order=order)
@@ -167,10 +182,14 @@ def test_without_memory_a_training_set_is_a_stream_to_the_bit() -> None:
     assert [row.multipliers for row in constrained.report().rows] == [None]
 
 
-def test_a_module_without_memory_needs_no_index_and_takes_micro_batches(tmp_path: Path) -> None:
+def test_a_module_without_memory_needs_no_index_and_takes_micro_batches(
+    tmp_path: Path,
+) -> None:
     rows, path = ToyRows(11), tmp_path / "at.ckpt"
     whole = fit(Toy(Pointwise(memory=False), BOUND), rows, epochs=4)
-    pieces = fit(Toy(Pointwise(memory=False), BOUND, micro_batch_size=3), rows, epochs=4)
+    pieces = fit(
+        Toy(Pointwise(memory=False), BOUND, micro_batch_size=3), rows, epochs=4
+    )
     assert_same_run(pieces, whole, atol=1e-5)
     assert not whole.multipliers
     module = Toy(Pointwise(memory=False), BOUND)
@@ -245,7 +264,9 @@ def test_micro_batches_measure_what_the_batch_does(size: int) -> None:
     whole = fit(Toy(Pointwise(), partial=True), rows)
     pieces = fit(Toy(Pointwise(), partial=True, micro_batch_size=size), rows)
     assert_same_run(pieces, whole, atol=1e-5)
-    assert state_of(pieces, "pair")["unit"] == pytest.approx(state_of(whole, "pair")["unit"])
+    assert state_of(pieces, "pair")["unit"] == pytest.approx(
+        state_of(whole, "pair")["unit"]
+    )
 
 
 class Counting(Normed):
@@ -264,7 +285,9 @@ class Counting(Normed):
 
 
 @pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
-def test_a_step_of_one_forward_pass_measures_in_its_graph(formulation: Formulation) -> None:
+def test_a_step_of_one_forward_pass_measures_in_its_graph(
+    formulation: Formulation,
+) -> None:
     """Steps 0, 1, 2, 4 and 8 of 12: the same run to the bit, without their two passes more."""
     runs = []
     for shared in (True, False):
@@ -281,7 +304,9 @@ def test_what_nobody_violates_is_not_differentiated_and_pulls_nothing() -> None:
     """Nor does the rule need a unit there."""
     module = fit(Counting(Pointwise(), {"fit": Constraint(at_most=50.0)}), ToyRows(11))
     assert module.passes == {"forward": 9, "backward": 9}
-    assert torch.equal(weights_of(module), weights_of(fit(Counting(None, {}), ToyRows(11))))
+    assert torch.equal(
+        weights_of(module), weights_of(fit(Counting(None, {}), ToyRows(11)))
+    )
     assert not module.multipliers["fit"].any()
 
 
@@ -300,15 +325,21 @@ class Donated(Counting):
 
     def backward(self, loss: Tensor, *_: Any, **options: Any) -> None:  # type: ignore[override]
         if options.get("retain_graph"):
-            raise RuntimeError("This backward function was compiled with donated buffers.")
+            raise RuntimeError(
+                "This backward function was compiled with donated buffers."
+            )
         loss.backward()
 
 
 @pytest.mark.parametrize("kind", [KeepsNoGraph, TakesNoOption, Donated])
-def test_a_graph_for_one_backward_pass_is_made_anew_to_measure(kind: type[Counting]) -> None:
+def test_a_graph_for_one_backward_pass_is_made_anew_to_measure(
+    kind: type[Counting],
+) -> None:
     module = fit(kind(Pointwise(), BOUND), ToyRows(11), epochs=4, batch_size=4)
     assert not module._stepper.shares_graph
-    assert_identical_run(module, fit(Counting(Pointwise(), BOUND), ToyRows(11), epochs=4))
+    assert_identical_run(
+        module, fit(Counting(Pointwise(), BOUND), ToyRows(11), epochs=4)
+    )
 
 
 def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
@@ -347,7 +378,11 @@ def test_an_objective_without_a_gradient_lets_the_constraints_pull() -> None:
 
 def test_price_is_the_most_that_a_sample_pulls() -> None:
     """In multiples of Λ, where nothing can be met."""
-    module = fit(Toy(Relaxed(price=2.0), {"fit": Constraint(at_most=-50.0)}), ToyRows(9), epochs=9)
+    module = fit(
+        Toy(Relaxed(price=2.0), {"fit": Constraint(at_most=-50.0)}),
+        ToyRows(9),
+        epochs=9,
+    )
     formulation = module._run.in_force("fit")
     unit = state_of(module)["unit"]
     v = torch.full((1,), 60.0, requires_grad=True)
@@ -371,7 +406,9 @@ def measured_of(values: Tensor, multipliers: Tensor | None) -> Measured:
     )
 
 
-@pytest.mark.parametrize("formulation", [Pointwise(), Average(alpha="adaptive")], ids=str)
+@pytest.mark.parametrize(
+    "formulation", [Pointwise(), Average(alpha="adaptive")], ids=str
+)
 def test_an_equality_is_missed_on_either_side(formulation: Formulation) -> None:
     formulations, units = {"fit": formulation.for_equality()}, GradientUnits()
     values = torch.tensor([[-2.0], [1.0]])
@@ -382,13 +419,24 @@ def test_an_equality_is_missed_on_either_side(formulation: Formulation) -> None:
 
 
 def test_measurements_are_few_and_start_with_the_first_violation() -> None:
-    units, declared = GradientUnits(), {"fit": Pointwise(), "other": Penalty(weight=1.0)}
+    units, declared = (
+        GradientUnits(),
+        {"fit": Pointwise(), "other": Penalty(weight=1.0)},
+    )
     due = [step for step in range(400) if units.due(declared, step)]
-    assert due == [0, 1, 2, 4, 8, 16, 32, 64, 128, 195, 262, 329, 396]  # Of two passes each.
+    # Of two passes each.
+    assert due == [0, 1, 2, 4, 8, 16, 32, 64, 128, 195, 262, 329, 396]
     late = GradientUnits()
-    assert late.due(declared, 0) == late.due(declared, 1) == late.due(declared, 2) == ["fit"]
+    assert (
+        late.due(declared, 0)
+        == late.due(declared, 1)
+        == late.due(declared, 2)
+        == ["fit"]
+    )
     values = torch.ones(2, 1)
-    late.add(measured_of(values, 0 * values), {"fit": Pointwise()}, {"fit": Pointwise()}, 1.0)
+    late.add(
+        measured_of(values, 0 * values), {"fit": Pointwise()}, {"fit": Pointwise()}, 1.0
+    )
     assert late.due(declared, 3) == ["fit"]
     late.measure("fit", 6.0, 0.0, 0.5)  # No gradient: it waits for the next turn.
     assert [step for step in range(4, 12) if late.due(declared, step)] == [4, 8]
@@ -396,7 +444,9 @@ def test_measurements_are_few_and_start_with_the_first_violation() -> None:
     assert units.not_finite == 1
     units.measure("fit", 6.0, 2.0, 0.5)
     units.measure("fit", float("inf"), 2.0, 0.5)
-    assert units.in_force(declared, ONE)["fit"].augmentation == pytest.approx(2 * 3.0 / (2 * 0.5))
+    assert units.in_force(declared, ONE)["fit"].augmentation == pytest.approx(
+        2 * 3.0 / (2 * 0.5)
+    )
     assert units.in_force(declared, ONE)["other"] is declared["other"]
 
 
@@ -413,7 +463,9 @@ def test_alpha_follows_the_multipliers(mean: float, pull: float, step: float) ->
     units.measure("fit", 6.0, 2.0, 0.5)
     values = torch.tensor([[0.5], [-0.5], [-9.0]])
     multipliers = torch.tensor([[0.0], [2 * mean], [0.0]])
-    units.add(measured_of(values, multipliers), declared, units.in_force(declared, ONE), 1.0)
+    units.add(
+        measured_of(values, multipliers), declared, units.in_force(declared, ONE), 1.0
+    )
     now = units.in_force(declared, ONE)["fit"]
     assert now.augmentation == pytest.approx(pull / (2 * 0.5))
     assert now.step_size == pytest.approx(step / 0.5)
@@ -422,14 +474,18 @@ def test_alpha_follows_the_multipliers(mean: float, pull: float, step: float) ->
 @pytest.mark.parametrize(
     ("steps", "part"), [(1.0, 0.1), (5.0, 0.5), (10.0, 1.0), (math.inf, 1.0)], ids=str
 )
-def test_an_epoch_of_few_steps_moves_multipliers_by_a_part(steps: float, part: float) -> None:
+def test_an_epoch_of_few_steps_moves_multipliers_by_a_part(
+    steps: float, part: float
+) -> None:
     """The force is the same. For an interval the update is half, for an equality a quarter."""
     units, declared = GradientUnits(), {"fit": Pointwise()}
     units.measure("fit", 6.0, 2.0, 0.5)
     now = units.in_force(declared, ONE, steps)["fit"]
     assert now.augmentation == pytest.approx(6.0)
     assert now.step_size == pytest.approx(part * 7.2)
-    interval = units.in_force(declared, {"fit": Constraint(at_least=0.0, at_most=1.0)}, steps)
+    interval = units.in_force(
+        declared, {"fit": Constraint(at_least=0.0, at_most=1.0)}, steps
+    )
     equality = units.in_force({"fit": Pointwise().for_equality()}, ONE, steps)
     for other, divisor in ((interval["fit"], 2), (equality["fit"], 4)):
         assert other.augmentation == now.augmentation
@@ -462,7 +518,8 @@ def test_in_a_long_run_multipliers_wait_while_most_samples_violate() -> None:
     assert waits(3900, 0.5) == pytest.approx((2 * 2.0 * 20 / 60, 20 / 60))
     assert waits(3900, 0.1) == pytest.approx((20.0, 10 / 12))  # Few wait no more: 10Λ.
     interval = Constraint(at_least=-9.0, at_most=0.0)
-    of_interval = waits(3900, 1.0, constraint=interval)  # Every sample violates one side.
+    # Every sample violates one side.
+    of_interval = waits(3900, 1.0, constraint=interval)
     assert of_interval == pytest.approx((0.5, 20 / 210 / 2))
     equality = waits(3900, 1.0, formulation=Pointwise().for_equality())
     assert equality == pytest.approx((2.0, 1 / 4))
@@ -481,7 +538,9 @@ def forces(shares: list[float], steps_an_epoch: float, sides: int = 1) -> list[f
         values = torch.full((20, sides), -0.5)
         values[: round(20 * share), 0] = 0.5
         force = units.in_force(declared, constraints, steps_an_epoch)
-        units.add(measured_of(values, torch.zeros(20, sides)), declared, force, steps_an_epoch)
+        units.add(
+            measured_of(values, torch.zeros(20, sides)), declared, force, steps_an_epoch
+        )
         found.append(units.in_force(declared, constraints)["fit"].augmentation / 3.0)
     return found
 
@@ -504,7 +563,9 @@ def test_the_largest_violation_is_forgotten_after_two_epochs() -> None:
         for size in [0.5] * 10 + [0.05] * 200:
             force = units.in_force(declared, ONE, steps_an_epoch)
             values = torch.full((20, 1), size)
-            units.add(measured_of(values, torch.zeros(20, 1)), declared, force, steps_an_epoch)
+            units.add(
+                measured_of(values, torch.zeros(20, 1)), declared, force, steps_an_epoch
+            )
             scale = units.in_force(declared, ONE)["fit"].scale
             found.append(2 * scale.alpha * scale.reach / 3.0)
         return found
@@ -512,7 +573,8 @@ def test_the_largest_violation_is_forgotten_after_two_epochs() -> None:
     kept, forgotten = strengths(math.inf), strengths(20.0)
     assert kept[-1] == pytest.approx(2.0 / 0.1, rel=1e-3)
     assert forgotten[:40] == pytest.approx(kept[:40])  # Two epochs.
-    assert forgotten[49] / kept[49] == pytest.approx((1 - 1 / 40) ** 10)  # Then within two.
+    # Then within two.
+    assert forgotten[49] / kept[49] == pytest.approx((1 - 1 / 40) ** 10)
     assert forgotten[-1] == pytest.approx(2.0, rel=1e-2)
 
 
@@ -521,8 +583,10 @@ def test_few_samples_push_as_hard_together_as_all_would() -> None:
     assert forces([0.2] * 30, math.inf) == pytest.approx([10.0] * 30)
     assert forces([0.2] * 30, 5.0) == pytest.approx([10.0] * 30)
     assert forces([0.05] * 3, math.inf) == pytest.approx([20.0] * 3)
-    assert forces([0.2] * 9, math.inf, sides=2) == pytest.approx([10.0] * 9)  # Of its samples.
-    late = forces([0.0] * 30 + [0.2] * 30, math.inf)  # Met at the start: seldom, then a fifth.
+    # Of its samples.
+    assert forces([0.2] * 9, math.inf, sides=2) == pytest.approx([10.0] * 9)
+    # Met at the start: seldom, then a fifth.
+    late = forces([0.0] * 30 + [0.2] * 30, math.inf)
     assert late[30:35] == pytest.approx([20.0] * 5)
     assert late[36] == pytest.approx(10.0 / (1 - 0.9**7))
     assert late[-1] == pytest.approx(10.0, rel=0.05)
@@ -555,7 +619,9 @@ def test_a_state_of_before_goes_on_with_shares_of_its_own() -> None:
     for _ in range(40):
         force = old.in_force(declared, ONE, 10.0)
         old.add(measured_of(values, torch.zeros(20, 1)), declared, force, 10.0)
-    assert old.in_force(declared, ONE)["fit"].augmentation / 3.0 == pytest.approx(10.0, rel=0.02)
+    assert old.in_force(declared, ONE)["fit"].augmentation / 3.0 == pytest.approx(
+        10.0, rel=0.02
+    )
 
 
 @pytest.mark.parametrize("formulation", [Pointwise(), Relaxed(price=1.0)], ids=str)
@@ -568,10 +634,19 @@ def test_an_update_aims_inside_the_bound_and_falls_as_fast_as_it_rises(
     found = in_force.ascend(v, torch.full_like(v, 2.0))
     most = 4.0 if isinstance(formulation, Relaxed) else 5.0
     torch.testing.assert_close(found.tolist(), [0.0, 0.5, 2.0, 2.75, 3.5, most])
-    quadratic = Relaxed(beta=2.0).scaled(Scale(6.0, 6.0, 0.5, 0.125, 4.0))  # Less λ/2β = .5.
-    assert quadratic.ascend(v, torch.full_like(v, 2.0)).tolist() == [0.0, 0.0, 0.0, 0.0, 0.5, 2.0]
+    # Less λ/2β = .5.
+    quadratic = Relaxed(beta=2.0).scaled(Scale(6.0, 6.0, 0.5, 0.125, 4.0))
+    assert quadratic.ascend(v, torch.full_like(v, 2.0)).tolist() == [
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        0.5,
+        2.0,
+    ]
     signed = formulation.for_equality().scaled(Scale(6.0, 6.0, 0.5, 0.0, 4.0))
-    assert signed.ascend(torch.zeros(1), torch.ones(1)).tolist() == [1.0]  # It aims at c.
+    # It aims at c.
+    assert signed.ascend(torch.zeros(1), torch.ones(1)).tolist() == [1.0]
 
 
 @pytest.mark.parametrize(

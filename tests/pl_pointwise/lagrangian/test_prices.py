@@ -51,7 +51,9 @@ def trained(
         w = weights[index]
         values = w if columns == 1 else torch.stack([w] * columns, 1)
         mask = None if masks is None else {"c": masks[index]}
-        loss = loss_of((w - WISHED[index]).square() / 2, {"c": values}, index, masks=mask)
+        loss = loss_of(
+            (w - WISHED[index]).square() / 2, {"c": values}, index, masks=mask
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -67,7 +69,10 @@ def test_prices_of_a_bound_are_those_of_the_optimum() -> None:
         prices["c"][:, 0], (WISHED - BOUND).clamp(min=0), atol=0.05, rtol=0.05
     )
     torch.testing.assert_close(
-        prices.mean("c"), (WISHED - BOUND).clamp(min=0).mean()[None], atol=0.02, rtol=0.02
+        prices.mean("c"),
+        (WISHED - BOUND).clamp(min=0).mean()[None],
+        atol=0.02,
+        rtol=0.02,
     )
 
 
@@ -147,11 +152,15 @@ def test_the_price_of_a_mean_is_its_multiplier() -> None:
         torch.testing.assert_close(prices["c"], WISHED.mean(), atol=0.05, rtol=0.05)
 
 
-def test_a_sample_without_a_visit_is_nan_and_one_without_a_late_visit_keeps_its_price() -> None:
+def test_a_sample_without_a_visit_is_nan_and_one_without_a_late_visit_keeps_its_price() -> (
+    None
+):
     prices = Prices(3)
     for step in range(500):
         index = torch.tensor([0, 1 if step < 20 else 0])
-        prices.add_forces("c", index, torch.tensor([[2.0], [3.0 if step < 20 else 2.0]]))
+        prices.add_forces(
+            "c", index, torch.tensor([[2.0], [3.0 if step < 20 else 2.0]])
+        )
         prices.steps += 1
         if prices.steps >= prices._end:
             prices._turn()
@@ -199,7 +208,9 @@ def test_resumed_equals_uninterrupted() -> None:
         Prices(8).load_state_dict(first.state_dict())
 
 
-@pytest.mark.parametrize("name", [n for n, f in FORMULATIONS.items() if hasattr(f, "slope")])
+@pytest.mark.parametrize(
+    "name", [n for n, f in FORMULATIONS.items() if hasattr(f, "slope")]
+)
 @pytest.mark.parametrize("signed", [False, True])
 def test_slope_is_the_derivative(name: str, signed: bool) -> None:
     formulation = FORMULATIONS[name]
@@ -211,7 +222,9 @@ def test_slope_is_the_derivative(name: str, signed: bool) -> None:
     check_slope(formulation)
 
 
-@pytest.mark.parametrize("formulation", [Pointwise(), Relaxed(price=2.0), Relaxed(beta=3.0)])
+@pytest.mark.parametrize(
+    "formulation", [Pointwise(), Relaxed(price=2.0), Relaxed(beta=3.0)]
+)
 @pytest.mark.parametrize("scale", [Scale(2.0, 0.1, 0.3, 0.05, 1.0), Scale(unit=1.0)])
 @pytest.mark.parametrize("signed", [False, True])
 def test_slope_of_an_adaptive_one_is_the_derivative(
@@ -233,4 +246,6 @@ def check_slope(formulation: Any) -> None:
     h = 1e-6
     above = formulation.lagrangian(v + h, multiplier)
     differences = (above - formulation.lagrangian(v - h, multiplier)) / (2 * h)
-    torch.testing.assert_close(formulation.slope(v, multiplier), differences, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        formulation.slope(v, multiplier), differences, atol=1e-5, rtol=1e-5
+    )

@@ -38,13 +38,19 @@ class LastVisits(Callback):
                 self.objective[index] = float(measured.objective[row])
             for name, violation in measured.judged.items():
                 kept = measured.masks[name][row].tolist()
-                values = violation[row].abs() if module.constraints[name].equals else violation[row]
+                values = (
+                    violation[row].abs()
+                    if module.constraints[name].equals
+                    else violation[row]
+                )
                 found = [v for v, k in zip(values.tolist(), kept, strict=True) if k]
                 if found:
                     self.worst.setdefault(name, {})[index] = max(found)
 
 
-def closed(module: Toy, rows: ToyRows = ROWS, **options: Any) -> tuple[Closing, LastVisits]:
+def closed(
+    module: Toy, rows: ToyRows = ROWS, **options: Any
+) -> tuple[Closing, LastVisits]:
     counted = LastVisits()
     runner = trainer(**{"max_epochs": 2, "callbacks": [counted], **options})
     runner.fit(module, ToyData(rows, batch_size=4))
@@ -52,7 +58,9 @@ def closed(module: Toy, rows: ToyRows = ROWS, **options: Any) -> tuple[Closing, 
     return module.closing, counted
 
 
-@pytest.mark.parametrize("formulation", [Pointwise(), Average(), Penalty(weight=1.0), None])
+@pytest.mark.parametrize(
+    "formulation", [Pointwise(), Average(), Penalty(weight=1.0), None]
+)
 @pytest.mark.parametrize("partial", [False, True])
 def test_the_numbers_are_those_of_the_last_visits(formulation, partial) -> None:
     module = Toy(formulation, partial=partial)
@@ -72,9 +80,13 @@ def test_the_numbers_are_those_of_the_last_visits(formulation, partial) -> None:
         assert row.most == pytest.approx(below, rel=1e-5)
         pointwise = formulation is not None and formulation.scope == "sample"
         table = module.multipliers[row.name] if pointwise else None
-        assert row.multipliers == (None if table is None else int((table > 0).any(1).sum()))
+        assert row.multipliers == (
+            None if table is None else int((table > 0).any(1).sum())
+        )
         if isinstance(formulation, Average):
-            assert row.multiplier == pytest.approx(float(module.multipliers[row.name].max()))
+            assert row.multiplier == pytest.approx(
+                float(module.multipliers[row.name].max())
+            )
 
 
 @pytest.fixture
@@ -87,11 +99,15 @@ def messages() -> Iterator[logging.Logger]:
     noise.setLevel(before)
 
 
-def test_held_out_samples_stand_beside_those_of_training(messages: Any, capsys: Any) -> None:
+def test_held_out_samples_stand_beside_those_of_training(
+    messages: Any, capsys: Any
+) -> None:
     module = Toy(Pointwise(), {"fit": Constraint(at_most=0.1)})
     data = ToyData(ROWS, batch_size=4)
     data.datasets["val"] = ToyRows(5, seed=3)
-    trainer(max_epochs=2, limit_val_batches=1.0, num_sanity_val_steps=0).fit(module, data)
+    trainer(max_epochs=2, limit_val_batches=1.0, num_sanity_val_steps=0).fit(
+        module, data
+    )
     (row,) = module.closing.rows
     worst = module.evaluated["val"]["fit"].worst()
     assert (row.held_violated, row.held_of) == (int((worst > 0).sum()), 5)
@@ -115,14 +131,18 @@ def test_without_lightnings_messages_only_what_calls_for_an_answer_is_said(
 # What it says ------------------------------------------------------------------------------------
 
 
-def history(values: list[list[float]], bound: Constraint, objective: float = 1.0) -> History:
+def history(
+    values: list[list[float]], bound: Constraint, objective: float = 1.0
+) -> History:
     """Of a loop whose samples, one a step in each epoch, have these values by epoch."""
     constrained = PointwiseLoss({"fit": bound}, None, samples=len(values[0]))
     weight = torch.ones((), requires_grad=True)
     for epoch in values:
         for index, value in enumerate(epoch):
             ell = weight * torch.tensor([value])
-            constrained(weight * torch.tensor([objective]), {"fit": ell}, torch.tensor([index]))
+            constrained(
+                weight * torch.tensor([objective]), {"fit": ell}, torch.tensor([index])
+            )
             constrained.step()
     constrained.history.read()
     return constrained.history
@@ -147,8 +167,18 @@ AT_MOST = Constraint(at_most=1.0)
             {"longer": "raise max_epochs"},
             ["2 steps in all are too few"],
         ),
-        ([[2.0]], Pointwise(), {}, ["1 step in all is too few to meet a bound: train longer."]),
-        ([[3.0] * 4, [2.0] * 4] * 10, Pointwise(), {}, ["fit is violated by every sample: its b"]),
+        (
+            [[2.0]],
+            Pointwise(),
+            {},
+            ["1 step in all is too few to meet a bound: train longer."],
+        ),
+        (
+            [[3.0] * 4, [2.0] * 4] * 10,
+            Pointwise(),
+            {},
+            ["fit is violated by every sample: its b"],
+        ),
         ([[0.5] * 4] * 20, Pointwise(), {}, ["fit never acted"]),
         ([[0.5] * 4] * 20, Penalty(weight=1.0), {}, []),
         ([[0.5] * 4] * 20, None, {}, []),
@@ -170,7 +200,12 @@ AT_MOST = Constraint(at_most=1.0)
             {"skipped": 3, "left_out": 1},
             ["left samples out 1 time and skipped 3 steps whole"],
         ),
-        ([[0.5, 0.9] * 2] * 20, Pointwise(), {"of_task": ["Answers changed."]}, ["", "Answers ch"]),
+        (
+            [[0.5, 0.9] * 2] * 20,
+            Pointwise(),
+            {"of_task": ["Answers changed."]},
+            ["", "Answers ch"],
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -192,19 +227,30 @@ def test_what_holds_in_training_alone_is_said() -> None:
     found = history([[0.5, 2.0, 0.5, 0.4], [0.5, 1.2, 0.5, 0.4]] * 20, AT_MOST)
     held_out = HeldOut({"fit": AT_MOST}, {"fit": torch.tensor([0.5, 0.7])}, 2.0, step=8)
     closing = closing_of(found, {}, {}, held_out=held_out)
-    assert any("Held out, fit is violated by 2 of 2 (worst 1.7)" in s for s in closing.sentences)
+    assert any(
+        "Held out, fit is violated by 2 of 2 (worst 1.7)" in s
+        for s in closing.sentences
+    )
     assert "Held out: measured at step 8 of 160." in str(closing)
     level = HeldOut({"fit": AT_MOST}, {"fit": torch.tensor([-1.0, -0.7, 0.1, -0.2])})
-    assert not any("Held out" in s for s in closing_of(found, {}, {}, held_out=level).sentences)
+    assert not any(
+        "Held out" in s for s in closing_of(found, {}, {}, held_out=level).sentences
+    )
 
 
 def test_fit_says_by_how_much_a_rate_too_high_made_the_weights_grow() -> None:
     module = Toy(Pointwise(), learning_rate=30.0)
-    start = torch.cat([weight.detach().flatten() for weight in module.parameters()]).norm()
+    start = torch.cat(
+        [weight.detach().flatten() for weight in module.parameters()]
+    ).norm()
     closing, _ = closed(module)
-    now = torch.cat([weight.detach().flatten() for weight in module.parameters()]).norm()
+    now = torch.cat(
+        [weight.detach().flatten() for weight in module.parameters()]
+    ).norm()
     assert now > 30 * start
-    assert f"the weights are {now / start:,.0f} times as large as at the start" in str(closing)
+    assert f"the weights are {now / start:,.0f} times as large as at the start" in str(
+        closing
+    )
 
 
 def test_what_the_requirements_cost_is_said() -> None:
@@ -215,7 +261,9 @@ def test_what_the_requirements_cost_is_said() -> None:
         "less."
     ]
     grown = closing_of(found, {}, {}, conditions=Conditions(growth=1e5, rate=1e5))
-    assert grown.sentences[0].startswith("The learning rate 100000 is likely too high: the weights")
+    assert grown.sentences[0].startswith(
+        "The learning rate 100000 is likely too high: the weights"
+    )
 
 
 def test_a_distance_from_the_start_that_grows_is_no_fault() -> None:
@@ -302,17 +350,23 @@ def closing_steps(module: Toy) -> list[Any]:
 
 
 @pytest.mark.parametrize("stop", [{"max_epochs": 1}, {"max_steps": 4}])
-def test_a_resumed_run_has_the_table_of_one_that_was_not_stopped(tmp_path: Any, stop: Any) -> None:
+def test_a_resumed_run_has_the_table_of_one_that_was_not_stopped(
+    tmp_path: Any, stop: Any
+) -> None:
     whole, _ = closed(Toy(Pointwise()), max_epochs=3)
     first = trainer(max_epochs=3, **stop) if "max_steps" in stop else trainer(**stop)
     first.fit(Toy(Pointwise()), ToyData(ROWS, batch_size=4))
     first.save_checkpoint(tmp_path / "half.ckpt")
     module = Toy(Pointwise())
-    trainer(max_epochs=3).fit(module, ToyData(ROWS, batch_size=4), ckpt_path=tmp_path / "half.ckpt")
+    trainer(max_epochs=3).fit(
+        module, ToyData(ROWS, batch_size=4), ckpt_path=tmp_path / "half.ckpt"
+    )
     assert module.closing == whole
 
 
-def test_a_checkpoint_without_a_history_makes_no_claim_about_its_start(tmp_path: Any) -> None:
+def test_a_checkpoint_without_a_history_makes_no_claim_about_its_start(
+    tmp_path: Any,
+) -> None:
     """Of an older version: what the first step measured is not known."""
     runner = trainer(max_epochs=1)
     runner.fit(Toy(Pointwise()), ToyData(ROWS, batch_size=4))
@@ -321,7 +375,9 @@ def test_a_checkpoint_without_a_history_makes_no_claim_about_its_start(tmp_path:
     del checkpoint["pl_pointwise"]["history"]
     torch.save(checkpoint, tmp_path / "old.ckpt")
     module = Toy(Pointwise())
-    trainer(max_epochs=3).fit(module, ToyData(ROWS, batch_size=4), ckpt_path=tmp_path / "old.ckpt")
+    trainer(max_epochs=3).fit(
+        module, ToyData(ROWS, batch_size=4), ckpt_path=tmp_path / "old.ckpt"
+    )
     assert module.closing.objective[0] is None
     assert module.closing.steps == 6
     assert module.closing.rows[0].of == 9

@@ -17,7 +17,12 @@ from pl_pointwise.report.progress import RunProgressBar
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, trainer
 
 LINE = ["--model", "tests.pl_pointwise.line_task.LineModule"]
-LINE += ["--data", "tests.pl_pointwise.line_task.LineData", "--trainer.accelerator", "cpu"]
+LINE += [
+    "--data",
+    "tests.pl_pointwise.line_task.LineData",
+    "--trainer.accelerator",
+    "cpu",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +41,9 @@ def test_fit_ends_with_one_table_and_the_run_in_one_bar(capsys) -> None:
     shown = capsys.readouterr().out
     assert shown.count("requirement  violated") == 1
     assert shown.index("fit ≤ 0.1") < shown.index("Written to")
-    bars = re.findall(r"Epoch (\d): +\d+%\S+ (\d+)/(\d+) .*violated=(\d+ of \d+)", shown)
+    bars = re.findall(
+        r"Epoch (\d): +\d+%\S+ (\d+)/(\d+) .*violated=(\d+ of \d+)", shown
+    )
     total = {int(total) for _, _, total, _ in bars}
     assert len(total) == 1
     assert max(int(step) for _, step, _, _ in bars) == total.pop()
@@ -44,7 +51,11 @@ def test_fit_ends_with_one_table_and_the_run_in_one_bar(capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [["--trainer.enable_progress_bar", "false"], ["--trainer.callbacks+", "DualMonitor"]]
+    "options",
+    [
+        ["--trainer.enable_progress_bar", "false"],
+        ["--trainer.callbacks+", "DualMonitor"],
+    ],
 )
 def test_a_bar_or_callbacks_of_ones_own_stay(options: list[str], capsys: Any) -> None:
     main(["fit", *LINE, "--trainer.max_epochs", "1", *options])

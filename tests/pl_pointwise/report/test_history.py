@@ -54,7 +54,9 @@ def test_curves_and_last_visits_are_those_of_a_plain_loop(steps: int) -> None:
         for row, index in enumerate(one.index.tolist()):
             if index == PADDING:
                 continue
-            objective[index] = float(one.objective[row]) if one.masks[OBJECTIVE][row] else math.nan
+            objective[index] = (
+                float(one.objective[row]) if one.masks[OBJECTIVE][row] else math.nan
+            )
             for name, constraint in CONSTRAINTS.items():
                 values = one.judged[name][row][one.masks[name][row]]
                 values = values.abs() if constraint.equals is not None else values
@@ -64,7 +66,9 @@ def test_curves_and_last_visits_are_those_of_a_plain_loop(steps: int) -> None:
     history.read()
     for (name, index), value in last.items():
         assert float(history.last[name][index]) == pytest.approx(value, nan_ok=True)
-        assert float(history.first[name][index]) == pytest.approx(first[name, index], nan_ok=True)
+        assert float(history.first[name][index]) == pytest.approx(
+            first[name, index], nan_ok=True
+        )
     for index, value in objective.items():
         assert float(history.objective[index]) == pytest.approx(value, nan_ok=True)
     assert history.seen.sum() == len(objective)
@@ -93,7 +97,10 @@ def test_curves_and_last_visits_are_those_of_a_plain_loop(steps: int) -> None:
                     violated, largest = violated + (worst > 0), max(largest, worst)
         if history._points.width == 1:
             assert curves.violated["fit"][point] == pytest.approx(violated / number)
-        assert curves.worst["fit"][point] == pytest.approx(largest) or history._points.width > 1
+        assert (
+            curves.worst["fit"][point] == pytest.approx(largest)
+            or history._points.width > 1
+        )
         assert curves.multiplier["near"][point] == pytest.approx(2.0)
 
 

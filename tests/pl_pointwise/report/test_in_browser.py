@@ -52,7 +52,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         title=f"A run of {HOSTILE}",
         facts={"method": HOSTILE},
         closing=CLOSING,
-        plots=[Plot("fit: worst", steps, {"worst": [1 / step for step in steps]}, bound=0.5)],
+        plots=[
+            Plot(
+                "fit: worst", steps, {"worst": [1 / step for step in steps]}, bound=0.5
+            )
+        ],
         samples=[sample(index) for index in range(600)],
         runs=[Page(title=HOSTILE, closing=CLOSING)],
     )
@@ -63,7 +67,9 @@ def indexes(browser: Browser) -> list[int]:
     """The samples that are shown, from the top."""
     heads = "[...document.querySelectorAll('#samples th')]"
     place = f"{heads}.findIndex(head => head.textContent === 'sample')"
-    found = browser.run(f"(n => {SHOWN}.map(row => +row.cells[n].textContent))({place})")
+    found = browser.run(
+        f"(n => {SHOWN}.map(row => +row.cells[n].textContent))({place})"
+    )
     return [int(index) for index in found]
 
 
@@ -84,16 +90,22 @@ def counted(browser: Browser) -> str:
 def test_hostile_texts_are_shown_and_never_run(browser: Browser, path: Path) -> None:
     browser.open(path)
     browser.run("document.querySelector('details').open = true")
-    assert HOSTILE in browser.run("document.querySelector('#samples tbody').textContent")
+    assert HOSTILE in browser.run(
+        "document.querySelector('#samples tbody').textContent"
+    )
     assert HOSTILE in browser.run("document.querySelector('h1').textContent")
     assert browser.run("typeof window.harmed") == "undefined"
     assert browser.run("document.querySelectorAll('img[src=x]').length") == 0
     assert browser.errors() == []
-    asked = [address for address in browser.requests() if not address.startswith("data:")]
+    asked = [
+        address for address in browser.requests() if not address.startswith("data:")
+    ]
     assert asked == [path.as_uri()]
 
 
-def test_the_check_above_sees_a_script_that_runs(browser: Browser, tmp_path: Path) -> None:
+def test_the_check_above_sees_a_script_that_runs(
+    browser: Browser, tmp_path: Path
+) -> None:
     bare = tmp_path / "bare.html"
     bare.write_text(f"<!doctype html><p>{HOSTILE}</p>")
     browser.open(bare)
@@ -105,7 +117,9 @@ def test_samples_are_sorted_by_mouse_and_by_key(browser: Browser, path: Path) ->
     assert indexes(browser)[:3] == [0, 1, 2]
     browser.click(column(browser, "sample"))
     assert indexes(browser)[:3] == [599, 598, 597]
-    assert browser.run("document.querySelectorAll('th[aria-sort=descending]').length") == 1
+    assert (
+        browser.run("document.querySelectorAll('th[aria-sort=descending]').length") == 1
+    )
     browser.key("Enter")  # The button has the focus.
     assert indexes(browser)[:3] == [0, 1, 2]
     browser.click(column(browser, "price"))
@@ -132,14 +146,21 @@ def test_samples_are_filtered(browser: Browser, path: Path) -> None:
     assert counted(browser) == "0 of 600"  # Their violations are below 0.
 
 
-def test_long_texts_unfold_and_a_curve_tells_its_values(browser: Browser, path: Path) -> None:
+def test_long_texts_unfold_and_a_curve_tells_its_values(
+    browser: Browser, path: Path
+) -> None:
     browser.open(path)
     assert browser.run("document.querySelectorAll('.long.open').length") == 0
     browser.click(".unfold")
     assert browser.run("document.querySelectorAll('.long.open').length") == 1
-    assert browser.run("document.querySelector('.unfold').getAttribute('aria-expanded')") == "true"
+    assert (
+        browser.run("document.querySelector('.unfold').getAttribute('aria-expanded')")
+        == "true"
+    )
     browser.point("svg[data-plot]", 0.99)
-    assert browser.run("document.querySelector('output').textContent") == "step 500: 0.002"
+    assert (
+        browser.run("document.querySelector('output').textContent") == "step 500: 0.002"
+    )
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (1280, True)])
@@ -149,10 +170,14 @@ def test_it_fits_a_desktop_and_a_phone(
     browser.open(path, width, 800, dark)
     assert browser.run("document.documentElement.scrollWidth") == width
     sizes = "[...document.querySelectorAll('h1, .stack, #samples, svg')]"
-    assert browser.run(f"{sizes}.every(e => e.getBoundingClientRect().right <= {width})")
+    assert browser.run(
+        f"{sizes}.every(e => e.getBoundingClientRect().right <= {width})"
+    )
     taken = browser.screenshot(tmp_path / "seen.png").read_bytes()
     assert struct.unpack(">II", taken[16:24]) == (width, 800)
-    channels = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    channels = (
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    )
     assert (sum(browser.run(channels)) < 150) == dark
 
 
@@ -163,4 +188,5 @@ def test_ten_thousand_samples_open_at_once(browser: Browser, tmp_path: Path) -> 
     assert counted(browser) == "10,000 of 10,000"
     assert len(indexes(browser)) < 1000  # As far as one has scrolled.
     print(f"{path.stat().st_size / 1e6:.1f} MB open in {seconds:.2f} s")
-    assert seconds < 3  # A quarter of a second on an idle machine; the tests may share theirs.
+    # A quarter of a second on an idle machine; the tests may share theirs.
+    assert seconds < 3

@@ -28,8 +28,12 @@ from pl_pointwise.report.plots import Plot, _ticks
 from pl_pointwise.report.samples import described, fields_and_image, png_of
 from pl_pointwise.report.stored import store, stored
 
-HOSTILE = "</script><script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
-ROW = RequirementRow(HOSTILE, "≤ 0.05", 2, 7, 0.3, 0.1, 1, 3, 0.5, 0.4, multipliers=2, price=0.25)
+HOSTILE = (
+    "</script><script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
+)
+ROW = RequirementRow(
+    HOSTILE, "≤ 0.05", 2, 7, 0.3, 0.1, 1, 3, 0.5, 0.4, multipliers=2, price=0.25
+)
 CLOSING = Closing(
     steps=40,
     epochs=2,
@@ -38,15 +42,21 @@ CLOSING = Closing(
     sentences=[HOSTILE],
     not_trained=[HOSTILE],
 )
-PLOT = Plot(f"worst {HOSTILE}", [1, 20, 40], {HOSTILE: [0.5, math.nan, 0.125]}, bound=0.05)
+PLOT = Plot(
+    f"worst {HOSTILE}", [1, 20, 40], {HOSTILE: [0.5, math.nan, 0.125]}, bound=0.05
+)
 
 
 def written(path: Path, **parts: Any) -> str:
-    return write_page(path / "report.html", Page(title="A run", **parts)).read_text("utf-8")
+    return write_page(path / "report.html", Page(title="A run", **parts)).read_text(
+        "utf-8"
+    )
 
 
 def samples_of(text: str) -> Any:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    found = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL
+    )
     assert found is not None
     return json.loads(found[1])
 
@@ -59,7 +69,11 @@ def test_texts_of_data_are_never_markup(tmp_path: Path) -> None:
         warning=HOSTILE,
         closing=CLOSING,
         plots=[PLOT],
-        samples=[Sample(0, HOSTILE, fields={HOSTILE: HOSTILE}, before=HOSTILE, source=HOSTILE)],
+        samples=[
+            Sample(
+                0, HOSTILE, fields={HOSTILE: HOSTILE}, before=HOSTILE, source=HOSTILE
+            )
+        ],
         samples_note=HOSTILE,
         metrics={HOSTILE: {HOSTILE: HOSTILE}},
         tables=[Table(HOSTILE, HOSTILE, pandas.DataFrame({HOSTILE: [HOSTILE]}))],
@@ -80,7 +94,13 @@ def test_what_is_no_number_or_no_utf8_leaves_the_rest_readable(tmp_path: Path) -
         closing=CLOSING,
         samples=[
             Sample(0, "fit", value=math.nan, violation=math.inf, price=-math.inf),
-            Sample(1, "fit", value=0.0, violation=0.0, fields={"text": "half \ud83d and whole 😀"}),
+            Sample(
+                1,
+                "fit",
+                value=0.0,
+                violation=0.0,
+                fields={"text": "half \ud83d and whole 😀"},
+            ),
         ],
     )
     first, second = samples_of(text)
@@ -92,16 +112,28 @@ def test_what_is_no_number_or_no_utf8_leaves_the_rest_readable(tmp_path: Path) -
 
 def test_a_page_shows_the_closing_table(tmp_path: Path) -> None:
     text = written(tmp_path, closing=CLOSING)
-    for shown in ("2 of 7", "1 of 3", "0.75", "on 2", "held out", "After 40 steps in 2 epochs"):
+    for shown in (
+        "2 of 7",
+        "1 of 3",
+        "0.75",
+        "on 2",
+        "held out",
+        "After 40 steps in 2 epochs",
+    ):
         assert shown in text
     assert "held out" not in written(
-        tmp_path, closing=Closing(1, None, (1.0, 0.5, None), [RequirementRow("a", "", 0, 1, 0, 0)])
+        tmp_path,
+        closing=Closing(
+            1, None, (1.0, 0.5, None), [RequirementRow("a", "", 0, 1, 0, 0)]
+        ),
     )
 
 
 def test_a_curve_goes_on_over_a_step_without_a_value(tmp_path: Path) -> None:
     plot = Plot("worst", [1, 2, 3, 4, 5], {"worst": [1.0, 2.0, math.nan, 3.0, 2.0]})
-    [path] = re.findall(r'<path class="line line0" d="([^"]*)"', written(tmp_path, plots=[plot]))
+    [path] = re.findall(
+        r'<path class="line line0" d="([^"]*)"', written(tmp_path, plots=[plot])
+    )
     assert len(re.findall("M", path)) == 1
     assert len(re.findall("L", path)) == 3
     nothing = Plot("none", [1, 2], {"none": [math.nan, math.inf]})
@@ -109,7 +141,8 @@ def test_a_curve_goes_on_over_a_step_without_a_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(0.0, 1.0), (-3e-7, 2e-7), (5.0, 5.0), (0.0, 0.0), (-1e30, 1e30), (99, 101)]
+    ("low", "high"),
+    [(0.0, 1.0), (-3e-7, 2e-7), (5.0, 5.0), (0.0, 0.0), (-1e30, 1e30), (99, 101)],
 )
 def test_ticks_are_few_and_around_the_values(low: float, high: float) -> None:
     ticks = _ticks(low, high)
@@ -122,7 +155,9 @@ def test_without_its_package_a_run_ends_without_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert write_if_possible(tmp_path / "report.html", lambda: Page(title="A run")) is None
+    assert (
+        write_if_possible(tmp_path / "report.html", lambda: Page(title="A run")) is None
+    )
     assert "needs jinja2" in caplog.text
     assert not [*tmp_path.iterdir()]
 
@@ -187,12 +222,23 @@ def test_an_image_is_a_png_of_its_pixels() -> None:
     assert png is not None
     assert (pixels_of(png) == colours.permute(1, 2, 0).numpy()).all()
     assert png_of(torch.full((4, 4), math.nan)) is not None
-    for other in (torch.zeros(64), torch.zeros(2, 2), torch.zeros(5, 8, 8), "text", [[1, 2]]):
+    for other in (
+        torch.zeros(64),
+        torch.zeros(2, 2),
+        torch.zeros(5, 8, 8),
+        "text",
+        [[1, 2]],
+    ):
         assert png_of(other) is None
 
 
 def test_a_row_shows_texts_numbers_and_one_image() -> None:
-    row = {"image": torch.rand(8, 8), "label": torch.tensor(3), "x": torch.rand(64), "index": 5}
+    row = {
+        "image": torch.rand(8, 8),
+        "label": torch.tensor(3),
+        "x": torch.rand(64),
+        "index": 5,
+    }
     fields, image = fields_and_image(row | {"text": "a" * 5000, "score": 0.123456})
     assert image is not None
     assert fields["label"] == "3"

@@ -17,7 +17,12 @@ from tests.pl_pointwise.report.test_page import samples_of
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, trainer
 
 LINE = ["--model", "tests.pl_pointwise.line_task.LineModule"]
-LINE += ["--data", "tests.pl_pointwise.line_task.LineData", "--trainer.accelerator", "cpu"]
+LINE += [
+    "--data",
+    "tests.pl_pointwise.line_task.LineData",
+    "--trainer.accelerator",
+    "cpu",
+]
 LINE += ["--trainer.enable_progress_bar", "false", "--trainer.logger", "false"]
 METHODS = """
 plain: null
@@ -102,7 +107,15 @@ def test_a_comparison_has_a_drawer_for_each_run_also_of_finished_ones(
         "trainer: {max_epochs: 2, accelerator: cpu, logger: false, enable_progress_bar: false,\n"
         "  enable_checkpointing: false, enable_model_summary: false}\n"
     )
-    words = ["compare", "--config", "base.yaml", "--methods", "methods.yaml", "--output", "out"]
+    words = [
+        "compare",
+        "--config",
+        "base.yaml",
+        "--methods",
+        "methods.yaml",
+        "--output",
+        "out",
+    ]
     main(words)
     assert "open out/report.html" in capsys.readouterr().out
     first = Path("out/report.html").read_text("utf-8")
@@ -113,7 +126,9 @@ def test_a_comparison_has_a_drawer_for_each_run_also_of_finished_ones(
         assert Path("out", link).is_file()
     drawer = first.split("<summary>pointwise · seed 0")[1]
     assert drawer.count("<svg") >= 3
-    assert "in 2 epochs" in Path("out/runs/pointwise/seed-0/report.html").read_text("utf-8")
+    assert "in 2 epochs" in Path("out/runs/pointwise/seed-0/report.html").read_text(
+        "utf-8"
+    )
     main(words)  # Nothing is run again.
     second = Path("out/report.html").read_text("utf-8")
     assert second.split("<h2>Runs")[1] == first.split("<h2>Runs")[1]

@@ -64,7 +64,8 @@ class LinearData(PointwiseDataModule):
             if path is not None:
                 lines = map(json.loads, Path(path).read_text().splitlines())
                 self.datasets[name] = [
-                    {"x": torch.tensor(line["x"]), "y": torch.tensor(line["y"])} for line in lines
+                    {"x": torch.tensor(line["x"]), "y": torch.tensor(line["y"])}
+                    for line in lines
                 ]
 
 

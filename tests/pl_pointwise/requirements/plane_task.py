@@ -57,7 +57,12 @@ class PlaneModule(PointwiseModule):
         return {"wrong_sign": MeanBySample()}
 
     def update_evaluation_metrics(
-        self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str
+        self,
+        metrics: dict[str, Metric],
+        outputs: Any,
+        batch: Any,
+        real: Tensor,
+        stage: str,
     ) -> None:
         wrong = (outputs * batch["y"] < 0).float()
         metrics["wrong_sign"].update(batch["index"][real], wrong[real])
@@ -67,7 +72,12 @@ class PlaneModule(PointwiseModule):
         folder.mkdir(parents=True)
         torch.save({"weight": self.weight.detach()}, folder / "plane.pt")
         write_card(
-            self, folder, library_name="x", pipeline_tag="x", base_model="none", usage="pass"
+            self,
+            folder,
+            library_name="x",
+            pipeline_tag="x",
+            base_model="none",
+            usage="pass",
         )
         return folder
 
@@ -106,11 +116,15 @@ class PlaneData(PointwiseDataModule):
 
     def setup(self, stage: str) -> None:
         sizes = {"train": 32, "val": self.held_out, "test": self.held_out}
-        self.datasets = {name: self._points(name, count) for name, count in sizes.items()}
+        self.datasets = {
+            name: self._points(name, count) for name, count in sizes.items()
+        }
         if self.shared:
             self.datasets["test"] = self.datasets["val"]
         if self.trained:
-            self.datasets |= {name: [*self.datasets["train"]] for name in ("train", "test")}
+            self.datasets |= {
+                name: [*self.datasets["train"]] for name in ("train", "test")
+            }
 
     def _points(self, name: str, count: int) -> Points:
         generator = torch.Generator().manual_seed(100 * self.of + len(name))
@@ -121,7 +135,11 @@ class PlaneData(PointwiseDataModule):
         if name == "test" and self.test_file == "drifted":
             plane = -plane
         y = x @ plane + self.noise * torch.randn(count, generator=generator)
-        points = Points({"x": each, "y": value} for each, value in zip(x, y, strict=True))
+        points = Points(
+            {"x": each, "y": value} for each, value in zip(x, y, strict=True)
+        )
         points.categories = ["left" if each[0] < 0 else "right" for each in x]
-        points.units = [f"{self.of} {name} {self.test_file} {k // 2}" for k in range(count)]
+        points.units = [
+            f"{self.of} {name} {self.test_file} {k // 2}" for k in range(count)
+        ]
         return points

@@ -21,9 +21,16 @@ def model(
     parts = []
     for dataset, n, violated in (("val", 51, selection), ("test", 76, certification)):
         value = np.where(np.arange(n) < violated, size, size - 5)
-        columns = {"dataset": dataset, "kind": "constraint", "quantity": "found", "category": ""}
+        columns = {
+            "dataset": dataset,
+            "kind": "constraint",
+            "quantity": "found",
+            "category": "",
+        }
         units = [f"{dataset} {k}" for k in range(n)]
-        parts.append(pd.DataFrame({**columns, "unit": units, "value": value, "index": range(n)}))
+        parts.append(
+            pd.DataFrame({**columns, "unit": units, "value": value, "index": range(n)})
+        )
     return MeasuredModel(name, pd.concat(parts), objective)
 
 
@@ -67,8 +74,13 @@ def test_what_was_not_tested_is_not_said_to_have_failed() -> None:
         model("dropped", 5.0, 1, 1),
     )
     said = found.statement()
-    assert said.startswith("None of the 1 tested of 4 models is certified to meet the requirement")
-    assert "dropped comes nearest, as its largest p is the smallest; it was not tested" in said
+    assert said.startswith(
+        "None of the 1 tested of 4 models is certified to meet the requirement"
+    )
+    assert (
+        "dropped comes nearest, as its largest p is the smallest; it was not tested"
+        in said
+    )
     assert f"1 of 76 samples fail, p = {binom.cdf(1, 76, 0.1):.2g}" in said
     assert happened(found) == {
         "first": "tested: not certified",
@@ -78,7 +90,12 @@ def test_what_was_not_tested_is_not_said_to_have_failed() -> None:
     }
     stored = found.as_dict()
     assert (stored["tested"], stored["nearest"]) == (["first"], "dropped")
-    assert [each["model"] for each in stored["models"]] == ["first", "second", "third", "dropped"]
+    assert [each["model"] for each in stored["models"]] == [
+        "first",
+        "second",
+        "third",
+        "dropped",
+    ]
 
 
 def test_the_table_has_p_and_size_of_each_requirement() -> None:
@@ -105,7 +122,8 @@ def test_bounds_that_are_said_to_hold_together_do(n: int) -> None:
     found = answer(model("a", 2.0, 0, 2), model("b", 1.0, 4, 4))
     for position, name in enumerate(("a", "b")):
         assert found.models[position].name == name
-    [finding] = found.findings  # Those are the bounds that are reported, whatever is chosen.
+    # Those are the bounds that are reported, whatever is chosen.
+    [finding] = found.findings
     violated = 2 if found.shown == 0 else 4
     assert finding.bound == pytest.approx(violation_bound(violated, 76, 1 - 0.05 / 2))
     assert "hold together, whichever model is shown (Bonferroni" in found.statement()

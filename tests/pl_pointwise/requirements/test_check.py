@@ -13,7 +13,9 @@ from pl_pointwise.requirements.check import check, report
 from pl_pointwise.requirements.samples import COLUMNS, beside
 
 
-def table(values: object, kind: str = "constraint", units: object = None) -> pd.DataFrame:
+def table(
+    values: object, kind: str = "constraint", units: object = None
+) -> pd.DataFrame:
     values = np.asarray(values, float)
     index = np.arange(len(values))
     return pd.DataFrame(
@@ -43,9 +45,14 @@ def test_what_is_lost_is_of_all_inputs(text: str, losses: list[float]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "at_most", "losses"),
-    [("mrr >= predecessor - 0.02", 0.51, [0.4, 1.0]), ("mrr <= predecessor", 0.5, [0.6, 0.0])],
+    [
+        ("mrr >= predecessor - 0.02", 0.51, [0.4, 1.0]),
+        ("mrr <= predecessor", 0.5, [0.6, 0.0]),
+    ],
 )
-def test_a_difference_of_metrics(text: str, at_most: float, losses: list[float]) -> None:
+def test_a_difference_of_metrics(
+    text: str, at_most: float, losses: list[float]
+) -> None:
     requirement = Requirement.parse(text)
     assert requirement.at_most == pytest.approx(at_most)
     found = requirement.losses(np.array([0.7, 0.0]), np.array([0.5, 1.0]))
@@ -56,7 +63,11 @@ def test_without_a_predecessor_there_is_nothing_to_lose() -> None:
     with pytest.raises(RequirementError, match="--against"):
         check(table([-1.0]), [Requirement.parse("lost(refuse) <= 0.1")])
     with pytest.raises(RequirementError, match="same records"):
-        beside(table([-1.0, 1.0]), table([-1.0]), [Requirement.parse("lost(refuse) <= 0.1")])
+        beside(
+            table([-1.0, 1.0]),
+            table([-1.0]),
+            [Requirement.parse("lost(refuse) <= 0.1")],
+        )
 
 
 def test_a_unit_counts_once_and_the_report_names_samples() -> None:
@@ -78,9 +89,14 @@ def test_a_prompt_that_comes_often_is_named() -> None:
     samples = table(np.where(units == 0, 1.0, -1.0), units=units)
     samples = pd.concat([samples, samples.assign(dataset="val")])
     model = MeasuredModel("m", samples, 0.0)
-    said = choose_model([model], [Requirement.parse("refuse: violated <= 0.05")]).statement()
+    said = choose_model(
+        [model], [Requirement.parse("refuse: violated <= 0.05")]
+    ).statement()
     assert "1 of 301 units (prompts, queries) fail" in said
-    assert "600 samples are of 301, the largest has 50 % of them. Warning: of inputs" in said
+    assert (
+        "600 samples are of 301, the largest has 50 % of them. Warning: of inputs"
+        in said
+    )
 
 
 def test_of_what_is_lost_it_is_said_how_much_there_was_to_lose() -> None:
@@ -90,7 +106,9 @@ def test_of_what_is_lost_it_is_said_how_much_there_was_to_lose() -> None:
     assert "the predecessor meets it on 28 % of them" in report(found)
 
 
-@pytest.mark.parametrize(("margin", "needed"), [("0.1", 33), ("0.02", 173), ("0.01", 347)])
+@pytest.mark.parametrize(
+    ("margin", "needed"), [("0.1", 33), ("0.02", 173), ("0.01", 347)]
+)
 def test_an_equal_model_needs_the_samples_of_the_test_that_is_made(
     margin: str, needed: int
 ) -> None:
@@ -109,8 +127,13 @@ def test_a_yes_is_wrong_at_most_as_often_as_is_said(
     lost: float, worse: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of three requirements at its bound, ties among the differences; 60 draws."""
-    monkeypatch.setattr("pl_pointwise.requirements.answer.upper_bound", lambda *_: 1.0)  # Slow.
-    texts = ["lost(refuse) <= 0.1", "refuse: violated <= 0.4", "mrr >= predecessor - 0.1"]
+    # Slow.
+    monkeypatch.setattr("pl_pointwise.requirements.answer.upper_bound", lambda *_: 1.0)
+    texts = [
+        "lost(refuse) <= 0.1",
+        "refuse: violated <= 0.4",
+        "mrr >= predecessor - 0.1",
+    ]
     requirements = [Requirement.parse(text) for text in texts]
     random = np.random.default_rng(0)
     yes = []
@@ -121,7 +144,9 @@ def test_a_yes_is_wrong_at_most_as_often_as_is_said(
         now = scores - 0.5 * (random.random(400) < 2 * worse)
         new = [table(np.where(violated, 1, -1)), table(now, "metric")]
         old = [table(np.where(before, 1, -1)), table(scores, "metric")]
-        found = check(beside(pd.concat(new), pd.concat(old), requirements), requirements)
+        found = check(
+            beside(pd.concat(new), pd.concat(old), requirements), requirements
+        )
         yes.append(all(each.met for each in found))
     assert np.mean(yes) <= 0.1 if lost or worse else np.mean(yes) >= 0.9
 

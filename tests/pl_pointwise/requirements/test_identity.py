@@ -38,7 +38,11 @@ trainer: {{max_epochs: 40, accelerator: cpu, logger: false, enable_checkpointing
   enable_progress_bar: false, enable_model_summary: false}}
 """
 METHODS = "start: {trainer: {max_epochs: 0}}\nplain: null\n"
-BY_FILE = [word for n in ("train", "val", "test") for word in (f"--data.{n}_file", f"{n}.jsonl")]
+BY_FILE = [
+    word
+    for n in ("train", "val", "test")
+    for word in (f"--data.{n}_file", f"{n}.jsonl")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +54,9 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(folder: Path) -> None:
     (folder / "base.yaml").write_text(CONFIG)
     (folder / "methods.yaml").write_text(METHODS)
-    for seed, (name, count) in enumerate({"train": 64, "val": 120, "test": 150, "new": 90}.items()):
+    for seed, (name, count) in enumerate(
+        {"train": 64, "val": 120, "test": 150, "new": 90}.items()
+    ):
         write(folder / f"{name}.jsonl", count, seed)
 
 
@@ -88,14 +94,20 @@ def refused(capsys: Any, *more: str, **options: Any) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file()
+    }
 
 
 # Data and uses -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("output", ["out", "other"])
-def test_other_training_data_at_the_same_path_are_another_use(here, capsys, output) -> None:
+def test_other_training_data_at_the_same_path_are_another_use(
+    here, capsys, output
+) -> None:
     write(here / "train.jsonl", 64, 555, sigma=0.1)
     said = refused(capsys, "--require", REQUIREMENT, output=output)
     assert "150 of 150 certification units were used for another choice before" in said
@@ -104,7 +116,9 @@ def test_other_training_data_at_the_same_path_are_another_use(here, capsys, outp
         compare("--require", "near: violated <= 0.2", output=output)
 
 
-def test_a_model_trained_again_to_other_weights_is_another_use(here, capsys, monkeypatch) -> None:
+def test_a_model_trained_again_to_other_weights_is_another_use(
+    here, capsys, monkeypatch
+) -> None:
     """As on hardware that is not deterministic; the same weights are the same use."""
     shutil.rmtree(here / "out")
     compare("--require", REQUIREMENT, output="again")
@@ -116,10 +130,14 @@ def test_a_model_trained_again_to_other_weights_is_another_use(here, capsys, mon
         self.weight.data += 1e-6
 
     monkeypatch.setattr(files_task.LinearModule, "__init__", disturbed)
-    assert "with other weights" in refused(capsys, "--require", REQUIREMENT, output="third")
+    assert "with other weights" in refused(
+        capsys, "--require", REQUIREMENT, output="third"
+    )
 
 
-def test_a_run_is_finished_for_the_files_that_it_read(tmp_path, monkeypatch, capsys) -> None:
+def test_a_run_is_finished_for_the_files_that_it_read(
+    tmp_path, monkeypatch, capsys
+) -> None:
     """Of a comparison without a requirement too."""
     monkeypatch.chdir(tmp_path)
     make(tmp_path)
@@ -133,7 +151,9 @@ def test_a_run_is_finished_for_the_files_that_it_read(tmp_path, monkeypatch, cap
 
 def test_an_answer_is_of_the_certification_file_that_is_there(here, capsys) -> None:
     write(here / "test.jsonl", 150, 77, sigma=3)
-    assert "out/model: it is not of this answer" in refused(capsys, "--require", REQUIREMENT)
+    assert "out/model: it is not of this answer" in refused(
+        capsys, "--require", REQUIREMENT
+    )
     (here / "out/model").rename("moved")
     compare("--require", REQUIREMENT)
     said = capsys.readouterr().out
@@ -144,7 +164,9 @@ def test_an_answer_is_of_the_certification_file_that_is_there(here, capsys) -> N
     assert not (here / "out/model").exists()
 
 
-def test_data_that_no_option_names_are_compared_too(tmp_path, monkeypatch, capsys) -> None:
+def test_data_that_no_option_names_are_compared_too(
+    tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     make(tmp_path)
     compare("--require", REQUIREMENT, data=["--data.folder", "."])
@@ -152,7 +174,8 @@ def test_data_that_no_option_names_are_compared_too(tmp_path, monkeypatch, capsy
         kept = (tmp_path / f"{name}.jsonl").read_bytes()
         write(tmp_path / f"{name}.jsonl", 150, 77, sigma=3)
         said = refused(capsys, "--require", REQUIREMENT, data=["--data.folder", "."])
-        of_train = "with other train data" in said  # The certification split was used already.
+        # The certification split was used already.
+        of_train = "with other train data" in said
         assert of_train or "test data: not what start · seed 0 was made with" in said
         (tmp_path / f"{name}.jsonl").write_bytes(kept)
 
@@ -162,7 +185,9 @@ def test_an_order_of_the_certification_file_is_not_a_new_split(here, capsys) -> 
     for name, kept in (("turned", lines[::-1]), ("shorter", lines[1:])):
         Path(f"{name}.jsonl").write_text("\n".join(kept) + "\n")
         data = [*BY_FILE, "--data.test_file", f"{name}.jsonl"]
-        said = refused(capsys, "--require", "near: violated <= 0.2", data=data, output=name)
+        said = refused(
+            capsys, "--require", "near: violated <= 0.2", data=data, output=name
+        )
         assert f"{len(kept)} of {len(kept)} certification units were used" in said
 
 
@@ -195,10 +220,13 @@ def test_a_run_whose_files_changed_is_run_again(
     change(here / "out/runs/plain/seed-0" / name)
     compare("--require", REQUIREMENT)
     assert "plain · seed 0\n" in capsys.readouterr().out  # Not finished before.
-    assert contents(here / "out/model") == before  # The same weights, so the same answer.
+    # The same weights, so the same answer.
+    assert contents(here / "out/model") == before
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"units": 3}', '{"units": [], "use": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"units": 3}', '{"units": [], "use": 1}']
+)
 def test_a_broken_record_of_a_use_is_named(here, capsys, text) -> None:
     (here / "uses/broken.json").write_text(text)
     said = refused(capsys, "--require", REQUIREMENT)
@@ -250,7 +278,10 @@ def test_other_weights_than_the_certified_are_named(here, name) -> None:
     model = here / "out/model"
     certificate = json.loads((model / "certificate/certificate.json").read_text())
     if name in certificate["files"]:
-        assert certificate["files"][name] == hashlib.sha256((model / name).read_bytes()).hexdigest()
+        assert (
+            certificate["files"][name]
+            == hashlib.sha256((model / name).read_bytes()).hexdigest()
+        )
     (model / "README.md").write_text("A card that its reader changed.")
     assert "its certificate.json says, with 95 %" in required_of(model)
     if name in certificate["files"]:
@@ -280,7 +311,9 @@ def test_a_certificate_names_no_file_outside_of_its_folder(here, name) -> None:
 @pytest.mark.parametrize("name", ["train", "val", "test"])
 def test_no_verdict_is_of_records_that_made_the_model(here, name) -> None:
     model, data = here / "out/model", ["--data.test_file", f"{name}.jsonl"]
-    with pytest.raises(RequirementError, match="trained, selected or certified one of the models"):
+    with pytest.raises(
+        RequirementError, match="trained, selected or certified one of the models"
+    ):
         check_models(model, "start", data, configs=own(model))
     [found] = monitor(model, data, own(model), here / "state.json")
     assert (found.n, found.looks, found.verdict) == (0, 0, "believable")
@@ -290,11 +323,18 @@ def test_known_records_are_left_out_and_uses_are_on_record(here) -> None:
     model, files = here / "out/model", ("train.jsonl", "new.jsonl", "test.jsonl")
     Path("mixed.jsonl").write_text("".join(Path(name).read_text() for name in files))
     data = ["--data.test_file", "mixed.jsonl"]
-    for texts, others in (([REQUIREMENT], 0), ([REQUIREMENT], 0), (["lost(near) <= 0.1"], 1)):
+    for texts, others in (
+        ([REQUIREMENT], 0),
+        ([REQUIREMENT], 0),
+        (["lost(near) <= 0.1"], 1),
+    ):
         found = check_models(model, "start", data, texts, configs=own(model))
         assert found[0].n == 90
         said = report(found)
-        assert "214 records that trained, selected or certified one of the models are left" in said
+        assert (
+            "214 records that trained, selected or certified one of the models are left"
+            in said
+        )
         assert f"{others} other checks or comparisons on record" in said
     with pytest.raises(SystemExit):
         compare("--require", REQUIREMENT, *NEW, output="other")  # They were shown.
@@ -313,16 +353,23 @@ class Noisy(list[Any]):
 
 
 def test_a_unit_is_the_content_of_a_row_or_its_place_where_there_is_none() -> None:
-    rows = [{"x": torch.tensor([1.0, 2.0]), "tokens": [1, 2]}, {"x": torch.zeros(2), "tokens": []}]
+    rows = [
+        {"x": torch.tensor([1.0, 2.0]), "tokens": [1, 2]},
+        {"x": torch.zeros(2), "tokens": []},
+    ]
     one, two = Source("test", rows), Source("val", IndexedDataset(rows[::-1]))
     assert one.units_at([0, 1]) == two.units_at([1, 0])
     assert one.content == two.content
     assert Source("test", [*rows, rows[0]]).content != one.content
-    named = [type("Named", (list,), {"categories": kinds})(rows) for kinds in ("ab", "ba", "ab")]
+    named = [
+        type("Named", (list,), {"categories": kinds})(rows)
+        for kinds in ("ab", "ba", "ab")
+    ]
     first, other, same = (Source("test", each).content for each in named)
     assert first == same != other  # What requirements are about.
     partly = type("Partly", (list,), {"units": ["a", None, None]})([*rows, rows[0]])
-    assert len({*Source("test", partly).units_at(range(3))}) == 3  # Those without were one unit.
+    # Those without were one unit.
+    assert len({*Source("test", partly).units_at(range(3))}) == 3
     assert len({*Source("test", [rows[0]] * 3).units_at(range(3))}) == 1
     columns = TensorDataset(torch.arange(6).reshape(3, 2), torch.tensor([1, 1, 2]))
     assert len({*Source("test", columns).units_at(range(3))}) == 3
@@ -351,6 +398,7 @@ def test_the_bound_of_the_chosen_model_is_not_made_smaller_by_the_test() -> None
     [finding] = found.findings
     assert (finding.p > 0.005, finding.met) == (True, True)
     assert finding.bound == pytest.approx(violation_bound(27, 400, 1 - 0.05 / 10))
-    assert "at most 10 % by the test, and by a bound that holds for every model 10.6 %" in (
-        found.statement()
+    assert (
+        "at most 10 % by the test, and by a bound that holds for every model 10.6 %"
+        in (found.statement())
     )

@@ -20,7 +20,13 @@ NEW = [True, False, True, True]
 
 def generic(right: list[bool]) -> list[dict[str, Any]]:
     return [
-        {"id": n, "prompt": prompt, "answer": f"answer {n}", "target": f"target {n}", "correct": ok}
+        {
+            "id": n,
+            "prompt": prompt,
+            "answer": f"answer {n}",
+            "target": f"target {n}",
+            "correct": ok,
+        }
         for n, (prompt, ok) in enumerate(zip(PROMPTS, right, strict=True))
     ]
 
@@ -51,7 +57,11 @@ def inspect(right: list[bool]) -> dict[str, Any]:
             "epoch": 1,
             "input": [{"role": "user", "content": prompt, "source": "input"}],
             "target": f"target {n}",
-            "output": {"choices": [{"message": {"role": "assistant", "content": f"answer {n}"}}]},
+            "output": {
+                "choices": [
+                    {"message": {"role": "assistant", "content": f"answer {n}"}}
+                ]
+            },
             "scores": {"match": {"value": "C" if ok else "I", "answer": f"answer {n}"}},
         }
         for n, (prompt, ok) in enumerate(zip(PROMPTS, right, strict=True))
@@ -65,7 +75,11 @@ def written(path: Path, rows: Any) -> Path:
     return path
 
 
-FORMS = {"generic": (generic, "jsonl"), "harness": (harness, "jsonl"), "inspect": (inspect, "json")}
+FORMS = {
+    "generic": (generic, "jsonl"),
+    "harness": (harness, "jsonl"),
+    "inspect": (inspect, "json"),
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -78,17 +92,25 @@ def test_lost_items_become_records_to_learn_and_others_records_to_keep(
     folder = tmp_path / "out"
     main(["lost", str(old), str(new), "--output", str(folder)])
     shown = capsys.readouterr().out
-    assert "4 items: 2 right with both models, 1 lost, 1 gained, 0 wrong with both." in shown
+    assert (
+        "4 items: 2 right with both models, 1 lost, 1 gained, 0 wrong with both."
+        in shown
+    )
     assert "1 or more of 2 changes would be losses with probability 0.75" in shown
     read = {
-        name: [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        name: [
+            json.loads(line)
+            for line in (folder / f"{name}.jsonl").read_text().splitlines()
+        ]
         for name in ("learn", "keep")
     }
     if form == "inspect":
         expected = [{"role": "user", "content": PROMPTS[1]}]
         expected += [{"role": "assistant", "content": "answer 1"}]
         assert read["learn"] == [{"messages": expected}]
-        assert [each["messages"][0]["content"] for each in read["keep"]] == PROMPTS[0:3:2]
+        assert [each["messages"][0]["content"] for each in read["keep"]] == PROMPTS[
+            0:3:2
+        ]
     else:
         assert read["learn"] == [{"prompt": PROMPTS[1], "answer": "answer 1"}]
         assert [each["prompt"] for each in read["keep"]] == PROMPTS[0:3:2]
@@ -123,7 +145,9 @@ def test_the_probability_is_that_of_a_fair_coin() -> None:
             )
 
 
-def test_an_item_that_was_sampled_several_times_is_right_if_it_always_was(tmp_path: Path) -> None:
+def test_an_item_that_was_sampled_several_times_is_right_if_it_always_was(
+    tmp_path: Path,
+) -> None:
     rows = generic(OLD) + generic([True, False, True, True])
     items = read_items(written(tmp_path / "rows.jsonl", rows))
     assert [item.right for item in items.values()] == [True, False, True, False]
@@ -149,7 +173,10 @@ def test_what_cannot_be_read_is_refused_by_name(
 
 
 def test_an_outcome_that_nobody_gives_is_asked_for(tmp_path: Path) -> None:
-    rows = [{key: value for key, value in row.items() if key != "correct"} for row in generic(OLD)]
+    rows = [
+        {key: value for key, value in row.items() if key != "correct"}
+        for row in generic(OLD)
+    ]
     path = written(tmp_path / "rows.jsonl", [{**row, "f1": 1} for row in rows])
     with pytest.raises(DataError, match="nothing says whether"):
         read_items(path)

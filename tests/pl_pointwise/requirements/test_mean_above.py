@@ -35,7 +35,11 @@ def records_until_broken(
     """(draws,) records of the last part until p ≤ δ, a look every 50; inf: never; -1: before."""
     found = []
     for draw in range(draws):
-        random, test, when = np.random.default_rng([7, draw]), MeanAbove(at_most), math.inf
+        random, test, when = (
+            np.random.default_rng([7, draw]),
+            MeanAbove(at_most),
+            math.inf,
+        )
         for records, of in parts[:-1]:
             test.add(of(random, records))
         for look in range(parts[-1][0] // LOOK):
@@ -48,7 +52,9 @@ def records_until_broken(
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0.01, 0.95))
-def test_it_is_a_mixture_over_bets_and_starting_points(losses: list[float], at_most: float) -> None:
+def test_it_is_a_mixture_over_bets_and_starting_points(
+    losses: list[float], at_most: float
+) -> None:
     """Each starting point's own gambler, one after another, and the largest of their sums."""
     test, most = MeanAbove(at_most), 1.0
     test.add(losses)
@@ -56,7 +62,10 @@ def test_it_is_a_mixture_over_bets_and_starting_points(losses: list[float], at_m
     for n in range(1, len(losses) + 1):
         wealth = waits[n]
         for start in range(1, n + 1):
-            growth = [1 + test.bets * (loss - at_most) / at_most for loss in losses[start - 1 : n]]
+            growth = [
+                1 + test.bets * (loss - at_most) / at_most
+                for loss in losses[start - 1 : n]
+            ]
             wealth += (waits[start - 1] - waits[start]) * np.prod(growth, axis=0).mean()
         most = max(most, wealth)
     assert test.p_value == pytest.approx(1 / most, rel=1e-6)
@@ -92,7 +101,8 @@ def test_what_was_broken_stays_broken() -> None:
     assert test.p_value == found
 
 
-CASES = [  # Allowed, good before, of which so many fail, then, median at most, 95 % at most.
+# Allowed, good before, of which so many fail, then, median at most, 95 % at most.
+CASES = [
     (0.01, 0, 0.0, 0.02, 3000, 20_000),
     (0.05, 0, 0.0, 0.07, 2500, 20_000),
     (0.05, 10_000, 0.01, 0.3, 100, 200),
@@ -105,7 +115,13 @@ CASES = [  # Allowed, good before, of which so many fail, then, median at most, 
 @pytest.mark.parametrize(("at_most", "good", "past", "then", "median", "most"), CASES)
 @pytest.mark.parametrize("draws", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_what_is_worse_is_seen(
-    at_most: float, good: int, past: float, then: float, median: float, most: float, draws: int
+    at_most: float,
+    good: int,
+    past: float,
+    then: float,
+    median: float,
+    most: float,
+    draws: int,
 ) -> None:
     """With bets from 0.05 on twice of 1 % was never seen, and each good record was a debt."""
     parts = [(good, rate(past)), (20_000, rate(then))]
@@ -180,7 +196,9 @@ def test_few_records_could_have_shown_nothing() -> None:
 def test_one_look_against_is_exact(n: int, violated: int, at_most: float) -> None:
     losses = (np.arange(n) < violated).astype(float)
     found = p_value_against(losses, at_most)
-    assert found == pytest.approx(binom.pmf(np.arange(min(violated, n), n + 1), n, at_most).sum())
+    assert found == pytest.approx(
+        binom.pmf(np.arange(min(violated, n), n + 1), n, at_most).sum()
+    )
 
 
 def test_one_look_against_a_mean_bets_the_other_way() -> None:

@@ -37,13 +37,22 @@ def certify(folder: Path, *texts: str, **more: Any) -> None:
 
 def records(name: str, n: int, share: float, mean: float = 0.5) -> pd.DataFrame:
     """Of each as many as ``share`` says fail, and a metric of 0 and 1."""
-    columns = {"dataset": "test", "category": "", "unit": [f"{name} {k}" for k in range(n)]}
-    places = np.random.default_rng(len(name)).permutation(n)  # Units come in no order of losses.
+    columns = {
+        "dataset": "test",
+        "category": "",
+        "unit": [f"{name} {k}" for k in range(n)],
+    }
+    # Units come in no order of losses.
+    places = np.random.default_rng(len(name)).permutation(n)
     near = np.where(places < round(share * n), 1.0, -1.0)
     metric = (places < round(mean * n)).astype(float)
     found = [
-        pd.DataFrame({**columns, "kind": "constraint", "quantity": "near", "value": near}),
-        pd.DataFrame({**columns, "kind": "metric", "quantity": "mrr@10", "value": metric}),
+        pd.DataFrame(
+            {**columns, "kind": "constraint", "quantity": "near", "value": near}
+        ),
+        pd.DataFrame(
+            {**columns, "kind": "metric", "quantity": "mrr@10", "value": metric}
+        ),
     ]
     return pd.concat([each.assign(index=range(n)) for each in found])
 
@@ -54,13 +63,16 @@ def said(model: Path, new: pd.DataFrame, state: Path | None = None) -> Check:
 
 
 @pytest.mark.parametrize("past", [0.0, 0.05])
-def test_a_break_after_a_good_past_is_seen_in_the_next_call(model: Path, past: float) -> None:
+def test_a_break_after_a_good_past_is_seen_in_the_next_call(
+    model: Path, past: float
+) -> None:
     """A year of good records was a debt of seven hundred bad ones."""
     for week in range(10):
         assert said(model, records(f"week {week}", 1000, past)).verdict == "believable"
     assert said(model, records("then", 200, 0.4)).verdict == "broken"
     after = said(model, records("repaired", 200, 0.0))
-    assert (after.verdict, after.share) == ("broken", 0.0)  # It was not what was certified.
+    # It was not what was certified.
+    assert (after.verdict, after.share) == ("broken", 0.0)
     assert after.alone == 1.0
 
 
@@ -74,15 +86,25 @@ def test_a_small_exceedance_is_seen(model: Path) -> None:
 def test_each_call_says_what_its_records_show_and_could_have_shown(model: Path) -> None:
     found = said(model, records("a", 212, 0.0236))
     text = found.statement()
-    assert text.startswith(f"{FAILS}: nothing speaks against it yet. 212 new samples: 2.36 % fail")
-    assert "where 10 % may. Against it p = 1 by these alone, p = 1 by all 212 samples" in text
-    least = re.search(r"broken it in four of five cases from a rate of ([\d.]+) % on", text)
+    assert text.startswith(
+        f"{FAILS}: nothing speaks against it yet. 212 new samples: 2.36 % fail"
+    )
+    assert (
+        "where 10 % may. Against it p = 1 by these alone, p = 1 by all 212 samples"
+        in text
+    )
+    least = re.search(
+        r"broken it in four of five cases from a rate of ([\d.]+) % on", text
+    )
     assert least is not None
     assert found.seen is not None
     assert 10 < float(least[1]) < 25
     bad = said(model, records("b", 212, 0.25))
     assert bad.alone == pytest.approx(binom.sf(round(0.25 * 212) - 1, 212, 0.1))
-    assert f"25 % fail, where 10 % may. Against it p = {bad.alone:.2g} by these" in bad.statement()
+    assert (
+        f"25 % fail, where 10 % may. Against it p = {bad.alone:.2g} by these"
+        in bad.statement()
+    )
     few = said(model, records("c", 1, 0.0), model / "other.json").statement()
     assert "1 new samples are too few to break it, whatever they show" in few
 
@@ -106,7 +128,9 @@ def test_a_metric_is_said_in_its_own_terms(model: Path) -> None:
     certify(model, MRR)
     text = said(model, records("a", 200, 0.0, mean=0.45)).statement()
     assert "200 new samples: mean 0.45, where it has to be at least 0.3" in text
-    assert re.search(r"cases from a mean of 0\.\d+ down, of values that are 0 or 1", text)
+    assert re.search(
+        r"cases from a mean of 0\.\d+ down, of values that are 0 or 1", text
+    )
     broken = said(model, records("b", 200, 0.0, mean=0.1)).statement()
     assert broken.startswith(f"{MRR}: broken. 200 new samples: mean 0.1")
 
@@ -125,10 +149,14 @@ def state_of(certificate: Path, calls: Any) -> str:
     """A state with all its digests right, as anybody can make it."""
     found = json.loads((certificate / "certificate.json").read_text())
     digest = digest_of({**found, "date": None})
-    return json.dumps({"certificate": digest, "digest": digest_of(calls), "calls": calls})
+    return json.dumps(
+        {"certificate": digest, "digest": digest_of(calls), "calls": calls}
+    )
 
 
-def call(units: Any = ("a", "b"), losses: Any = (0, 1), looks: Any = 1) -> dict[str, Any]:
+def call(
+    units: Any = ("a", "b"), losses: Any = (0, 1), looks: Any = 1
+) -> dict[str, Any]:
     return {FAILS: {"units": units, "losses": losses, "contents": [], "looks": looks}}
 
 
@@ -155,7 +183,9 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("calls", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_a_state_that_no_records_can_have_left_is_refused(model: Path, calls: Any) -> None:
+def test_a_state_that_no_records_can_have_left_is_refused(
+    model: Path, calls: Any
+) -> None:
     """−10⁶ in 19 places made 500 of 500 violations "nothing speaks against it yet"."""
     state = model / "state.json"
     state.write_text(state_of(model / "certificate", calls))
@@ -164,11 +194,15 @@ def test_a_state_that_no_records_can_have_left_is_refused(model: Path, calls: An
 
 
 @pytest.mark.parametrize("wealth", [[-1e6] * 19, [0.0], ["a"], float("nan"), None])
-def test_a_state_of_an_earlier_version_is_refused_with_what_to_do(model: Path, wealth: Any) -> None:
+def test_a_state_of_an_earlier_version_is_refused_with_what_to_do(
+    model: Path, wealth: Any
+) -> None:
     state = model / "state.json"
     calls = {FAILS: {"units": ["a"], "mean": {"log_wealth": wealth}, "looks": 1}}
     state.write_text(state_of(model / "certificate", calls))
-    with pytest.raises(RequirementError, match="Move it away and give its records once more"):
+    with pytest.raises(
+        RequirementError, match="Move it away and give its records once more"
+    ):
         said(model, records("new", 50, 1.0), state)
 
 
@@ -179,7 +213,9 @@ def test_a_state_that_came_with_the_folder_is_not_believed(
     assert said(model, records("b", 100, 0.0)).so_far == 200  # One's own is.
     monkeypatch.setenv("PL_POINTWISE_USES", str(tmp_path / "of another user"))
     path = model / "certificate/monitor.json"
-    with pytest.raises(RequirementError, match="not written by monitor for you") as error:
+    with pytest.raises(
+        RequirementError, match="not written by monitor for you"
+    ) as error:
         said(model, records("c", 100, 1.0))
     assert f"--state {path}" in str(error.value)
     assert said(model, records("c", 100, 0.0), path).so_far == 300  # As the user says.

@@ -34,24 +34,37 @@ def zeros_and_ones(violated: int, n: int) -> np.ndarray:
 def test_binomial_is_exact(n: int, violated: int, percent: int) -> None:
     """Against a sum of fractions, which knows no rounding; and never below it."""
     violated, rate = min(violated, n), Fraction(percent, 100)
-    exact = sum(math.comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(violated + 1))
+    exact = sum(
+        math.comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(violated + 1)
+    )
     found = p_value(zeros_and_ones(violated, n), percent / 100)
     assert found == pytest.approx(float(exact), rel=1e-12)
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0.01, 0.99), CONFIDENCES)
-def test_betting_is_a_gamblers_wealth(losses: list[float], rate: float, confidence: float) -> None:
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=40),
+    st.floats(0.01, 0.99),
+    CONFIDENCES,
+)
+def test_betting_is_a_gamblers_wealth(
+    losses: list[float], rate: float, confidence: float
+) -> None:
     """Bet by bet; Waudby-Smith and Ramdas, 2010.09686, equations (25) to (27), from above."""
     n, wealth, most, seen, squares = len(losses), 1.0, 1.0, 0.0, 0.0
     for number, loss in enumerate(losses, start=1):
         variance = (0.25 + squares) / number
-        boldest = max(1.0, 0.9 / (1 - rate))  # At 1 / (1 − rate) a loss of 1 takes everything.
-        bet = min(boldest, math.sqrt(2 * math.log(1 / (1 - confidence)) / (n * variance)))
+        # At 1 / (1 − rate) a loss of 1 takes everything.
+        boldest = max(1.0, 0.9 / (1 - rate))
+        bet = min(
+            boldest, math.sqrt(2 * math.log(1 / (1 - confidence)) / (n * variance))
+        )
         wealth *= 1 - bet * (loss - rate)
         most = max(most, wealth)
         seen += loss
         squares += (loss - (0.5 + seen) / (number + 1)) ** 2
-    assert betting(np.array(losses), rate, confidence) == pytest.approx(1 / most, rel=1e-6)
+    assert betting(np.array(losses), rate, confidence) == pytest.approx(
+        1 / most, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +82,9 @@ def test_betting_is_super_uniform_at_every_level(
     n, mean = 8, float(np.dot(points, masses))
     places = np.array(list(itertools.product(range(3), repeat=n)))
     mass = np.array(masses)[places].prod(1)
-    found = np.array([betting(row, mean, confidence) for row in np.array(points)[places]])
+    found = np.array(
+        [betting(row, mean, confidence) for row in np.array(points)[places]]
+    )
     order = found.argsort()
     last_of_ties = np.append(np.diff(found[order]) > 1e-12, True)
     reached = mass[order].cumsum()
@@ -90,18 +105,26 @@ def test_which_test_it_is_can_be_said_beforehand() -> None:
     """Losses between 0 and 1 then count as 1, which makes a p-value larger, never smaller."""
     losses = np.array([0.0] * 90 + [0.4] * 4)
     assert p_value(losses, 0.1, zero_one=True) == binomial(4, 94, 0.1)
-    assert p_value(losses, 0.1) == p_value(losses, 0.1, zero_one=False) == betting(losses, 0.1)
+    assert (
+        p_value(losses, 0.1)
+        == p_value(losses, 0.1, zero_one=False)
+        == betting(losses, 0.1)
+    )
     rounded = losses > 0
     assert p_value(1.0 * rounded, 0.1) == binomial(4, 94, 0.1)
     assert p_value(1.0 * rounded, 0.1, zero_one=False) == betting(1.0 * rounded, 0.1)
-    assert upper_bound(losses, 0.95, zero_one=True) == pytest.approx(violation_bound(4, 94))
+    assert upper_bound(losses, 0.95, zero_one=True) == pytest.approx(
+        violation_bound(4, 94)
+    )
 
 
 @pytest.mark.parametrize(
     ("losses", "rate", "message"),
     [([0.0, math.nan], 0.1, r"within \[0, 1\]"), ([0.0], 1.0, "from 0 to below 1")],
 )
-def test_what_has_no_p_value_is_refused(losses: list[float], rate: float, message: str) -> None:
+def test_what_has_no_p_value_is_refused(
+    losses: list[float], rate: float, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         p_value(np.array(losses), rate)
 
@@ -131,7 +154,8 @@ def test_fewest_samples_is_the_first_number_that_can_certify(
 
 
 def test_fewest_samples_is_rounded_well() -> None:
-    assert fewest_samples(0.5, 0.75) == 2  # log .25 / log .5 is 2, and a little more in binary
+    # log .25 / log .5 is 2, and a little more in binary
+    assert fewest_samples(0.5, 0.75) == 2
 
 
 @pytest.mark.parametrize(
@@ -178,7 +202,9 @@ def test_a_bet_on_the_mean_is_fair_at_the_bound(at_most: float, low: float) -> N
     np.testing.assert_allclose((1 - odds) * after[0] + odds * after[1], 1, rtol=1e-9)
 
 
-def alarms(make: object, draw: object, draws: int, looks: int = 40, batch: int = 20) -> float:
+def alarms(
+    make: object, draw: object, draws: int, looks: int = 40, batch: int = 20
+) -> float:
     """The share of streams that ever give an alarm at 5 %."""
     found = 0
     for _ in range(draws):
@@ -195,8 +221,14 @@ def alarms(make: object, draw: object, draws: int, looks: int = 40, batch: int =
 def test_the_error_is_that_of_all_looks(rate: float) -> None:
     """At the bound; a test at 5 % in each look would end in an alarm far more often than .05."""
     draw = np.random.default_rng(1)
-    assert alarms(lambda: MeanAbove(rate), lambda n: draw.random(n) < rate, draws=300) <= 0.05
-    assert alarms(lambda: MeanAbove(rate), lambda n: draw.random(n) < rate + 0.2, draws=20) == 1
+    assert (
+        alarms(lambda: MeanAbove(rate), lambda n: draw.random(n) < rate, draws=300)
+        <= 0.05
+    )
+    assert (
+        alarms(lambda: MeanAbove(rate), lambda n: draw.random(n) < rate + 0.2, draws=20)
+        == 1
+    )
 
 
 @pytest.mark.parametrize("loss", [-0.1, 1.1, np.nan])

@@ -111,7 +111,9 @@ def test_the_chosen_model_is_certified_by_its_own_violations(certified) -> None:
     assert found["p"] == pytest.approx(binom.cdf(violated.sum(), 200, 0.1))
     assert found["p"] <= 0.05
     assert found["share"] < found["bound"] < 0.1
-    metrics = json.loads((certified / f"runs/{name}/seed-0/result.json").read_text())["metrics"]
+    metrics = json.loads((certified / f"runs/{name}/seed-0/result.json").read_text())[
+        "metrics"
+    ]
     assert answer["objective"] == metrics["val/objective"]
 
 
@@ -125,9 +127,13 @@ def test_the_model_is_exported_with_its_certificate(certified) -> None:
     model = certified / "model"
     card = (model / "README.md").read_text()
     assert "of 200 units (prompts, queries) fail" in card
-    assert "was shown to meet the requirement on new inputs, with 95 % confidence" in card
+    assert (
+        "was shown to meet the requirement on new inputs, with 95 % confidence" in card
+    )
     assert "which does not in at most 5 % of cases" in card
-    assert "once: 400 samples are of 200, the largest has 0.5 % of them. Warning" in card
+    assert (
+        "once: 400 samples are of 200, the largest has 0.5 % of them. Warning" in card
+    )
     assert "Clopper" not in card  # A statement that knows nothing of the choice.
     assert (model / "plane.pt").is_file()
     config = yaml.safe_load((model / "certificate/config.yaml").read_text())
@@ -135,9 +141,15 @@ def test_the_model_is_exported_with_its_certificate(certified) -> None:
     assert set(config["trainer"]) == {"precision"}
 
 
-def test_a_model_is_exported_from_the_file_that_is_certified(tmp_path, monkeypatch) -> None:
+def test_a_model_is_exported_from_the_file_that_is_certified(
+    tmp_path, monkeypatch
+) -> None:
     """What is in memory after the file is written has no say."""
-    built, init, save = list[PlaneModule](), PlaneModule.__init__, Trainer.save_checkpoint
+    built, init, save = (
+        list[PlaneModule](),
+        PlaneModule.__init__,
+        Trainer.save_checkpoint,
+    )
 
     @functools.wraps(init)
     def counted(self: PlaneModule, *args: Any, **options: Any) -> None:
@@ -174,10 +186,14 @@ def test_the_same_command_repeats_the_answer_and_another_choice_is_refused(
         assert f"requirements {REQUIREMENT} among 3 models" in said
 
 
-def test_samples_that_were_shown_in_another_folder_are_refused(tmp_path, capsys) -> None:
+def test_samples_that_were_shown_in_another_folder_are_refused(
+    tmp_path, capsys
+) -> None:
     short = ["--trainer.max_epochs", "1", "--data.seed", "9"]
     compare(tmp_path, *short, out="one", methods=PLAIN)
-    said = refused(capsys, tmp_path, *short, *required("near: violated <= 0.2"), methods=PLAIN)
+    said = refused(
+        capsys, tmp_path, *short, *required("near: violated <= 0.2"), methods=PLAIN
+    )
     assert "200 of 200 certification units were shown before" in said
 
 
@@ -195,12 +211,24 @@ class Telltale(Callback):
     """Writes down what it hears of a test."""
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        (Path(trainer.default_root_dir) / "told").write_text(str(trainer.callback_metrics))
+        (Path(trainer.default_root_dir) / "told").write_text(
+            str(trainer.callback_metrics)
+        )
 
 
 def test_no_logger_or_callback_hears_of_the_certification_split(tmp_path) -> None:
-    words = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(tmp_path / "logs")]
-    words += ["--trainer.callbacks+", f"{__name__}.Telltale", "--trainer.max_epochs", "1"]
+    words = [
+        "--trainer.logger",
+        "CSVLogger",
+        "--trainer.logger.save_dir",
+        str(tmp_path / "logs"),
+    ]
+    words += [
+        "--trainer.callbacks+",
+        f"{__name__}.Telltale",
+        "--trainer.max_epochs",
+        "1",
+    ]
     out = compare(tmp_path, "--require", REQUIREMENT, *words, methods=PLAIN)
     [logged] = tmp_path.glob("logs/**/metrics.csv")
     header = logged.read_text().splitlines()[0]
@@ -216,7 +244,9 @@ class Killed(BaseException):
     """Nothing in the program handles it, as nothing handles SIGKILL."""
 
 
-def test_a_run_that_was_killed_is_finished_by_the_same_command(tmp_path, monkeypatch) -> None:
+def test_a_run_that_was_killed_is_finished_by_the_same_command(
+    tmp_path, monkeypatch
+) -> None:
     values = PlaneModule.constraint_values
 
     def dies(self: PlaneModule, outputs: Any, batch: Any) -> Any:
@@ -236,7 +266,11 @@ def test_a_run_that_was_killed_is_finished_by_the_same_command(tmp_path, monkeyp
 def test_two_ranks_come_to_one_answer(tmp_path) -> None:
     base = BASE.replace("accelerator: cpu", DDP)
     words = write_configs(tmp_path, "out", f"{PLAIN}\n{STRICT}\n", base)
-    words = [str(tmp_path / "uses"), *words, *required(REQUIREMENT, "lost(near) <= 0.1")]
+    words = [
+        str(tmp_path / "uses"),
+        *words,
+        *required(REQUIREMENT, "lost(near) <= 0.1"),
+    ]
     run_on_ranks(2, "tests.programs.compare_two_ranks", words, tmp_path)
     assert answer_of(tmp_path / "out")["certified"] == "strict · seed 0"
     assert (tmp_path / "out/model/plane.pt").is_file()
@@ -255,8 +289,11 @@ def test_requirements_hold_together_by_category_quantile_and_metric(tmp_path) ->
 
 
 def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> None:
-    heavy = "{class_path: pl_pointwise.Penalty, init_args: {weight: 1.0e+300}}"  # No finite step.
-    broken = f"plain: null\nbroken: {{model: {{init_args: {{formulation: {heavy}}}}}}}\n"
+    # No finite step.
+    heavy = "{class_path: pl_pointwise.Penalty, init_args: {weight: 1.0e+300}}"
+    broken = (
+        f"plain: null\nbroken: {{model: {{init_args: {{formulation: {heavy}}}}}}}\n"
+    )
     with pytest.raises(SystemExit):
         compare(tmp_path, "--require", REQUIREMENT, methods=broken)
     assert "No answer yet: 1 of 2 runs failed" in capsys.readouterr().out
@@ -266,32 +303,65 @@ def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> 
 @pytest.mark.parametrize(
     ("requirement", "more", "methods", "said"),
     [
-        ("nearr: violated <= 0.1", [], METHODS, "no constraint 'nearr'. There are: near"),
+        (
+            "nearr: violated <= 0.1",
+            [],
+            METHODS,
+            "no constraint 'nearr'. There are: near",
+        ),
         ("near/up: violated <= 0.1", [], METHODS, "It has left, right"),
         ("near: violated <= 0.001", [], METHODS, "at least 2,995 independent samples"),
-        ("near/left: violated <= 0.03", ["--data.held_out", "80"], METHODS, "category left"),
+        (
+            "near/left: violated <= 0.03",
+            ["--data.held_out", "80"],
+            METHODS,
+            "category left",
+        ),
         (REQUIREMENT, ["--data.shared", "true"], METHODS, "share 200 of 200 units"),
-        (REQUIREMENT, ["--data.trained", "true"], METHODS, "training and the certification"),
-        ("right >= predecessor - 0.1", [], METHODS, "no metric of values in [0, 1] 'right'"),
+        (
+            REQUIREMENT,
+            ["--data.trained", "true"],
+            METHODS,
+            "training and the certification",
+        ),
+        (
+            "right >= predecessor - 0.1",
+            [],
+            METHODS,
+            "no metric of values in [0, 1] 'right'",
+        ),
         (REQUIREMENT, [], METHODS + EASIER, "evaluated by different bounds"),
     ],
 )
 def test_what_cannot_be_certified_is_refused_before_training(
     tmp_path, capsys, requirement, more, methods, said
 ) -> None:
-    assert said in refused(capsys, tmp_path, "--require", requirement, *more, methods=methods)
-    assert not list(tmp_path.glob("out/runs/*/*/result.json"))  # Before hours are spent.
+    assert said in refused(
+        capsys, tmp_path, "--require", requirement, *more, methods=methods
+    )
+    # Before hours are spent.
+    assert not list(tmp_path.glob("out/runs/*/*/result.json"))
 
 
-def test_monitor_believes_like_records_and_not_drifted_ones(certified, tmp_path, capsys) -> None:
+def test_monitor_believes_like_records_and_not_drifted_ones(
+    certified, tmp_path, capsys
+) -> None:
     model, state = certified / "model", tmp_path / "state.json"
     [found] = monitor(model, LIKE, state=state)
     assert (found.verdict, found.n, found.again) == ("believable", 200, 0)
     assert found.share < 0.1
-    [again] = monitor(model, LIKE, state=state)  # A record counts once, whenever it comes.
+    # A record counts once, whenever it comes.
+    [again] = monitor(model, LIKE, state=state)
     assert (again.n, again.again, again.share, again.looks) == (0, 200, None, 1)
-    assert (again.verdict, again.broken, again.so_far) == ("believable", found.broken, 200)
-    assert "nothing speaks against it yet. no new records, 200 left out" in again.statement()
+    assert (again.verdict, again.broken, again.so_far) == (
+        "believable",
+        found.broken,
+        200,
+    )
+    assert (
+        "nothing speaks against it yet. no new records, 200 left out"
+        in again.statement()
+    )
     drifted = ["--data.init_args.test_file", "drifted", "--state", str(state)]
     with pytest.raises(SystemExit) as end:
         main(["monitor", str(model), *drifted])
@@ -302,7 +372,9 @@ def test_monitor_believes_like_records_and_not_drifted_ones(certified, tmp_path,
 def test_calls_one_after_another_are_one_stream(certified, tmp_path) -> None:
     before = pd.read_parquet(certified / "model/certificate/samples.parquet")
     one, many = tmp_path / "one.json", tmp_path / "many.json"
-    new = before.assign(unit="new " + before["unit"], content="new " + before["content"])
+    new = before.assign(
+        unit="new " + before["unit"], content="new " + before["content"]
+    )
     new = new[new["dataset"] == "test"].sort_values("unit")
     [whole] = check(certified / "model", new, one)
     for start in range(0, len(new), 50):
@@ -315,7 +387,9 @@ def test_a_task_of_ones_own_is_loaded_by_its_class(certified) -> None:
     """It ended in a traceback of transformers."""
     with pytest.raises(TrainingError, match=r"load\(…, module_class=YourModule\)"):
         pl_pointwise.load(certified / "model")
-    module = pl_pointwise.load(certified / "model", quiet=True, module_class=PlaneModule)
+    module = pl_pointwise.load(
+        certified / "model", quiet=True, module_class=PlaneModule
+    )
     stored = torch.load(certified / "model/plane.pt", weights_only=True)["weight"]
     assert torch.equal(module.weight.detach(), stored)
     assert not module.training
@@ -325,7 +399,9 @@ RARE = ["near: violated <= 0.1", "near/left: violated <= 0.3"]
 
 
 @pytest.fixture(name="watched", scope="module")
-def certificate_of_two(certified: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificate_of_two(
+    certified: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A certificate of all inputs and of one category."""
     folder = tmp_path_factory.mktemp("watched") / "model"
     shutil.copytree(certified / "model", folder)
@@ -340,11 +416,17 @@ def records(folder: Path, name: str, category: str = "") -> pd.DataFrame:
     return new.assign(unit=name + new["unit"], content=name + new["content"])
 
 
-def test_a_requirement_without_new_records_leaves_the_others_watched(watched, tmp_path) -> None:
+def test_a_requirement_without_new_records_leaves_the_others_watched(
+    watched, tmp_path
+) -> None:
     state = tmp_path / "state.json"
     everywhere, left = check(watched, records(watched, "a", category="left"), state)
     assert (left.n, left.looks, left.share) == (0, 0, None)
-    assert (everywhere.n > 10, everywhere.looks, everywhere.verdict) == (True, 1, "believable")
+    assert (everywhere.n > 10, everywhere.looks, everywhere.verdict) == (
+        True,
+        1,
+        "believable",
+    )
     one = records(watched, "b").iloc[:1]  # A batch of one record.
     assert check(watched, one, state)[0].so_far == everywhere.n + 1
 
@@ -368,7 +450,9 @@ def test_a_damaged_state_is_one_sentence(damage: str, watched, tmp_path) -> None
     whole = state.read_text()
     texts = {"cut off": whole[:-3], "list": "[]", "deep": "[" * 100_000}
     state.write_text(texts.get(damage, whole.replace('"looks": 1', '"looks": 2')))
-    with pytest.raises(RequirementError, match=r"state\.json is damaged, or of an earlier"):
+    with pytest.raises(
+        RequirementError, match=r"state\.json is damaged, or of an earlier"
+    ):
         check(watched, records(watched, "b"), state)
 
 
@@ -400,12 +484,23 @@ def test_check_says_whether_a_model_may_replace_another(certified, capsys) -> No
     assert "**Yes**" in said
     assert "- lost(near) <= 0.05: **met**. 0 of 200 units" in said
     with pytest.raises(SystemExit) as end:
-        main(["check", *words, "--against", "start", "--require", "near: violated <= 0.001"])
+        main(
+            [
+                "check",
+                *words,
+                "--against",
+                "start",
+                "--require",
+                "near: violated <= 0.001",
+            ]
+        )
     assert end.value.code == 1
     assert "**No**" in capsys.readouterr().out
 
 
-def test_models_judged_by_different_bounds_are_not_compared(certified, tmp_path) -> None:
+def test_models_judged_by_different_bounds_are_not_compared(
+    certified, tmp_path
+) -> None:
     """A value above one bound may be below the other: nothing would be lost."""
     with pytest.raises(RequirementError, match="evaluated by different bounds"):
         require_same_bounds({"one": {"near": "0.5"}, "other": {"near": "0.4"}})
@@ -420,8 +515,11 @@ def test_models_judged_by_different_bounds_are_not_compared(certified, tmp_path)
     said = r"stricter was certified by the bounds .*0\.5.*, and the configuration gives .*0\.4"
     with pytest.raises(RequirementError, match=said):
         check_models(certified / "model", stricter, LIKE)
-    change_certificate(stricter, bounds={})  # As of an earlier version: the checkpoint has them.
-    with pytest.raises(RequirementError, match=r"certified with --model\.judged_by 0\.5"):
+    # As of an earlier version: the checkpoint has them.
+    change_certificate(stricter, bounds={})
+    with pytest.raises(
+        RequirementError, match=r"certified with --model\.judged_by 0\.5"
+    ):
         check_models(certified / "model", stricter, LIKE)
 
 
@@ -432,7 +530,10 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     out = compare(tmp_path, *required(*paired, REQUIREMENT), *noise, methods=STRICT)
     answer = answer_of(out)
     assert answer["certified"] == "strict · seed 0"
-    assert "The predecessor is the model of strict · seed 0 before training." in answer["statement"]
+    assert (
+        "The predecessor is the model of strict · seed 0 before training."
+        in answer["statement"]
+    )
     data = PlaneData(noise=0.22)
     data.setup("test")
     started = np.array([row["y"].abs().item() <= 0.5 for row in data.datasets["test"]])
@@ -442,18 +543,23 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     lost = (started & ~near).reshape(200, 2).any(1).sum()
     assert lost > 0
     before = 100 * started.reshape(200, 2).all(1).mean()
-    assert f"; the predecessor meets it on {before:.3g} % of them" in answer["statement"]
+    assert (
+        f"; the predecessor meets it on {before:.3g} % of them" in answer["statement"]
+    )
     found = {each["text"]: each for each in answer["requirements"]}
     assert found[paired[0]]["share"] == lost / 200
     assert found[paired[0]]["p"] == pytest.approx(binom.cdf(lost, 200, 0.1))
     wrong = samples[samples["quantity"] == "wrong_sign"]  # Of the start none is wrong.
     losses = (1 + wrong.groupby("unit")["value"].mean().to_numpy()) / 2
     assert found[paired[1]]["p"] == pytest.approx(betting(losses, 0.6))
-    assert f"{wrong['value'].mean():.3g} worse than the predecessor" in answer["statement"]
+    assert (
+        f"{wrong['value'].mean():.3g} worse than the predecessor" in answer["statement"]
+    )
 
     assert "worse than the predecessor" in required_of(out / "model")
 
-    state = tmp_path / "state.json"  # The monitor has no predecessor, and leaves them out.
+    # The monitor has no predecessor, and leaves them out.
+    state = tmp_path / "state.json"
     watched = [each.verdict for each in monitor(out / "model", LIKE, state=state)]
     assert watched == [*["not watched"] * 2, "believable"]
     verdicts = check_models(out / "model", "start", LIKE)
@@ -464,7 +570,10 @@ def test_monitor_says_what_it_lacks(certified, capsys) -> None:
     for words, said in (
         ([str(certified)], "there is no certificate"),
         ([str(certified / "model")], "Say where the new records are"),
-        ([str(certified / "model"), "--data.tst_file", "x"], "'tst_file' is not accepted. Did you"),
+        (
+            [str(certified / "model"), "--data.tst_file", "x"],
+            "'tst_file' is not accepted. Did you",
+        ),
     ):
         with pytest.raises(SystemExit):
             main(["monitor", *words])

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from pandas import DataFrame
 
-from pl_pointwise.requirements.requirement import EXAMPLES, Requirement, RequirementError
+from pl_pointwise.requirements.requirement import (
+    EXAMPLES,
+    Requirement,
+    RequirementError,
+)
 from pl_pointwise.requirements.samples import require_known
 
 
@@ -32,7 +36,10 @@ def test_every_form_is_read(
 ) -> None:
     found = Requirement.parse(text)
     assert found.text == text
-    assert (found.quantity, found.category) == (name.partition("/")[0], name.partition("/")[2])
+    assert (found.quantity, found.category) == (
+        name.partition("/")[0],
+        name.partition("/")[2],
+    )
     assert found.at_most == pytest.approx(at_most)
     assert found.beyond == beyond
     assert found.complement is complement
@@ -82,14 +89,31 @@ def test_what_no_sample_can_certify_is_refused(text: str, message: str) -> None:
 
 def test_losses_are_what_is_counted() -> None:
     violations = np.array([-1.0, 0.0, 0.5, 0.6, math.inf, math.nan])
-    assert Requirement.parse("a: violated <= 0.1").losses(violations).tolist() == [0, 0, 1, 1, 1, 1]
-    assert Requirement.parse("a: q90 <= 0.5").losses(violations).tolist() == [0, 0, 0, 1, 1, 1]
+    assert Requirement.parse("a: violated <= 0.1").losses(violations).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+    ]
+    assert Requirement.parse("a: q90 <= 0.5").losses(violations).tolist() == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
     values = np.array([0.0, 0.25, 1.0, math.nan])
     assert Requirement.parse("m <= 0.1").losses(values).tolist() == [0, 0.25, 1, 1]
     assert Requirement.parse("m >= 0.1").losses(values).tolist() == [1, 0.75, 0, 1]
     assert Requirement.parse("m >= 0.1").losses(np.zeros(0)).tolist() == []
     # Whole numbers and truths, as a metric may have them.
-    assert Requirement.parse("m <= 0.1").losses(np.array([True, False])).dtype == np.float64
+    assert (
+        Requirement.parse("m <= 0.1").losses(np.array([True, False])).dtype
+        == np.float64
+    )
 
 
 def test_values_without_a_loss_are_refused() -> None:
@@ -124,7 +148,9 @@ KNOWN = DataFrame(
         ("mcq/tool_call: violated <= 0.1", ["'mcq'", "give them as the test data"]),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_known_ones(text: str, named: list[str]) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones(
+    text: str, named: list[str]
+) -> None:
     if not named:
         require_known(KNOWN, [Requirement.parse(text)])
         return

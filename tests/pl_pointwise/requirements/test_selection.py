@@ -20,7 +20,9 @@ from pl_pointwise.requirements.selection import Candidate, pareto_order, select
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8))
-def test_pareto_order_leaves_out_what_another_beats(pairs: list[tuple[int, int]]) -> None:
+def test_pareto_order_leaves_out_what_another_beats(
+    pairs: list[tuple[int, int]],
+) -> None:
     """By its definition: no worse in both and better in one; of equal ones the first stays."""
 
     def beaten(each: int) -> bool:
@@ -71,7 +73,9 @@ def test_the_last_before_the_first_that_is_not_certified_is_chosen() -> None:
 
 def test_none_is_chosen_where_the_first_is_not_certified() -> None:
     """Even if a later one would be."""
-    found = select([candidate("first", 5.0, 1, 30), candidate("then", 3.0, 2, 0)], [0.1])
+    found = select(
+        [candidate("first", 5.0, 1, 30), candidate("then", 3.0, 2, 0)], [0.1]
+    )
     assert found.position is None
     assert select([], [0.1]).position is None
 
@@ -91,11 +95,17 @@ def test_the_kind_of_the_losses_knows_nothing_of_the_certification_split() -> No
     between = np.append(losses(3, 99), 0.5)
     seen_before = Candidate("a", 0.0, [between], [losses(3)])
     seen_after = Candidate("a", 0.0, [losses(3)], [between])
-    assert select([seen_before], [0.1]).tested[0].p == pytest.approx(betting(losses(3), 0.1))
-    assert select([seen_after], [0.1]).tested[0].p == pytest.approx(binomial(4, 100, 0.1))
+    assert select([seen_before], [0.1]).tested[0].p == pytest.approx(
+        betting(losses(3), 0.1)
+    )
+    assert select([seen_after], [0.1]).tested[0].p == pytest.approx(
+        binomial(4, 100, 0.1)
+    )
 
 
-@pytest.mark.parametrize("problem", certified_selection.problems(), ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "problem", certified_selection.problems(), ids=lambda each: each.name
+)
 def test_a_selection_is_seldom_false_and_naive_picking_often_is(
     problem: certified_selection.Problem,
 ) -> None:

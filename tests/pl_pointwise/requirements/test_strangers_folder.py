@@ -42,7 +42,9 @@ init_args:
 @pytest.fixture(name="stranger")
 def strangers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder named ``stranger`` in the current one, where a module ``evil`` can be imported."""
-    (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('PWNED').touch()\n")
+    (tmp_path / "evil.py").write_text(
+        "from pathlib import Path\nPath('PWNED').touch()\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "evil", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -72,14 +74,18 @@ HOSTILE: dict[str, dict[str, Any] | str] = {
     "init_args is a path": {"model": {"class_path": MODEL, "init_args": PATH}},
     "precision is a path": {"trainer": {"precision": PATH}},
     "class of a gadget": {"data": yaml.safe_load(GADGET)},
-    "class of lightning": {"data": {"class_path": "lightning.pytorch.LightningDataModule"}},
+    "class of lightning": {
+        "data": {"class_path": "lightning.pytorch.LightningDataModule"}
+    },
     "class of the package, not of a model": {
         "data": {"class_path": "pl_pointwise.cli.PointwiseCLI"}
     },
     "formulation": arguments(formulation=EVIL),
     "formulation is a name": arguments(formulation="evil.Boom"),
     "another name of the package": arguments(formulation="pl_pointwise.cli.os.mkdir"),
-    "class in a list": arguments(policy={"template_arguments": [{"class_path": "os.mkdir"}]}),
+    "class in a list": arguments(
+        policy={"template_arguments": [{"class_path": "os.mkdir"}]}
+    ),
     "formulation is a path": arguments(formulation=PATH),
     "formulation at an address": arguments(formulation=f"file://{PATH}"),
     "formulation in memory": arguments(formulation="memory://evil.yaml"),
@@ -126,7 +132,9 @@ def test_no_command_runs_what_a_folder_names(
 ) -> None:
     """``os.system`` ran: the parser took the path of a file that nobody had looked at."""
     write(stranger, {"data": "stranger/certificate/sub.yaml"})
-    good = json.dumps({"confidence": 0.95, "requirements": [{"text": "kept: violated <= 0.1"}]})
+    good = json.dumps(
+        {"confidence": 0.95, "requirements": [{"text": "kept: violated <= 0.1"}]}
+    )
     (stranger / "certificate/certificate.json").write_text(good)
     against = ["--against", str(stranger)]
     words = {
@@ -143,7 +151,11 @@ def test_no_command_runs_what_a_folder_names(
 
 def test_what_the_package_writes_is_read(stranger: Path) -> None:
     assert own_classes_only(write(stranger, {}))["data"]["class_path"] == DATA
-    texts = {"model_name": "org/a.b", "template_arguments": {"style": "a.b"}, "scale": "1.5"}
+    texts = {
+        "model_name": "org/a.b",
+        "template_arguments": {"style": "a.b"},
+        "scale": "1.5",
+    }
     twice = {"learning_rate": 0.1}  # Plain YAML would write it once and refer to it.
     own_classes_only(write(stranger, arguments(policy=texts, training=[twice, twice])))
     for part in {part for parts in packaged_configs().values() for part in parts}:
@@ -157,7 +169,9 @@ def test_a_checkpoint_names_no_class(command: str, stranger: Path) -> None:
     hyper = {"_class_path": MODEL, "formulation": EVIL}
     hyper["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
     path = stranger / "certificate/model.ckpt"
-    torch.save({"hyper_parameters": hyper, LIGHTNING_VERSION: "2.6.6", "state_dict": {}}, path)
+    torch.save(
+        {"hyper_parameters": hyper, LIGHTNING_VERSION: "2.6.6", "state_dict": {}}, path
+    )
     with pytest.raises(TrainingError, match=r"name evil\.Boom"):
         class_of(str(path), []) if command == "export" else pl_pointwise.load(stranger)
     assert nothing_ran()
@@ -166,10 +180,19 @@ def test_a_checkpoint_names_no_class(command: str, stranger: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "named"),
     [
-        ("config.json", {"sentence_transformers": {"activation_fn": "torch.distributed.run.main"}}),
+        (
+            "config.json",
+            {"sentence_transformers": {"activation_fn": "torch.distributed.run.main"}},
+        ),
         ("config.json", {"sbert_ce_default_activation_function": "torch.hub.load"}),
-        ("config_sentence_transformers.json", {"activation_fn": "torch.nn.init.os.getcwd"}),
-        ("1_Dense/config.json", {"activation_function": "torch.utils.cpp_extension.load"}),
+        (
+            "config_sentence_transformers.json",
+            {"activation_fn": "torch.nn.init.os.getcwd"},
+        ),
+        (
+            "1_Dense/config.json",
+            {"activation_function": "torch.utils.cpp_extension.load"},
+        ),
     ],
 )
 def test_an_activation_is_a_module_of_torch(
@@ -188,14 +211,25 @@ OF_NONE = '{"confidence": 0.9, "requirements": []}'
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "nonsense", "[" * 100_000, OF_NONE, OF_ONE, OF_ONE.replace("0.9", "2")]
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "nonsense",
+        "[" * 100_000,
+        OF_NONE,
+        OF_ONE,
+        OF_ONE.replace("0.9", "2"),
+    ],
 )
 def test_a_damaged_certificate_is_one_sentence(text: str, stranger: Path) -> None:
     (stranger / "certificate/certificate.json").write_text(text)
     with pytest.raises(DataError, match=r"certificate\.json is damaged"):
         monitor(stranger, OPTIONS)
     (stranger / "certificate/model.ckpt").unlink()
-    with pytest.raises(DataError, match="no language model"):  # It needs no certificate.
+    # It needs no certificate.
+    with pytest.raises(DataError, match="no language model"):
         pl_pointwise.load(stranger)
 
 

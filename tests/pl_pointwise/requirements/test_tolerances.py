@@ -75,7 +75,11 @@ def rows(count: int, seed: int, secret: bool = False) -> Rows:
     """Two normal values each; every fifth row carries the constraint ``upper`` alone."""
     values = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
     return Rows(
-        {"values": values[i], "carries": torch.tensor(i % 5 != 0), "secret": torch.tensor(secret)}
+        {
+            "values": values[i],
+            "carries": torch.tensor(i % 5 != 0),
+            "secret": torch.tensor(secret),
+        }
         for i in range(count)
     )
 
@@ -99,7 +103,11 @@ class BoundsData(PointwiseDataModule):
         self.categories, self.poisoned, self.without = categories, poisoned, without
 
     def setup(self, stage: str) -> None:
-        splits = {"train": rows(40, 0), "val": rows(30, 1), "test": rows(60, 2, secret=True)}
+        splits = {
+            "train": rows(40, 0),
+            "val": rows(30, 1),
+            "test": rows(60, 2, secret=True),
+        }
         for split in splits.values():
             if self.categories:
                 split.categories = [("even", "odd")[i % 2] for i in range(len(split))]
@@ -109,7 +117,9 @@ class BoundsData(PointwiseDataModule):
                 splits["train"][index]["values"] = torch.tensor([math.nan, 0.0])
         if stage == "validate" and "val" in self.without:
             raise DataError("there is no selection file")
-        self.datasets = {name: splits[name] for name in splits if name not in self.without}
+        self.datasets = {
+            name: splits[name] for name in splits if name not in self.without
+        }
 
 
 class Forbidden(Callback):
@@ -135,7 +145,9 @@ def run(output: Path, *more: str) -> pandas.DataFrame:
 
 def values(split: str, constraint: str, only: slice = slice(None)) -> np.ndarray:
     """The two values of each row that carries the constraint."""
-    chosen = [row for row in ROWS[split][only] if constraint == "upper" or row["carries"]]
+    chosen = [
+        row for row in ROWS[split][only] if constraint == "upper" or row["carries"]
+    ]
     return torch.stack([row["values"] for row in chosen]).double().numpy()
 
 
@@ -150,7 +162,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[pandas.DataFrame
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_each_share_of_the_samples_meets_its_tolerance_and_no_stricter_one(split, measured) -> None:
+def test_each_share_of_the_samples_meets_its_tolerance_and_no_stricter_one(
+    split, measured
+) -> None:
     found, _ = measured
     upper, lower, between, exact = (
         values(split, name) for name in ("upper", "lower", "between", "exact")
@@ -238,7 +252,9 @@ def test_a_trained_model_by_its_checkpoint(tmp_path) -> None:
         ([*TASK[:2], *TASK[4:]], "a PointwiseDataModule: give --data one"),
     ],
 )
-def test_what_is_wrong_with_the_command_line_is_said(words, message, tmp_path, capsys) -> None:
+def test_what_is_wrong_with_the_command_line_is_said(
+    words, message, tmp_path, capsys
+) -> None:
     with pytest.raises(SystemExit):
         main(["tolerances", *words, "--output", str(tmp_path)])
     assert message in capsys.readouterr().err

@@ -83,7 +83,9 @@ def test_a_certificate_of_an_earlier_version_holds(here: Path) -> None:
     for name in ("bounds", "base", "code", "data", "models", "tested"):
         del found[name]
     path.write_text(json.dumps(found))
-    [check] = monitor(here / "out/model", NEW, own(here / "out/model"), here / "state.json")
+    [check] = monitor(
+        here / "out/model", NEW, own(here / "out/model"), here / "state.json"
+    )
     assert (check.n, check.verdict) == (90, "believable")
     compare("--require", REQUIREMENT)  # And its answer is repeated.
 
@@ -91,8 +93,17 @@ def test_a_certificate_of_an_earlier_version_holds(here: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("special_tokens_map.json", "additional_chat_templates/tool_use.jinja", "vocab.txt"),
-        *("certificate/more.yaml", "tokenizer.model", "model.safetensors.index.json", "x.py"),
+        *(
+            "special_tokens_map.json",
+            "additional_chat_templates/tool_use.jinja",
+            "vocab.txt",
+        ),
+        *(
+            "certificate/more.yaml",
+            "tokenizer.model",
+            "model.safetensors.index.json",
+            "x.py",
+        ),
     ],
 )
 def test_a_file_that_is_added_is_named(here: Path, name: str) -> None:
@@ -118,7 +129,9 @@ def test_texts_for_people_and_hidden_files_may_be_added(here: Path) -> None:
     assert "its certificate.json says, with 95 %" in required_of(model)
 
 
-def test_a_missing_permission_is_told_as_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_permission_is_told_as_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was told as forgery."""
     model, opened = here / "out/model", Path.open
 
@@ -153,14 +166,18 @@ def test_a_configuration_of_other_bounds_is_refused(here: Path) -> None:
         monitor(model, NEW, [str(config)], here / "state.json")
 
 
-def test_arguments_that_the_checkpoint_was_not_trained_with_are_refused(here: Path) -> None:
+def test_arguments_that_the_checkpoint_was_not_trained_with_are_refused(
+    here: Path,
+) -> None:
     """What a task counts may hang on any of them; a predecessor may be of another method."""
     model, config = here / "out/model", here / "mine.yaml"
     text = (model / "certificate/config.yaml").read_text()
     penalty = "{class_path: pl_pointwise.Penalty, init_args: {weight: 7.0}}"
     config.write_text(text.replace("formulation: null", f"formulation: {penalty}"))
     assert penalty in config.read_text()
-    with pytest.raises(RequirementError, match=r"was certified with --model\.formulation"):
+    with pytest.raises(
+        RequirementError, match=r"was certified with --model\.formulation"
+    ):
         monitor(model, NEW, [str(config)], here / "state.json")
     shutil.copytree(model, here / "older")
     path = here / "older/certificate/model.ckpt"
@@ -227,7 +244,9 @@ def test_a_verdict_is_of_the_code_that_made_it(
     code(0.0)
     compare("--require", REQUIREMENT)
     assert "was shown to meet" in capsys.readouterr().out
-    certificate = json.loads((tmp_path / "out/model/certificate/certificate.json").read_text())
+    certificate = json.loads(
+        (tmp_path / "out/model/certificate/certificate.json").read_text()
+    )
     assert certificate["code"]
     code(5.0)
     said = refused(capsys, "--require", REQUIREMENT)
@@ -255,11 +274,13 @@ def test_what_a_plain_comparison_spends_is_said_beforehand(
     said = capsys.readouterr().out
     assert said.startswith("Without --require the tables show the test data")
     compare()
-    assert "Without --require" not in capsys.readouterr().out  # Nothing is left to be shown.
+    # Nothing is left to be shown.
+    assert "Without --require" not in capsys.readouterr().out
 
 
 def test_a_requirement_given_twice_is_one(here: Path) -> None:
-    compare("--require", REQUIREMENT, "--require", "near:  violated <= .1")  # The same use.
+    # The same use.
+    compare("--require", REQUIREMENT, "--require", "near:  violated <= .1")
 
 
 # Rows --------------------------------------------------------------------------------------------
@@ -271,7 +292,8 @@ class Named(list[dict[str, Any]]):
 
 def named(names: list[str], texts: list[str], **more: Any) -> Named:
     rows = Named(
-        {"text": t, "unit": n, "n": 1.5, **more} for n, t in zip(names, texts, strict=True)
+        {"text": t, "unit": n, "n": 1.5, **more}
+        for n, t in zip(names, texts, strict=True)
     )
     rows.units = names
     return rows
@@ -299,7 +321,9 @@ def test_rows_under_other_names_are_the_same_rows(rename: Any) -> None:
 
 
 def test_a_name_is_known_whatever_its_rows_hold() -> None:
-    before, again = (table(named(["u1", "u2"], texts)) for texts in (TEXTS[:2], TEXTS[2:]))
+    before, again = (
+        table(named(["u1", "u2"], texts)) for texts in (TEXTS[:2], TEXTS[2:])
+    )
     assert records_not_known(again, {*before["unit"], *before["content"]})[1] == 2
 
 
@@ -309,7 +333,10 @@ def test_decomposed_letters_are_the_same_prompt() -> None:
     for one, other in (
         (named(TEXTS, TEXTS), named(apart, apart)),
         ([{"t": text} for text in TEXTS], [{"t": text} for text in apart]),
-        ([{"m": [{"c": text}]} for text in TEXTS], [{"m": [{"c": text}]} for text in apart]),
+        (
+            [{"m": [{"c": text}]} for text in TEXTS],
+            [{"m": [{"c": text}]} for text in apart],
+        ),
     ):
         before = table(one)
         marks = {*before["unit"], *before["content"]}
@@ -318,7 +345,9 @@ def test_decomposed_letters_are_the_same_prompt() -> None:
 
 def test_what_many_units_hold_tells_none_apart() -> None:
     """Answers of one word, say: of two users with the same one neither is the other."""
-    before, new = (table(named([f"{n}{k}" for k in range(6)], ["yes"] * 6)) for n in "ab")
+    before, new = (
+        table(named([f"{n}{k}" for k in range(6)], ["yes"] * 6)) for n in "ab"
+    )
     assert records_not_known(new, {*before["unit"], *before["content"]})[1] == 0
 
 
@@ -339,7 +368,10 @@ def test_a_used_split_is_known_under_other_names(tmp_path: Path) -> None:
 
 def test_a_use_of_an_earlier_version_holds(here: Path) -> None:
     """It had no contents, code or base on record."""
-    for path in [*(here / "uses").glob("*.json"), *(here / "out/certification").glob("*.json")]:
+    for path in [
+        *(here / "uses").glob("*.json"),
+        *(here / "out/certification").glob("*.json"),
+    ]:
         found = json.loads(path.read_text())
         del found["contents"], found["use"]["code"]
         path.write_text(json.dumps(found))

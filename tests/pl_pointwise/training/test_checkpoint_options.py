@@ -16,8 +16,20 @@ from tests.pl_pointwise.toy import trainer
 
 NAME = "tests.pl_pointwise.line_task"
 TASK = ["--model", f"{NAME}.LineModule", "--data", f"{NAME}.LineData"]
-TRAINER = ["--trainer.max_epochs", "2", "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
-TRAINER += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+TRAINER = [
+    "--trainer.max_epochs",
+    "2",
+    "--trainer.accelerator",
+    "cpu",
+    "--trainer.logger",
+    "false",
+]
+TRAINER += [
+    "--trainer.enable_progress_bar",
+    "false",
+    "--trainer.enable_model_summary",
+    "false",
+]
 SETTINGS = ["--model.formulation", "Pointwise", "--model.formulation.alpha", "2"]
 SETTINGS += ["--model.init_args.tolerance", "0.3"]
 
@@ -73,7 +85,14 @@ def test_the_configuration_beside_the_checkpoint_goes_with_it(checkpoint, made) 
 def test_other_settings_are_refused_by_name_with_the_configuration(
     command, checkpoint, made, capsys
 ) -> None:
-    args = [*TASK, *SETTINGS, "--model.tolerance", "0.7", "--model.formulation.alpha", "3"]
+    args = [
+        *TASK,
+        *SETTINGS,
+        "--model.tolerance",
+        "0.7",
+        "--model.formulation.alpha",
+        "3",
+    ]
     with pytest.raises(SystemExit):
         made(command, *args, "--ckpt_path", str(checkpoint))
     said = capsys.readouterr().err.splitlines()[-1]
@@ -90,13 +109,18 @@ def test_other_settings_can_be_accepted(checkpoint, made) -> None:
     assert torch.equal(
         module.weight, torch.load(checkpoint, weights_only=True)["state_dict"]["weight"]
     )
-    made("fit", *args, *SETTINGS[:4], "--accept_differences", "--trainer.max_epochs", "3")
+    made(
+        "fit", *args, *SETTINGS[:4], "--accept_differences", "--trainer.max_epochs", "3"
+    )
 
 
 def test_a_users_own_reader_is_told_to_run_no_code(checkpoint, made) -> None:
     """Lightning's default is to run it where a checkpoint comes from http://…."""
     config = checkpoint.parents[1] / "config.yaml"
-    plugin = ["--trainer.plugins", "tests.pl_pointwise.training.test_checkpoint_options.NotedIO"]
+    plugin = [
+        "--trainer.plugins",
+        "tests.pl_pointwise.training.test_checkpoint_options.NotedIO",
+    ]
     NotedIO.asked.clear()
     made("test", "--config", str(config), *plugin, "--ckpt_path", str(checkpoint))
     assert set(NotedIO.asked) == {True}
@@ -116,7 +140,10 @@ def test_a_checkpoint_of_another_class_is_refused(checkpoint, capsys) -> None:
     other = ["--model", "tests.pl_pointwise.toy.Toy", *TASK[2:]]
     with pytest.raises(SystemExit):
         main(["test", *other, *TRAINER, "--ckpt_path", str(checkpoint)])
-    assert "is of a LineModule, and the configuration asks for a Toy" in capsys.readouterr().err
+    assert (
+        "is of a LineModule, and the configuration asks for a Toy"
+        in capsys.readouterr().err
+    )
 
 
 def test_arguments_that_only_one_of_the_two_has_are_no_difference(
@@ -132,6 +159,8 @@ def test_arguments_that_only_one_of_the_two_has_are_no_difference(
 
 
 def test_classes_are_compared_by_name_and_values_by_dotted_name() -> None:
-    short, long = ({"class_path": f"pl_pointwise{m}.Pointwise"} for m in ("", ".formulations"))
+    short, long = (
+        {"class_path": f"pl_pointwise{m}.Pointwise"} for m in ("", ".formulations")
+    )
     assert differences(short, long) == {}
     assert differences(short, {"class_path": "pl_pointwise.Relaxed"})

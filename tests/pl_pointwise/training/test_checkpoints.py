@@ -67,13 +67,16 @@ class Hard(Toy):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         falling = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", 0.5, patience=0)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, "max", 0.5, patience=0
+        )
         # Not strict: some runs have no evaluation.
         judged = {"scheduler": plateau, "monitor": "val/objective", "strict": False}
         return [optimizer], [falling, judged]
 
     def validation_step(self, *arguments: Any) -> None:
-        torch.rand(3)  # As generating answers draws, also in an evaluation that a stop adds.
+        # As generating answers draws, also in an evaluation that a stop adds.
+        torch.rand(3)
         super().validation_step(*arguments)
 
 
@@ -121,7 +124,9 @@ def assert_every_resume_is_exact(saver: Saver, **options: Any) -> None:
         assert resumed.trainer.global_step == uninterrupted.trainer.global_step
         if rest:  # Lightning leaves a run that had ended by max_steps an epoch short.
             assert resumed.trainer.current_epoch == uninterrupted.trainer.current_epoch
-        assert rates == [group["lr"] for group in resumed.trainer.optimizers[0].param_groups]
+        assert rates == [
+            group["lr"] for group in resumed.trainer.optimizers[0].param_groups
+        ]
     assert len(batches) == uninterrupted.trainer.global_step
 
 
@@ -138,7 +143,9 @@ LIMITS: dict[str, dict[str, Any]] = {
     ("hook", "limits"),
     [
         *(("on_train_batch_end", name) for name in LIMITS),
-        *itertools.product(["on_validation_end", "on_train_epoch_end"], ["epochs", "steps"]),
+        *itertools.product(
+            ["on_validation_end", "on_train_epoch_end"], ["epochs", "steps"]
+        ),
     ],
 )
 def test_resumed_equals_uninterrupted(hook: str, limits: str, tmp_path: Path) -> None:
@@ -154,7 +161,9 @@ def test_resumed_equals_uninterrupted(hook: str, limits: str, tmp_path: Path) ->
 
 
 def plain(**options: Any) -> DataLoader[Any]:
-    return DataLoader(IndexedDataset(ROWS), 4, shuffle=True, collate_fn=stack, **options)
+    return DataLoader(
+        IndexedDataset(ROWS), 4, shuffle=True, collate_fn=stack, **options
+    )
 
 
 def stateful(**options: Any) -> Any:
@@ -182,7 +191,9 @@ def test_plain_loader_is_refused_in_mid_epoch_with_the_remedy(tmp_path: Path) ->
     """It replays the start of the epoch: samples step twice, others never."""
     saver = Saver("on_train_batch_end", tmp_path)
     train(plain(), saver, max_epochs=2)
-    with pytest.raises(TrainingError, match=r"stopped after 2 batches.*PointwiseDataModule"):
+    with pytest.raises(
+        TrainingError, match=r"stopped after 2 batches.*PointwiseDataModule"
+    ):
         train(plain(), checkpoint=saver.paths[1], max_epochs=2)
 
 
@@ -195,14 +206,18 @@ class Estimating(Hard):
 
 
 @pytest.mark.parametrize("make", [data, stateful], ids=["ours", "torchdata"])
-def test_estimated_stepping_batches_is_refused_in_mid_epoch(make: Any, tmp_path: Path) -> None:
+def test_estimated_stepping_batches_is_refused_in_mid_epoch(
+    make: Any, tmp_path: Path
+) -> None:
     """Reading it sets the loaders up before their state is loaded, and the epoch starts over."""
     saver = Saver("on_train_batch_end", tmp_path)
     uninterrupted, _ = train(make(), saver, module=Estimating(), max_epochs=2)
     with pytest.raises(TrainingError, match="estimated_stepping_batches"):
         train(make(), module=Estimating(), checkpoint=saver.paths[1], max_epochs=2)
     if make is data:  # The end of an epoch needs no loader state.
-        resumed, _ = train(make(), module=Estimating(), checkpoint=saver.paths[3], max_epochs=2)
+        resumed, _ = train(
+            make(), module=Estimating(), checkpoint=saver.paths[3], max_epochs=2
+        )
         assert_identical_run(resumed, uninterrupted)
 
 
@@ -234,20 +249,28 @@ def checkpoints_of_two_epochs(tmp_path: Path) -> list[Path]:
     ],
     ids=["fewer", "other", "reversed"],
 )
-def test_another_training_set_is_refused(rows: Any, now: str, two_epochs: list[Path]) -> None:
+def test_another_training_set_is_refused(
+    rows: Any, now: str, two_epochs: list[Path]
+) -> None:
     """Its samples would be trained with the multipliers of others."""
     message = rf"another training set.*checkpoint: 13 rows of λ; now: {now} samples\)"
     with pytest.raises(TrainingError, match=message):
         train(ToyData(rows, batch_size=4), checkpoint=two_epochs[1], max_epochs=2)
 
 
-def test_another_batch_size_is_refused_in_mid_epoch(two_epochs: list[Path], tmp_path: Path) -> None:
+def test_another_batch_size_is_refused_in_mid_epoch(
+    two_epochs: list[Path], tmp_path: Path
+) -> None:
     """The place in the epoch is counted in batches: samples would be repeated or left out."""
-    with pytest.raises(DataError, match=r"2 batches of an epoch, of 4 samples .* now .* 3"):
+    with pytest.raises(
+        DataError, match=r"2 batches of an epoch, of 4 samples .* now .* 3"
+    ):
         train(ToyData(ROWS, batch_size=3), checkpoint=two_epochs[1], max_epochs=2)
     saver = Saver("on_train_epoch_end", tmp_path / "ends")
     train(data(), saver, max_epochs=2)
-    _, rest = train(ToyData(ROWS, batch_size=3), checkpoint=saver.paths[0], max_epochs=2)
+    _, rest = train(
+        ToyData(ROWS, batch_size=3), checkpoint=saver.paths[0], max_epochs=2
+    )
     assert sorted(i for _, batch in rest for i in batch) == list(range(13))
 
 
@@ -282,11 +305,15 @@ def test_second_fit_measures_the_unit_anew() -> None:
     counts = []
     for epochs in (150, 3, 3):
         fit(module, rows, epochs=epochs)
-        counts.append(module._lagrangian.units.state_dict()["states"]["fit"]["measurements"])
+        counts.append(
+            module._lagrangian.units.state_dict()["states"]["fit"]["measurements"]
+        )
     assert counts == [9, 12, 15]
 
 
-def test_fit_on_other_data_starts_its_multipliers_at_zero(caplog: pytest.LogCaptureFixture) -> None:
+def test_fit_on_other_data_starts_its_multipliers_at_zero(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     module = fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(7))
     assert module.multipliers["pair"].any()
     module.learning_rate = 0.0
@@ -343,7 +370,8 @@ class Notebook(PointwiseModule):
         sizes: Any = None,
         optimization: Optimization | None = None,
         extra: Any = None,
-        constraints: dict[str, Constraint] | None = None,  # Called as one of the base module's.
+        # Called as one of the base module's.
+        constraints: dict[str, Constraint] | None = None,
         **others: Any,
     ) -> None:
         super().__init__(
@@ -377,7 +405,9 @@ def assert_plain(value: Any) -> None:
         Own(strength=3.0),
     ],
 )
-def test_checkpoint_of_a_notebook_loads_weights_only(formulation: Any, tmp_path: Path) -> None:
+def test_checkpoint_of_a_notebook_loads_weights_only(
+    formulation: Any, tmp_path: Path
+) -> None:
     """Hyperparameters are plain: a pickled object could not be loaded without running code."""
     path = tmp_path / "notebook.ckpt"
     module = Notebook(
@@ -386,7 +416,14 @@ def test_checkpoint_of_a_notebook_loads_weights_only(formulation: Any, tmp_path:
         folder=tmp_path / "models",
         sizes=Sizes(),
         optimization=Optimization(learning_rate=1e-2, schedule="cosine"),
-        extra=[np.int64(3), (1, 2), {"a": np.float64(0.5)}, torch.tensor(2.5), Mode.FAST, None],
+        extra=[
+            np.int64(3),
+            (1, 2),
+            {"a": np.float64(0.5)},
+            torch.tensor(2.5),
+            Mode.FAST,
+            None,
+        ],
     )
     fit(module, ToyRows(7), epochs=1)  # type: ignore[arg-type]
     module.trainer.save_checkpoint(path)
@@ -401,11 +438,15 @@ def test_checkpoint_of_a_notebook_loads_weights_only(formulation: Any, tmp_path:
 
     loaded = Notebook.load_from_checkpoint(path, weights_only=True)
     assert loaded.formulations == module.formulations
-    assert loaded.training_settings.optimization == module.training_settings.optimization
+    assert (
+        loaded.training_settings.optimization == module.training_settings.optimization
+    )
     assert loaded.constraints == module.constraints
     assert_identical_run(loaded, module)
     assert loaded.multipliers.samples == 7
-    other = Notebook.load_from_checkpoint(path, weights_only=True, formulation=Pointwise())
+    other = Notebook.load_from_checkpoint(
+        path, weights_only=True, formulation=Pointwise()
+    )
     assert other.formulations == {"fit": Pointwise()}
 
 
@@ -419,16 +460,25 @@ def test_a_subclass_loads_from_its_own_arguments_alone(tmp_path: Path) -> None:
     """Failed for a fixed `training=`, and for an argument `constraints`."""
     bounds, own = {"fit": Constraint(at_most=0.25)}, {"fit": Constraint(at_most=0.5)}
     module = Notebook(
-        None, constraints=bounds, evaluation_constraints=own, extra=torch.bfloat16, sizes=np.ones(2)
+        None,
+        constraints=bounds,
+        evaluation_constraints=own,
+        extra=torch.bfloat16,
+        sizes=np.ones(2),
     )
     path = saved(module, tmp_path / "a.ckpt")
     loaded = Notebook.load_from_checkpoint(path, weights_only=True)
     assert (loaded.constraints, loaded.evaluation_constraints) == (bounds, own)
     assert loaded.extra is torch.bfloat16
-    assert torch.load(path, weights_only=True)["hyper_parameters"]["sizes"] == [1.0, 1.0]
+    assert torch.load(path, weights_only=True)["hyper_parameters"]["sizes"] == [
+        1.0,
+        1.0,
+    ]
 
 
-def test_an_argument_without_a_plain_form_is_asked_for(tmp_path: Path, caplog: Any) -> None:
+def test_an_argument_without_a_plain_form_is_asked_for(
+    tmp_path: Path, caplog: Any
+) -> None:
     """It was None after load_from_checkpoint, without a word."""
     path = saved(Notebook(None, extra=Colour.RED), tmp_path / "c.ckpt")
     assert "will not hold the arguments extra" in caplog.text
@@ -439,7 +489,9 @@ def test_an_argument_without_a_plain_form_is_asked_for(tmp_path: Path, caplog: A
     train(data(), module=loaded, checkpoint=path, max_epochs=2)
 
 
-def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(tmp_path: Path) -> None:
+def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "last.ckpt"
     module = fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(7))
     module.trainer.save_checkpoint(path)
@@ -449,7 +501,8 @@ def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(tmp_path: P
     torch.manual_seed(0)
     fit(module, ToyRows(7), epochs=1)
     assert_identical_run(loaded, module)
-    assert loaded.trainer.global_step == 2  # a new run: only weights and multipliers go on
+    # a new run: only weights and multipliers go on
+    assert loaded.trainer.global_step == 2
 
 
 def test_checkpoint_counts_what_was_left_out_so_far(tmp_path: Path) -> None:

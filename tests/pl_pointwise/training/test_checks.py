@@ -74,12 +74,19 @@ def test_an_index_that_is_not_the_position_is_refused(dataset: Any) -> None:
     """Samples shared rows of λ, other rows stayed 0, without a word."""
     module = Line()
     with pytest.raises(TrainingError, match=r"wrap the whole data set"):
-        fit(module, loader(dataset, sampler=WeightedRandomSampler(torch.ones(len(dataset)), 16)))
+        fit(
+            module,
+            loader(
+                dataset, sampler=WeightedRandomSampler(torch.ones(len(dataset)), 16)
+            ),
+        )
     assert module.global_step == 0
 
 
 def test_a_data_set_that_is_wrapped_as_a_whole_is_welcome() -> None:
-    whole = IndexedDataset(ConcatDataset([IndexedDataset(ToyRows(8)), IndexedDataset(ToyRows(4))]))
+    whole = IndexedDataset(
+        ConcatDataset([IndexedDataset(ToyRows(8)), IndexedDataset(ToyRows(4))])
+    )
     assert fit(Line(), loader(whole)).global_step == 3
 
 
@@ -98,7 +105,10 @@ def test_an_index_that_comes_twice_in_an_epoch_is_refused() -> None:
 
 def test_a_collate_function_with_indices_of_other_types_is_refused() -> None:
     def floating(rows: list[Any]) -> dict[str, Tensor]:
-        return {**collate_counting_from_zero(rows), "index": torch.arange(len(rows)) * 1.0}
+        return {
+            **collate_counting_from_zero(rows),
+            "index": torch.arange(len(rows)) * 1.0,
+        }
 
     with pytest.raises(DataError, match=r"whole numbers, got torch\.float32"):
         fit(Line(), loader(ToyRows(8), collate_fn=floating))
@@ -136,8 +146,13 @@ def test_over_ranks_no_sampler_gives_a_sample_to_two() -> None:
     for ranks, drop_last in ((2, True), (11, False)):
         even = DistributedSampler(rows, num_replicas=ranks, rank=0, drop_last=drop_last)
         check_sampler(loader(rows, sampler=even), ranks)
-    for sampler in (RandomSampler(rows), DistributedSampler(rows, num_replicas=3, rank=0)):
-        with pytest.raises(TrainingError, match="Sampler over 2 ranks may give a sample to two"):
+    for sampler in (
+        RandomSampler(rows),
+        DistributedSampler(rows, num_replicas=3, rank=0),
+    ):
+        with pytest.raises(
+            TrainingError, match="Sampler over 2 ranks may give a sample to two"
+        ):
             check_sampler(loader(rows, sampler=sampler), 2)
     check_sampler(loader(rows, sampler=PointwiseSampler(rows, num_replicas=2)), 2)
     check_sampler(loader(rows, sampler=sampler), 1)
@@ -163,7 +178,10 @@ class WithoutGradient(Line):
 
 @pytest.mark.parametrize(
     ("term", "match"),
-    [("fit", 'Constraint "fit": its values have no gradient'), ("objective", "The objecti")],
+    [
+        ("fit", 'Constraint "fit": its values have no gradient'),
+        ("objective", "The objecti"),
+    ],
 )
 def test_a_term_without_a_gradient_is_refused_by_name(term: str, match: str) -> None:
     """A share of errors was accepted as a constraint, and its λ grew."""
@@ -190,14 +208,22 @@ NO_FORMULATION = r"Not a formulation: .* such as Pointwise\("
         (Optimization, {"schedule": "cosin"}, "one of .*cosine"),
         (Optimization, {"warmup_ratio": 10}, "at least 0 and at most 1"),
         (Optimization, {"learning_rate": "1e-4"}, "must be a number"),
-        (Training, {"gradient_clip_val": 0}, "=0: must be a number, above 0. None sets"),
+        (
+            Training,
+            {"gradient_clip_val": 0},
+            "=0: must be a number, above 0. None sets",
+        ),
         (Training, {"micro_batch_size": 2.5}, "a number, whole"),
         (Training, {"order": "dual-first"}, "one of .*dual_first"),
         (Training, {"optimization": "adam"}, "Optimization.learning_rate"),
         (Line, {"formulation": "pointwise"}, NO_FORMULATION),
         (Line, {"formulation": Pointwise}, NO_FORMULATION),
         (Line, {"formulation": {"fit": "average"}}, NO_FORMULATION),
-        (PointwiseModule, {"formulation": None, "constraints": {"fit": 0.1}}, "Constraint"),
+        (
+            PointwiseModule,
+            {"formulation": None, "constraints": {"fit": 0.1}},
+            "Constraint",
+        ),
         (
             PointwiseModule,
             {"formulation": None, "constraints": Constraint(at_most=0)},
@@ -205,7 +231,9 @@ NO_FORMULATION = r"Not a formulation: .* such as Pointwise\("
         ),
     ],
 )
-def test_impossible_settings_are_told_what_to_write(kind: Any, settings: Any, match: str) -> None:
+def test_impossible_settings_are_told_what_to_write(
+    kind: Any, settings: Any, match: str
+) -> None:
     """schedule="cosin" was constant, clipping at 0 froze the weights while λ grew."""
     with pytest.raises(ValueError, match=match):
         kind(**settings)
@@ -217,7 +245,9 @@ def test_a_bare_tensor_is_told_what_to_write(method: str) -> None:
     """The message listed tensors."""
     module = Line()
     setattr(module, method, lambda *args: torch.zeros(4))
-    with pytest.raises(ValueError, match=rf"{method}\(\) returned a Tensor: return a dict .*\"fit"):
+    with pytest.raises(
+        ValueError, match=rf"{method}\(\) returned a Tensor: return a dict .*\"fit"
+    ):
         fit(module)
 
 
@@ -227,10 +257,14 @@ def test_what_cannot_be_per_sample_is_told(caplog: pytest.LogCaptureFixture) -> 
     module.membership = lambda batch: {"fit": [True] * 4}  # type: ignore
     with pytest.raises(DataError, match=r"must be bool .* got no tensor of shape list"):
         fit(module)
-    with pytest.raises(TrainingError, match=r"need one training DataLoader .* got list"):
+    with pytest.raises(
+        TrainingError, match=r"need one training DataLoader .* got list"
+    ):
         fit(Line(), [loader(), loader()])
     module.membership = lambda batch: {}  # type: ignore
-    module.constraint_values = lambda outputs, batch: {"fit": outputs - batch["y"][:, None]}  # type: ignore
+    module.constraint_values = lambda outputs, batch: {
+        "fit": outputs - batch["y"][:, None]
+    }  # type: ignore
     fit(module)
     assert "broadcast" in caplog.text
 
@@ -312,7 +346,9 @@ def test_a_tensor_data_set_trains_with_names() -> None:
     tensors = TensorDataset(ToyRows(8).x, ToyRows(8).y)
     with pytest.raises(DataError, match=r"fields=\[\"x\", \"y\"\]\)"):
         fit(Line(), loader(tensors))
-    with pytest.raises(DataError, match=r"tuples of 2 without names.*fields=\[\"x\", \"y\"\]"):
+    with pytest.raises(
+        DataError, match=r"tuples of 2 without names.*fields=\[\"x\", \"y\"\]"
+    ):
         fit(Line(), loader(IndexedDataset(tensors)))
     module = fit(Line(), loader(IndexedDataset(tensors, fields=("x", "y"))))
     assert module.global_step == 2
@@ -332,10 +368,14 @@ def test_random_rows_resume_and_are_warned_of(tmp_path: Path, caplog: Any) -> No
     assert "differ each time they are read" in caplog.text
     module.trainer.save_checkpoint(path)
     resumed = Line()
-    trainer(max_epochs=2).fit(resumed, loader(IndexedDataset(Augmented(8))), ckpt_path=path)
+    trainer(max_epochs=2).fit(
+        resumed, loader(IndexedDataset(Augmented(8))), ckpt_path=path
+    )
     assert resumed.global_step == 4
     with pytest.raises(TrainingError, match="another training set"):
-        trainer(max_epochs=2).fit(Line(), loader(IndexedDataset(Augmented(6))), ckpt_path=path)
+        trainer(max_epochs=2).fit(
+            Line(), loader(IndexedDataset(Augmented(6))), ckpt_path=path
+        )
 
 
 def test_a_formulation_must_keep_its_arguments() -> None:

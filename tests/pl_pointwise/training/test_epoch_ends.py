@@ -93,7 +93,9 @@ def own(held_out: Any, workers: int = 0) -> Any:
 
 
 def foreign(kind: Any, held_out: Any, **options: Any) -> Any:
-    train = kind(IndexedDataset(ROWS), 4, collate_fn=stack, **({"shuffle": True} | options))
+    train = kind(
+        IndexedDataset(ROWS), 4, collate_fn=stack, **({"shuffle": True} | options)
+    )
     val = held_out and DataLoader(IndexedDataset(held_out), 4, collate_fn=stack)
     return {"train_dataloaders": train, "val_dataloaders": val}
 
@@ -156,7 +158,9 @@ STOPS: dict[str, Any] = {
 }
 
 
-def train(make: Any, held_out: Any, stop: Any = None, path: Any = None, **options: Any) -> Any:
+def train(
+    make: Any, held_out: Any, stop: Any = None, path: Any = None, **options: Any
+) -> Any:
     torch.manual_seed(0 if path is None else 1234)
     stops = [] if stop is None else [stop]
     runner = trainer(
@@ -168,7 +172,9 @@ def train(make: Any, held_out: Any, stop: Any = None, path: Any = None, **option
     return module
 
 
-def assert_resumes(loader: str, kind: str, held_out: Any, folder: Path, **options: Any) -> None:
+def assert_resumes(
+    loader: str, kind: str, held_out: Any, folder: Path, **options: Any
+) -> None:
     make, (of, hook, call, *error) = LOADERS[loader], STOPS[kind]
     options["default_root_dir"] = folder
     whole = train(make, held_out, **options)
@@ -184,7 +190,10 @@ def marks_of(loader: str, kind: str, held_out: Any) -> Any:
     if loader in ("own", "plain", "torchdata"):
         quick = bool(held_out) or kind in ("last batch", "epoch ended")
     else:
-        quick = loader.endswith(("evaluation", "skipping")) and kind in ("last batch", "epoch ends")
+        quick = loader.endswith(("evaluation", "skipping")) and kind in (
+            "last batch",
+            "epoch ends",
+        )
     return [] if quick and (held_out or loader != "skipping") else [pytest.mark.slow]
 
 
@@ -219,7 +228,9 @@ def test_an_evaluation_within_an_epoch_is_made_after_the_resume(tmp_path: Path) 
     assert_resumes("own, plain evaluation", "within", HELD_OUT, tmp_path, **options)
 
 
-@pytest.mark.parametrize("loader", ["own", "plain", "plain, own generator", "torchdata"])
+@pytest.mark.parametrize(
+    "loader", ["own", "plain", "plain, own generator", "torchdata"]
+)
 def test_a_run_saved_after_its_end_is_prolonged(loader: str, tmp_path: Path) -> None:
     """Asked for its state after the fit, torchdata's loader begins an epoch."""
     path, make = tmp_path / "a.ckpt", LOADERS[loader]
@@ -249,7 +260,8 @@ class WithBackbone(Recorded):
 
 
 @pytest.mark.parametrize(
-    ("batches", "refused"), [(EPOCH + 2, False), (2 * EPOCH, False), (2 * EPOCH + 2, True)]
+    ("batches", "refused"),
+    [(EPOCH + 2, False), (2 * EPOCH, False), (2 * EPOCH + 2, True)],
 )
 def test_what_was_unfrozen_is_unfrozen_or_missed(
     batches: int, refused: bool, tmp_path: Path
@@ -259,7 +271,10 @@ def test_what_was_unfrozen_is_unfrozen_or_missed(
 
     def run(*stops: Any, path: Any = None) -> Any:
         torch.manual_seed(0)
-        callbacks = [BackboneFinetuning(unfreeze_backbone_at_epoch=2, verbose=False), *stops]
+        callbacks = [
+            BackboneFinetuning(unfreeze_backbone_at_epoch=2, verbose=False),
+            *stops,
+        ]
         options: Any = {"max_epochs": 4, "default_root_dir": tmp_path}
         runner = trainer(callbacks=callbacks, enable_checkpointing=True, **options)
         module = WithBackbone()
@@ -271,7 +286,9 @@ def test_what_was_unfrozen_is_unfrozen_or_missed(
     stop = StopAt("on_train_batch_end", batches, tmp_path / "a.ckpt", True)
     run(stop)
     if refused:
-        with pytest.raises(TrainingError, match=r"2 weights \(backbone.bias, …\).*on_fit_start"):
+        with pytest.raises(
+            TrainingError, match=r"2 weights \(backbone.bias, …\).*on_fit_start"
+        ):
             run(path=stop.path)
     else:
         assert_identical_run(run(path=stop.path), whole)

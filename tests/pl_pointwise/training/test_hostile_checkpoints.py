@@ -78,14 +78,18 @@ def test_file_that_is_no_checkpoint_is_refused_by_name(
 ) -> None:
     path = tmp_path / "cut.ckpt"
     path.write_bytes(good.read_bytes()[:-40] if cut else b"not a checkpoint")
-    with pytest.raises(TrainingError, match=r"cut\.ckpt cannot be read.*Resume from another"):
+    with pytest.raises(
+        TrainingError, match=r"cut\.ckpt cannot be read.*Resume from another"
+    ):
         resume(path)
 
 
 def test_other_content_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "other.ckpt"
     torch.save({"weight": torch.zeros(2)}, path)
-    with pytest.raises(TrainingError, match=r"other\.ckpt is no checkpoint of Lightning"):
+    with pytest.raises(
+        TrainingError, match=r"other\.ckpt is no checkpoint of Lightning"
+    ):
         resume(path)
 
 
@@ -104,10 +108,16 @@ PLACES = ["hyper_parameters/formulation", "pl_pointwise/multipliers/pair", "stra
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_code_in_a_checkpoint_is_not_run(where: str, good: Path, tmp_path: Path) -> None:
+def test_code_in_a_checkpoint_is_not_run(
+    where: str, good: Path, tmp_path: Path
+) -> None:
     crater = tmp_path / "crater"
-    path = changed(good, tmp_path / "bomb.ckpt", lambda c: place(where)(c, Bomb(crater)))
-    with pytest.raises(TrainingError, match=r"bomb\.ckpt cannot be read.*nothing was run"):
+    path = changed(
+        good, tmp_path / "bomb.ckpt", lambda c: place(where)(c, Bomb(crater))
+    )
+    with pytest.raises(
+        TrainingError, match=r"bomb\.ckpt cannot be read.*nothing was run"
+    ):
         resume(path)
     with pytest.raises(pickle.UnpicklingError):
         Toy.load_from_checkpoint(path)
@@ -126,7 +136,9 @@ def test_bare_pickle_is_not_run(tmp_path: Path) -> None:
     assert not crater.exists()
 
 
-def test_instantiator_named_in_a_checkpoint_is_not_imported(good: Path, tmp_path: Path) -> None:
+def test_instantiator_named_in_a_checkpoint_is_not_imported(
+    good: Path, tmp_path: Path
+) -> None:
     """Lightning's key for building a module from hyperparameters: it once took any function."""
     crater = tmp_path / "crater"
 
@@ -164,7 +176,9 @@ DAMAGE: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize(("where", "value"), DAMAGE.values(), ids=DAMAGE)
-def test_damaged_entry_is_refused(where: str, value: Any, good: Path, tmp_path: Path) -> None:
+def test_damaged_entry_is_refused(
+    where: str, value: Any, good: Path, tmp_path: Path
+) -> None:
     where = f"pl_pointwise/{where}".rstrip("/")
     path = changed(good, tmp_path / "damaged.ckpt", lambda c: place(where)(c, value))
     with pytest.raises(TrainingError):

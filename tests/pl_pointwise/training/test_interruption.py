@@ -26,7 +26,9 @@ from tests.programs.launch import run_on_ranks
 
 def interrupt(folder: Path, kills: int, timeout: float) -> dict[str, int]:
     """Runs tests/programs/interrupted.py and gives what it counted."""
-    run_on_ranks(0, "tests.programs.interrupted", [str(folder), str(kills), "0"], folder, timeout)
+    run_on_ranks(
+        0, "tests.programs.interrupted", [str(folder), str(kills), "0"], folder, timeout
+    )
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     assert not report["failures"], "\n".join(report["failures"])
     counts: dict[str, int] = report["counts"]
@@ -58,7 +60,9 @@ def test_resumed_from_a_resumed_run_in_mid_epoch(tmp_path: Path) -> None:
         second = Saver("on_train_batch_end", folder)
         train(data(), second, checkpoint=first.paths[start - 1], max_epochs=3)
         for batch in (1, 2):
-            resumed, rest = train(data(), checkpoint=second.paths[batch - 1], max_epochs=3)
+            resumed, rest = train(
+                data(), checkpoint=second.paths[batch - 1], max_epochs=3
+            )
             assert rest == batches[start + batch :]
             assert_identical_run(resumed, uninterrupted)
 
@@ -78,7 +82,9 @@ def test_checkpoint_that_cannot_be_written_leaves_the_one_before(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(TrainingError, match=r"last\.ckpt could not be written.*No space left"):
+    with pytest.raises(
+        TrainingError, match=r"last\.ckpt could not be written.*No space left"
+    ):
         module.trainer.save_checkpoint(path)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]

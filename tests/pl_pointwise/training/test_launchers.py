@@ -19,14 +19,28 @@ from tests.programs.launch import ROOT, inherited
 pytestmark = pytest.mark.slow
 
 TRAINING = ["fit", "--model", "tests.pl_pointwise.line_task.LineModule"]
-TRAINING += ["--data", "tests.pl_pointwise.line_task.LineData", "--trainer.accelerator", "cpu"]
+TRAINING += [
+    "--data",
+    "tests.pl_pointwise.line_task.LineData",
+    "--trainer.accelerator",
+    "cpu",
+]
 TRAINING += ["--trainer.max_epochs", "3", "--trainer.logger", "false"]
 TRAINING += ["--trainer.enable_progress_bar", "false"]
 TRAINING += ["--model.formulation", "Pointwise", "--model.formulation.alpha", "2.0"]
-SEVERAL = ["--trainer.num_nodes", "2", "--trainer.devices", "1", "--trainer.strategy", "ddp"]
+SEVERAL = [
+    "--trainer.num_nodes",
+    "2",
+    "--trainer.devices",
+    "1",
+    "--trainer.strategy",
+    "ddp",
+]
 
 
-def run(commands: list[list[str]], environments: list[dict[str, str]], folder: Path) -> Any:
+def run(
+    commands: list[list[str]], environments: list[dict[str, str]], folder: Path
+) -> Any:
     """What the checkpoint holds that the processes wrote together."""
     folder.mkdir()
     processes = [
@@ -37,14 +51,18 @@ def run(commands: list[list[str]], environments: list[dict[str, str]], folder: P
             stdout=(folder / f"{number}.log").open("w"),
             stderr=subprocess.STDOUT,
         )
-        for number, (command, environment) in enumerate(zip(commands, environments, strict=True))
+        for number, (command, environment) in enumerate(
+            zip(commands, environments, strict=True)
+        )
     ]
     try:
         codes = [process.wait(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert not any(codes), "\n".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
+    assert not any(codes), "\n".join(
+        log.read_text()[-3000:] for log in folder.glob("*.log")
+    )
     (checkpoint,) = folder.rglob("*.ckpt")
     return torch.load(checkpoint, weights_only=True)
 
@@ -62,7 +80,9 @@ def torchrun() -> tuple[list[list[str]], list[dict[str, str]]]:
         agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
         agent += ["--node-rank", str(node), "--nproc-per-node", "1"]
         agent += ["--master-addr", "127.0.0.1", "--master-port", port]
-        commands.append([*agent, "-m", "pl_pointwise", *TRAINING, *SEVERAL, "--data.batch_size=2"])
+        commands.append(
+            [*agent, "-m", "pl_pointwise", *TRAINING, *SEVERAL, "--data.batch_size=2"]
+        )
     return commands, [{}, {}]
 
 
@@ -77,8 +97,17 @@ def slurm() -> tuple[list[list[str]], list[dict[str, str]]]:
         "SLURM_LOCALID": "0",
         "MASTER_PORT": free_port(),
     }
-    command = [sys.executable, "-m", "pl_pointwise", *TRAINING, *SEVERAL, "--data.batch_size=2"]
-    ranks = [{**shared, "SLURM_PROCID": str(r), "SLURM_NODEID": str(r)} for r in range(2)]
+    command = [
+        sys.executable,
+        "-m",
+        "pl_pointwise",
+        *TRAINING,
+        *SEVERAL,
+        "--data.batch_size=2",
+    ]
+    ranks = [
+        {**shared, "SLURM_PROCID": str(r), "SLURM_NODEID": str(r)} for r in range(2)
+    ]
     return [command, command], ranks
 
 

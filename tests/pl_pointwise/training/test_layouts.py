@@ -36,7 +36,8 @@ def every_rank_of_every_layout(
     run_on_ranks(0, "tests.programs.layouts", [str(folder), *map(str, several)], folder)
     found = {
         ranks: [
-            torch.load(folder / f"{ranks}-{rank}.pt", weights_only=True) for rank in range(ranks)
+            torch.load(folder / f"{ranks}-{rank}.pt", weights_only=True)
+            for rank in range(ranks)
         ]
         for ranks in several
     }
@@ -45,18 +46,26 @@ def every_rank_of_every_layout(
 
 @pytest.mark.parametrize("ranks", PIECES)
 def test_trajectory_is_the_same_in_every_layout(
-    ranks: int, reference: dict[str, States], trajectories: dict[int, list[dict[str, States]]]
+    ranks: int,
+    reference: dict[str, States],
+    trajectories: dict[int, list[dict[str, States]]],
 ) -> None:
     for run in runs(ranks):
         for rank, results in enumerate(trajectories[ranks]):
             label = f"{run.name}, pieces of {run.pieces}, rank {rank} of {ranks}"
             states = results[f"{run.name}, pieces of {run.pieces}"]
             assert len(states) == STEPS, label
-            for step, (found, expected) in enumerate(zip(states, reference[run.name], strict=True)):
+            for step, (found, expected) in enumerate(
+                zip(states, reference[run.name], strict=True)
+            ):
                 for key in found.keys() | expected.keys():
                     difference = (found[key].double() - expected[key].double()).abs()
-                    assert float(difference.max()) <= LARGEST, f"{label}, {key}, step {step}"
-                    assert float(difference.mean()) <= MEAN, f"{label}, {key}, step {step}"
+                    assert float(difference.max()) <= LARGEST, (
+                        f"{label}, {key}, step {step}"
+                    )
+                    assert float(difference.mean()) <= MEAN, (
+                        f"{label}, {key}, step {step}"
+                    )
 
 
 def test_every_rank_has_the_same_multipliers_to_the_last_bit(
@@ -67,7 +76,9 @@ def test_every_rank_has_the_same_multipliers_to_the_last_bit(
         for other in others:
             for name, states in other.items():
                 for found, expected in zip(states, first[name], strict=True):
-                    assert all(torch.equal(found[key], expected[key]) for key in expected), name
+                    assert all(
+                        torch.equal(found[key], expected[key]) for key in expected
+                    ), name
 
 
 def test_the_runs_learn_something(reference: dict[str, States]) -> None:

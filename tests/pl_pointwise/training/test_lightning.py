@@ -86,7 +86,10 @@ UNCHANGED: dict[str, dict[str, Any]] = {
     "sanity check": {"num_sanity_val_steps": -1},
     "no validation": {"limit_val_batches": 0},
     "validation within epochs": {"val_check_interval": 2},
-    "validation across epochs": {"val_check_interval": 4, "check_val_every_n_epoch": None},
+    "validation across epochs": {
+        "val_check_interval": 4,
+        "check_val_every_n_epoch": None,
+    },
     "progress bar": {"callbacks": [RichProgressBar()], "enable_progress_bar": True},
     "never logged": {"logger": True, "log_every_n_steps": 0},
 }
@@ -100,19 +103,29 @@ def test_a_switch_of_the_trainer_changes_nothing(
 
 
 def test_loggers_and_their_monitors_change_nothing(plain: Toy, tmp_path: Path) -> None:
-    loggers = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "board", log_graph=True)]
-    monitors = [LearningRateMonitor("step", log_momentum=True), DeviceStatsMonitor(cpu_stats=True)]
+    loggers = [
+        CSVLogger(tmp_path / "csv"),
+        TensorBoardLogger(tmp_path / "board", log_graph=True),
+    ]
+    monitors = [
+        LearningRateMonitor("step", log_momentum=True),
+        DeviceStatsMonitor(cpu_stats=True),
+    ]
     module = run(logger=loggers, callbacks=monitors, log_every_n_steps=1)
     assert_identical_run(module, plain)
     (table,) = (tmp_path / "csv").rglob("metrics.csv")
     assert "running/lagrangian" in table.read_text().splitlines()[0]
 
 
-def test_callbacks_that_read_the_loss_get_the_lagrangian(plain: Toy, tmp_path: Path) -> None:
+def test_callbacks_that_read_the_loss_get_the_lagrangian(
+    plain: Toy, tmp_path: Path
+) -> None:
     """``training_step`` returned None: SpikeDetection raised a KeyError in the first step."""
     seen: list[Any] = []
 
-    def note(trainer: Any, module: Any, outputs: Any, batch: Any, position: int) -> None:
+    def note(
+        trainer: Any, module: Any, outputs: Any, batch: Any, position: int
+    ) -> None:
         seen.append((outputs, trainer.callback_metrics["running/lagrangian"]))
 
     spikes = SpikeDetection(exclude_batches_path=str(tmp_path / "skipped.json"))
@@ -149,7 +162,10 @@ def test_hooks_around_a_step_are_called_in_lightnings_order(plain: Toy) -> None:
 
 def find_rate(module: Toy, folder: Path, **options: Any) -> Any:
     """The trainer, and what the search found."""
-    runner, rates = trainer(max_epochs=20, default_root_dir=folder), {"min_lr": 1e-4, "max_lr": 1.0}
+    runner, rates = (
+        trainer(max_epochs=20, default_root_dir=folder),
+        {"min_lr": 1e-4, "max_lr": 1.0},
+    )
     found = Tuner(runner).lr_find(module, data(), num_training=30, **rates, **options)
     assert found is not None
     return runner, found
@@ -173,7 +189,9 @@ def test_batch_size_finder_leaves_the_module_as_it_was(tmp_path: Path) -> None:
     module, loaders = toy(), ToyData(ROWS, batch_size=2)
     before = weights_of(module)
     runner = trainer(default_root_dir=tmp_path)
-    size = Tuner(runner).scale_batch_size(module, loaders, steps_per_trial=1, max_trials=2)
+    size = Tuner(runner).scale_batch_size(
+        module, loaders, steps_per_trial=1, max_trials=2
+    )
     assert loaders.batch_size == size > 2
     assert torch.equal(weights_of(module), before)
     assert not any(table.any() for table in module.multipliers.values())
@@ -184,7 +202,8 @@ def test_batch_size_finder_leaves_the_module_as_it_was(tmp_path: Path) -> None:
 
 def test_weight_averaging_keeps_the_multipliers_of_the_run(plain: Toy) -> None:
     module = run(callbacks=[EMAWeightAveraging(decay=0.5)])
-    assert not torch.equal(weights_of(module), weights_of(plain))  # The averages, at the end.
+    # The averages, at the end.
+    assert not torch.equal(weights_of(module), weights_of(plain))
     torch.testing.assert_close(module.multipliers, plain.multipliers, rtol=0, atol=0)
 
 
@@ -221,7 +240,9 @@ class StreamWithLength(Stream):
         return 9
 
 
-@pytest.mark.parametrize("stream", [Stream(), StreamWithLength()], ids=["without", "with length"])
+@pytest.mark.parametrize(
+    "stream", [Stream(), StreamWithLength()], ids=["without", "with length"]
+)
 def test_a_stream_trains_statistics_and_refuses_a_stated_alpha(stream: Any) -> None:
     """With a length it ended in an error of torch's own."""
     batches = DataLoader(stream, batch_size=3, collate_fn=stack)
@@ -230,7 +251,9 @@ def test_a_stream_trains_statistics_and_refuses_a_stated_alpha(stream: Any) -> N
         run(loaders=batches)
 
 
-@pytest.mark.parametrize("formulation", [Pointwise(), Relaxed(price=2.0)], ids=["hard", "relaxed"])
+@pytest.mark.parametrize(
+    "formulation", [Pointwise(), Relaxed(price=2.0)], ids=["hard", "relaxed"]
+)
 def test_a_stream_is_trained_as_a_first_epoch_is(formulation: Any) -> None:
     """Nearly: what its violations were is forgotten later. λ is 0 in both when a sample comes.
 
@@ -241,9 +264,13 @@ def test_a_stream_is_trained_as_a_first_epoch_is(formulation: Any) -> None:
     assert first.multipliers["fit"].max() > 0
     module.load_state_dict(Toy(formulation).state_dict())
     for streamed in (Toy(formulation), module):
-        run(streamed, DataLoader(Stream(), batch_size=3, collate_fn=stack), max_epochs=1)
+        run(
+            streamed, DataLoader(Stream(), batch_size=3, collate_fn=stack), max_epochs=1
+        )
         assert not streamed.multipliers
-        torch.testing.assert_close(weights_of(streamed), weights_of(first), rtol=0, atol=0.01)
+        torch.testing.assert_close(
+            weights_of(streamed), weights_of(first), rtol=0, atol=0.01
+        )
     plain = run(Toy(None), rows, max_epochs=1)
     assert (weights_of(plain) - weights_of(first)).abs().max() > 0.05
 
@@ -295,9 +322,14 @@ def test_an_epoch_that_a_hook_ends_steps_its_schedulers(tmp_path: Path) -> None:
     for epochs, start in ((2, None), (4, None), (4, path)):
         runner = trainer(max_epochs=epochs)
         data = ToyData(ToyRows(13), ToyRows(5), batch_size=4)
-        runner.fit(LeavesEarly(Pointwise()), data, ckpt_path=start, weights_only=start and True)
+        runner.fit(
+            LeavesEarly(Pointwise()), data, ckpt_path=start, weights_only=start and True
+        )
         rate = runner.optimizers[0].param_groups[0]["lr"]
-        assert (runner.global_step, rate) == (2 * epochs, pytest.approx(0.02 / 2**epochs))
+        assert (runner.global_step, rate) == (
+            2 * epochs,
+            pytest.approx(0.02 / 2**epochs),
+        )
         if epochs == 2:
             runner.save_checkpoint(path)
         else:
@@ -325,7 +357,9 @@ def test_copies_train_as_the_original(plain: Toy) -> None:
 
 def test_checkpoints_by_what_is_logged(plain: Toy, tmp_path: Path) -> None:
     callbacks = [
-        ModelCheckpoint(tmp_path / "a", monitor="running/objective", every_n_train_steps=3),
+        ModelCheckpoint(
+            tmp_path / "a", monitor="running/objective", every_n_train_steps=3
+        ),
         ModelCheckpoint(tmp_path / "b", monitor="val/fit/violated"),
         EarlyStopping("running/fit/violated", patience=9),
         EarlyStopping("val/objective", patience=9),
@@ -408,22 +442,38 @@ class TrainsByItself(Toy):
     [
         (overriding("optimizer_step"), "optimizer_step, which is never called"),
         (overriding("configure_gradient_clipping"), "gradient_clip_val"),
-        (overriding("optimizer_zero_grad"), "optimizer_zero_grad, which is never called"),
+        (
+            overriding("optimizer_zero_grad"),
+            "optimizer_zero_grad, which is never called",
+        ),
         (overriding("configure_optimizers"), "configure_optimizers returned None"),
         (
-            overriding("configure_optimizers", lambda s: [torch.optim.SGD([s.first], 0.1)] * 2),
+            overriding(
+                "configure_optimizers", lambda s: [torch.optim.SGD([s.first], 0.1)] * 2
+            ),
             "returned 2 optimizers",
         ),
         (Frozen, "No weight requires a gradient"),
         # It ended in torch's "empty parameter list".
-        (changed(lambda s: s.requires_grad_(False), ByDefault), "No weight requires a gradient"),
-        (TrainsByItself, r"training_step of TrainsByItself does not call super\(\)"),
-        (changed(lambda s: setattr(s, "automatic_optimization", True)), "optimization = True"),
         (
-            overriding("configure_optimizers", lambda s: torch.optim.LBFGS(s.parameters())),
+            changed(lambda s: s.requires_grad_(False), ByDefault),
+            "No weight requires a gradient",
+        ),
+        (TrainsByItself, r"training_step of TrainsByItself does not call super\(\)"),
+        (
+            changed(lambda s: setattr(s, "automatic_optimization", True)),
+            "optimization = True",
+        ),
+        (
+            overriding(
+                "configure_optimizers", lambda s: torch.optim.LBFGS(s.parameters())
+            ),
             "LBFGS needs a closure",
         ),
-        (overriding("objective", PointwiseModule.objective), r"has no objective\(.*: define it"),
+        (
+            overriding("objective", PointwiseModule.objective),
+            r"has no objective\(.*: define it",
+        ),
     ],
 )
 def test_what_would_be_ignored_is_refused(kind: type[Toy], message: str) -> None:
@@ -448,7 +498,9 @@ def test_an_evaluation_without_the_modules_own_is_refused(stage: str) -> None:
     """``val/…`` was missing, without a word."""
     module = EvaluatesByItself(Pointwise())
     before, step = weights_of(module), "test" if stage == "test" else "validation"
-    with pytest.raises(TrainingError, match=rf"{step}_step of .* does not call super\(\)"):
+    with pytest.raises(
+        TrainingError, match=rf"{step}_step of .* does not call super\(\)"
+    ):
         getattr(trainer(num_sanity_val_steps=1), stage)(module, data())
     assert torch.equal(weights_of(module), before)
 
@@ -456,7 +508,9 @@ def test_an_evaluation_without_the_modules_own_is_refused(stage: str) -> None:
 def test_a_loader_without_a_batch_is_refused() -> None:
     """The fit ended with success, and a warning."""
     few = DataLoader(IndexedDataset([ROWS[0]]), batch_size=3, drop_last=True)
-    with pytest.raises(TrainingError, match="no batch: its data set is empty, or with drop_last"):
+    with pytest.raises(
+        TrainingError, match="no batch: its data set is empty, or with drop_last"
+    ):
         run(loaders=few)
 
 
@@ -473,7 +527,9 @@ def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:
 
 
 @pytest.mark.parametrize("schedule", [{0: 2}, {1: 2}])
-def test_accumulation_by_callback_is_refused_with_ours(schedule: dict[int, int]) -> None:
+def test_accumulation_by_callback_is_refused_with_ours(
+    schedule: dict[int, int],
+) -> None:
     callback: Callback = GradientAccumulationScheduler(schedule)
     with pytest.raises(TrainingError, match="micro_batch_size"):
         run(callbacks=[callback])

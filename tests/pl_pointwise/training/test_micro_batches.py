@@ -39,7 +39,9 @@ ROWS, BATCH = 17, 7
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_micro_batches_equal_the_whole_batch_where_the_dual_step_comes_first(name: str) -> None:
+def test_micro_batches_equal_the_whole_batch_where_the_dual_step_comes_first(
+    name: str,
+) -> None:
     """For the other order see test_layouts.py."""
     formulation, rows = FORMULATIONS[name], ToyRows(ROWS, seed=2, partial=True)
     arguments: Any = {"partial": True, "order": "dual_first"}
@@ -52,9 +54,13 @@ def test_micro_batches_equal_the_whole_batch_where_the_dual_step_comes_first(nam
 @pytest.mark.parametrize(
     "name", ["average augmented", "tilted", "cvar augmented", "pointwise", "by name"]
 )
-def test_micro_batches_made_by_the_collate_function_equal_the_whole_batch(name: str) -> None:
+def test_micro_batches_made_by_the_collate_function_equal_the_whole_batch(
+    name: str,
+) -> None:
     rows = ToyRows(ROWS, seed=2, partial=True)
-    whole = fit(Toy(FORMULATIONS[name], INTERVALS, partial=True), rows, batch_size=BATCH)
+    whole = fit(
+        Toy(FORMULATIONS[name], INTERVALS, partial=True), rows, batch_size=BATCH
+    )
     cut = Toy(FORMULATIONS[name], INTERVALS, partial=True)
     assert_same_run(fit(cut, rows, batch_size=BATCH, pieces=3), whole)
     both = Toy(FORMULATIONS[name], INTERVALS, partial=True, micro_batch_size=2)
@@ -62,12 +68,17 @@ def test_micro_batches_made_by_the_collate_function_equal_the_whole_batch(name: 
 
 
 @pytest.mark.parametrize("size", [None, 1, 3])
-def test_tilted_mean_does_not_overflow_wherever_the_largest_violation_is(size: int | None) -> None:
+def test_tilted_mean_does_not_overflow_wherever_the_largest_violation_is(
+    size: int | None,
+) -> None:
     """In another micro-batch or on another rank, exp(v − a) of this one's own a is infinite."""
     rows = ToyRows(7)
     tilted = Tilted(tilt=2.0, dual_lr=0.5)
     module = fit(
-        Steep(tilted, learning_rate=0.0, micro_batch_size=size), rows, batch_size=7, epochs=2
+        Steep(tilted, learning_rate=0.0, micro_batch_size=size),
+        rows,
+        batch_size=7,
+        epochs=2,
     )
     assert lost(module) == (0, 0)
     outputs = module({"x": rows.x}).detach()
@@ -99,10 +110,16 @@ def test_each_sample_is_forwarded_once(formulation: Any) -> None:
     """Objective and constraints read one forward pass; only where ψ bends does a mean need one."""
     module = fit(Watched(formulation), ToyRows(7), batch_size=7, epochs=1)
     assert [has_gradient for has_gradient, _ in module.passes] == [True]
-    module = fit(Watched(formulation, micro_batch_size=3), ToyRows(7), batch_size=7, epochs=1)
+    module = fit(
+        Watched(formulation, micro_batch_size=3), ToyRows(7), batch_size=7, epochs=1
+    )
     of_names = formulation.values() if isinstance(formulation, dict) else [formulation]
-    rules = [rule for rule in map(rule_of, of_names) if rule and rule.kind in STATISTICS]
-    bends = [rule.kind not in ("average", "cvar") or rule.alpha is not None for rule in rules]
+    rules = [
+        rule for rule in map(rule_of, of_names) if rule and rule.kind in STATISTICS
+    ]
+    bends = [
+        rule.kind not in ("average", "cvar") or rule.alpha is not None for rule in rules
+    ]
     expected = [False] * 3 * any(bends) + [True] * 3
     assert [has_gradient for has_gradient, _ in module.passes] == expected
 
@@ -128,16 +145,23 @@ def test_the_pass_for_the_mean_draws_nothing_from_the_random_state() -> None:
     outputs = []
     for alpha in (None, 1.0):
         module = Watched(
-            Average(alpha=alpha, dual_lr=0.0), micro_batch_size=3, dropout=0.5, learning_rate=0.0
+            Average(alpha=alpha, dual_lr=0.0),
+            micro_batch_size=3,
+            dropout=0.5,
+            learning_rate=0.0,
         )
         torch.manual_seed(0)
         fit(module, ToyRows(7), batch_size=7, epochs=2)
-        outputs.append([output for has_gradient, output in module.passes if has_gradient])
+        outputs.append(
+            [output for has_gradient, output in module.passes if has_gradient]
+        )
     for standard, augmented in zip(*outputs, strict=True):
         assert torch.equal(standard, augmented)
 
 
-def test_a_term_that_nobody_carries_contributes_nothing_and_takes_no_dual_step() -> None:
+def test_a_term_that_nobody_carries_contributes_nothing_and_takes_no_dual_step() -> (
+    None
+):
     """0/0 would be NaN; and a mean of nobody must not move the average's multiplier."""
     for name, formulation in FORMULATIONS.items():
         rows = ToyRows(7, partial=True)
@@ -149,8 +173,12 @@ def test_a_term_that_nobody_carries_contributes_nothing_and_takes_no_dual_step()
             partial=True,
         )
         fit(without, rows, batch_size=7)
-        torch.testing.assert_close(module.first, without.first, rtol=0, atol=1e-9, msg=name)
-        assert "fit" not in module.multipliers or not module.multipliers["fit"].any(), name
+        torch.testing.assert_close(
+            module.first, without.first, rtol=0, atol=1e-9, msg=name
+        )
+        assert "fit" not in module.multipliers or not module.multipliers["fit"].any(), (
+            name
+        )
 
 
 def test_batch_without_any_objective_still_trains_the_constraints() -> None:
@@ -189,7 +217,9 @@ def shaped(name: str, change: Any) -> type[Toy]:
         ("pair", lambda v: v[..., None], "got"),
     ],
 )
-def test_values_of_another_shape_are_refused(name: str, change: Any, message: str) -> None:
+def test_values_of_another_shape_are_refused(
+    name: str, change: Any, message: str
+) -> None:
     """A reduced loss broadcasts against everything and trains something else in silence."""
     with pytest.raises(DataError, match=message):
         fit(shaped(name, change)(Pointwise()), ToyRows(4))
@@ -198,7 +228,11 @@ def test_values_of_another_shape_are_refused(name: str, change: Any, message: st
 def test_missing_and_unknown_constraint_values_are_refused_by_name() -> None:
     for place, names, message in (
         ("constraint_values", ["fit"], "lacks 'pair'"),
-        ("constraint_values", ["fit", "pair", "fitt"], r"constraint_values\(\) names 'fitt'"),
+        (
+            "constraint_values",
+            ["fit", "pair", "fitt"],
+            r"constraint_values\(\) names 'fitt'",
+        ),
         ("membership", ["fitt"], r"membership\(\) names 'fitt'"),
     ):
         module, named = Toy(Pointwise()), dict.fromkeys(names, torch.ones(4))
@@ -279,7 +313,9 @@ def test_same_sample_twice_in_a_batch_steps_once() -> None:
     rows = ToyRows(4)
     rows.x[2] = 3.0
     trainer().fit(module, drawn_with_replacement(rows))
-    violation = CONSTRAINTS["pair"].violation(module({"x": rows.x})[:, None] * rows.x[:, :3])
+    violation = CONSTRAINTS["pair"].violation(
+        module({"x": rows.x})[:, None] * rows.x[:, :3]
+    )
     expected = (0.5 * violation.detach()).clamp(min=0).float()
     expected[[1, 3]] = 0
     torch.testing.assert_close(module.multipliers["pair"], expected)

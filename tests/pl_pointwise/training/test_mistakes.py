@@ -85,9 +85,15 @@ class Points(PointwiseDataModule):
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (OfTensor, r"forward\(self, x\) of OfTensor was given the whole batch, a dict of x, y, in"),
+        (
+            OfTensor,
+            r"forward\(self, x\) of OfTensor was given the whole batch, a dict of x, y, in",
+        ),
         (OfTensorBySize, r'write forward\(self, batch\), .* such as batch\["x"\]'),
-        (SilentForward, r"forward\(\) of SilentForward returned None, .*return missing"),
+        (
+            SilentForward,
+            r"forward\(\) of SilentForward returned None, .*return missing",
+        ),
     ],
 )
 def test_a_forward_pass_of_another_form_says_what_it_is_given(
@@ -114,9 +120,13 @@ def test_a_forgotten_return_is_asked_for(module: Any, said: str) -> None:
 
 
 def test_rows_of_numpy_say_which_dtype_they_need() -> None:
-    with pytest.raises(TrainingError, match=r'batch\["x"\] is in float64, .*torch.float32'):
+    with pytest.raises(
+        TrainingError, match=r'batch\["x"\] is in float64, .*torch.float32'
+    ):
         trainer(max_epochs=1).fit(Line(), Points(rows(dtype=np.float64)))
-    trainer(max_epochs=1, limit_val_batches=0).fit(Line().double(), Points(rows(dtype=np.float64)))
+    trainer(max_epochs=1, limit_val_batches=0).fit(
+        Line().double(), Points(rows(dtype=np.float64))
+    )
 
 
 def test_other_errors_stay_as_they_are() -> None:
@@ -133,7 +143,9 @@ def test_an_attribute_in_the_place_of_the_constraints_is_refused() -> None:
 def test_the_base_constructor_takes_its_arguments_by_position_too() -> None:
     class ByPosition(Line):
         def __init__(self, formulation: Any) -> None:
-            PointwiseModule.__init__(self, formulation, {"fit": Constraint(at_most=0.1)})
+            PointwiseModule.__init__(
+                self, formulation, {"fit": Constraint(at_most=0.1)}
+            )
             self.net = torch.nn.Linear(2, 1)
 
     module = ByPosition(Pointwise())
@@ -145,7 +157,10 @@ def test_the_base_constructor_takes_its_arguments_by_position_too() -> None:
     ("given", "said"),
     [
         ([], "the data set 'train' is empty: give it at least one row"),
-        (iter(()), "the data set 'train' is a tuple_iterator, whose rows have no positions"),
+        (
+            iter(()),
+            "the data set 'train' is a tuple_iterator, whose rows have no positions",
+        ),
     ],
 )
 def test_a_data_set_without_rows_says_so(given: Any, said: str) -> None:

@@ -33,13 +33,17 @@ from tests.pl_pointwise.toy import (
     weights_of,
 )
 
-CLEAN, NEUTRAL, OBJECTIVE_NAN, OBJECTIVE_INF, FIT_MINUS_INF, PAIR_NAN, GRADIENT_NAN = range(7)
+CLEAN, NEUTRAL, OBJECTIVE_NAN, OBJECTIVE_INF, FIT_MINUS_INF, PAIR_NAN, GRADIENT_NAN = (
+    range(7)
+)
 
 
 class Defective(ToyRows):
     """Rows of which some have a defect, by index."""
 
-    def __init__(self, count: int, defects: dict[int, int], partial: bool = False) -> None:
+    def __init__(
+        self, count: int, defects: dict[int, int], partial: bool = False
+    ) -> None:
         super().__init__(count, seed=5, partial=partial)
         self.defects = defects
         self.fingerprint = "the same data, whatever breaks"
@@ -84,7 +88,9 @@ def test_step_is_the_one_without_the_sample_with_the_original_denominators(
     name: str, kind: int, micro_batch_size: int | None
 ) -> None:
     formulation = FORMULATIONS[name]
-    bad = fit(Fragile(formulation, micro_batch_size=micro_batch_size), Defective(7, {3: kind}))
+    bad = fit(
+        Fragile(formulation, micro_batch_size=micro_batch_size), Defective(7, {3: kind})
+    )
     twin = fit(Fragile(formulation), Defective(7, {3: NEUTRAL}))
     assert_same_run(bad, twin)
     assert torch.isfinite(weights_of(bad)).all()
@@ -100,7 +106,9 @@ def test_the_unit_of_an_adaptive_alpha_is_that_without_the_sample(
     """Else one bad record in every batch leaves a constraint without any force, in silence."""
     units = []
     for defect in (kind, NEUTRAL):
-        module = Fragile(Pointwise(), micro_batch_size=micro_batch_size, learning_rate=1e-3)
+        module = Fragile(
+            Pointwise(), micro_batch_size=micro_batch_size, learning_rate=1e-3
+        )
         fit(module, Defective(8, {3: defect}), batch_size=8, epochs=1)
         assert lost(module) == (int(defect == kind), 0)
         states = module._lagrangian.units.state_dict()["states"]
@@ -165,7 +173,9 @@ def test_bad_value_that_is_not_carried_but_has_a_gradient_says_where_to_look(
     assert "membership() masks" in caplog.text
 
 
-def test_gradient_that_is_not_finite_skips_the_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_gradient_that_is_not_finite_skips_the_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """sqrt(0) is finite and its gradient is not: no value gives the sample away."""
     module = Fragile(Pointwise(alpha=1.0, dual_lr=1.0))
     start = weights_of(module)
@@ -174,7 +184,10 @@ def test_gradient_that_is_not_finite_skips_the_step(caplog: pytest.LogCaptureFix
     assert torch.equal(weights_of(module), start)
     assert all(not table.any() for table in module.multipliers.values())
     assert lost(module) == (0, 1)
-    assert "Step skipped (train, epoch 0, step 0): the norm of the gradient is nan" in caplog.text
+    assert (
+        "Step skipped (train, epoch 0, step 0): the norm of the gradient is nan"
+        in caplog.text
+    )
 
 
 def test_skipped_step_leaves_the_other_steps_alone() -> None:
@@ -182,7 +195,9 @@ def test_skipped_step_leaves_the_other_steps_alone() -> None:
     seen = Seen()
     rows = Defective(12, {4: GRADIENT_NAN})
     options = {"primal_steps": 2}
-    module = fit(Fragile(FORMULATIONS["by name"], **options), rows, epochs=1, callbacks=[seen])
+    module = fit(
+        Fragile(FORMULATIONS["by name"], **options), rows, epochs=1, callbacks=[seen]
+    )
     assert (lost(module)[1], module.trainer.global_step) == (1, 2)
     twin = Fragile(FORMULATIONS["by name"], **options)
     others = [i for _, batch in seen.batches if 4 not in batch for i in batch]
@@ -191,13 +206,22 @@ def test_skipped_step_leaves_the_other_steps_alone() -> None:
     assert_same_run(module, twin)
 
 
-def test_bad_samples_are_counted_logged_and_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_samples_are_counted_logged_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rows = Defective(8, {1: OBJECTIVE_NAN, 6: PAIR_NAN, 7: FIT_MINUS_INF})
     with caplog.at_level(logging.WARNING):
         module = fit(Fragile(Pointwise()), rows, epochs=1, batch_size=8)
-    named = [record.getMessage() for record in caplog.records if "Left out" in record.getMessage()]
+    named = [
+        record.getMessage()
+        for record in caplog.records
+        if "Left out" in record.getMessage()
+    ]
     # fit has the upper bound, so a value of −inf is a violation of −inf.
-    pair, fitted = 'Constraint "pair": nan for sample 6 (', 'Constraint "fit": -inf for sample 7 ('
+    pair, fitted = (
+        'Constraint "pair": nan for sample 6 (',
+        'Constraint "fit": -inf for sample 7 (',
+    )
     for text in ("Objective: nan for sample 1 (", pair, fitted):
         assert any(text in message for message in named), (text, named)
     assert all("(train, epoch 0, step 0)" in m and "3 so far" in m for m in named)
@@ -239,7 +263,9 @@ def test_batch_of_bad_samples_only_is_skipped_and_the_rest_is_trained() -> None:
     assert module.multipliers["pair"] > 0
 
 
-def test_a_run_that_diverges_logs_a_few_lines_a_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_diverges_logs_a_few_lines_a_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Two for each of eight samples hid what had come before."""
     module = Toy(Pointwise(alpha=1.0))
     with torch.no_grad():
@@ -255,7 +281,11 @@ def test_a_batch_of_no_row_is_skipped_by_every_statistic(caplog: Any) -> None:
     class Emptied(ToyData):
         def collate(self, rows: Any) -> Any:
             batch = super().collate(rows)
-            return batch if 0 in batch["index"] else {key: v[:0] for key, v in batch.items()}
+            return (
+                batch
+                if 0 in batch["index"]
+                else {key: v[:0] for key, v in batch.items()}
+            )
 
     module = Toy(Tilted(tilt=2.0, dual_lr=0.5))
     trainer().fit(module, Emptied(ToyRows(12), batch_size=4))

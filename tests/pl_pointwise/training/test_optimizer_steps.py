@@ -49,10 +49,15 @@ class Small(Toy):
         self.schedulers = schedulers
 
     def configure_optimizers(self) -> Any:
-        moved, fixed = torch.nn.Parameter(torch.zeros(())), {"params": self.parameters(), "lr": 0.0}
+        moved, fixed = (
+            torch.nn.Parameter(torch.zeros(())),
+            {"params": self.parameters(), "lr": 0.0},
+        )
         optimizer = torch.optim.SGD([{"params": moved}, fixed], lr=1.0)
         return [optimizer], [
-            make(optimizer) if config is None else {"scheduler": make(optimizer), **config}
+            make(optimizer)
+            if config is None
+            else {"scheduler": make(optimizer), **config}
             for make, config in self.schedulers
         ]
 
@@ -87,7 +92,9 @@ def test_epochs_that_stop_short_do_not_step_the_epochs_scheduler() -> None:
 
 
 def plateau(optimizer: Any) -> Any:
-    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, mode="max")
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=0, mode="max"
+    )
 
 
 class Rising(Small):
@@ -110,9 +117,19 @@ def test_plateau_is_stepped_after_validation_by_what_it_monitors(form: str) -> N
             (optimizer,), (config,) = super().configure_optimizers()
             scheduler = config["scheduler"]
             monitored = {"scheduler": scheduler, "monitor": "score"}
-            beside = {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "score"}
+            beside = {
+                "optimizer": optimizer,
+                "lr_scheduler": scheduler,
+                "monitor": "score",
+            }
             inside = {"optimizer": optimizer, "lr_scheduler": monitored}
-            forms = [([optimizer], [monitored]), ([optimizer], monitored), inside, beside, [beside]]
+            forms = [
+                ([optimizer], [monitored]),
+                ([optimizer], monitored),
+                inside,
+                beside,
+                [beside],
+            ]
             return dict(zip(FORMS, forms, strict=True))[form]
 
     found = rates(Declared((plateau, {})), epochs=4, held_out=ToyRows(5, seed=1))
@@ -129,11 +146,15 @@ def test_plateau_may_monitor_a_metric_of_the_step() -> None:
 def test_plateau_without_its_metric_names_what_is_logged() -> None:
     with pytest.raises(TrainingError, match=r"'score'.*not logged.*running/objective"):
         rates(Small((plateau, {"monitor": "score"})))
-    with pytest.raises(TrainingError, match=r"ReduceLROnPlateau is None, which is not logged"):
+    with pytest.raises(
+        TrainingError, match=r"ReduceLROnPlateau is None, which is not logged"
+    ):
         rates(Small((plateau, {})))
 
 
-@pytest.mark.parametrize("declared", [{"interval": "batch"}, {"frequency": 0}, "other weights"])
+@pytest.mark.parametrize(
+    "declared", [{"interval": "batch"}, {"frequency": 0}, "other weights"]
+)
 def test_what_would_never_step_is_refused(declared: Any) -> None:
     """Each trained on in silence, but the frequency, which ended in a division by zero."""
     module = Small((halving, {} if isinstance(declared, str) else declared))
@@ -145,7 +166,9 @@ def test_what_would_never_step_is_refused(declared: Any) -> None:
         rates(module)
 
 
-def test_plateau_that_is_not_strict_waits_for_its_metric(caplog: pytest.LogCaptureFixture) -> None:
+def test_plateau_that_is_not_strict_waits_for_its_metric(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     config = {"monitor": "score", "strict": False}
     assert rates(Small((plateau, config))) == [1.0] * 9
     assert "'score'" in caplog.text
@@ -172,12 +195,21 @@ def share(schedule: str, progress: float) -> float:
 
 @pytest.mark.parametrize("warmup", [0.0, 0.3])
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_default_schedule_warms_up_and_ends_with_the_run(schedule: Any, warmup: float) -> None:
-    optimization = Optimization(learning_rate=1e-3, schedule=schedule, warmup_ratio=warmup)
+def test_default_schedule_warms_up_and_ends_with_the_run(
+    schedule: Any, warmup: float
+) -> None:
+    optimization = Optimization(
+        learning_rate=1e-3, schedule=schedule, warmup_ratio=warmup
+    )
     found = rates(Default(optimization), epochs=4)
     steps = math.ceil(12 * warmup)
     expected = [
-        1e-3 * (step / steps if step < steps else share(schedule, (step - steps) / (12 - steps)))
+        1e-3
+        * (
+            step / steps
+            if step < steps
+            else share(schedule, (step - steps) / (12 - steps))
+        )
         for step in range(12)
     ]
     assert found == pytest.approx(expected)
@@ -203,7 +235,9 @@ def test_weight_decay_reaches_the_optimizer() -> None:
 def test_gradient_of_the_whole_step_is_clipped_once() -> None:
     """Clipped piece by piece it would be another gradient (test_micro_batches compares those)."""
     rows, bound, start = ToyRows(7), 0.25, weights_of(Toy())
-    module = Toy(Pointwise(), learning_rate=1.0, micro_batch_size=2, gradient_clip_val=bound)
+    module = Toy(
+        Pointwise(), learning_rate=1.0, micro_batch_size=2, gradient_clip_val=bound
+    )
     fit(module, rows, batch_size=7, epochs=1)
     assert float((weights_of(module) - start).norm()) == pytest.approx(bound, rel=1e-5)
     assert module.trainer.callback_metrics["running/gradient_norm"] > 2 * bound

@@ -57,9 +57,13 @@ def _calling_super(name: str, owner: type) -> Callable[..., None]:
 SILENT = {name: _silent(name) for name in HOOKS}
 Overridden = type("Overridden", (Plateau,), dict(SILENT))
 WithMixin = type("WithMixin", (type("Mixin", (), dict(SILENT)), Plateau), {})
-Polite = type("Polite", (Plateau,), {name: _calling_super(name, Plateau) for name in HOOKS})
+Polite = type(
+    "Polite", (Plateau,), {name: _calling_super(name, Plateau) for name in HOOKS}
+)
 PoliteAboveSilent = type(
-    "PoliteAboveSilent", (Overridden,), {name: _calling_super(name, Overridden) for name in HOOKS}
+    "PoliteAboveSilent",
+    (Overridden,),
+    {name: _calling_super(name, Overridden) for name in HOOKS},
 )
 KINDS = [Overridden, WithMixin, Polite, PoliteAboveSilent]
 
@@ -79,7 +83,9 @@ def run(kind: type[Plateau], path: Path) -> tuple[Plateau, list[str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_overrides_of_every_hook_change_nothing(kind: type[Plateau], tmp_path: Path) -> None:
+def test_overrides_of_every_hook_change_nothing(
+    kind: type[Plateau], tmp_path: Path
+) -> None:
     plain, _ = run(Plateau, tmp_path / "plain.ckpt")
     found, calls = run(kind, tmp_path / "overridden.ckpt")
     assert set(calls) == set(HOOKS)
@@ -138,7 +144,9 @@ def test_no_task_does_in_a_hook_itself_what_an_override_could_lose(task: type) -
     """A subclass's ``on_fit_start`` left a policy in evaluation mode, without its cache."""
     for base in task.__mro__:
         if base.__module__.startswith("pl_pointwise.tasks"):
-            assert not [name for name in vars(base) if name.startswith("on_") or name == "setup"]
+            assert not [
+                name for name in vars(base) if name.startswith("on_") or name == "setup"
+            ]
 
 
 def test_every_hook_that_a_run_has_is_in_the_list() -> None:

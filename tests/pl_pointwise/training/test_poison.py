@@ -40,7 +40,10 @@ def test_violation_beyond_float32_does_not_reach_the_multiplier(
     class Beyond(Toy):
         def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
             values = super().constraint_values(outputs, batch)
-            return {**values, "fit": values["fit"] + 1e39 * (batch["index"] == 3).double()}
+            return {
+                **values,
+                "fit": values["fit"] + 1e39 * (batch["index"] == 3).double(),
+            }
 
     module = Beyond(Pointwise(alpha=None))
     fit(module, ToyRows(8, seed=5), epochs=2, batch_size=8)
@@ -75,7 +78,9 @@ def test_stiff_terms_far_from_satisfied_are_exact_in_float32(kind: str) -> None:
     assert lost(module) == (0, 0)
     torch.testing.assert_close(weights_of(module), expected.weights, rtol=0, atol=1e-4)
     for name, table in multipliers_of(module).items():
-        torch.testing.assert_close(table.double(), expected.multipliers[name], rtol=1e-5, atol=1e-3)
+        torch.testing.assert_close(
+            table.double(), expected.multipliers[name], rtol=1e-5, atol=1e-3
+        )
         assert (table > 0.01).any()
 
 
@@ -83,7 +88,8 @@ def test_stiff_terms_far_from_satisfied_are_exact_in_float32(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in FORMULATIONS if name not in ("none", "penalty", "by name")]
+    "name",
+    [name for name in FORMULATIONS if name not in ("none", "penalty", "by name")],
 )
 def test_batch_in_which_nothing_is_active_is_plain_training(name: str) -> None:
     """Satisfied with room to spare, at λ = 0: no formulation with multipliers pushes further."""
@@ -91,7 +97,9 @@ def test_batch_in_which_nothing_is_active_is_plain_training(name: str) -> None:
     rows = ToyRows(7, seed=5)
     plain = fit(Toy(None, met), rows)
     module = fit(Toy(FORMULATIONS[name], met, micro_batch_size=3), rows)
-    torch.testing.assert_close(weights_of(module), weights_of(plain), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        weights_of(module), weights_of(plain), rtol=0, atol=1e-12
+    )
     assert not any(table.any() for table in module.multipliers.values())
     assert lost(module) == (0, 0)
     assert all(torch.isfinite(value).all() for value in thresholds_of(module).values())

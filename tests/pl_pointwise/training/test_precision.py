@@ -95,33 +95,51 @@ def member_mean(rows: Exact, values: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("size", [None, 128])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_loss_is_the_mean_over_the_members_exactly(precision: Any, size: int | None) -> None:
+def test_loss_is_the_mean_over_the_members_exactly(
+    precision: Any, size: int | None
+) -> None:
     rows = Exact()
-    for formulation in (None, Penalty(weight=0.5), Average(alpha=1.0), Pointwise(alpha=1.0)):
+    for formulation in (
+        None,
+        Penalty(weight=0.5),
+        Average(alpha=1.0),
+        Pointwise(alpha=1.0),
+    ):
         module = Reader(formulation, micro_batch_size=size)
         trainer(precision=precision).fit(module, ToyData(rows, batch_size=COUNT))
         expected = rows.values[:, 0].double().mean()
         if isinstance(formulation, Penalty):
             expected = expected + 0.5 * member_mean(rows, rows.values)
         if isinstance(formulation, Pointwise):  # at λ = 0
-            expected = expected + member_mean(rows, rows.values.double().clamp(min=0) ** 2)
+            expected = expected + member_mean(
+                rows, rows.values.double().clamp(min=0) ** 2
+            )
         if isinstance(formulation, Average):
-            mean = member_mean(rows, rows.values)  # its loss is the price of the mean, times it
+            # its loss is the price of the mean, times it
+            mean = member_mean(rows, rows.values)
             expected = expected + 2 * mean.clamp(min=0) * mean
         loss = torch.stack(module.losses).double().sum()
         assert module.losses[0].dtype in (torch.float32, torch.float64)
-        assert float(loss) == pytest.approx(float(expected), rel=1e-5, abs=1e-6), formulation
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5, abs=1e-6), (
+            formulation
+        )
         logged = float(module.trainer.callback_metrics["running/objective"])
-        assert logged == pytest.approx(float(rows.values[:, 0].double().mean()), rel=1e-6)
+        assert logged == pytest.approx(
+            float(rows.values[:, 0].double().mean()), rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("size", [None, 128])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_multipliers_step_by_the_exact_violation(precision: Any, size: int | None) -> None:
+def test_multipliers_step_by_the_exact_violation(
+    precision: Any, size: int | None
+) -> None:
     rows = Exact()
     module = Reader(Pointwise(alpha=1.0, dual_lr=0.3), micro_batch_size=size)
     trainer(precision=precision).fit(module, ToyData(rows, batch_size=COUNT))
-    expected = torch.where(rows.mask, 0.3 * rows.values.double().clamp(min=0), 0).float()
+    expected = torch.where(
+        rows.mask, 0.3 * rows.values.double().clamp(min=0), 0
+    ).float()
     torch.testing.assert_close(module.multipliers["fit"], expected, rtol=1e-6, atol=0)
 
     for alpha in (None, 1.0):
@@ -140,12 +158,16 @@ def test_price_of_the_average_is_the_stored_multiplier(precision: Any) -> None:
     rows, module = Exact(), Reader(Average(dual_lr=0.0))
     module.multipliers.set("fit", 256.5)
     trainer(precision=precision).fit(module, ToyData(rows, batch_size=COUNT))
-    expected = rows.values[:, 0].double().mean() + 256.5 * member_mean(rows, rows.values)
+    expected = rows.values[:, 0].double().mean() + 256.5 * member_mean(
+        rows, rows.values
+    )
     assert float(module.losses[0]) == pytest.approx(float(expected), rel=1e-5)
 
 
 # Five samples, each violating by 0.5, which every precision holds.
-HALF = [{"values": torch.full((3,), 0.5), "carried": torch.ones(3, dtype=torch.bool)}] * 5
+HALF = [
+    {"values": torch.full((3,), 0.5), "carried": torch.ones(3, dtype=torch.bool)}
+] * 5
 
 
 ASCENDING: dict[str, Any] = {
@@ -167,7 +189,9 @@ def test_small_dual_steps_are_not_lost(precision: Any, formulation: Any) -> None
     module.multipliers.set("fit", 4096.0)
     data: Any = ToyData(HALF, batch_size=5)
     options: Any = (
-        {"plugins": [scaled(2.0)]} if precision == "16-mixed" else {"precision": precision}
+        {"plugins": [scaled(2.0)]}
+        if precision == "16-mixed"
+        else {"precision": precision}
     )
     trainer(max_epochs=8, **options).fit(module, data)
     table = module.multipliers["fit"]
@@ -187,8 +211,12 @@ def test_evaluation_is_exact_over_many_batches(precision: Any) -> None:
     violations = rows.values[rows.mask].double()
     for stage in ("test", "train"):
         found = logged[f"{stage}/objective"]
-        assert found == pytest.approx(float(rows.values[:, 0].double().mean()), rel=1e-5)
-        assert logged[f"{stage}/fit/mean"] == pytest.approx(float(violations.mean()), rel=1e-5)
+        assert found == pytest.approx(
+            float(rows.values[:, 0].double().mean()), rel=1e-5
+        )
+        assert logged[f"{stage}/fit/mean"] == pytest.approx(
+            float(violations.mean()), rel=1e-5
+        )
         assert logged[f"{stage}/fit/max"] == float(violations.max())
     assert module.violations["test"]["fit"].dtype in (torch.float32, torch.float64)
 
@@ -204,7 +232,9 @@ class Float(Toy):
         self.float()
 
     def forward(self, batch: Any) -> Tensor:
-        hidden = torch.tanh(torch.nn.functional.linear(batch["x"].float(), self.first.T))
+        hidden = torch.tanh(
+            torch.nn.functional.linear(batch["x"].float(), self.first.T)
+        )
         return torch.nn.functional.linear(hidden, self.last[None])[:, 0]
 
 
@@ -219,7 +249,10 @@ def test_scaled_gradients_are_clipped_and_stepped_unscaled(
     clip: float | None, size: int | None
 ) -> None:
     """Clipped while scaled, every step would be shorter by the scale."""
-    rows, options = ToyRows(13, seed=2), {"gradient_clip_val": clip, "micro_batch_size": size}
+    rows, options = (
+        ToyRows(13, seed=2),
+        {"gradient_clip_val": clip, "micro_batch_size": size},
+    )
     plain = fit(Float(Pointwise(alpha=1.0), **options), rows)
     half = fit(Float(Pointwise(alpha=1.0), **options), rows, plugins=[scaled(64.0)])
     assert half.trainer.global_step == 12
@@ -242,7 +275,9 @@ def test_a_unit_whose_passes_overflow_is_measured_by_a_lower_scale() -> None:
 
     units = []
     for plugins in ([], [scaled(2.0**20)]):
-        module = Quiet(Pointwise(), {"fit": Constraint(at_most=-0.3)}, learning_rate=0.0)
+        module = Quiet(
+            Pointwise(), {"fit": Constraint(at_most=-0.3)}, learning_rate=0.0
+        )
         fit(module, ToyRows(8), batch_size=8, epochs=1, plugins=plugins)
         assert module._lagrangian.units.not_finite == 0
         units.append(module._lagrangian.units.state_dict()["states"]["fit"]["unit"])
@@ -265,7 +300,10 @@ def test_overflow_of_scaled_gradients_lowers_the_scale_and_moves_nothing(
     assert "(train, epoch 0, step 0): the gradient overflows float16" in caplog.text
     # And a run finds its scale and trains.
     module = fit(
-        Float(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(4), epochs=20, plugins=[scaled(2.0**20)]
+        Float(Pointwise(alpha=1.0, dual_lr=1.0)),
+        ToyRows(4),
+        epochs=20,
+        plugins=[scaled(2.0**20)],
     )
     assert 0 < lost(module)[1] < 15
     assert lost(module)[1] + module.trainer.global_step == 20

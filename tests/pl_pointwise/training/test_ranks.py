@@ -43,7 +43,9 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results_of_two_ranks(folder: Path) -> list[dict[str, Any]]:
     """What every scenario gave, by rank."""
     run_on_ranks(2, "tests.programs.two_ranks", [str(folder)], folder)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+    return [
+        torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)
+    ]
 
 
 @pytest.fixture(name="single", scope="module")
@@ -51,7 +53,9 @@ def one_rank(folder: Path) -> World:
     return World(ranks=1, folder=folder)
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any], atol: float = 1e-6) -> None:
+def assert_same(
+    found: dict[str, Any], expected: dict[str, Any], atol: float = 1e-6
+) -> None:
     for key in ("weights", "thresholds", "multipliers"):
         torch.testing.assert_close(found[key], expected[key], rtol=0, atol=atol)
 
@@ -67,10 +71,14 @@ def test_two_ranks_equal_one_rank_with_twice_the_batch(
         for count in ("global_step", "left_out", "skipped_steps"):
             assert found[count] == expected[count]
         assert found["logged"] == pytest.approx(expected["logged"], rel=1e-5, abs=1e-6)
-        assert found["closing"] == pytest.approx(expected["closing"], rel=1e-4, abs=1e-5)
+        assert found["closing"] == pytest.approx(
+            expected["closing"], rel=1e-4, abs=1e-5
+        )
     # Every rank has the same of both to the last bit, or they would drift apart.
     for kind in ("multipliers", "thresholds"):
-        torch.testing.assert_close(ranks[0][name][kind], ranks[1][name][kind], rtol=0, atol=0)
+        torch.testing.assert_close(
+            ranks[0][name][kind], ranks[1][name][kind], rtol=0, atol=0
+        )
 
 
 def test_batches_of_the_ranks_are_the_single_ranks_batch(
@@ -83,7 +91,8 @@ def test_batches_of_the_ranks_are_the_single_ranks_batch(
         together = sorted(index for _, part in parts for index in part if index >= 0)
         assert together == sorted(batch)
         assert all(at == epoch for at, _ in parts)
-    assert sum(index < 0 for _, batch in found[1] for index in batch) == 3  # once an epoch
+    # once an epoch
+    assert sum(index < 0 for _, batch in found[1] for index in batch) == 3
 
 
 def test_poisoned_ranks_left_out_what_they_should(ranks: list[dict[str, Any]]) -> None:
@@ -114,7 +123,9 @@ def test_a_foreign_sampler_is_refused(ranks: list[dict[str, Any]]) -> None:
         assert "PointwiseDataModule" in message
 
 
-def test_evaluation_counts_every_sample_once(ranks: list[dict[str, Any]], single: World) -> None:
+def test_evaluation_counts_every_sample_once(
+    ranks: list[dict[str, Any]], single: World
+) -> None:
     expected = SCENARIOS["evaluation"](single)
     assert any(key.startswith("train/") for key in expected["figures"])
     for outcomes in ranks:
@@ -125,7 +136,9 @@ def test_evaluation_counts_every_sample_once(ranks: list[dict[str, Any]], single
 
 
 def test_prediction_gives_every_sample_once(ranks: list[dict[str, Any]]) -> None:
-    assert sorted(ranks[0]["prediction"] + ranks[1]["prediction"]) == list(range(UNEVEN))
+    assert sorted(ranks[0]["prediction"] + ranks[1]["prediction"]) == list(
+        range(UNEVEN)
+    )
 
 
 def test_only_the_last_micro_batch_synchronises(ranks: list[dict[str, Any]]) -> None:
@@ -134,7 +147,9 @@ def test_only_the_last_micro_batch_synchronises(ranks: list[dict[str, Any]]) -> 
 
 
 @pytest.mark.parametrize("name", ["resumed_with_dropout", "resumed_with_workers"])
-def test_resumed_equals_uninterrupted_on_two_ranks(name: str, ranks: list[dict[str, Any]]) -> None:
+def test_resumed_equals_uninterrupted_on_two_ranks(
+    name: str, ranks: list[dict[str, Any]]
+) -> None:
     """Each rank's own random state belongs to the checkpoint."""
     for outcomes in ranks:
         uninterrupted, *runs = outcomes[name]
@@ -144,7 +159,9 @@ def test_resumed_equals_uninterrupted_on_two_ranks(name: str, ranks: list[dict[s
             assert run["global_step"] == uninterrupted["global_step"] == 9
         assert [len(run["batches"]) for run in runs] == [5, 3]
     dropped = [outcomes[name][0]["weights"] for outcomes in ranks]
-    assert not torch.equal(dropped[0], ranks[0]["resumed_without_dropout"][0]["weights"])
+    assert not torch.equal(
+        dropped[0], ranks[0]["resumed_without_dropout"][0]["weights"]
+    )
 
 
 def test_sigterm_to_one_rank_saves_on_both_and_the_next_run_goes_on(
@@ -159,7 +176,9 @@ def test_sigterm_to_one_rank_saves_on_both_and_the_next_run_goes_on(
     assert not list((folder / "terminated").iterdir())  # Removed at the planned end.
 
 
-def test_stopped_within_an_epoch_two_ranks_go_on_exactly(ranks: list[dict[str, Any]]) -> None:
+def test_stopped_within_an_epoch_two_ranks_go_on_exactly(
+    ranks: list[dict[str, Any]],
+) -> None:
     """The rest of the epoch was dropped, and the window that the stop closed stayed closed."""
     for outcomes in ranks:
         uninterrupted, resumed = outcomes["stopped"]
@@ -172,7 +191,10 @@ def test_two_ranks_checkpoint_resumes_on_one_rank_with_twice_the_batch(
 ) -> None:
     uninterrupted, *_ = ranks[0]["resumed_without_dropout"]
     rows = ToyRows(UNEVEN, seed=2, partial=True)
-    for at, checkpoint in ((4, folder / "2-0.0-0-4.ckpt"), (6, folder / "2-0.0-0-6.ckpt")):
+    for at, checkpoint in (
+        (4, folder / "2-0.0-0-4.ckpt"),
+        (6, folder / "2-0.0-0-6.ckpt"),
+    ):
         module = resumable(dropout=0.0)
         runner = toy.trainer(max_epochs=3)
         runner.fit(module, ToyData(rows, batch_size=6), ckpt_path=checkpoint)
@@ -187,9 +209,13 @@ def test_two_ranks_checkpoint_is_refused_on_one_rank_with_the_same_batch(
 ) -> None:
     assert ranks
     rows = ToyRows(UNEVEN, seed=2, partial=True)
-    with pytest.raises(DataError, match="of 6 samples over all ranks; now a batch has 3"):
+    with pytest.raises(
+        DataError, match="of 6 samples over all ranks; now a batch has 3"
+    ):
         toy.trainer(max_epochs=3).fit(
-            resumable(0.0), ToyData(rows, batch_size=3), ckpt_path=folder / "2-0.0-0-4.ckpt"
+            resumable(0.0),
+            ToyData(rows, batch_size=3),
+            ckpt_path=folder / "2-0.0-0-4.ckpt",
         )
 
 
@@ -198,5 +224,7 @@ def test_a_loop_of_ones_own_on_two_ranks_equals_one(
 ) -> None:
     expected = SCENARIOS["loop_of_ones_own"](single)
     for found in ranks:
-        torch.testing.assert_close(found["loop_of_ones_own"], expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            found["loop_of_ones_own"], expected, rtol=0, atol=1e-6
+        )
     assert all(any(table.any() for table in of.values()) for _, of in expected.values())

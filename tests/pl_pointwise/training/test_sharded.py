@@ -43,17 +43,24 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(name="ranks", scope="module")
 def results_of_two_ranks(folder: Path) -> list[dict[str, Any]]:
     run_on_ranks(0, "tests.programs.sharded", [str(folder)], folder)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return [
+        torch.load(folder / f"rank{rank}.pt", weights_only=True)
+        for rank in range(RANKS)
+    ]
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any], atol: float = 1e-6) -> None:
+def assert_same(
+    found: dict[str, Any], expected: dict[str, Any], atol: float = 1e-6
+) -> None:
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=0, atol=atol, msg=key)
 
 
 @pytest.mark.parametrize(("kind", "pieces"), KINDS)
-def test_sharded_equals_whole(kind: str, pieces: int | None, ranks: list[dict[str, Any]]) -> None:
+def test_sharded_equals_whole(
+    kind: str, pieces: int | None, ranks: list[dict[str, Any]]
+) -> None:
     expected = train(1, kind, pieces)
     assert expected["norm"] > 0
     for results in ranks:
@@ -71,7 +78,9 @@ def test_values_that_are_not_finite_are_left_out_of_every_shard(
         assert_same(results[f"poison: {name}"], expected)
 
 
-def test_step_in_which_a_rank_has_no_row_left_is_skipped(ranks: list[dict[str, Any]]) -> None:
+def test_step_in_which_a_rank_has_no_row_left_is_skipped(
+    ranks: list[dict[str, Any]],
+) -> None:
     """Whole weights could take it; shards cannot be put together without that rank."""
     whole = poisoned(1, EVERYTHING_OF_ONE_RANK, 2)
     assert (whole["skipped_steps"], whole["global_step"]) == (0, 4)
@@ -93,17 +102,25 @@ def test_resumed_equals_uninterrupted_from_a_folder_and_from_a_file(
         assert uninterrupted["global_step"] == 6
 
 
-def test_whole_checkpoint_resumes_in_one_process(ranks: list[dict[str, Any]], folder: Path) -> None:
+def test_whole_checkpoint_resumes_in_one_process(
+    ranks: list[dict[str, Any]], folder: Path
+) -> None:
     module = Shardable(FORMULATIONS["by name"], partial=True, primal_steps=3)
     trainer = runner(1)
-    trainer.fit(module, data(1, clean()), ckpt_path=folder / "whole.ckpt", weights_only=True)
+    trainer.fit(
+        module, data(1, clean()), ckpt_path=folder / "whole.ckpt", weights_only=True
+    )
     assert_same(outcome(module), ranks[0]["whole"][0])
 
 
-def test_weights_left_out_of_the_shards_are_refused(ranks: list[dict[str, Any]]) -> None:
+def test_weights_left_out_of_the_shards_are_refused(
+    ranks: list[dict[str, Any]],
+) -> None:
     """Nothing would add up their gradients, and the ranks would drift apart in silence."""
     for results in ranks:
-        assert results["half sharded"].startswith("TrainingError: 1 of 2 trained weights")
+        assert results["half sharded"].startswith(
+            "TrainingError: 1 of 2 trained weights"
+        )
         assert "net.last.weight" in results["half sharded"]
 
 
@@ -126,4 +143,6 @@ def under(strategy: Any, module: Toy) -> None:
 
 def test_tensor_parallelism_is_refused(ranks: list[dict[str, Any]]) -> None:
     for results in ranks:
-        assert results["tensor parallel"].startswith("TrainingError: Tensor parallelism")
+        assert results["tensor parallel"].startswith(
+            "TrainingError: Tensor parallelism"
+        )

@@ -43,7 +43,10 @@ def warned(caplog: pytest.LogCaptureFixture) -> Any:
 
 def test_held_out_rows_that_are_trained_on_are_counted(warned) -> None:
     said = warned(Points(train=rows(20), val=rows(6, 17), test=rows(5, 30)))
-    assert "3 of 6 rows of the data set val that were read are rows of the training set" in said
+    assert (
+        "3 of 6 rows of the data set val that were read are rows of the training set"
+        in said
+    )
     assert "data set test" not in said
     said = warned(Points(train=rows(20), test=rows(5, 16)), limit_val_batches=0)
     assert "4 of 5 rows of the data set test" in said
@@ -55,7 +58,9 @@ def test_test_names_them_too(warned) -> None:
 
 
 def test_other_rows_are_no_leak(warned) -> None:
-    assert "training set" not in warned(Points(train=rows(20), val=rows(6, 20), test=rows(5, 30)))
+    assert "training set" not in warned(
+        Points(train=rows(20), val=rows(6, 20), test=rows(5, 30))
+    )
 
 
 def test_the_training_set_itself_is_named(warned) -> None:
@@ -102,7 +107,9 @@ def test_a_random_row_is_no_leak_and_moves_no_random_state(warned) -> None:
         def __getitem__(self, place: Any) -> Any:
             return {**super().__getitem__(place), "x": torch.rand(2)}
 
-    assert "are rows of the training" not in warned(Points(train=Augmented(rows(8)), val=rows(2)))
+    assert "are rows of the training" not in warned(
+        Points(train=Augmented(rows(8)), val=rows(2))
+    )
 
 
 @pytest.mark.parametrize("own", [7, "row-7"])
@@ -114,4 +121,6 @@ def test_a_column_named_index_is_named(own, warned) -> None:
 def test_an_index_that_is_the_position_is_as_it_should_be(warned) -> None:
     numbered = [{**row, "index": place} for place, row in enumerate(rows(6))]
     assert '"index"' not in warned(Points(train=numbered), limit_val_batches=0)
-    assert '"index"' not in warned(Points(train=IndexedDataset(rows(6))), limit_val_batches=0)
+    assert '"index"' not in warned(
+        Points(train=IndexedDataset(rows(6))), limit_val_batches=0
+    )

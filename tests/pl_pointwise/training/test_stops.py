@@ -25,7 +25,15 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from pl_pointwise import Penalty, Pointwise
 from pl_pointwise.callbacks import SaveOnTermination
 from pl_pointwise.errors import TrainingError
-from tests.pl_pointwise.toy import At, Seen, Toy, ToyData, ToyRows, assert_identical_run, trainer
+from tests.pl_pointwise.toy import (
+    At,
+    Seen,
+    Toy,
+    ToyData,
+    ToyRows,
+    assert_identical_run,
+    trainer,
+)
 from tests.pl_pointwise.training.test_checkpoints import HELD_OUT, ROWS, Hard, train
 
 WITHIN, AT_THE_END = 6, 8
@@ -37,7 +45,9 @@ def start(
 ) -> tuple[Any, Seen, Callable[..., None]]:
     """A trainer, what it will have seen, and the call that starts it."""
     seen = Seen()
-    saves = any(isinstance(each, (ModelCheckpoint, SaveOnTermination)) for each in callbacks)
+    saves = any(
+        isinstance(each, (ModelCheckpoint, SaveOnTermination)) for each in callbacks
+    )
     options = {"max_epochs": 3, "enable_checkpointing": saves, **options}
     runner = trainer(callbacks=[seen, *callbacks], default_root_dir=folder, **options)
 
@@ -81,7 +91,9 @@ def stopped_by(
         with pytest.raises((RuntimeError, SystemExit, SIGTERMException)):
             fit()
         signal.signal(signal.SIGINT, before)
-        (path,) = folder.glob("**/terminated-*.ckpt" if kind == "SIGTERM" else "**/*.ckpt")
+        (path,) = folder.glob(
+            "**/terminated-*.ckpt" if kind == "SIGTERM" else "**/*.ckpt"
+        )
     else:
         fit()
         if not path.exists():
@@ -103,11 +115,20 @@ def _on_exception(folder: Path) -> ModelCheckpoint:
     )
 
 
-STOPS = ["max_steps", "max_time", "should_stop", "an exception", "SIGTERM", "every_n_train_steps"]
+STOPS = [
+    "max_steps",
+    "max_time",
+    "should_stop",
+    "an exception",
+    "SIGTERM",
+    "every_n_train_steps",
+]
 SELDOM = [*STOPS, "max_steps alone", "KeyboardInterrupt", "by hand"]
 
 
-def assert_resumes(kind: str, batches: int, folder: Path, epochs: int, **options: Any) -> None:
+def assert_resumes(
+    kind: str, batches: int, folder: Path, epochs: int, **options: Any
+) -> None:
     path, before = stopped_by(kind, batches, folder, **options)
     uninterrupted, whole, fit = start(folder / "whole", max_epochs=epochs, **options)
     fit()
@@ -163,7 +184,9 @@ class Torn(Hard):
 
 
 @pytest.mark.parametrize("place", ["objective", "dual step"])
-def test_a_checkpoint_written_within_a_step_is_refused(place: str, tmp_path: Path) -> None:
+def test_a_checkpoint_written_within_a_step_is_refused(
+    place: str, tmp_path: Path
+) -> None:
     """save_on_exception wrote new weights beside old multipliers; the resume repeated the batch."""
     module = Torn()
     module.place = place
@@ -187,7 +210,9 @@ class Drawing(ToyRows):
         return {**row, "x": row["x"] + noise}
 
 
-def train_on(rows: Any, workers: int, *callbacks: Any, path: Any = None, **options: Any) -> Any:
+def train_on(
+    rows: Any, workers: int, *callbacks: Any, path: Any = None, **options: Any
+) -> Any:
     data = ToyData(rows, HELD_OUT, batch_size=4, num_workers=workers)
     return train(data, *callbacks, checkpoint=path, max_epochs=3, **options)[0]
 
@@ -255,7 +280,8 @@ def test_a_run_continues_its_own_file_and_no_other(
 
 def test_a_longer_run_is_the_same_run(tmp_path: Path) -> None:
     terminated(tmp_path, max_epochs=2)
-    assert len(terminated(tmp_path, max_epochs=2 + 1)) == 6  # and is terminated once more
+    # and is terminated once more
+    assert len(terminated(tmp_path, max_epochs=2 + 1)) == 6
 
 
 def test_trying_the_code_and_testing_leave_the_file_alone(tmp_path: Path) -> None:
@@ -270,13 +296,17 @@ def test_trying_the_code_and_testing_leave_the_file_alone(tmp_path: Path) -> Non
 
 def test_termination_of_a_foreign_module_is_refused(tmp_path: Path) -> None:
     _, _, fit = start(tmp_path, SaveOnTermination(), module=BoringModel())
-    with pytest.raises(TrainingError, match=r"of a PointwiseModule.*OnExceptionCheckpoint"):
+    with pytest.raises(
+        TrainingError, match=r"of a PointwiseModule.*OnExceptionCheckpoint"
+    ):
         fit()
 
 
 @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
 @pytest.mark.parametrize("stage", ["fit", "test"])
-def test_processes_that_keep_the_multipliers_are_refused(strategy: str, stage: str) -> None:
+def test_processes_that_keep_the_multipliers_are_refused(
+    strategy: str, stage: str
+) -> None:
     """After the fit the multipliers of the module at hand were empty; after a test, violations."""
     module = Toy(Pointwise())
     module.trainer = trainer(strategy=strategy, devices=2)

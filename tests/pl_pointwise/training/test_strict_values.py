@@ -45,7 +45,9 @@ from tests.pl_pointwise.training.test_training_step import (
     constraints,
 )
 
-CASES_TO_JUDGE = [name for name in CASES if "cvar" not in name and name != "tail by name"]
+CASES_TO_JUDGE = [
+    name for name in CASES if "cvar" not in name and name != "tail by name"
+]
 
 
 FEW = ("average augmented", "tilted", "pointwise", "relaxed linear")
@@ -59,17 +61,28 @@ FEW = ("average augmented", "tilted", "pointwise", "relaxed linear")
         *((name, INTERVALS, {"primal_steps": 2}) for name in FEW),
     ],
 )
-def test_steps_equal_the_algorithm_by_hand(name: str, bounds: Any, options: Any) -> None:
+def test_steps_equal_the_algorithm_by_hand(
+    name: str, bounds: Any, options: Any
+) -> None:
     formulation, rules = CASES[name]
     rows, seen = ToyRows(11, seed=5, partial=True), Seen()
     module = Judged(
-        formulation, constraints(bounds), partial=True, learning_rate=LEARNING_RATE, **options
+        formulation,
+        constraints(bounds),
+        partial=True,
+        learning_rate=LEARNING_RATE,
+        **options,
     )
     data = ToyData(rows, batch_size=4)
     trainer(max_epochs=EPOCHS, max_steps=STEPS, callbacks=[seen]).fit(module, data)
     arguments: Any = {"learning_rate": LEARNING_RATE, **options}
     expected = run(
-        rows, seen.batches, rules, bounds, strict=lambda z: {"fit": passed(z)[:, None]}, **arguments
+        rows,
+        seen.batches,
+        rules,
+        bounds,
+        strict=lambda z: {"fit": passed(z)[:, None]},
+        **arguments,
     )
     assert_same(module, expected)
     if rules.get("fit") is not None and rules["fit"].eta:  # Else no multiplier moves.
@@ -82,7 +95,9 @@ def test_steps_equal_the_algorithm_by_hand(name: str, bounds: Any, options: Any)
 def test_micro_batches_equal_the_whole_batch(name: str, options: Any) -> None:
     rows, arguments = ToyRows(17, seed=2, partial=True), {"partial": True, **options}
     whole = fit(Judged(FORMULATIONS[name], **arguments), rows, batch_size=7)
-    cut = fit(Judged(FORMULATIONS[name], micro_batch_size=2, **arguments), rows, batch_size=7)
+    cut = fit(
+        Judged(FORMULATIONS[name], micro_batch_size=2, **arguments), rows, batch_size=7
+    )
     assert_same_run(cut, whole)
 
 
@@ -127,7 +142,10 @@ def test_what_is_reported_is_strict(tmp_path: Path) -> None:
     module = Judged(Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), learning_rate=0.0)
     page = HardestSamples(count=3)
     runner = trainer(
-        max_epochs=2, callbacks=[DualMonitor(), page], default_root_dir=tmp_path, logger=False
+        max_epochs=2,
+        callbacks=[DualMonitor(), page],
+        default_root_dir=tmp_path,
+        logger=False,
     )
     runner.fit(module, ToyData(rows, rows, batch_size=11))
     violation = passed(module({"x": rows.x}).detach()) + 0.3
@@ -135,7 +153,11 @@ def test_what_is_reported_is_strict(tmp_path: Path) -> None:
     share = float((violation > 0).double().mean())
     assert float(surrogate.max()) > float(violation.max()) + 1
     logged = {key: float(value) for key, value in runner.callback_metrics.items()}
-    assert logged["running/fit/violated"] == logged["val/fit/violated"] == pytest.approx(share)
+    assert (
+        logged["running/fit/violated"]
+        == logged["val/fit/violated"]
+        == pytest.approx(share)
+    )
     assert set(module.violations["val"]["fit"].tolist()) == set(violation.tolist())
     multiplier = module.multipliers["fit"][:, 0].double()
     relaxed = Relaxed(alpha=0.8, beta=1.7).relaxation(violation, multiplier)
@@ -165,13 +187,27 @@ def test_a_value_that_is_not_finite_leaves_its_sample_out() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"fitt": torch.zeros(4)}, ValueError, r"strict_values\(\) names 'fitt'; .* 'fit', 'pair'"),
-        ({"pair": torch.zeros(4)}, DataError, r'\["pair"\] must have .* \(4, 3\), got \(4,\)'),
+        (
+            {"fitt": torch.zeros(4)},
+            ValueError,
+            r"strict_values\(\) names 'fitt'; .* 'fit', 'pair'",
+        ),
+        (
+            {"pair": torch.zeros(4)},
+            DataError,
+            r'\["pair"\] must have .* \(4, 3\), got \(4,\)',
+        ),
         ({"fit": 1.0}, DataError, r'\["fit"\] must have .* \(4,\), got float'),
-        (torch.zeros(4), ValueError, r"strict_values\(\) returned a Tensor: return a dict"),
+        (
+            torch.zeros(4),
+            ValueError,
+            r"strict_values\(\) returned a Tensor: return a dict",
+        ),
     ],
 )
-def test_other_names_and_shapes_are_refused_by_name(given: Any, error: Any, message: str) -> None:
+def test_other_names_and_shapes_are_refused_by_name(
+    given: Any, error: Any, message: str
+) -> None:
     class Wrong(Toy):
         def strict_values(self, outputs: Tensor, batch: Any) -> Any:
             return given
@@ -181,5 +217,7 @@ def test_other_names_and_shapes_are_refused_by_name(given: Any, error: Any, mess
 
 
 def test_cvar_with_strict_values_is_refused() -> None:
-    with pytest.raises(ValueError, match=r'strict_values\(\)\["fit"\]: the threshold of a CVaR'):
+    with pytest.raises(
+        ValueError, match=r'strict_values\(\)\["fit"\]: the threshold of a CVaR'
+    ):
         fit(Judged(CVaR()), ToyRows(4), epochs=1)

@@ -41,8 +41,12 @@ DECLARED = FORMULATIONS | {
 
 
 def case_of(declared: Any) -> Case:
-    by_name = declared if isinstance(declared, dict) else {"fit": declared, "pair": declared}
-    return declared, {name: rule_of(formulation) for name, formulation in by_name.items()}
+    by_name = (
+        declared if isinstance(declared, dict) else {"fit": declared, "pair": declared}
+    )
+    return declared, {
+        name: rule_of(formulation) for name, formulation in by_name.items()
+    }
 
 
 CASES = {name: case_of(declared) for name, declared in DECLARED.items()}
@@ -61,7 +65,10 @@ SIZES = [4, 4, 3, 4, 4, 3, 4, 4, 3, 4, 4]
 
 
 def constraints(bounds: Any) -> dict[str, Constraint]:
-    return {n: Constraint(at_most=upper, at_least=lower) for n, (upper, lower) in bounds.items()}
+    return {
+        n: Constraint(at_most=upper, at_least=lower)
+        for n, (upper, lower) in bounds.items()
+    }
 
 
 def train(
@@ -71,7 +78,11 @@ def train(
     seen = Seen()
     partial = not all(bool(mask.all()) for mask in rows.has.values())
     module = Toy(
-        formulation, constraints(bounds), partial=partial, learning_rate=LEARNING_RATE, **options
+        formulation,
+        constraints(bounds),
+        partial=partial,
+        learning_rate=LEARNING_RATE,
+        **options,
     )
     trainer(max_epochs=EPOCHS, max_steps=STEPS, callbacks=[seen]).fit(
         module, ToyData(rows, batch_size=4)
@@ -90,7 +101,9 @@ def assert_same(module: Toy, expected: Outcome) -> None:
     for name, learned in module.thresholds.items():
         assert learned.dtype == torch.float32
         by_hand = torch.stack(expected.thresholds[name]).squeeze()
-        torch.testing.assert_close(learned.double(), by_hand, rtol=0, atol=1e-6, msg=name)
+        torch.testing.assert_close(
+            learned.double(), by_hand, rtol=0, atol=1e-6, msg=name
+        )
         assert (by_hand.abs() > 0.01).any(), name
 
 
@@ -107,7 +120,9 @@ def assert_learnt(expected: Outcome, rules: dict[str, Rule | None]) -> None:
     ids=["one-sided", *OPTIONS],
 )
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_steps_equal_the_algorithm_by_hand(case: Case, bounds: Any, options: Any) -> None:
+def test_steps_equal_the_algorithm_by_hand(
+    case: Case, bounds: Any, options: Any
+) -> None:
     formulation, rules = case
     rows = ToyRows(11, seed=5, partial=True)
     module, batches = train(formulation, bounds, rows, **options)
@@ -121,7 +136,9 @@ def test_steps_equal_the_algorithm_by_hand_when_everyone_carries_everything() ->
     formulation, rules = CASES["tail by name"]
     rows = ToyRows(11, seed=6)
     module, batches = train(formulation, ONE_SIDED, rows)
-    assert_same(module, run(rows, batches, rules, ONE_SIDED, learning_rate=LEARNING_RATE))
+    assert_same(
+        module, run(rows, batches, rules, ONE_SIDED, learning_rate=LEARNING_RATE)
+    )
 
 
 def test_every_branch_of_every_formulation_was_compared() -> None:
@@ -130,7 +147,11 @@ def test_every_branch_of_every_formulation_was_compared() -> None:
     batches = [(epoch, batch) for epoch in range(EPOCHS) for batch in BATCHES]
     for name, (_, rules) in CASES.items():
         outcome = run(
-            ToyRows(11, seed=5, partial=True), batches, rules, ONE_SIDED, learning_rate=0.05
+            ToyRows(11, seed=5, partial=True),
+            batches,
+            rules,
+            ONE_SIDED,
+            learning_rate=0.05,
         )
         for branch in ("active", "inactive", "capped", "projected", "above", "below"):
             reached[f"{name}: {branch}"] = outcome.branches[branch]
@@ -146,7 +167,10 @@ def test_every_branch_of_every_formulation_was_compared() -> None:
         "relaxed standard": ["projected"],
     }
     missing = [
-        f"{n}: {b}" for n, branches in wanted.items() for b in branches if not reached[f"{n}: {b}"]
+        f"{n}: {b}"
+        for n, branches in wanted.items()
+        for b in branches
+        if not reached[f"{n}: {b}"]
     ]
     assert not missing
 
@@ -158,7 +182,9 @@ def test_gradient_is_clipped_to_the_norm() -> None:
     rows = ToyRows(11, seed=5, partial=True)
     formulation, rules = CASES["pointwise"]
     module, batches = train(formulation, ONE_SIDED, rows, gradient_clip_val=0.5)
-    expected = run(rows, batches, rules, ONE_SIDED, learning_rate=LEARNING_RATE, clip=0.5)
+    expected = run(
+        rows, batches, rules, ONE_SIDED, learning_rate=LEARNING_RATE, clip=0.5
+    )
     assert_same(module, expected)
     free = run(rows, batches, rules, ONE_SIDED, learning_rate=LEARNING_RATE)
     assert (expected.weights - free.weights).abs().max() > 0.01  # the bound was active
@@ -169,7 +195,9 @@ def test_column_that_a_sample_no_longer_carries_keeps_its_multiplier() -> None:
     rows = ToyRows(6, seed=5)
     rows.fingerprint = "the same data"  # type: ignore[attr-defined]
     module = Toy(
-        Relaxed(alpha=1.0, beta=1.0, dual_lr=0.5), partial=True, learning_rate=LEARNING_RATE
+        Relaxed(alpha=1.0, beta=1.0, dual_lr=0.5),
+        partial=True,
+        learning_rate=LEARNING_RATE,
     )
     trainer(max_epochs=3).fit(module, ToyData(rows, batch_size=6))
     before = multipliers_of(module)["pair"]

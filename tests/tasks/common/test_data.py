@@ -27,7 +27,9 @@ NAMES = [f"group {number}" for number in range(60)]
     share=st.floats(0, 0.99),
     seed=st.integers(0, 5),
 )
-def test_no_group_stands_on_both_sides(groups: list[str], share: float, seed: int) -> None:
+def test_no_group_stands_on_both_sides(
+    groups: list[str], share: float, seed: int
+) -> None:
     held = hold_out(groups, [share], seed)
     out = {group for group, part in zip(groups, held, strict=True) if part}
     kept = {group for group, part in zip(groups, held, strict=True) if not part}
@@ -46,15 +48,21 @@ def test_no_group_stands_on_both_sides(groups: list[str], share: float, seed: in
 
 def test_what_is_held_out_is_what_it_has_always_been() -> None:
     """Published tables depend on it: an order by a hash, each group that still fits."""
-    groups = [name for number, name in enumerate(NAMES[:12]) for _ in range(1 + number % 3)]
-    held = {g for g, part in zip(groups, hold_out(groups, [0.25], 3), strict=True) if part}
+    groups = [
+        name for number, name in enumerate(NAMES[:12]) for _ in range(1 + number % 3)
+    ]
+    held = {
+        g for g, part in zip(groups, hold_out(groups, [0.25], 3), strict=True) if part
+    }
     assert held == {"group 1", "group 8", "group 9"}
     both = hold_out(groups, [0.25, 0.25], 3)
     assert {g for g, part in zip(groups, both, strict=True) if part == 1} == held
 
 
 @given(
-    kinds=st.lists(st.sampled_from(["", "tool_call", "cannot_answer"]), min_size=1, max_size=40),
+    kinds=st.lists(
+        st.sampled_from(["", "tool_call", "cannot_answer"]), min_size=1, max_size=40
+    ),
     shares=st.tuples(st.floats(0, 0.3), st.floats(0, 0.3)),
     seed=st.integers(0, 5),
 )
@@ -70,7 +78,9 @@ def test_each_category_gives_its_part(
     alone = hold_out(groups, shares[:1], seed, twice)
     assert [part == 1 for part in parts] == [part == 1 for part in alone]
     for kind in set(kinds):
-        of_it = Counter(part for part, own in zip(parts, twice, strict=True) if own == kind)
+        of_it = Counter(
+            part for part, own in zip(parts, twice, strict=True) if own == kind
+        )
         assert of_it[0]
         for part, share in enumerate(shares, start=1):
             assert abs(of_it[part] - share * twice.count(kind)) <= 4  # Two groups.
@@ -83,7 +93,9 @@ def test_what_small_categories_lack_is_taken_from_the_next() -> None:
     parts = hold_out(groups, [0.15, 0.15], 0, kinds)
     assert Counter(parts) == {0: 42, 1: 9, 2: 9}
     for kind in set(kinds):
-        of_it = Counter(part for part, own in zip(parts, kinds, strict=True) if own == kind)
+        of_it = Counter(
+            part for part, own in zip(parts, kinds, strict=True) if own == kind
+        )
         assert of_it[0] >= 2
         assert of_it[1] <= 2
         assert of_it[2] <= 2
@@ -97,10 +109,18 @@ def test_records_are_split_by_name_and_keep_their_order() -> None:
     records = [record(str(number)) for number in range(20)]
     groups = [each.query for each in records]
     found = split_by_group(records, groups, {"val": 0.2, "test": 0.3}, 0, "query")
-    assert {name: len(part) for name, part in found.items()} == {"train": 10, "val": 4, "test": 6}
+    assert {name: len(part) for name, part in found.items()} == {
+        "train": 10,
+        "val": 4,
+        "test": 6,
+    }
     for part in found.values():
-        assert [int(each.query) for each in part] == sorted(int(each.query) for each in part)
-    assert list(split_by_group(records, groups, {"val": 0.2, "test": 0.0}, 0, "query")) == [
+        assert [int(each.query) for each in part] == sorted(
+            int(each.query) for each in part
+        )
+    assert list(
+        split_by_group(records, groups, {"val": 0.2, "test": 0.0}, 0, "query")
+    ) == [
         "train",
         "val",
     ]
@@ -108,9 +128,15 @@ def test_records_are_split_by_name_and_keep_their_order() -> None:
 
 def test_parts_that_too_few_groups_leave_empty_are_named() -> None:
     records = [record("a"), record("b")]
-    with pytest.warns(UserWarning, match=r"a: .*two of different query.* held out for val\."):
-        assert [*split_by_group(records, ["a", "a"], {"val": 0.2}, 0, "query")] == ["train"]
-    with pytest.raises(DataError, match=r"a: .*two of different query.*test_fraction to 0"):
+    with pytest.warns(
+        UserWarning, match=r"a: .*two of different query.* held out for val\."
+    ):
+        assert [*split_by_group(records, ["a", "a"], {"val": 0.2}, 0, "query")] == [
+            "train"
+        ]
+    with pytest.raises(
+        DataError, match=r"a: .*two of different query.*test_fraction to 0"
+    ):
         split_by_group(records, ["a", "b"], {"val": 0.2, "test": 0.2}, 0, "query")
 
 
@@ -127,7 +153,8 @@ def test_held_out_records_are_divided_in_proportion() -> None:
     ]
     sides = side_of_held_out(records, {"val": 0.05, "test": 0.15}, 0)
     assert sides.count("test") == 30
-    assert {sides[:20].count("test"), sides[20:].count("test")} == {14, 16}  # In groups of two.
+    # In groups of two.
+    assert {sides[:20].count("test"), sides[20:].count("test")} == {14, 16}
     assert sides[::2] == sides[1::2]
     assert set(side_of_held_out(records, {"val": 0.05, "test": 0.0}, 0)) == {"val"}
     assert set(side_of_held_out(records, {"val": 0.0, "test": 0.1}, 0)) == {"test"}

@@ -31,7 +31,10 @@ from pl_pointwise.tasks import (
 from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.common.records import rows_of
 from pl_pointwise.tasks.language_model.data import Preparation
-from pl_pointwise.tasks.language_model.model.loading import load_language_model, load_tokenizer
+from pl_pointwise.tasks.language_model.model.loading import (
+    load_language_model,
+    load_tokenizer,
+)
 from pl_pointwise.tasks.reranker.module import load_cross_encoder
 from pl_pointwise.tasks.safety.data import Selection
 from tests.pl_pointwise.training.test_hostile_checkpoints import Bomb
@@ -42,20 +45,32 @@ from tests.tasks.when2call.conftest import TOOL, choice_rows, preference_rows
 
 LONGEST_MESSAGE = 1200
 
-BENIGN = [{"instruction": f"Add {i}.", "input": "to 1", "output": "Of course: 2."} for i in (0, 1)]
+BENIGN = [
+    {"instruction": f"Add {i}.", "input": "to 1", "output": "Of course: 2."}
+    for i in (0, 1)
+]
 UNSAFE = [
     {"prompt": f"Harm {i // 2}", "response": "Thus.", "category": {"self_harm": True}}
     | {"is_safe": False}
     for i in range(4)
 ]
 WHOLE = {"preparation": Preparation(val_fraction=0.0)}
-SAFETY = WHOLE | {"selection": Selection(held_out_per_category=0), "unsafe_schema": "beavertails"}
+SAFETY = WHOLE | {
+    "selection": Selection(held_out_per_category=0),
+    "unsafe_schema": "beavertails",
+}
 RANKING = {"negatives": 3, "max_length": 48, "val_fraction": 0.0}
 
 # by name: data module, its file's option, stage, good rows, other options
 Loader = tuple[type[Any], str, str, list[Any], dict[str, Any]]
 LOADERS: dict[str, Loader] = {
-    "conversation": (ConversationDataModule, "train_file", "fit", conversation_rows(1), WHOLE),
+    "conversation": (
+        ConversationDataModule,
+        "train_file",
+        "fit",
+        conversation_rows(1),
+        WHOLE,
+    ),
     "preference": (PreferenceDataModule, "train_file", "fit", pair_rows(2), WHOLE),
     "re-ranking": (RerankerDataModule, "train_file", "fit", ms_marco_rows(3), RANKING),
     "when2call": (
@@ -64,7 +79,13 @@ LOADERS: dict[str, Loader] = {
         WHOLE,
     ),
     "choices": (When2CallDataModule, "mcq_file", "test", choice_rows(3), WHOLE),
-    "benign": (SafetyDataModule, "benign_file", "fit", BENIGN, WHOLE | {"unsafe_schema": None}),
+    "benign": (
+        SafetyDataModule,
+        "benign_file",
+        "fit",
+        BENIGN,
+        WHOLE | {"unsafe_schema": None},
+    ),
     "unsafe": (SafetyDataModule, "unsafe_file", "fit", UNSAFE, SAFETY),
 }
 every_loader = pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
@@ -153,7 +174,9 @@ def test_any_value_is_read_or_refused_by_name(loader: Loader, read: Any) -> None
         if error is not None:
             refused += 1
             assert len(str(error).encode()) < LONGEST_MESSAGE
-            assert "hostile.jsonl, line 1" in str(error) or "hostile.jsonl: no usable" in str(error)
+            assert "hostile.jsonl, line 1" in str(
+                error
+            ) or "hostile.jsonl: no usable" in str(error)
     assert refused > 3
     for row in (None, "x", [rows[0]]):
         assert "hostile.jsonl, line 1" in str(read(loader, lines([row, *rows[1:]])))
@@ -183,7 +206,9 @@ def test_other_encodings_are_refused_by_name(ending: str, read: Any) -> None:
 def test_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     """What exists and is no directory may still fail when it is read."""
     for path in ("/proc/self/mem", str(tmp_path), f"{tmp_path}/none.csv", ""):
-        with pytest.raises(DataError, match=f"^{re.escape(path)}: cannot be read.*Check the path"):
+        with pytest.raises(
+            DataError, match=f"^{re.escape(path)}: cannot be read.*Check the path"
+        ):
             list(rows_of(path))
 
 
@@ -209,18 +234,27 @@ def plant_pickle(folder: Path, crater: Path) -> None:
 def plant_code(folder: Path, crater: Path) -> None:
     """Of the model and of its tokenizer."""
     (folder / "stranger.py").write_text(f"import os\nos.mkdir({str(crater)!r})\n")
-    classes = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    classes = (
+        "AutoConfig",
+        "AutoModelForCausalLM",
+        "AutoModelForSequenceClassification",
+    )
     brought = {name: f"stranger.{name}" for name in classes}
     for name, entry in (
         ("config.json", {"auto_map": brought, "model_type": "stranger"}),
-        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["stranger.T", "stranger.T"]}}),
+        (
+            "tokenizer_config.json",
+            {"auto_map": {"AutoTokenizer": ["stranger.T", "stranger.T"]}},
+        ),
     ):
         path = folder / name
         path.write_text(json.dumps({**json.loads(path.read_text()), **entry}))
 
 
 @pytest.mark.parametrize("kind", ["encoder", "language"])
-@pytest.mark.parametrize(("plant", "said"), [(plant_pickle, "safetensors"), (plant_code, "")])
+@pytest.mark.parametrize(
+    ("plant", "said"), [(plant_pickle, "safetensors"), (plant_code, "")]
+)
 def test_code_in_a_model_folder_is_not_run(
     plant: Any, said: str, kind: str, models: dict[str, Path], tmp_path: Path
 ) -> None:

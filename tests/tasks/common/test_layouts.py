@@ -17,7 +17,9 @@ ROW = {"prompt": "Who?", "answer": "Ann."}
 
 
 def read(path: Path) -> list[Any]:
-    return [record.answers for record in records_of(rows_of(str(path)), "f", read_record)]
+    return [
+        record.answers for record in records_of(rows_of(str(path)), "f", read_record)
+    ]
 
 
 @pytest.mark.parametrize("orient", ["columns", "index", "split"])
@@ -50,7 +52,11 @@ def test_pandas_other_layouts_are_named(orient: Any, tmp_path: Path) -> None:
             "record 1: .* more cells than .* in quotes",
         ),
         ("f.csv", "sep=,\nprompt,answer\na,b\n", "first line is .sep=.* take it out"),
-        ("f.csv", "Prompt, Answer\na,b\n", "record 1: .* by other names. Write them in lower case"),
+        (
+            "f.csv",
+            "Prompt, Answer\na,b\n",
+            "record 1: .* by other names. Write them in lower case",
+        ),
     ],
 )
 def test_what_to_do_is_said(name: str, text: str, said: str, tmp_path: Path) -> None:
@@ -60,8 +66,13 @@ def test_what_to_do_is_said(name: str, text: str, said: str, tmp_path: Path) -> 
         read(path)
 
 
-def test_a_record_of_lists_is_one_and_an_index_of_pandas_is_no_text(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ann."}]
+def test_a_record_of_lists_is_one_and_an_index_of_pandas_is_no_text(
+    tmp_path: Path,
+) -> None:
+    turns = [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "Ann."},
+    ]
     path = tmp_path / "f.json"
     path.write_text(json.dumps({"messages": turns}))
     assert read(path) == [["Ann."]]

@@ -15,12 +15,18 @@ from tests.tasks.reranker.conftest import tiny_tokenizer_dir as tiny_tokenizer_d
 
 
 def rows_of(count: int, role: str = "reference") -> list[dict[str, Any]]:
-    return [{"prompt": f"Say {i}.", "answer": f"{i}.", "role": role} for i in range(count)]
+    return [
+        {"prompt": f"Say {i}.", "answer": f"{i}.", "role": role} for i in range(count)
+    ]
 
 
-def test_what_a_fraction_holds_out_is_told_with_its_option(language_model_folder, tmp_path) -> None:
+def test_what_a_fraction_holds_out_is_told_with_its_option(
+    language_model_folder, tmp_path
+) -> None:
     file = written(tmp_path, rows_of(20))
-    data = data_of(file, language_model_folder, val_fraction=0.1, test_fraction=0.2, stage="fit")
+    data = data_of(
+        file, language_model_folder, val_fraction=0.1, test_fraction=0.2, stage="fit"
+    )
     assert data.not_trained_on() == [
         f"2 records of {file} are held out as val (data.preparation.val_fraction 0.1): set it to 0 "
         "to train on all.",
@@ -29,7 +35,9 @@ def test_what_a_fraction_holds_out_is_told_with_its_option(language_model_folder
     ]
     assert data_of(file, language_model_folder, stage="fit").not_trained_on() == []
     held_out = str(write_rows(tmp_path / "val.jsonl", rows_of(3)))
-    data = data_of(file, language_model_folder, val_fraction=0.1, val_file=held_out, stage="fit")
+    data = data_of(
+        file, language_model_folder, val_fraction=0.1, val_file=held_out, stage="fit"
+    )
     assert data.not_trained_on() == []
 
 
@@ -37,7 +45,11 @@ def test_records_that_cannot_be_used_are_told(language_model_folder, tmp_path) -
     long = {"prompt": "Long.", "answer": "x" * 500, "role": "reference"}
     file = written(tmp_path, [*rows_of(8), {"question": 3}, "{half", long])
     data = data_of(
-        file, language_model_folder, invalid="skip", max_prompt_length=50, max_length=200
+        file,
+        language_model_folder,
+        invalid="skip",
+        max_prompt_length=50,
+        max_length=200,
     )
     with pytest.warns(UserWarning, match="left out"):
         data.setup("fit")
@@ -51,10 +63,15 @@ def test_records_that_cannot_be_used_are_told(language_model_folder, tmp_path) -
 def test_own_answers_that_do_not_end_are_told(language_model_folder, tmp_path) -> None:
     """Seven of thirteen were left out by a warning above the table, and "protected" meant six."""
     generation = Generation(max_new_tokens=40)
-    options = {"keep_tolerance": 0.1, "prefer_tolerance": None, "generation": generation}
+    options = {
+        "keep_tolerance": 0.1,
+        "prefer_tolerance": None,
+        "generation": generation,
+    }
     options |= {"avoid_tolerance": None, "refuse_tolerance": None, "moved": False}
     module = made(language_model_folder, objective_roles=["keep"], **options)
-    prompts = [{"prompt": row["prompt"]} for row in rows_of(12)]  # No answers: the model's own.
+    # No answers: the model's own.
+    prompts = [{"prompt": row["prompt"]} for row in rows_of(12)]
     data = data_of(None, keep_file=written(tmp_path, prompts), own_answers=True)
     run = quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0)
     with pytest.warns(UserWarning, match="own_answers: left out"):

@@ -50,12 +50,16 @@ SIZES: dict[str, Any] = {
 
 
 def bert() -> PreTrainedModel:
-    config = BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = BertConfig(
+        **SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     return BertForSequenceClassification._from_config(config)
 
 
 def modernbert(pooling: str = "mean") -> PreTrainedModel:
-    config = ModernBertConfig(**SIZES, local_attention=WINDOW, classifier_pooling=pooling)
+    config = ModernBertConfig(
+        **SIZES, local_attention=WINDOW, classifier_pooling=pooling
+    )
     return ModernBertForSequenceClassification._from_config(config)
 
 
@@ -90,7 +94,11 @@ def packed_logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
 def gradients(model: PreTrainedModel, logits: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     (logits[:, 0] * torch.linspace(-1, 2, len(logits))).sum().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {
+        name: p.grad.clone()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
@@ -105,7 +113,9 @@ def test_packed_equals_padded_in_float32(kind: str) -> None:
     found = gradients(model, actual)
     assert found.keys() == wanted.keys()
     for name, gradient in wanted.items():
-        assert (found[name] - gradient).abs().max() <= 1e-4 * gradient.abs().max() + 1e-6, name
+        assert (
+            found[name] - gradient
+        ).abs().max() <= 1e-4 * gradient.abs().max() + 1e-6, name
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
@@ -120,7 +130,9 @@ def test_gradient_checkpointing_changes_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_what_other_sequences_hold_and_what_padding_holds_is_never_read(kind: str) -> None:
+def test_what_other_sequences_hold_and_what_padding_holds_is_never_read(
+    kind: str,
+) -> None:
     model, inputs = make(kind).eval(), inputs_of(LENGTHS)
     first = packed_logits(model, inputs)
     inputs["input_ids"][inputs["attention_mask"] == 0] = 7
@@ -132,11 +144,14 @@ def test_what_other_sequences_hold_and_what_padding_holds_is_never_read(kind: st
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("masked", [False, True])
-def test_our_attention_and_its_gradient_are_softmax_attention(masked: bool, dropout: float) -> None:
+def test_our_attention_and_its_gradient_are_softmax_attention(
+    masked: bool, dropout: float
+) -> None:
     """In float64, beside autograd through einsum, with the factors that were drawn."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, into = (
-        torch.randn(3, 2, 7, 4, dtype=torch.float64, generator=generator) for _ in range(4)
+        torch.randn(3, 2, 7, 4, dtype=torch.float64, generator=generator)
+        for _ in range(4)
     )
     inputs = [each.requires_grad_() for each in (q, k, v)]
     seen = torch.ones(7, 7, dtype=torch.bool)
@@ -144,7 +159,9 @@ def test_our_attention_and_its_gradient_are_softmax_attention(masked: bool, drop
         seen = (torch.arange(7)[:, None] - torch.arange(7)).abs() <= 2
     torch.manual_seed(5)
     mask = seen[None, None] if masked else None
-    actual, _ = softmax_attention(torch.nn.Module(), q, k, v, mask, dropout=dropout, scaling=0.3)
+    actual, _ = softmax_attention(
+        torch.nn.Module(), q, k, v, mask, dropout=dropout, scaling=0.3
+    )
     found = torch.autograd.grad((actual * into.transpose(1, 2)).sum(), inputs)
     torch.manual_seed(5)
     kept, scale = drawn(torch.empty(6, 7, 7, dtype=torch.float64), dropout)
@@ -184,7 +201,9 @@ DRAWS = 150
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert, mean"])
-def test_attention_dropout_in_training_drops_the_same_share_as_the_models_own(kind: str) -> None:
+def test_attention_dropout_in_training_drops_the_same_share_as_the_models_own(
+    kind: str,
+) -> None:
     """Means over many draws agree within five standard errors."""
     model, inputs = make(kind), inputs_of([9, 5, 9])
     for layer in model.modules():
@@ -250,7 +269,9 @@ def test_an_installed_models_dropouts_are_quick_and_have_no_state() -> None:
     install(model)
     assert list(model.state_dict()) == before
     found = [type(part) for part in model.modules()]
-    assert found == [QuickDropout if kind is torch.nn.Dropout else kind for kind in names]
+    assert found == [
+        QuickDropout if kind is torch.nn.Dropout else kind for kind in names
+    ]
 
 
 def test_a_model_without_an_encoder_inside_is_refused() -> None:
@@ -283,5 +304,7 @@ def test_a_row_taken_apart_and_put_together_is_the_row(lengths: list[int]) -> No
         for shape, inside in zip(batches.shapes, batches.inside, strict=True)
     ]
     assert [int(n) for each in there for n in each.sum(1)] == sorted(lengths)
-    found = torch.cat([output[inside] for output, inside in zip(outputs, there, strict=True)])
+    found = torch.cat(
+        [output[inside] for output, inside in zip(outputs, there, strict=True)]
+    )
     assert torch.equal(found[None], expected)  # each token in its place of its sequence

@@ -34,13 +34,21 @@ def asking(text: str) -> list[dict[str, Any]]:
 
 UNIT = {"type": "string", "enum": ["C", "F"]}
 ROWS: list[dict[str, Any]] = [
-    {"messages": [*asking("a"), call("f", x="1")], "tools": [tool("f", x={"type": "string"})]},
+    {
+        "messages": [*asking("a"), call("f", x="1")],
+        "tools": [tool("f", x={"type": "string"})],
+    },
     {
         "messages": [*asking("b"), call("g", y=2, deep={"z": [{"v": 1}, {"w": 2}]})],
         "tools": [tool("g", y={"type": "integer", "default": None}), tool("h", u=UNIT)],
     },
     {"messages": [*asking("c"), call("k")], "tools": [tool("k", x=UNIT)]},
-    {"messages": [*asking("d"), {"role": "assistant", "content": "No.", "refusal": None}]},
+    {
+        "messages": [
+            *asking("d"),
+            {"role": "assistant", "content": "No.", "refusal": None},
+        ]
+    },
 ]
 
 
@@ -78,7 +86,10 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path: Path) -> None:
     assert expected[1][1] == ROWS[1]["tools"]
     for path in paths:
         assert contents(read(path)) == expected, path.name
-    of_hub = ((f"hub, record {n}", without_padding(row)) for n, row in enumerate(table, start=1))
+    of_hub = (
+        (f"hub, record {n}", without_padding(row))
+        for n, row in enumerate(table, start=1)
+    )
     assert contents(records_of(of_hub, "hub", read_record)) == expected
     (tmp_path / "one.json").write_text(json.dumps(ROWS[0], indent=1))
     assert contents(read(tmp_path / "one.json")) == expected[:1]
@@ -103,20 +114,28 @@ def test_cells_of_a_table_are_what_they_say(delimiter: str, tmp_path: Path) -> N
         with path.open("w", newline="", encoding="utf-8-sig") as file:
             csv.writer(file, delimiter=delimiter).writerows(cells)
         found += records_of(rows_of(str(path)), path.name, read_record)
-    assert [[(each.role, each.tolerance) for each in record.responses] for record in found] == [
+    assert [
+        [(each.role, each.tolerance) for each in record.responses] for record in found
+    ] == [
         [("reference", None)],
         [("prefer", -0.5)],
         [("forget", -2.0)],
         [("refuse", None), ("avoid", -3.0)],
     ]
-    assert (found[0].messages[0]["content"], found[1].tools) == ("Say\n“a”", [tool("f")])
+    assert (found[0].messages[0]["content"], found[1].tools) == (
+        "Say\n“a”",
+        [tool("f")],
+    )
 
 
 def test_a_table_of_which_cells_would_be_lost_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     for text, said in (
         ("a,b,a\n1,2,3\n", ": .*two columns of one name"),
-        ('prompt,answer\na,b\nc,"d\ne,f\n', ", after record 1: .*unexpected end of data"),
+        (
+            'prompt,answer\na,b\nc,"d\ne,f\n',
+            ", after record 1: .*unexpected end of data",
+        ),
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=rf"a\.csv{said}"):
@@ -149,7 +168,14 @@ def test_a_line_that_nothing_can_render_is_refused_or_skipped(
         with pytest.raises(DataError, match=f"a.jsonl, line 2: .*{re.escape(said)}"):
             records_of(rows_of(str(path)), path.name, read_record, skip)
     with pytest.warns(UserWarning, match="left out 1 of 2 records"):
-        assert len(records_of(rows_of(str(path)), path.name, read_record, skip_invalid=True)) == 1
+        assert (
+            len(
+                records_of(
+                    rows_of(str(path)), path.name, read_record, skip_invalid=True
+                )
+            )
+            == 1
+        )
     path = tmp_path / "a.json"
     path.write_text(f"[{GOOD}, {bad}]")
     with pytest.raises(DataError, match=r"a\.json"):
@@ -157,19 +183,25 @@ def test_a_line_that_nothing_can_render_is_refused_or_skipped(
 
 
 def test_an_emoji_of_two_halves_is_a_character(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"prompt": "\\ud83d\\ude00", "answer": "\u00e9"}')
+    (tmp_path / "a.jsonl").write_text(
+        '{"prompt": "\\ud83d\\ude00", "answer": "\u00e9"}'
+    )
     assert read(tmp_path / "a.jsonl")[0].messages == asking("\U0001f600")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.jsonl.zip", "a.xlsx"])
-def test_a_file_of_another_ending_says_which_are_read(name: str, tmp_path: Path) -> None:
+def test_a_file_of_another_ending_says_which_are_read(
+    name: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(GOOD)
     endings = r"\.jsonl, \.json, \.csv, \.tsv, \.parquet, \.arrow, or these and \.gz"
     with pytest.raises(DataError, match=f"{name}: cannot be read .*{endings}"):
         read(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz", "a.csv.gz", "a.parquet", "a.arrow"])
+@pytest.mark.parametrize(
+    "name", ["a.jsonl.gz", "a.json.gz", "a.csv.gz", "a.parquet", "a.arrow"]
+)
 def test_a_damaged_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
     noise = random.Random(0).randbytes(500)
     for content in (noise, gzip.compress(f"{GOOD}\n{noise.hex()}".encode())[:-100]):

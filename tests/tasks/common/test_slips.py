@@ -25,7 +25,9 @@ def said_by(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_placeholder_is_no_name_on_the_hub() -> None:
-    with pytest.raises(FileNotFoundError, match="MODEL stands in the pages' commands for a model"):
+    with pytest.raises(
+        FileNotFoundError, match="MODEL stands in the pages' commands for a model"
+    ):
         load_language_model("MODEL")
 
 
@@ -41,15 +43,23 @@ def test_a_placeholder_is_no_name_on_the_hub() -> None:
 )
 def test_an_encoder_is_no_policy(model: Any, said: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"{said}.*Take a (causal|model that does).*SmolLM2"):
+    with pytest.raises(
+        ValueError, match=f"{said}.*Take a (causal|model that does).*SmolLM2"
+    ):
         load_language_model(str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("ending", "separator", "said"),
-    [(".csv", ";", "stands ';', .*a comma"), (".csv", "\t", "a comma"), (".tsv", ",", "a tab")],
+    [
+        (".csv", ";", "stands ';', .*a comma"),
+        (".csv", "\t", "a comma"),
+        (".tsv", ",", "a tab"),
+    ],
 )
-def test_a_table_of_another_separator_says_which(ending, separator, said, tmp_path) -> None:
+def test_a_table_of_another_separator_says_which(
+    ending, separator, said, tmp_path
+) -> None:
     path = tmp_path / f"rows{ending}"
     path.write_text(separator.join(["prompt", "answer", "role"]) + "\na;b;c\n")
     with pytest.raises(DataError, match=f"the header is one column.*{said}"):
@@ -58,7 +68,9 @@ def test_a_table_of_another_separator_says_which(ending, separator, said, tmp_pa
 
 def test_a_table_of_one_column_is_read(tmp_path) -> None:
     (tmp_path / "rows.csv").write_text("prompt\nWhy?\n")
-    assert [row for _, row in rows_of(str(tmp_path / "rows.csv"))] == [{"prompt": "Why?"}]
+    assert [row for _, row in rows_of(str(tmp_path / "rows.csv"))] == [
+        {"prompt": "Why?"}
+    ]
 
 
 def test_python_is_no_configuration(tmp_path, capsys) -> None:
@@ -71,7 +83,9 @@ def test_python_is_no_configuration(tmp_path, capsys) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without")
 @pytest.mark.parametrize("accelerator", ["gpu", "cuda"])
 def test_a_missing_gpu_says_what_to_take(accelerator, capsys) -> None:
-    said = said_by(["fit", "--config", "family", "--trainer.accelerator", accelerator], capsys)
+    said = said_by(
+        ["fit", "--config", "family", "--trainer.accelerator", accelerator], capsys
+    )
     assert "this machine has no such device" in said
     assert "--trainer.accelerator cpu" in said
 
@@ -112,7 +126,12 @@ def test_a_constructor_without_types_takes_a_method_that_changes_a_part(
     (tmp_path / "mine.yaml").write_text(CONFIG.format("untyped_mine"))
     method = "model: {init_args: {formulation: {init_args: {weight: 7.0}}, tolerance: 0.5}}\n"
     (tmp_path / "method.yaml").write_text(method)
-    words = ["--config", str(tmp_path / "mine.yaml"), "--config", str(tmp_path / "method.yaml")]
+    words = [
+        "--config",
+        str(tmp_path / "mine.yaml"),
+        "--config",
+        str(tmp_path / "method.yaml"),
+    ]
     quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu"]
     module = PointwiseCLI([*words, *quiet], run=False).model
     formulation = module.formulations["fit"]

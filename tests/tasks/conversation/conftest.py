@@ -23,15 +23,28 @@ def conversation_rows(each: int) -> list[dict[str, Any]]:
     for i in range(each):
         system = {"role": "system", "content": "Be short."}
         responses: list[list[dict[str, Any]]] = [
-            [{"role": "prefer", "tool_calls": [CALL]}, {"role": "avoid", "content": f"It is {i}."}],
+            [
+                {"role": "prefer", "tool_calls": [CALL]},
+                {"role": "avoid", "content": f"It is {i}."},
+            ],
             [
                 {"role": "avoid", "content": "Never."},
-                {"role": "avoid", "content": "Not so.", "tolerance": 0.5, "relative": True},
+                {
+                    "role": "avoid",
+                    "content": "Not so.",
+                    "tolerance": 0.5,
+                    "relative": True,
+                },
             ],
             [{"role": "refuse"}],
-            [{"role": "reference", "content": f"Yes {i}."}, {"role": "avoid", "refusal": True}],
+            [
+                {"role": "reference", "content": f"Yes {i}."},
+                {"role": "avoid", "refusal": True},
+            ],
         ]
-        for kind, given in zip(("call", "never", "refuse", "rest"), responses, strict=True):
+        for kind, given in zip(
+            ("call", "never", "refuse", "rest"), responses, strict=True
+        ):
             ask = {"role": "user", "content": f"{kind} {i}?"}
             row = {"messages": [system, ask], "responses": given, "category": kind}
             rows.append(row | ({"tools": [TOOL]} if kind == "call" else {}))
@@ -47,13 +60,17 @@ def made(folder: Path, moved: bool = True, **options: Any) -> ConversationModule
     return make_module(ConversationModule, folder, DEFAULT_TRAINING, moved, **options)
 
 
-def data_of(file: Any, folder: Path | None = None, **options: Any) -> ConversationDataModule:
+def data_of(
+    file: Any, folder: Path | None = None, **options: Any
+) -> ConversationDataModule:
     options = {"val_fraction": 0.0, "batch_size": 4} | options
     return make_data(ConversationDataModule, folder, {"train_file": file}, **options)
 
 
 @pytest.fixture
-def fitted(language_model_folder: Path, tmp_path: Path) -> Callable[..., ConversationDataModule]:
+def fitted(
+    language_model_folder: Path, tmp_path: Path
+) -> Callable[..., ConversationDataModule]:
     """fitted(rows or file, **options) → data of these records, set up for a fit."""
 
     def make(given: Any, **options: Any) -> ConversationDataModule:
@@ -68,16 +85,26 @@ def batch_of(fitted: Any) -> Callable[..., dict[str, Any]]:
     """batch_of(rows, or a file of which the first of each kind, **options of the data)."""
 
     def make(given: Any, **options: Any) -> dict[str, Any]:
-        data, count = fitted(given, **options), 4 if isinstance(given, str) else len(given)
-        return data.collate([data.datasets["train"][i] | {"index": i} for i in range(count)])
+        data, count = (
+            fitted(given, **options),
+            4 if isinstance(given, str) else len(given),
+        )
+        return data.collate(
+            [data.datasets["train"][i] | {"index": i} for i in range(count)]
+        )
 
     return make
 
 
 @pytest.fixture
-def scored(language_model_folder: Path, batch_of: Any) -> Callable[..., tuple[Any, Any]]:
+def scored(
+    language_model_folder: Path, batch_of: Any
+) -> Callable[..., tuple[Any, Any]]:
     """scored(rows or file, **options) → a module with moved adapters, and the records' batch."""
-    return lambda given, **options: (made(language_model_folder, **options), batch_of(given))
+    return lambda given, **options: (
+        made(language_model_folder, **options),
+        batch_of(given),
+    )
 
 
 @pytest.fixture(scope="session")

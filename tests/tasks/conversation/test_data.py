@@ -37,9 +37,13 @@ def test_batch_says_what_is_asked_of_each_response(fitted, conversation_file) ->
     assert batch["relative"].nonzero().tolist() == [[1, 1]]
     assert batch["shift"][1, 1] == 0.5
     assert batch["shift"].isnan().sum() == 7
-    kinds = [ConversationModule.prompt_kind(None, record) for record in batch["records"]]
+    kinds = [
+        ConversationModule.prompt_kind(None, record) for record in batch["records"]
+    ]
     assert kinds == ["", "", "unsafe", "benign"]
-    assert data._encoder.tokenizer.batch_decode(dataset[2]["responses"]) == ["No.<|end|>"]
+    assert data._encoder.tokenizer.batch_decode(dataset[2]["responses"]) == [
+        "No.<|end|>"
+    ]
 
 
 def test_describe_shows_turns_tools_roles_and_bounds(fitted, tmp_path) -> None:
@@ -72,10 +76,15 @@ def test_splits_have_each_category_and_strata_each_kind(fitted) -> None:
 
 def test_files_of_several_schemas_are_one_training_set(fitted, tmp_path) -> None:
     pairs = [{"prompt": f"{i}?", "chosen": "yes", "rejected": "no"} for i in range(3)]
-    alpaca = [{"instruction": f"Name {i}.", "input": "", "output": "Oak."} for i in range(2)]
+    alpaca = [
+        {"instruction": f"Name {i}.", "input": "", "output": "Oak."} for i in range(2)
+    ]
     table = pyarrow.Table.from_pylist(pairs)
     pyarrow.parquet.write_table(table, tmp_path / "pairs.parquet")
-    files = [str(tmp_path / "pairs.parquet"), str(write_rows(tmp_path / "a.jsonl", alpaca))]
+    files = [
+        str(tmp_path / "pairs.parquet"),
+        str(write_rows(tmp_path / "a.jsonl", alpaca)),
+    ]
     kinds = [record.kind for record in fitted(files).datasets["train"].records]
     assert kinds == ["avoid + prefer"] * 3 + ["reference"] * 2
 
@@ -92,12 +101,17 @@ def test_the_file_of_a_role_gives_it_to_answers_without_one(tmp_path) -> None:
         expected |= {row["prompt"]: [role], own["prompt"]: ["prefer"]}
     data = ConversationDataModule("unread", role="avoid", **files)
     records = [*data.task_records("train"), *data.task_records("val")]
-    assert {record.messages[0]["content"]: [*record.roles] for record in records} == expected
+    assert {
+        record.messages[0]["content"]: [*record.roles] for record in records
+    } == expected
 
 
 def test_fingerprint_knows_roles_and_bounds(fitted) -> None:
     def fingerprint(**response: Any) -> str:
-        row = {"prompt": "Hi", "responses": [{"role": "prefer", "content": "Yes."} | response]}
+        row = {
+            "prompt": "Hi",
+            "responses": [{"role": "prefer", "content": "Yes."} | response],
+        }
         return str(fitted([row]).datasets["train"].fingerprint)
 
     own = {"tolerance": -1}
@@ -109,7 +123,9 @@ def test_shipped_example_has_three_kinds_of_requirements(language_model_folder) 
     data = ConversationDataModule(str(language_model_folder), source="example")
     records = data.task_records("train") + data.task_records("val")
     assert len({record.prompt for record in records}) == 40
-    roles = Counter(response.role for record in records for response in record.responses)
+    roles = Counter(
+        response.role for record in records for response in record.responses
+    )
     assert min(roles[role] for role in ("prefer", "avoid", "refuse", "reference")) >= 5
 
 
@@ -129,10 +145,16 @@ def test_options_that_cannot_be_are_refused(options, words) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_records_of_the_page_train_as_they_are_printed(seed, fitted, tmp_path) -> None:
+def test_the_records_of_the_page_train_as_they_are_printed(
+    seed, fitted, tmp_path
+) -> None:
     """No kind has two records, so all are trained on, with a word."""
-    page = (Path(__file__).parents[3] / "docs/conversation.md").read_text(encoding="utf-8")
-    (tmp_path / "r.jsonl").write_text(page.partition("```json\n")[2].partition("```")[0])
+    page = (Path(__file__).parents[3] / "docs/conversation.md").read_text(
+        encoding="utf-8"
+    )
+    (tmp_path / "r.jsonl").write_text(
+        page.partition("```json\n")[2].partition("```")[0]
+    )
     with pytest.warns(UserWarning, match="no kind of record has two"):
         data = fitted(str(tmp_path / "r.jsonl"), val_fraction=0.1, seed=seed)
     assert len(data.datasets["train"]) == 5
@@ -146,7 +168,10 @@ def test_what_the_model_has_no_rows_for_is_refused(
     lora = {"target_modules": ["q_proj", "embed_tokens"]}
     trained = ConversationModule(policy=Policy(str(language_model_folder), lora=lora))
     trained.model.positions = torch.nn.Embedding(32, 1)
-    for said in ("a response .* positions, are 32", "the tokenizer writes .* model knows 99"):
+    for said in (
+        "a response .* positions, are 32",
+        "the tokenizer writes .* model knows 99",
+    ):
         with pytest.raises(DataError, match=f"line 1: {said}"):
             quiet_trainer(tmp_path).fit(trained, data_of(conversation_file))
         embeddings = trained.model.get_input_embeddings().base_layer
@@ -187,13 +212,17 @@ def test_a_model_that_says_nothing_of_what_to_forget_is_refused(
         fitted([row], forget_like=like)
 
 
-def test_own_answers_stand_in_the_place_of_the_files(language_model_folder, tmp_path) -> None:
+def test_own_answers_stand_in_the_place_of_the_files(
+    language_model_folder, tmp_path
+) -> None:
     """Those that do not end are left out with a word; other roles keep what the file says."""
     rows = [{"prompt": f"{i}", "answer": "File.", "role": "keep"} for i in range(10)]
     rows += [{"prompt": "new", "answer": "New.", "role": "learn"}]
     module = made(language_model_folder, moved=False, keep_tolerance=0.05)
 
-    def answers_to(prompts: list[dict[str, Any]], *, reference: bool) -> list[dict[str, Any]]:
+    def answers_to(
+        prompts: list[dict[str, Any]], *, reference: bool
+    ) -> list[dict[str, Any]]:
         assert reference
         texts = [each["messages"][0]["content"] for each in prompts]
         return [{"answer": f"Mine {t}." * (t != "7"), "cut": t == "3"} for t in texts]
@@ -206,7 +235,9 @@ def test_own_answers_stand_in_the_place_of_the_files(language_model_folder, tmp_
     with pytest.raises(DataError, match="own_answers needs the model"):
         data.setup("fit")
     trainer = quiet_trainer(tmp_path, max_epochs=0, limit_val_batches=0)
-    with pytest.warns(UserWarning, match=r"left out 2 of 10 .*line 4: .*max_new_tokens"):
+    with pytest.warns(
+        UserWarning, match=r"left out 2 of 10 .*line 4: .*max_new_tokens"
+    ):
         trainer.fit(module, data)
     texts = [record.answers[0] for record in data.datasets["train"].records]
     assert texts == [f"Mine {i}." for i in range(10) if i not in (3, 7)] + ["New."]

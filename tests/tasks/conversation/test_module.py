@@ -23,13 +23,17 @@ from tests.tasks.conftest import (
     response_by_hand,
     write_rows,
 )
-from tests.tasks.conversation.conftest import ADAPTERS as ADAPTERS  # Of tests/callbacks too.
+
+# Of tests/callbacks too.
+from tests.tasks.conversation.conftest import ADAPTERS as ADAPTERS
 from tests.tasks.conversation.conftest import conversation_rows, data_of, made, written
 
 # Terms --------------------------------------------------------------------------------------------
 
 
-def test_values_are_what_a_response_by_response_loop_gives(scored, conversation_file) -> None:
+def test_values_are_what_a_response_by_response_loop_gives(
+    scored, conversation_file
+) -> None:
     module, batch = scored(conversation_file)
     module.eval()
     values = module.constraint_values(module(batch), batch)
@@ -40,7 +44,12 @@ def test_values_are_what_a_response_by_response_loop_gives(scored, conversation_
             assert values[role][row, 0].item() == pytest.approx(hand, abs=1e-5)
     masks = module.membership(batch)
     assert masks["prefer"].tolist() == [[True], [False], [False], [False]]
-    assert masks["avoid"].tolist() == [[True, False], [True, True], [False, False], [True, False]]
+    assert masks["avoid"].tolist() == [
+        [True, False],
+        [True, True],
+        [False, False],
+        [True, False],
+    ]
     assert masks["objective"].tolist() == [False, False, False, True]
     objective = module.objective(module(batch), batch)
     kl = response_by_hand(module, batch, 3, 0)["kl"]
@@ -80,14 +89,19 @@ def test_a_bound_of_its_own_is_met_where_the_likelihood_meets_it(
 
 def test_the_objective_is_the_mean_over_the_responses_of_its_roles(scored) -> None:
     roles = ["reference", "avoid"]
-    row = {"prompt": "a", "responses": [{"role": role, "content": role} for role in roles]}
+    row = {
+        "prompt": "a",
+        "responses": [{"role": role, "content": role} for role in roles],
+    }
     module, batch = scored([row], objective_roles=roles)
     kl = [response_by_hand(module, batch, 0, column)["kl"] for column in (0, 1)]
     objective = module.objective(module(batch), batch)
     assert objective[0].item() == pytest.approx(sum(kl) / 2, abs=1e-5)
 
 
-def test_reference_is_only_computed_where_it_is_needed(scored, conversation_file) -> None:
+def test_reference_is_only_computed_where_it_is_needed(
+    scored, conversation_file
+) -> None:
     module, batch = scored(conversation_file, objective="cross_entropy")
     statistics = module.train()(batch)
     asked = statistics.reference_log_likelihood != 0
@@ -97,11 +111,20 @@ def test_reference_is_only_computed_where_it_is_needed(scored, conversation_file
     assert module.eval()(batch).kl is not None
 
 
-def test_null_tolerance_is_no_constraint(scored, language_model_folder, conversation_file) -> None:
-    module, batch = scored(conversation_file, prefer_tolerance=None, refuse_tolerance=None)
+def test_null_tolerance_is_no_constraint(
+    scored, language_model_folder, conversation_file
+) -> None:
+    module, batch = scored(
+        conversation_file, prefer_tolerance=None, refuse_tolerance=None
+    )
     assert list(module.constraints) == ["avoid"]
     assert set(module.constraint_values(module(batch), batch)) == {"avoid"}
-    said = {"avoid_tolerance": 1.0, "keep_tolerance": 0.0, "forget_tolerance": 0.0, "replay": 1.5}
+    said = {
+        "avoid_tolerance": 1.0,
+        "keep_tolerance": 0.0,
+        "forget_tolerance": 0.0,
+        "replay": 1.5,
+    }
     for option, value in said.items():
         with pytest.raises(ValueError, match=option):
             made(language_model_folder, **{option: value})
@@ -146,7 +169,11 @@ def test_training_meets_what_the_file_asks(language_model_folder, tmp_path) -> N
         ("prefer", {}, "objective kl.*reference.*prefer.*objective_roles"),
         ("reference", {"formulation": Pointwise()}, "constraint.*reference"),
         ("keep", {"formulation": Pointwise()}, "keep_tolerance"),
-        ("prefer", {"formulation": Pointwise(), "prefer_tolerance": None}, "prefer_tolerance is"),
+        (
+            "prefer",
+            {"formulation": Pointwise(), "prefer_tolerance": None},
+            "prefer_tolerance is",
+        ),
     ],
 )
 def test_training_set_without_a_term_is_refused(
@@ -154,10 +181,14 @@ def test_training_set_without_a_term_is_refused(
 ) -> None:
     """Or with a bound of its own that no constraint holds."""
     own = {"tolerance": -1.0} if "prefer_tolerance" in options else {}
-    rows = [{"prompt": f"{i}?", "answer": "Yes.", "role": role, **own} for i in range(4)]
+    rows = [
+        {"prompt": f"{i}?", "answer": "Yes.", "role": role, **own} for i in range(4)
+    ]
     data = data_of(written(tmp_path, rows))
     with pytest.raises(DataError, match=words):
-        quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
+        quiet_trainer(tmp_path, max_epochs=1).fit(
+            made(language_model_folder, **options), data
+        )
 
 
 def test_replay_needs_no_other_objective(language_model_folder) -> None:
@@ -170,7 +201,9 @@ def test_replay_needs_no_other_objective(language_model_folder) -> None:
         made(language_model_folder).check_training_records(kept)
 
 
-def test_answers_are_counted_and_written(scored, conversation_file, tmp_path, monkeypatch) -> None:
+def test_answers_are_counted_and_written(
+    scored, conversation_file, tmp_path, monkeypatch
+) -> None:
     evaluation = ConversationEvaluation(answer_in=["train"], answers_at_most=2)
     module, _ = scored(conversation_file, evaluation=evaluation)
     data = data_of(conversation_file)
@@ -180,11 +213,17 @@ def test_answers_are_counted_and_written(scored, conversation_file, tmp_path, mo
     def refusing(prompts: Any, lengths: Any, **options: Any) -> Any:
         """Refuses the prompts that begin with "refuse"."""
         answers = generate(prompts, lengths, **options)
-        texts = [module.tokenizer.decode(ids[:n]) for ids, n in zip(prompts, lengths, strict=True)]
+        texts = [
+            module.tokenizer.decode(ids[:n])
+            for ids, n in zip(prompts, lengths, strict=True)
+        ]
         asked.append(len(texts))
         for answer, text in zip(answers, texts, strict=True):
             refused = "refuse" in text
-            answer |= {"answer": REFUSAL_TEXT if refused else "Yes.", "refused": refused}
+            answer |= {
+                "answer": REFUSAL_TEXT if refused else "Yes.",
+                "refused": refused,
+            }
         return answers
 
     monkeypatch.setattr(module, "generate", refusing)
@@ -194,7 +233,9 @@ def test_answers_are_counted_and_written(scored, conversation_file, tmp_path, mo
     assert found["train/exact_answers"] == 0.5  # two refusals, and no call
     assert "test/refusal_rate" not in found
     answers = read_rows(tmp_path / "answers" / "train.jsonl")
-    assert [answer["index"] for answer in answers] == sorted(a["index"] for a in answers)
+    assert [answer["index"] for answer in answers] == sorted(
+        a["index"] for a in answers
+    )
     assert sum(answer["refused"] for answer in answers) == 2
     notes_of(module).confidential = True
     quiet_trainer(tmp_path / "hidden").test(module, data, verbose=False)
@@ -243,8 +284,13 @@ def test_every_role_carries_its_term(scored) -> None:
     assert values["keep"][1, 0].item() == pytest.approx(hand[1]["kl"], abs=1e-5)
     # Its own bound is .15 wider than the role's.
     assert values["keep"][3, 0].item() == pytest.approx(hand[3]["kl"] - 0.15, abs=1e-5)
-    assert values["forget"][2, 0].item() == pytest.approx(hand[2]["mean"] + 3.0, abs=1e-5)
-    masks = {name: mask.squeeze(-1).tolist() for name, mask in module.membership(batch).items()}
+    assert values["forget"][2, 0].item() == pytest.approx(
+        hand[2]["mean"] + 3.0, abs=1e-5
+    )
+    masks = {
+        name: mask.squeeze(-1).tolist()
+        for name, mask in module.membership(batch).items()
+    }
     assert masks == {
         "objective": [True, False, False, False],
         "keep": [False, True, False, True],
@@ -256,17 +302,26 @@ def test_every_role_carries_its_term(scored) -> None:
 def test_a_band_is_violated_on_either_side(scored) -> None:
     module, batch = scored(ROWS, **TOLERANCES)
     hand = response_by_hand(module, batch, 2, 0)["mean"]
-    for around, violation in ((hand + 1.0, 0.75), (hand - 1.0, 0.75), (hand + 0.2, -0.05)):
+    for around, violation in (
+        (hand + 1.0, 0.75),
+        (hand - 1.0, 0.75),
+        (hand + 0.2, -0.05),
+    ):
         batch["shift"][2, 0] = -around
         value = module.constraint_values(module(batch), batch)["forget"][2, 0]
         found = module.constraints["forget"].violation(value[None, None])
         assert found.max().item() == pytest.approx(violation, abs=1e-4)
 
 
-@pytest.mark.parametrize(("share", "learnt"), [(0.0, 0), (0.01, 1), (0.1, 1), (0.5, 5), (1.0, 10)])
+@pytest.mark.parametrize(
+    ("share", "learnt"), [(0.0, 0), (0.01, 1), (0.1, 1), (0.5, 5), (1.0, 10)]
+)
 def test_replay_learns_a_share_of_what_is_kept(share, learnt, scored) -> None:
     rows = [{"prompt": f"p{i}", "answer": f"{i}.", "role": "keep"} for i in range(10)]
-    learning: dict[str, Any] = {"objective": "cross_entropy", "objective_roles": ["learn"]}
+    learning: dict[str, Any] = {
+        "objective": "cross_entropy",
+        "objective_roles": ["learn"],
+    }
     module, batch = scored(rows, replay=share, **learning, **NO_BOUNDS)
     outputs = module(batch)
     objective = module.objective(outputs, batch)
@@ -279,23 +334,47 @@ def test_replay_learns_a_share_of_what_is_kept(share, learnt, scored) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        (ROWS[1], {**ROWS[2], "prompt": "B "}, "keep here, and of role forget in .*line 2"),
-        (ROWS[0], {**ROWS[1], "prompt": "a"}, "learn here, and of role keep in .*line 2"),
-        (ROWS[2], {**ROWS[0], "prompt": "c"}, "forget here, and of role learn in .*line 2"),
-        ({"prompt": "b", "answer": "B.", "role": "forget"}, ROWS[0], "no around, .*forget_like"),
+        (
+            ROWS[1],
+            {**ROWS[2], "prompt": "B "},
+            "keep here, and of role forget in .*line 2",
+        ),
+        (
+            ROWS[0],
+            {**ROWS[1], "prompt": "a"},
+            "learn here, and of role keep in .*line 2",
+        ),
+        (
+            ROWS[2],
+            {**ROWS[0], "prompt": "c"},
+            "forget here, and of role learn in .*line 2",
+        ),
+        (
+            {"prompt": "b", "answer": "B.", "role": "forget"},
+            ROWS[0],
+            "no around, .*forget_like",
+        ),
     ],
 )
-def test_what_is_asked_of_one_prompt_must_be_known_and_agree(first, second, said, fitted) -> None:
+def test_what_is_asked_of_one_prompt_must_be_known_and_agree(
+    first, second, said, fitted
+) -> None:
     with pytest.raises(DataError, match=rf"line 1: .* {said}"):
         fitted([first, second])
 
 
-def test_what_is_held_out_must_agree_and_have_a_role(language_model_folder, tmp_path) -> None:
+def test_what_is_held_out_must_agree_and_have_a_role(
+    language_model_folder, tmp_path
+) -> None:
     """Of role reference alone, nothing of what is learnt and kept was measured."""
     held_out = tmp_path / "val.jsonl"
-    data = data_of(written(tmp_path, ROWS), language_model_folder, val_file=str(held_out))
+    data = data_of(
+        written(tmp_path, ROWS), language_model_folder, val_file=str(held_out)
+    )
     write_rows(held_out, [{**ROWS[2], "prompt": "B"}])
-    with pytest.raises(DataError, match=r"line 2: .* keep here, and of role forget in .*val.jsonl"):
+    with pytest.raises(
+        DataError, match=r"line 2: .* keep here, and of role forget in .*val.jsonl"
+    ):
         data.setup("fit")
     write_rows(held_out, [{"prompt": "e", "answer": "E."}])
     with pytest.warns(UserWarning, match="held out as val are of role reference"):
@@ -317,8 +396,13 @@ def test_answers_to_keep_are_generated_without_a_reference_too(
 
 def test_a_fit_learns_within_the_budget(language_model_folder, tmp_path) -> None:
     """Plain fine-tuning spends it many times over."""
-    rows = [{"prompt": f"new {i}", "answer": "Blue.", "role": "learn"} for i in range(6)]
-    rows += [{"prompt": f"old {i}", "answer": f"As ever {i}.", "role": "keep"} for i in range(6)]
+    rows = [
+        {"prompt": f"new {i}", "answer": "Blue.", "role": "learn"} for i in range(6)
+    ]
+    rows += [
+        {"prompt": f"old {i}", "answer": f"As ever {i}.", "role": "keep"}
+        for i in range(6)
+    ]
     evaluation = ConversationEvaluation(keep_tolerance=0.02)
     found = []
     for formulation in (None, Pointwise()):
@@ -348,7 +432,9 @@ def test_what_is_taught_is_never_held_out(role, fitted) -> None:
     """A fifth of a user's facts was held out: nothing taught them, and `fit` said it had."""
     own = {"role": role} | ({"around": -4.0} if role == "forget" else {})
     taught = [{"prompt": f"new {i}", "answer": f"{i}."} | own for i in range(9)]
-    kept = [{"prompt": f"old {i}", "answer": f"{i}!", "role": "keep"} for i in range(10)]
+    kept = [
+        {"prompt": f"old {i}", "answer": f"{i}!", "role": "keep"} for i in range(10)
+    ]
     shares = {"val_fraction": 0.2, "test_fraction": 0.2}
     data = fitted([*taught[:5], *kept, *taught[5:]], **shares)
     data.setup("test")
@@ -356,7 +442,9 @@ def test_what_is_taught_is_never_held_out(role, fitted) -> None:
         name: [record.messages[0]["content"] for record in rows.records]
         for name, rows in data.datasets.items()
     }
-    assert [p for p in prompts["train"] if "new" in p] == [row["prompt"] for row in taught]
+    assert [p for p in prompts["train"] if "new" in p] == [
+        row["prompt"] for row in taught
+    ]
     assert len(prompts["val"]) == len(prompts["test"]) == 2
     every = [prompt for of_split in prompts.values() for prompt in of_split]
     assert sorted(every) == sorted(row["prompt"] for row in taught + kept)
@@ -365,11 +453,14 @@ def test_what_is_taught_is_never_held_out(role, fitted) -> None:
     assert "val" not in alone.datasets
 
 
-def test_a_lead_of_every_token_is_the_greedy_answer(language_model_folder, tmp_path) -> None:
+def test_a_lead_of_every_token_is_the_greedy_answer(
+    language_model_folder, tmp_path
+) -> None:
     """Kept in a fit that learns other answers; generation itself says so, not the constraint."""
     rows = [{"prompt": "new", "answer": "Oh", "role": "learn"}]
     rows += [{"prompt": f"old {i}", "answer": "Ay", "role": "keep"} for i in range(2)]
-    rows += [{**rows[-1], "prompt": "other", "tolerance": 0.3}]  # Of its KL: not of the lead.
+    # Of its KL: not of the lead.
+    rows += [{**rows[-1], "prompt": "other", "tolerance": 0.3}]
     module = made(
         language_model_folder,
         moved=False,
@@ -379,12 +470,15 @@ def test_a_lead_of_every_token_is_the_greedy_answer(language_model_folder, tmp_p
         evaluation=ConversationEvaluation(
             greedy_tolerance=0.0, answer_in=["train"], keep_tolerance=0.1
         ),
-        **TOLERANCES | {"keep_tolerance": 100.0, "forget_tolerance": None, "greedy_tolerance": 0.2},
+        **TOLERANCES
+        | {"keep_tolerance": 100.0, "forget_tolerance": None, "greedy_tolerance": 0.2},
     )
     module.training_settings.optimization.learning_rate = 3e-2
     torch.manual_seed(0)
     data = data_of(written(tmp_path, rows), language_model_folder)
-    before, after = before_and_after(module, data, tmp_path, max_epochs=50, limit_val_batches=0)
+    before, after = before_and_after(
+        module, data, tmp_path, max_epochs=50, limit_val_batches=0
+    )
     assert before["train/greedy/violated"] == 1
     assert after["train/greedy/violated"] == 0
     assert [answer["answer"] for answer in module.answers["train"]][1:] == ["Ay"] * 3

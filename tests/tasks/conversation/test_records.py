@@ -10,7 +10,11 @@ import pytest
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import json_object, records_of
 from pl_pointwise.tasks.conversation.records import read_record, told
-from pl_pointwise.tasks.language_model.text.records import Record, Response, with_refusals
+from pl_pointwise.tasks.language_model.text.records import (
+    Record,
+    Response,
+    with_refusals,
+)
 
 ASK = [{"role": "user", "content": "Hi"}]
 CALL = {"name": "add", "arguments": {"a": 1}}
@@ -31,7 +35,9 @@ def test_own_bounds_and_refusals() -> None:
     assert of({"role": "refuse"}).responses[0].refusal
     assert of({"role": "avoid", "refusal": True}).kind == "avoid refusal"
     assert of({"role": "avoid", "content": "No."}).kind == "avoid"
-    assert of({"role": "prefer", "content": "Yes."}, category="loans").category == "loans"
+    assert (
+        of({"role": "prefer", "content": "Yes."}, category="loans").category == "loans"
+    )
 
 
 SAID = {"role": "assistant", "content": "yes"}
@@ -53,7 +59,12 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
     ("preference", {"prompt": "Hi", **SPOKEN, "messages": []}, PAIR),
     (
         "when2call",
-        {"messages": ASK, "tools": [TOOL], "chosen_response": SAID, "rejected_response": CALLED},
+        {
+            "messages": ASK,
+            "tools": [TOOL],
+            "chosen_response": SAID,
+            "rejected_response": CALLED,
+        },
         [("prefer", "yes"), ("avoid", [CALL])],
     ),
     ("answer", {"prompt": "Hi", "answer": "yes", "role": "keep"}, [("keep", "yes")]),
@@ -64,7 +75,12 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
     ("messages", {"conversations": [*HUMAN, spoken("yes")]}, [("reference", "yes")]),
     (
         "messages",
-        {"conversation": [*HUMAN, {"from": "function_call", "value": json.dumps(CALL)}]},
+        {
+            "conversation": [
+                *HUMAN,
+                {"from": "function_call", "value": json.dumps(CALL)},
+            ]
+        },
         [("reference", [CALL])],
     ),
     (
@@ -86,7 +102,11 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
         {"prompt": "Hi", "completion": "no", "role": "keep", "label": None},
         [("keep", "no")],
     ),
-    ("instruction", {"query": "Hi", "response": "yes", "history": []}, [("reference", "yes")]),
+    (
+        "instruction",
+        {"query": "Hi", "response": "yes", "history": []},
+        [("reference", "yes")],
+    ),
     (
         "records",
         {"prompt": "Hi", "responses": [{"role": "avoid", "tool_calls": [CALL]}]},
@@ -110,16 +130,25 @@ def test_pairs_of_different_conversations_are_refused() -> None:
 
 
 BAD_RESPONSES: list[tuple[dict[str, Any], list[str]]] = [
-    ({"content": "x"}, ["responses[0].role", "is missing", "prefer, avoid, refuse, keep"]),
+    (
+        {"content": "x"},
+        ["responses[0].role", "is missing", "prefer, avoid, refuse, keep"],
+    ),
     ({"role": "prefer"}, ["has no text", "only a refusal"]),
     ({"role": "prefer", "content": "x", "tolerence": -1}, ["'tolerence'", "tolerance"]),
-    ({"role": "prefer", "content": "x", "tolerance": 1}, ["'tolerance': 1", "negative"]),
+    (
+        {"role": "prefer", "content": "x", "tolerance": 1},
+        ["'tolerance': 1", "negative"],
+    ),
     ({"role": "prefer", "content": "x", "tolerance": "low"}, ["'low'", "number"]),
     ({"role": "prefer", "content": "x", "relative": True}, ["'relative': True", "δ"]),
     ({"role": "prefer", "text": "x"}, ["'text'", "content"]),
     ({"role": "reference", "content": "x", "tolerance": -1}, ["role reference"]),
     ({"role": "keep", "content": ""}, ["content", "empty"]),
-    ({"role": "keep", "content": "x", "relative": True, "tolerance": 0.1}, ["role prefer"]),
+    (
+        {"role": "keep", "content": "x", "relative": True, "tolerance": 0.1},
+        ["role prefer"],
+    ),
     ({"role": "keep", "content": "x", "tolerance": -0.1}, ["a positive number"]),
     ({"role": "keep", "content": "x", "around": -1.0}, ["'around'", "tolerance"]),
     ({"role": "forget", "content": "x", "tolerance": -1.0}, ["'tolerance'", "around"]),
@@ -129,21 +158,41 @@ BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
     ({"frage": "Hi", "antwort": "yes"}, ["'frage'", "no schema", "{prompt, answer}"]),
     ({"prompt": "Hi", "prefer": "yes", "avoid": "no"}, ["no schema", "responses"]),
     ({"prompt": "Hi", "responses": []}, ["at least one"]),
-    ({"prompt": [{"role": "robot", "content": "x"}], "answer": "a"}, ["[0].role", "'robot'"]),
+    (
+        {"prompt": [{"role": "robot", "content": "x"}], "answer": "a"},
+        ["[0].role", "'robot'"],
+    ),
     ({"prompt": 5, "answer": "yes"}, ['"prompt" is a number', "Give a text"]),
-    ({"prompt": "Hi", "answer": "yes", "avoid": "no"}, ['"avoid"', "responses: [{role"]),
-    ({"prompt": "Hi", "answer": "yes", "tolerence": 1}, ["tolerence", 'Write "tolerance"']),
+    (
+        {"prompt": "Hi", "answer": "yes", "avoid": "no"},
+        ['"avoid"', "responses: [{role"],
+    ),
+    (
+        {"prompt": "Hi", "answer": "yes", "tolerence": 1},
+        ["tolerence", 'Write "tolerance"'],
+    ),
     ({"prompt": "Hi", "answer": "yes", "Role": "keep"}, ["Role", 'Write "role"']),
-    ({"prompt": "Hi", "responses": [{"role": "refuse"}], "tool": []}, ['Write "tools"']),
+    (
+        {"prompt": "Hi", "responses": [{"role": "refuse"}], "tool": []},
+        ['Write "tools"'],
+    ),
     (
         {"prompt": str(ASK), "answer": "yes"},
         ['"prompt" is a list as Python prints it', "JSON lines"],
     ),
     ({"prompt": "Hi", "completion": None}, ['"completion" is null', "Give a text"]),
-    ({"messages": [{"role": "system", "content": ""}], "answer": "a"}, ["empty", "the user"]),
-    ({"messages": [{"role": "assistant", "content": "a"}]}, ["no turn before the answer"]),
+    (
+        {"messages": [{"role": "system", "content": ""}], "answer": "a"},
+        ["empty", "the user"],
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": "a"}]},
+        ["no turn before the answer"],
+    ),
 ]
-BAD_ROWS += [({"prompt": "Hi", "responses": [bad]}, words) for bad, words in BAD_RESPONSES]
+BAD_ROWS += [
+    ({"prompt": "Hi", "responses": [bad]}, words) for bad, words in BAD_RESPONSES
+]
 
 
 @pytest.mark.parametrize(("row", "words"), BAD_ROWS)
@@ -157,12 +206,23 @@ def test_other_fields_of_public_data_are_named_once_a_file() -> None:
     turns = [ASK[0] | {"name": "Ann"}, SAID | {"time": 0, "weight": 1}]
     rows: list[dict[str, Any]] = [
         {"prompt": "Hi", "answer": "yes", "round": 3, "source": "a book", "system": ""},
-        {"prompt": "Hi", "answer": "yes", "round": False, "images": [], "label": "mild"},
+        {
+            "prompt": "Hi",
+            "answer": "yes",
+            "round": False,
+            "images": [],
+            "label": "mild",
+        },
         {"messages": turns, "tools": [TOOL | {"strict": True}]},
-        {"prompt": "Hi", "responses": [{"role": "prefer", "content": "yes", "tolerance": "-1"}]},
+        {
+            "prompt": "Hi",
+            "responses": [{"role": "prefer", "content": "yes", "tolerance": "-1"}],
+        },
     ]
     with pytest.warns(UserWarning, match="^f: ") as warned:
-        found = records_of(((f"line {i}", row) for i, row in enumerate(rows)), "f", read_record)
+        found = records_of(
+            ((f"line {i}", row) for i, row in enumerate(rows)), "f", read_record
+        )
     assert [str(each.message) for each in warned] == [
         "f: fields round of 2 of 4 records are not read."
     ]
@@ -177,17 +237,38 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "Hi", "answer": "yes", "role": "keep", "label": False}, "label"),
     ({"messages": [*ASK, SAID | {"weight": 0}]}, "messages[1].weight"),
     ({"messages": [*ASK, SAID | {"prefix": True}]}, "messages[1].prefix"),
-    ({"prompt": "Hi", "completion": [SAID | {"loss_weight": 0.0}]}, "completion[0].loss_weight"),
-    ({"prompt": "Hi", "chosen": SAID | {"train": "false"}, "rejected": "no"}, "chosen.train"),
+    (
+        {"prompt": "Hi", "completion": [SAID | {"loss_weight": 0.0}]},
+        "completion[0].loss_weight",
+    ),
+    (
+        {"prompt": "Hi", "chosen": SAID | {"train": "false"}, "rejected": "no"},
+        "chosen.train",
+    ),
     (CONVERSED | {"functions": [TOOL]}, "functions"),
     ({"question": "Hi", "answer": "yes", "context": "A book."}, "context"),
-    ({"question": "Hi", "answer": "yes", "system_prompt": "Be short."}, "system_prompt"),
-    (CONVERSED | {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
-    ({"query": "Hi", "response": "yes", "rejected_response": "no"}, "rejected_response"),
+    (
+        {"question": "Hi", "answer": "yes", "system_prompt": "Be short."},
+        "system_prompt",
+    ),
+    (
+        CONVERSED | {"chat_template_kwargs": {"enable_thinking": False}},
+        "chat_template_kwargs",
+    ),
+    (
+        {"query": "Hi", "response": "yes", "rejected_response": "no"},
+        "rejected_response",
+    ),
     ({"prompt": "Hi", "chosen": "yes", "rejected": "no", "tolerance": -1}, "tolerance"),
     ({"messages": [*ASK, SAID | {"masked": True}]}, "messages[1].masked"),
 ]
-OTHERS = {"is_safe": 0, "label": "bad", "kto_tag": "false", "documents": [{}], "loss_mask": [0, 0]}
+OTHERS = {
+    "is_safe": 0,
+    "label": "bad",
+    "kto_tag": "false",
+    "documents": [{}],
+    "loss_mask": [0, 0],
+}
 CHANGED += [(CONVERSED | {name: value}, name) for name, value in OTHERS.items()]
 
 
@@ -202,14 +283,20 @@ def test_a_field_that_makes_the_record_another_is_refused(row, name) -> None:
 def test_a_mark_that_asks_for_what_is_done_anyway_is_no_fault() -> None:
     turns = [ASK[0] | {"train": False}, NOT_SAID | {"weight": 0}, *ASK]
     turns += [SAID | {"train": True, "ignore": False}]
-    row = json_object({"messages": turns, "context": "", "history": None, "weight": 1}, "f")
+    row = json_object(
+        {"messages": turns, "context": "", "history": None, "weight": 1}, "f"
+    )
     record = read_record(row, "f")
     assert (len(record.messages), roles(record)) == (3, [("reference", "yes")])
     assert row.unread() == {}  # No warning names it.
 
 
 BRIEF = {"role": "system", "content": "Be short."}
-MORE = [*ASK, {"role": "assistant", "content": "What?"}, {"role": "user", "content": "Well?"}]
+MORE = [
+    *ASK,
+    {"role": "assistant", "content": "What?"},
+    {"role": "user", "content": "Well?"},
+]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +321,9 @@ def test_a_prompt_and_the_turns_of_the_answers_are_one_conversation(
     rows = [(pair, PAIR), ({"completion": pair["chosen"]}, [("reference", "yes")])]
     for given, answers in rows:
         if expected is None:
-            with pytest.raises(DataError, match=r'f: field "prompt" and the turns .* two conv'):
+            with pytest.raises(
+                DataError, match=r'f: field "prompt" and the turns .* two conv'
+            ):
                 read_record(front | given, "f")
         else:
             record = read_record(front | given, "f")
@@ -242,22 +331,38 @@ def test_a_prompt_and_the_turns_of_the_answers_are_one_conversation(
 
 
 def test_turns_of_others_have_our_roles() -> None:
-    said = [("system", "S"), ("human", "a"), ("function_call", json.dumps([CALL, CALL]))]
+    said = [
+        ("system", "S"),
+        ("human", "a"),
+        ("function_call", json.dumps([CALL, CALL])),
+    ]
     said += [("observation", "1"), ("ChatGPT", "b"), ("Human", "c"), ("gpt", "d")]
     turns = [{"from": speaker, "value": text} for speaker, text in said]
     record = read_record({"conversations": turns, "tools": json.dumps([TOOL])}, "f")
     assert [turn["role"] for turn in record.messages] == [
         "system", "user", "assistant", "tool", "assistant", "user"
     ]  # fmt: skip
-    assert [call["function"] for call in record.messages[2]["tool_calls"]] == [CALL, CALL]
+    assert [call["function"] for call in record.messages[2]["tool_calls"]] == [
+        CALL,
+        CALL,
+    ]
     assert (record.tools, roles(record)) == ([TOOL], [("reference", "d")])
-    for speaker, text, said_ in (("robot", "x", "is 'robot'"), ("function_call", "f(", "JSON")):
+    for speaker, text, said_ in (
+        ("robot", "x", "is 'robot'"),
+        ("function_call", "f(", "JSON"),
+    ):
         with pytest.raises(DataError, match=said_):
-            read_record({"conversations": [{"from": speaker, "value": text}, *turns]}, "f")
+            read_record(
+                {"conversations": [{"from": speaker, "value": text}, *turns]}, "f"
+            )
 
 
 def test_prediction_needs_no_response() -> None:
-    for row in ({"prompt": "Hi", "is_safe": False}, {"messages": ASK}, {"messages": [*ASK, SAID]}):
+    for row in (
+        {"prompt": "Hi", "is_safe": False},
+        {"messages": ASK},
+        {"messages": [*ASK, SAID]},
+    ):
         assert read_record(row, "f", responses=False).messages == ASK
 
 

@@ -22,13 +22,19 @@ TURNS = [
 
 def record(turns: list[dict[str, Any]], **fields: Any) -> Any:
     row = {"messages": turns, "role": "prefer", **fields}
-    return read_record(row, "own.jsonl, line 1", role=None, responses=True, all_turns=True)
+    return read_record(
+        row, "own.jsonl, line 1", role=None, responses=True, all_turns=True
+    )
 
 
 def test_each_answer_is_a_record_with_what_stands_before_it() -> None:
     whole = record(TURNS)
     found = every_turn([whole])
-    assert [each.responses[0].answer for each in found] == ["First.", "Second.", "Third."]
+    assert [each.responses[0].answer for each in found] == [
+        "First.",
+        "Second.",
+        "Third.",
+    ]
     assert [len(each.messages) for each in found] == [2, 4, 6]
     assert all(each.messages == TURNS[: len(each.messages)] for each in found)
     assert len({each.unit for each in found}) == 1  # No split divides a conversation.

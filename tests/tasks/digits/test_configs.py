@@ -15,7 +15,12 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.digits.digits import DigitsDataModule, digits, old_model
 from tests.tasks.conftest import comparison, train
 
-QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+QUIET = [
+    "--trainer.enable_progress_bar",
+    "false",
+    "--trainer.enable_model_summary",
+    "false",
+]
 SHORT = [*QUIET, "--trainer.max_epochs", "1"]
 
 
@@ -35,7 +40,9 @@ def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
 def write_digits(path: Path) -> None:
     """Those of the certification split, as `test_file` takes them."""
     images, labels = digits()["test"]
-    np.savetxt(path, np.c_[16 * images.numpy(), labels.numpy()], fmt="%g", delimiter=",")
+    np.savetxt(
+        path, np.c_[16 * images.numpy(), labels.numpy()], fmt="%g", delimiter=","
+    )
 
 
 def test_digits_of_a_file_are_the_test_data(tmp_path: Path) -> None:
@@ -49,7 +56,9 @@ def test_digits_of_a_file_are_the_test_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["1,2,3\n", "a,b\n"])
 def test_a_file_without_digits_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text(text)
-    with pytest.raises(DataError, match=r"bad\.csv: .*Give lines of 64 pixels and a digit"):
+    with pytest.raises(
+        DataError, match=r"bad\.csv: .*Give lines of 64 pixels and a digit"
+    ):
         DigitsDataModule(str(tmp_path / "bad.csv")).setup("test")
 
 
@@ -63,22 +72,33 @@ def test_the_three_parts_have_no_image_in_common() -> None:
     assert [len(rows) // 100 for rows in data.datasets.values()] == [17, 7, 10]
     assert not images["train"] & (images["val"] | images["test"])
     assert not images["val"] & images["test"]
-    for rows in data.datasets.values():  # Upright ones are those that the old model got right.
+    # Upright ones are those that the old model got right.
+    for rows in data.datasets.values():
         upright = [row for row in rows if not row["rotated"]]
-        found = old_model()(torch.stack([row["image"] for row in upright])).argmax(dim=1)
+        found = old_model()(torch.stack([row["image"] for row in upright])).argmax(
+            dim=1
+        )
         assert found.tolist() == [int(row["label"]) for row in upright]
 
 
 def lost(*overlays: str) -> tuple[int, float]:
     """Lost training samples and the objective there, of the packaged settings."""
     args = [word for name in ("digits", *overlays) for word in ("--config", name)]
-    args += [*QUIET, "--trainer.enable_checkpointing", "false", "--trainer.logger", "false"]
+    args += [
+        *QUIET,
+        "--trainer.enable_checkpointing",
+        "false",
+        "--trainer.logger",
+        "false",
+    ]
     seed_everything(0, verbose=False)
     cli = PointwiseCLI([*args, "--trainer.limit_val_batches", "0"], run=False)
     cli.trainer.fit(cli.model, cli.datamodule)
     found: Any = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
     measured = {name: value for part in found for name, value in part.items()}
-    return int((cli.model.violations["train"]["kept"] > 0).sum()), measured["train/objective"]
+    return int((cli.model.violations["train"]["kept"] > 0).sum()), measured[
+        "train/objective"
+    ]
 
 
 def test_pointwise_loses_no_training_sample_where_an_average_loses_many() -> None:

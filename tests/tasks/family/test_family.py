@@ -24,11 +24,18 @@ from pl_pointwise.tasks.family.family import optimum, problems, split_of
 from tests.pl_pointwise.toy import trainer
 from tests.tasks.conftest import comparison, train, words
 
-QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+QUIET = [
+    "--trainer.enable_progress_bar",
+    "false",
+    "--trainer.enable_model_summary",
+    "false",
+]
 SIZES = {"variables": 8, "equations": 5, "inequalities": 8, "instances": 240}
 SMALL = Family(**SIZES)
 PARTS = ("model.family", "data.family")
-TINY = words({f"{part}.{name}": str(size) for part in PARTS for name, size in SIZES.items()})
+TINY = words(
+    {f"{part}.{name}": str(size) for part in PARTS for name, size in SIZES.items()}
+)
 SHORT = [*QUIET, *TINY, "--trainer.max_epochs", "1"]
 
 
@@ -44,7 +51,9 @@ def fitted(epochs: int = 60, **options: Any) -> FamilyModule:
 def test_the_optimum_is_that_of_another_solver(nonconvex: bool) -> None:
     family = Family(8, 5, 8, 240, nonconvex)
     of = problems(family)
-    square, linear, equal, below, bound = (each.numpy() for each in (of.Q, of.p, of.A, of.G, of.h))
+    square, linear, equal, below, bound = (
+        each.numpy() for each in (of.Q, of.p, of.A, of.G, of.h)
+    )
     first = split_of(family)["train"].stop
     for row in (0, 7, 39):
         x = of.x[first + row].numpy()
@@ -60,7 +69,9 @@ def test_the_optimum_is_that_of_another_solver(nonconvex: bool) -> None:
         assert optimum(family)[first + row].item() == pytest.approx(found.fun, abs=1e-5)
 
 
-def test_the_trained_network_is_near_the_optimum_and_a_correction_makes_it_feasible() -> None:
+def test_the_trained_network_is_near_the_optimum_and_a_correction_makes_it_feasible() -> (
+    None
+):
     module, of, part = fitted(), problems(SMALL), split_of(SMALL)["test"]
     proxy, x = module.proxy, of.x[part].float()
     with torch.no_grad():
@@ -95,13 +106,18 @@ def test_metrics_are_those_by_hand() -> None:
     expected = ((proxy.objective(y) - best) / best.abs()).mean().item()
     assert found["test/gap"] == pytest.approx(expected, rel=1e-4)
     assert "train/gap" not in train_found
-    bounds = module.constraints["inequalities"], module.evaluation_constraints["inequalities"]
+    bounds = (
+        module.constraints["inequalities"],
+        module.evaluation_constraints["inequalities"],
+    )
     assert [bound.at_most for bound in bounds] == [-0.1, 0]
 
 
 def test_a_model_of_another_family_than_the_data_is_refused() -> None:
     with pytest.raises(pl_pointwise.errors.DataError, match="set both alike"):
-        trainer(max_epochs=1).fit(FamilyModule(Pointwise(), SMALL), FamilyDataModule(Family()))
+        trainer(max_epochs=1).fit(
+            FamilyModule(Pointwise(), SMALL), FamilyDataModule(Family())
+        )
 
 
 def test_the_page_gives_a_feasible_answer() -> None:
@@ -116,13 +132,17 @@ def test_the_page_gives_a_feasible_answer() -> None:
     assert values["limits"].shape == (5, 6)
 
 
-@pytest.mark.parametrize("name", [n for n in packaged_configs() if n.split("/")[0] == "family"])
+@pytest.mark.parametrize(
+    "name", [n for n in packaged_configs() if n.split("/")[0] == "family"]
+)
 def test_packaged_configs_train(name: str, tmp_path: Path) -> None:
     train("family", name, SHORT, tmp_path)
 
 
 def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
-    lines = comparison("family/family", [*SHORT, "--trainer.logger", "false"], tmp_path / "out")
+    lines = comparison(
+        "family/family", [*SHORT, "--trainer.logger", "false"], tmp_path / "out"
+    )
     assert {"test/gap", "test/worst", "test/beyond"} <= set(lines[0])
     (results,) = tmp_path.rglob("comparison.md")
     assert "| method | gap | violation rate of samples |" in results.read_text("utf-8")
@@ -170,7 +190,8 @@ def test_every_answer_has_a_proof_that_holds(kind: torch.dtype) -> None:
     alone = module.solver.program.dual(x, module.solver.network(x.float()))
     at_price = module.prices.mean("inequalities") / SMALL.inequalities
     of_price = module.solver.program.dual(x, at_price.expand(len(x), -1))
-    assert (best - alone).mean() < (best - of_price).mean()  # What the network has learnt.
+    # What the network has learnt.
+    assert (best - alone).mean() < (best - of_price).mean()
 
 
 def test_gap_is_what_is_proved_and_an_export_proves_it_too(tmp_path: Path) -> None:
@@ -192,7 +213,9 @@ def test_gap_is_what_is_proved_and_an_export_proves_it_too(tmp_path: Path) -> No
 def test_proofs_are_in_checkpoints(tmp_path: Path) -> None:
     module = fitted(3, bound=True)
     module.trainer.save_checkpoint(tmp_path / "model.ckpt")
-    other = FamilyModule.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True).eval()
+    other = FamilyModule.load_from_checkpoint(
+        tmp_path / "model.ckpt", weights_only=True
+    ).eval()
     x = problems(SMALL).x[:5]
     torch.testing.assert_close(other.solver(x), module.solver(x))
 
@@ -210,19 +233,27 @@ def test_problems_of_a_file_are_those_of_the_family(tmp_path: Path) -> None:
     assert module.eval().solver(x).gap.max() <= 0.005
 
 
-def test_quadratic_constraints_and_a_full_objective_come_from_a_file(tmp_path: Path) -> None:
+def test_quadratic_constraints_and_a_full_objective_come_from_a_file(
+    tmp_path: Path,
+) -> None:
     draw = np.random.default_rng(0)
     root = draw.normal(size=(8, 8))
     curved = 0.3 * draw.random((8, 8))  # Diagonals.
     path = file_of(
-        tmp_path / "own.npz", Q=root @ root.T / 8 + np.eye(8), H=curved, h=problems(SMALL).h + 2
+        tmp_path / "own.npz",
+        Q=root @ root.T / 8 + np.eye(8),
+        H=curved,
+        h=problems(SMALL).h + 2,
     )
     torch.manual_seed(0)
     module = FamilyModule(Pointwise(), bound=True, problem=str(path))
     trainer(max_epochs=2).fit(module, FamilyDataModule(batch_size=40))
     x = problems(module.family).x[split_of(module.family)["test"]]
     found = module.eval().solver(x)
-    below = found.y.square() @ torch.from_numpy(curved).T / 2 + found.y @ problems(SMALL).G.T
+    below = (
+        found.y.square() @ torch.from_numpy(curved).T / 2
+        + found.y @ problems(SMALL).G.T
+    )
     assert (below <= problems(SMALL).h + 2 + 1e-7).all()
     assert found.gap.median() <= 1e-4
 

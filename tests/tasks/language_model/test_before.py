@@ -48,11 +48,20 @@ def greedy(folder: Path, prompt: str, tokens: int) -> str:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     turns = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=True
+    )
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
     end = tokenizer.convert_tokens_to_ids("<|end|>")
-    options = {"do_sample": False, "max_new_tokens": tokens, "eos_token_id": end, "pad_token_id": 0}
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :]
+    options = {
+        "do_sample": False,
+        "max_new_tokens": tokens,
+        "eos_token_id": end,
+        "pad_token_id": 0,
+    }
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[
+        0, ids.shape[1] :
+    ]
     return str(tokenizer.decode(found)).removesuffix("<|end|>")
 
 
@@ -68,17 +77,28 @@ def test_the_columns_of_before_are_those_of_the_model_as_it_starts(
     run = fitted(module, data, tmp_path)
     run.test(module, data, verbose=False)
     found = {name: float(value) for name, value in run.callback_metrics.items()}
-    before = {n.removeprefix("before_"): v for n, v in found.items() if n.startswith("before_")}
-    there = {name for name in expected if not name.startswith("before_")} - {"train/flipped"}
+    before = {
+        n.removeprefix("before_"): v
+        for n, v in found.items()
+        if n.startswith("before_")
+    }
+    there = {name for name in expected if not name.startswith("before_")} - {
+        "train/flipped"
+    }
     assert set(before) == there
     for name, value in before.items():
         assert value == pytest.approx(expected[name], abs=1e-5), name
-    assert found["train/prefer/mean"] != pytest.approx(before["train/prefer/mean"], abs=0.01)
+    assert found["train/prefer/mean"] != pytest.approx(
+        before["train/prefer/mean"], abs=0.01
+    )
     assert before["train/kl"] == pytest.approx(0, abs=1e-6)
-    assert list(module.evaluated) == ["train"]  # Certificates and cards are of the trained model.
+    # Certificates and cards are of the trained model.
+    assert list(module.evaluated) == ["train"]
 
 
-def test_a_line_of_the_answers_has_what_people_read(language_model_folder, tmp_path) -> None:
+def test_a_line_of_the_answers_has_what_people_read(
+    language_model_folder, tmp_path
+) -> None:
     evaluation = ConversationEvaluation(answer_in=["train"])
     module = module_of(language_model_folder, evaluation=evaluation)
     file = written(tmp_path, ROWS)
@@ -87,12 +107,16 @@ def test_a_line_of_the_answers_has_what_people_read(language_model_folder, tmp_p
     run.test(module, data, verbose=False)
     lines = read_rows(tmp_path / "answers/train.jsonl")
     assert [line["prompt"] for line in lines] == [row["prompt"] for row in ROWS]
-    assert [(line["file"], line["line"]) for line in lines] == [(file, n) for n in range(1, 6)]
+    assert [(line["file"], line["line"]) for line in lines] == [
+        (file, n) for n in range(1, 6)
+    ]
     wanted = [*"ABCD"]
     assert [line["wanted"] for line in lines[:4]] == [f"{letter}." for letter in wanted]
     assert "cannot" in lines[4]["wanted"]
     for line in lines:
-        assert line["before"] == greedy(language_model_folder, line["prompt"], 4).strip()
+        assert (
+            line["before"] == greedy(language_model_folder, line["prompt"], 4).strip()
+        )
     assert [("flipped" in line, "exact" in line) for line in lines] == [
         *[(False, True)] * 2,
         *[(True, False)] * 2,
@@ -121,7 +145,9 @@ def test_a_fit_says_how_many_answers_that_are_to_stay_are_others_now(
     module = module_of(language_model_folder, **options)
     run = fitted(module, data, tmp_path)
     [said] = module.closing_sentences()
-    assert said.startswith("16 of 16 reference answers that were tried are other texts now")
+    assert said.startswith(
+        "16 of 16 reference answers that were tried are other texts now"
+    )
     assert "role keep" in said
     assert said in module.closing.sentences
     path = tmp_path / "stopped.ckpt"
@@ -146,7 +172,9 @@ def test_without_the_answers_of_before_nothing_is_said_of_them(
     assert not any(name.startswith("before_") for part in found for name in part)
 
 
-def test_switched_off_nothing_of_before_is_measured(language_model_folder, tmp_path) -> None:
+def test_switched_off_nothing_of_before_is_measured(
+    language_model_folder, tmp_path
+) -> None:
     evaluation = ConversationEvaluation(answer_in=["train"], before=False)
     module = module_of(language_model_folder, evaluation=evaluation)
     data = data_of(written(tmp_path, conversation_rows(3)))
@@ -165,11 +193,19 @@ def test_the_fit_is_the_same_with_and_without(language_model_folder, tmp_path) -
         for lora in (Lora(r=4, lora_alpha=8, lora_dropout=0.3), None):
             seed_everything(3, verbose=False)
             evaluation = ConversationEvaluation(before=before)
-            options = {"lora": lora, "objective": "cross_entropy", "evaluation": evaluation}
+            options = {
+                "lora": lora,
+                "objective": "cross_entropy",
+                "evaluation": evaluation,
+            }
             module = module_of(language_model_folder, keep_tolerance=None, **options)
-            data = data_of(written(tmp_path, [*ROWS[:3], ROWS[4]]), language_model_folder)
+            data = data_of(
+                written(tmp_path, [*ROWS[:3], ROWS[4]]), language_model_folder
+            )
             fitted(module, data, tmp_path)
-            weights = [p.detach().flatten() for p in module.parameters() if p.requires_grad]
+            weights = [
+                p.detach().flatten() for p in module.parameters() if p.requires_grad
+            ]
             found.append((torch.cat(weights), torch.rand(1)))
     for with_it, without in ((found[0], found[2]), (found[1], found[3])):
         assert torch.equal(with_it[0], without[0])
@@ -193,10 +229,17 @@ def test_the_page_of_a_test_has_every_answer_beside_what_was_before_and_wanted(
 ) -> None:
     evaluation = ConversationEvaluation(answer_in=["train"])
     path = written(tmp_path, ROWS)
-    module, data = module_of(language_model_folder, evaluation=evaluation), data_of(path)
+    module, data = (
+        module_of(language_model_folder, evaluation=evaluation),
+        data_of(path),
+    )
     run = fitted(module, data, tmp_path)
     run.test(module, data, verbose=False)
-    shown = [each for each in page_of_test(module, run, {}, "").samples if each.after is not None]
+    shown = [
+        each
+        for each in page_of_test(module, run, {}, "").samples
+        if each.after is not None
+    ]
     lines = {row["index"]: row for row in read_rows(tmp_path / "answers/train.jsonl")}
     assert {each.index for each in shown} == set(lines)
     for each in shown:

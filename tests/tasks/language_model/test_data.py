@@ -24,11 +24,18 @@ def test_too_long_is_an_error_by_name_or_a_gap() -> None:
     long, fits = plain("a very long question"), plain("short")
     limit = len(encoder.encode([encoder.texts(fits)[0]], [[]])[0][0])
     options: dict[str, Any] = {"max_prompt_length": limit, "max_length": 2000}
-    with pytest.raises(DataError, match=r"f.jsonl, line 7: the prompt has .*invalid: skip"):
+    with pytest.raises(
+        DataError, match=r"f.jsonl, line 7: the prompt has .*invalid: skip"
+    ):
         EncodedResponses([long, fits], encoder, **options, skip_invalid=False)
-    with pytest.warns(UserWarning, match=r"left out 1 of 2 .*f.jsonl, line 7: the prompt has"):
+    with pytest.warns(
+        UserWarning, match=r"left out 1 of 2 .*f.jsonl, line 7: the prompt has"
+    ):
         kept = EncodedResponses([long, fits], encoder, **options, skip_invalid=True)
     assert kept.records == [fits]
-    options |= {"max_length": limit - 1}  # What the model has positions for, of a prompt alone too.
-    with pytest.raises(DataError, match=r"line 7: a response of 1 .*positions, are .*shorten the"):
+    # What the model has positions for, of a prompt alone too.
+    options |= {"max_length": limit - 1}
+    with pytest.raises(
+        DataError, match=r"line 7: a response of 1 .*positions, are .*shorten the"
+    ):
         EncodedResponses([replace(fits, responses=())], encoder, **options)

@@ -14,7 +14,13 @@ from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.tasks import Lora, Policy, PreferenceDataModule, PreferenceModule
 from pl_pointwise.tasks.language_model import rounding
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer
-from tests.tasks.conftest import make_data, move_adapters, quiet_trainer, save_llama, written_files
+from tests.tasks.conftest import (
+    make_data,
+    move_adapters,
+    quiet_trainer,
+    save_llama,
+    written_files,
+)
 from tests.tasks.preference.conftest import pair_rows
 
 
@@ -26,7 +32,9 @@ def said(monkeypatch) -> list[str]:
     return lines
 
 
-def fitted(folder: Path, tmp_path: Path, **options: Any) -> tuple[PreferenceModule, Any]:
+def fitted(
+    folder: Path, tmp_path: Path, **options: Any
+) -> tuple[PreferenceModule, Any]:
     """A module with large adapters after a step that changes nothing, and its data."""
     lora = Lora(r=2, lora_dropout=0.0, target_modules="all-linear")
     policy = Policy(str(folder), lora=lora, merge_on_export=True)
@@ -39,7 +47,9 @@ def fitted(folder: Path, tmp_path: Path, **options: Any) -> tuple[PreferenceModu
     return module, data
 
 
-def test_the_change_of_constrained_answers_is_that_of_the_exported_model(tmp_path, said) -> None:
+def test_the_change_of_constrained_answers_is_that_of_the_exported_model(
+    tmp_path, said
+) -> None:
     module, data = fitted(save_llama(tmp_path / "base", dtype=torch.bfloat16), tmp_path)
     folder = module.export(tmp_path / "model")
     exported = AutoModelForCausalLM.from_pretrained(folder)
@@ -52,8 +62,13 @@ def test_the_change_of_constrained_answers_is_that_of_the_exported_model(tmp_pat
             answer = torch.from_numpy(response).long()
             ids = torch.cat([prompt, answer])[None]
             with torch.no_grad():
-                logits = (model(ids).logits.float() for model in (module.model.eval(), exported))
-                found = [each[0, len(prompt) - 1 : -1].log_softmax(-1) for each in logits]
+                logits = (
+                    model(ids).logits.float()
+                    for model in (module.model.eval(), exported)
+                )
+                found = [
+                    each[0, len(prompt) - 1 : -1].log_softmax(-1) for each in logits
+                ]
             before, after = (each.gather(1, answer[:, None]).mean() for each in found)
             moved.append(float((after - before).abs()))
     (line,) = said
@@ -81,7 +96,9 @@ def test_a_bound_that_the_rounding_crosses_is_a_warning(tmp_path, said) -> None:
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     with torch.no_grad():
         before, after = (
-            ResponseScorer(model.eval(), "plain")(batch, False).mean_log_likelihood[:, 0]
+            ResponseScorer(model.eval(), "plain")(batch, False).mean_log_likelihood[
+                :, 0
+            ]
             for model in (module.model, merged)
         )
     fallen = int((after - before).argmin())
@@ -96,6 +113,8 @@ def test_without_half_precision_or_data_nothing_is_measured(tmp_path, said) -> N
     module.export(tmp_path / "model")
     assert not said
     lora = Lora(r=2, target_modules="all-linear")
-    policy = Policy(str(tmp_path / "wide"), lora=lora, dtype="bfloat16", merge_on_export=True)
+    policy = Policy(
+        str(tmp_path / "wide"), lora=lora, dtype="bfloat16", merge_on_export=True
+    )
     PreferenceModule(policy, Pointwise()).export(tmp_path / "other")
     assert "not measured, as no training set" in said[0]

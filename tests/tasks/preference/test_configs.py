@@ -47,7 +47,9 @@ def test_packaged_comparison_runs(name, tiny, runs_alone, tmp_path, capsys) -> N
 
 def test_from_fit_to_predictions(tiny, tmp_path, capsys) -> None:
     checkpoint: Any
-    base, checkpoint = fitted_checkpoint("preference", tiny, tmp_path / "run", ("floor", (10, 1)))
+    base, checkpoint = fitted_checkpoint(
+        "preference", tiny, tmp_path / "run", ("floor", (10, 1))
+    )
     asked = write_rows(tmp_path / "asked.jsonl", [{"prompt": "5 + 5?"}])
     (answer,) = predictions(base, asked, checkpoint)
     assert isinstance(answer["answer"], str)

@@ -40,9 +40,13 @@ def made(language_model_folder: Path) -> Callable[..., PreferenceModule]:
     return make
 
 
-def data_of(folder: Path, rows: list[dict[str, Any]], **options: Any) -> PreferenceDataModule:
+def data_of(
+    folder: Path, rows: list[dict[str, Any]], **options: Any
+) -> PreferenceDataModule:
     files = written_files(folder, {"train_file": rows})
-    return make_data(PreferenceDataModule, None, files, **{"val_fraction": 0.2} | options)
+    return make_data(
+        PreferenceDataModule, None, files, **{"val_fraction": 0.2} | options
+    )
 
 
 def batch_of() -> dict[str, Any]:
@@ -76,25 +80,35 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_and_every_bound_are_what_a_loop_over_the_pairs_gives(name, made) -> None:
+def test_a_loss_and_every_bound_are_what_a_loop_over_the_pairs_gives(
+    name, made
+) -> None:
     bounds = {"floor_tolerance": 0.1, "chosen_tolerance": -1.0}
     bounds |= {"rejected_tolerance": -5.0, "ratio_tolerance": 0.5}
     module = made(objective=name, losses=SETTINGS, **bounds)
     batch = batch_of()
     outputs = module(batch)
-    found, values = module.objective(outputs, batch), module.constraint_values(outputs, batch)
+    found, values = (
+        module.objective(outputs, batch),
+        module.constraint_values(outputs, batch),
+    )
     for row in range(3):
         chosen, *rejected = (
-            response_by_hand(module, batch, row, column) for column in range(3 - (row == 1))
+            response_by_hand(module, batch, row, column)
+            for column in range(3 - (row == 1))
         )
         expected = [LOSSES[name](chosen, each) for each in rejected]
-        assert found[row].item() == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+        assert found[row].item() == pytest.approx(
+            sum(expected) / len(expected), rel=1e-4
+        )
         size = int(batch["response_lengths"][row, 0])
         floor = chosen["ref"] / size - chosen["mean"]
         assert values["floor"][row].item() == pytest.approx(floor, abs=1e-5)
         assert values["chosen"][row].item() == pytest.approx(chosen["mean"], rel=1e-5)
         for column, each in enumerate(rejected):
-            assert values["rejected"][row, column].item() == pytest.approx(each["mean"], rel=1e-5)
+            assert values["rejected"][row, column].item() == pytest.approx(
+                each["mean"], rel=1e-5
+            )
             ratio = chosen["mean"] - each["mean"]
             assert values["ratio"][row, column].item() == pytest.approx(ratio, abs=1e-5)
     sides = {k: (each.at_least, each.at_most) for k, each in module.constraints.items()}
@@ -106,10 +120,16 @@ def test_a_loss_and_every_bound_are_what_a_loop_over_the_pairs_gives(name, made)
     }
 
 
-def test_a_floor_keeps_the_chosen_answers_that_the_loss_gives_up(made, tmp_path) -> None:
+def test_a_floor_keeps_the_chosen_answers_that_the_loss_gives_up(
+    made, tmp_path
+) -> None:
     """A rejected answer that shares its beginning with the chosen one pulls it down as well."""
     rows = [
-        {"prompt": f"{i}?", "chosen": f"The sum is {i} and {i}", "rejected": f"The sum is {i}"}
+        {
+            "prompt": f"{i}?",
+            "chosen": f"The sum is {i} and {i}",
+            "rejected": f"The sum is {i}",
+        }
         for i in range(6)
     ]
     training = Training(Optimization(learning_rate=0.05))
@@ -119,7 +139,9 @@ def test_a_floor_keeps_the_chosen_answers_that_the_loss_gives_up(made, tmp_path)
         module = made(moved=False, objective="simpo", formulation=formulation)
         module.training_settings.optimization = training.optimization
         data = data_of(tmp_path, rows, batch_size=6, val_fraction=0.0)
-        after[formulation is not None] = before_and_after(module, data, tmp_path, max_epochs=12)[1]
+        after[formulation is not None] = before_and_after(
+            module, data, tmp_path, max_epochs=12
+        )[1]
     assert after[False]["train/floor/max"] > 0.3
     assert after[True]["train/floor/max"] < 0.05
     assert after[True]["train/pairwise_accuracy"] == 1
@@ -161,7 +183,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_each_form_of_pairs_is_the_same_record(name, tmp_path, language_model_folder) -> None:
+def test_each_form_of_pairs_is_the_same_record(
+    name, tmp_path, language_model_folder
+) -> None:
     data = data_of(tmp_path, [FORMS[name]], val_fraction=0.0)
     data.given_name = str(language_model_folder)
     data.setup("fit")
@@ -182,7 +206,9 @@ def test_several_rejected_answers_of_one_prompt_are_one_sample(
     assert batch["avoid"].tolist() == [[1, 2]] * 4
 
 
-def test_a_folder_on_the_hub_and_prompts_to_answer(tmp_path, language_model_folder) -> None:
+def test_a_folder_on_the_hub_and_prompts_to_answer(
+    tmp_path, language_model_folder
+) -> None:
     (tmp_path / "set").mkdir()
     write_rows(tmp_path / "set/train.jsonl", pair_rows(5))
     asked = [{"prompt": "1?"}, {"messages": [ASK]}, pair_rows(1)[0]]
@@ -196,7 +222,11 @@ def test_a_folder_on_the_hub_and_prompts_to_answer(tmp_path, language_model_fold
     data.setup("fit")
     assert sum(len(each) for each in data.datasets.values()) == 10
     data.setup("predict")
-    assert [len(record.responses) for record in data.datasets["predict"].records] == [0, 0, 0]
+    assert [len(record.responses) for record in data.datasets["predict"].records] == [
+        0,
+        0,
+        0,
+    ]
     with pytest.raises(DataError, match="set both, or neither"):
         PreferenceDataModule(source="hub")
 

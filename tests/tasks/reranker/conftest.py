@@ -11,7 +11,11 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from tests.tasks.conftest import write_rows
@@ -31,10 +35,14 @@ def save_tiny_tokenizer(path: Path, pair: bool = True) -> Path:
     `pair=True` makes token types as BERT does; `pair=False` makes none, as ModernBERT.
     """
     characters = list(string.ascii_lowercase + string.digits + string.punctuation)
-    tokens = list(dict.fromkeys([*SPECIAL, *WORDS, *characters, *("##" + c for c in characters)]))
+    tokens = list(
+        dict.fromkeys([*SPECIAL, *WORDS, *characters, *("##" + c for c in characters)])
+    )
     vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(
-        models.WordPiece(vocab=vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+        models.WordPiece(
+            vocab=vocabulary, unk_token="[UNK]", max_input_chars_per_word=100
+        )
     )
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -44,9 +52,15 @@ def save_tiny_tokenizer(path: Path, pair: bool = True) -> Path:
         special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
     )
     names = ["input_ids", *(["token_type_ids"] if pair else []), "attention_mask"]
-    marks = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
+    marks = {
+        f"{name}_token": f"[{name.upper()}]"
+        for name in ("unk", "pad", "cls", "sep", "mask")
+    }
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, model_max_length=POSITIONS, model_input_names=names, **marks
+        tokenizer_object=backend,
+        model_max_length=POSITIONS,
+        model_input_names=names,
+        **marks,
     )
     tokenizer.save_pretrained(path)
     return path
@@ -65,7 +79,11 @@ SIZES: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "bert": {},
     "roberta": {},
-    "modernbert": {"local_attention": 8, "classifier_pooling": "mean", "num_hidden_layers": 3}
+    "modernbert": {
+        "local_attention": 8,
+        "classifier_pooling": "mean",
+        "num_hidden_layers": 3,
+    }
     | {"classifier_bias": True, "cls_token_id": 2, "sep_token_id": 3},
 }
 
@@ -79,7 +97,9 @@ def save_tiny_cross_encoder(
     """
     save_tiny_tokenizer(path, pair=pair)
     size = len(PreTrainedTokenizerFast.from_pretrained(path))
-    config = CONFIG_MAPPING[kind](vocab_size=size, num_labels=num_labels, **SIZES | OWN[kind])
+    config = CONFIG_MAPPING[kind](
+        vocab_size=size, num_labels=num_labels, **SIZES | OWN[kind]
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForSequenceClassification.from_config(config)
@@ -104,7 +124,11 @@ def tiny_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ms_marco_row(
-    query: str, positive: str, negatives: Iterable[str], position: int = 0, query_id: int = 0
+    query: str,
+    positive: str,
+    negatives: Iterable[str],
+    position: int = 0,
+    query_id: int = 0,
 ) -> dict[str, Any]:
     """One row of the hub's schema, the positive standing at `position` among the passages."""
     texts = list(negatives)
@@ -122,27 +146,40 @@ def ms_marco_rows(count: int, negatives: int = 3) -> list[dict[str, Any]]:
     rows = []
     for i in range(count):
         words = [WORDS[(i + j) % len(WORDS)] for j in range(negatives + 1)]
-        wrong = [" ".join([word] * (2 + (i * j) % 9)) for j, word in enumerate(words[1:], start=1)]
+        wrong = [
+            " ".join([word] * (2 + (i * j) % 9))
+            for j, word in enumerate(words[1:], start=1)
+        ]
         positive = f"{words[0]} {words[-1]} is in the sea"
-        rows.append(ms_marco_row(f"what is {words[0]} {i}", positive, wrong, i % len(words), i))
+        rows.append(
+            ms_marco_row(f"what is {words[0]} {i}", positive, wrong, i % len(words), i)
+        )
     return rows
 
 
 @pytest.fixture
-def of_files(tiny_tokenizer_dir: Path, tmp_path: Path) -> Callable[..., RerankerDataModule]:
+def of_files(
+    tiny_tokenizer_dir: Path, tmp_path: Path
+) -> Callable[..., RerankerDataModule]:
     """A function (rows by split, **options) -> data module over files of those rows."""
 
     def make(parts: dict[str, list[Any]], **options: Any) -> RerankerDataModule:
         for name, rows in parts.items():
             options[f"{name}_file"] = str(write_rows(tmp_path / f"{name}.jsonl", rows))
-        defaults = {"model_name": str(tiny_tokenizer_dir), "source": "files", "negatives": 3}
+        defaults = {
+            "model_name": str(tiny_tokenizer_dir),
+            "source": "files",
+            "negatives": 3,
+        }
         defaults |= {"val_fraction": 0.0, "batch_size": 4, "max_length": 48}
         return RerankerDataModule(**defaults | options)
 
     return make
 
 
-def tables(draw: st.DrawFn, rows: int, width: int) -> Callable[[st.SearchStrategy], list[list]]:
+def tables(
+    draw: st.DrawFn, rows: int, width: int
+) -> Callable[[st.SearchStrategy], list[list]]:
     """A function that draws `rows` lists of `width` elements each."""
 
     def table(element: st.SearchStrategy) -> list[list]:

@@ -26,7 +26,9 @@ def records() -> list[dict[str, Any]]:
 def test_enough_for_the_demo_and_of_the_schema(records: list[dict[str, Any]]) -> None:
     assert len(records) == 1194  # 600 are needed
     for record in records:
-        assert record["query_id"].partition(":")[0].split(".")[0] == record["query_type"]
+        assert (
+            record["query_id"].partition(":")[0].split(".")[0] == record["query_type"]
+        )
         assert record["passages"]["is_selected"] == [1, 0, 0, 0, 0]
         assert len(set(record["passages"]["passage_text"])) == 5
 
@@ -36,7 +38,9 @@ def test_queries_and_answers_are_distinct(records: list[dict[str, Any]]) -> None
     answers = [plain(record["passages"]["passage_text"][0]) for record in records]
     ids = [record["query_id"] for record in records]
     assert len(set(queries)) == len(set(answers)) == len(set(ids)) == len(records)
-    assert not any(query in answer for query, answer in zip(queries, answers, strict=True))
+    assert not any(
+        query in answer for query, answer in zip(queries, answers, strict=True)
+    )
 
 
 def test_no_text_stands_in_two_groups(records: list[dict[str, Any]]) -> None:
@@ -58,7 +62,9 @@ def test_seed_changes_the_negatives_alone(records: list[dict[str, Any]]) -> None
 
 def test_license_and_source_stand_beside_the_file() -> None:
     folder = DOCSTRINGS.parent
-    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (folder / "LICENSE").read_text(encoding="utf-8")
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (folder / "LICENSE").read_text(
+        encoding="utf-8"
+    )
     assert "CPython 3.11.7" in (folder / "README.md").read_text(encoding="utf-8")
 
 

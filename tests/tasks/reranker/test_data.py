@@ -81,7 +81,9 @@ def test_batch_has_the_documented_shapes_and_types(fitted: Make) -> None:
     assert sorted(int(i) for batch in batches for i in batch["index"]) == list(range(9))
     for batch in batches:
         size, longest = len(batch["index"]), int(batch["lengths"].max())
-        described = {key: (tuple(value.shape), value.dtype) for key, value in batch.items()}
+        described = {
+            key: (tuple(value.shape), value.dtype) for key, value in batch.items()
+        }
         assert described == {
             "index": ((size,), torch.long),
             "input_ids": ((size, 4, longest), torch.long),
@@ -94,7 +96,9 @@ def test_batch_has_the_documented_shapes_and_types(fitted: Make) -> None:
 
 def test_a_training_query_is_described_by_its_texts(fitted: Make) -> None:
     """A column of the constraint is the negative of the next number."""
-    rows = [ms_marco_row("how long", f"river {i}", ["sea", "ice", "ship"]) for i in range(2)]
+    rows = [
+        ms_marco_row("how long", f"river {i}", ["sea", "ice", "ship"]) for i in range(2)
+    ]
     made = fitted(rows)
     texts = made.describe(1)
     assert texts.pop("record").endswith("train.jsonl, line 2")
@@ -107,7 +111,9 @@ def test_a_training_query_is_described_by_its_texts(fitted: Make) -> None:
     }
 
 
-def test_batch_holds_the_pairs_tokens_padded_on_the_right(fitted: Make, tokenizer: Any) -> None:
+def test_batch_holds_the_pairs_tokens_padded_on_the_right(
+    fitted: Make, tokenizer: Any
+) -> None:
     data_module = fitted(ms_marco_rows(4))
     batch = collated(data_module)
     dataset = data_module.datasets["train"]
@@ -117,13 +123,18 @@ def test_batch_holds_the_pairs_tokens_padded_on_the_right(fitted: Make, tokenize
             expected = tokenizer(record.query, passage)
             length = int(batch["lengths"][i, j])
             assert batch["input_ids"][i, j, :length].tolist() == expected["input_ids"]
-            assert batch["token_type_ids"][i, j, :length].tolist() == expected["token_type_ids"]
+            assert (
+                batch["token_type_ids"][i, j, :length].tolist()
+                == expected["token_type_ids"]
+            )
             assert (batch["input_ids"][i, j, length:] == tokenizer.pad_token_id).all()
 
 
 def test_passage_lengths_are_of_the_whole_passage_alone(fitted: Make) -> None:
     """No special tokens, and the part that truncation takes away counts."""
-    row = ms_marco_row("where is the sea", "the sea", ["salt " * 500, "ice", "snow and ice"])
+    row = ms_marco_row(
+        "where is the sea", "the sea", ["salt " * 500, "ice", "snow and ice"]
+    )
     data_module = fitted([row], max_length=20)
     batch = collated(data_module)
     assert batch["passage_lengths"].tolist() == [[2, 500, 1, 3]]
@@ -137,7 +148,10 @@ def test_missing_candidates_are_masked(fitted: Make) -> None:
     ]
     data_module = fitted(rows, min_negatives=1)
     batch = collated(data_module)
-    assert batch["candidates"].tolist() == [[True, True, True, False], [True, True, False, False]]
+    assert batch["candidates"].tolist() == [
+        [True, True, True, False],
+        [True, True, False, False],
+    ]
     assert (batch["lengths"] > 0).equal(batch["candidates"])
     assert batch["passage_lengths"].tolist() == [[2, 1, 1, 0], [1, 1, 0, 0]]
     assert (batch["input_ids"][~batch["candidates"]] == 0).all()
@@ -151,7 +165,10 @@ def test_template_gives_the_tokens_of_the_formatted_text_cut_at_its_end(
     query: str, passage: str, tiny_tokenizer_dir: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
-    template, record = "query: {query} sentence {passage}", Record(query, (passage,), None, "f")
+    template, record = (
+        "query: {query} sentence {passage}",
+        Record(query, (passage,), None, "f"),
+    )
     (row,) = RerankerDataset([record], tokenizer, max_length=24, template=template)
     text = template.format(query=query, passage=passage)
     expected = tokenizer(text, truncation=True, max_length=24)["input_ids"]
@@ -219,9 +236,14 @@ def hub(of_files: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make
         folder = tmp_path / "ms_marco"
         if not folder.exists():
             folder.mkdir()
-            for name, rows in (("train", train), ("validation", validation), ("v1.1", [])):
+            for name, rows in (
+                ("train", train),
+                ("validation", validation),
+                ("v1.1", []),
+            ):
                 as_parquet(
-                    folder / f"{name}.parquet", [{"answers": ["Yes"], **row} for row in rows]
+                    folder / f"{name}.parquet",
+                    [{"answers": ["Yes"], **row} for row in rows],
                 )
             (folder / "README.md").write_text(CARD)
         return of_files({}, source="hub", hub_path=str(folder), **options)
@@ -242,7 +264,9 @@ def test_json_lines_parquet_and_hub_give_the_same_data(
     for each in (lines, parquet, hub(rows[:9], rows[9:], **options)):
         each.prepare_data()
         each.setup(None)
-        found.append({name: fingerprint(dataset) for name, dataset in each.datasets.items()})
+        found.append(
+            {name: fingerprint(dataset) for name, dataset in each.datasets.items()}
+        )
         assert len(each.datasets["train"]) == 5
         assert len(each.datasets["val"]) == 3
     assert found[0] == found[1] == found[2]
@@ -256,14 +280,20 @@ def test_hub_rows_without_one_marked_passage_are_left_out_or_stop_the_run_if_ask
     rows[2]["passages"]["is_selected"] = [0, 0, 0, 0]
     rows[5]["passages"]["is_selected"] = [1, 1, 0, 0]
     data_module = hub(rows[:7], rows[7:])
-    with pytest.warns(UserWarning, match="left out 2 of 7 records.*record 3: .*marks no passages"):
+    with pytest.warns(
+        UserWarning, match="left out 2 of 7 records.*record 3: .*marks no passages"
+    ):
         data_module.setup("fit")
     assert len(data_module.datasets["train"]) == 5
-    with pytest.raises(DataError, match=r"train, record 3: .*marks no pass.*invalid: skip"):
+    with pytest.raises(
+        DataError, match=r"train, record 3: .*marks no pass.*invalid: skip"
+    ):
         hub(rows[:7], rows[7:], invalid="error").setup("fit")
 
 
-def test_lengths_on_the_hub_are_measured_once(hub: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_on_the_hub_are_measured_once(
+    hub: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = ms_marco_rows(8)
     data_module = hub(rows[:5], rows[5:])
     data_module.prepare_data()
@@ -285,7 +315,8 @@ def test_hub_that_cannot_be_reached_is_an_error_with_a_remedy(
         data_module.setup("fit")
     data_module.trainer = Trainer(logger=False, accelerator="cpu")
     data_module.trainer.state.fn = TrainerFn.PREDICTING
-    data_module.prepare_data()  # What is predicted for is a file's: the hub is not asked.
+    # What is predicted for is a file's: the hub is not asked.
+    data_module.prepare_data()
 
 
 # Prediction
@@ -296,8 +327,16 @@ def test_prediction_keeps_text_order_and_any_number_of_candidates(
 ) -> None:
     rows: Rows = [
         {"query": "where is the sea", "passages": ["a ship", "the sea " * 40, "ice"]},
-        {"query": "how", "passages": {"passage_text": ["wind"], "is_selected": [0]}, "query_id": 7},
-        {"query": "what", "passages": [f"lake {i}" for i in range(6)], "query_id": "q-3"},
+        {
+            "query": "how",
+            "passages": {"passage_text": ["wind"], "is_selected": [0]},
+            "query_id": 7,
+        },
+        {
+            "query": "what",
+            "passages": [f"lake {i}" for i in range(6)],
+            "query_id": "q-3",
+        },
     ]
     path = write_rows(tmp_path / "predict.jsonl", rows)
     data_module = module(ms_marco_rows(4), predict_file=str(path))
@@ -317,7 +356,9 @@ def test_prediction_without_a_file_or_of_a_bad_record_is_an_error_never_skipped(
         module(ms_marco_rows(4)).setup("predict")
     path = write_rows(tmp_path / "p.jsonl", [{"query": "how", "passages": []}])
     data_module = module(ms_marco_rows(4), predict_file=str(path), invalid="skip")
-    with pytest.raises(DataError, match=r'p\.jsonl, line 1: field "passages" is mis') as error:
+    with pytest.raises(
+        DataError, match=r'p\.jsonl, line 1: field "passages" is mis'
+    ) as error:
         data_module.setup("predict")
     assert "invalid: skip" not in str(error.value)
 
@@ -331,7 +372,10 @@ def changed(row: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 GOOD: dict[str, Any] = {
     "query": "how long is the river",
-    "passages": {"is_selected": [0, 1, 0, 0], "passage_text": ["sea", "very long", "ice", "snow"]},
+    "passages": {
+        "is_selected": [0, 1, 0, 0],
+        "passage_text": ["sea", "very long", "ice", "snow"],
+    },
 }
 PASSAGES: dict[str, Any] = GOOD["passages"]
 
@@ -341,7 +385,9 @@ def texts(*passages: Any) -> dict[str, Any]:
 
 
 def labels(*selected: Any, of: Any = PASSAGES["passage_text"]) -> dict[str, Any]:
-    return changed(GOOD, passages={"is_selected": list(selected), "passage_text": [*of]})
+    return changed(
+        GOOD, passages={"is_selected": list(selected), "passage_text": [*of]}
+    )
 
 
 NEGATIVES = ["negative_2", "negative_3", "negative_4"]
@@ -352,15 +398,24 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
         changed(GOOD, passages=changed(PASSAGES, passage_text="sea")),
         '"passages.passage_text" is a text. Give a list',
     ),
-    "a passage is empty": (texts("a", "b", "", "c"), r'"passages.passage_text\[2\]" is empty'),
+    "a passage is empty": (
+        texts("a", "b", "", "c"),
+        r'"passages.passage_text\[2\]" is empty',
+    ),
     "no positive": (labels(0, 0, 0, 0), "marks no passages. Mark one"),
     "two positives": (labels(0, 1, 1, 0), "marks 2 passages. .* give a row each"),
-    "no label": (changed(GOOD, passages={"passage_text": ["a"]}), "selected. is not a list of 0"),
+    "no label": (
+        changed(GOOD, passages={"passage_text": ["a"]}),
+        "selected. is not a list of 0",
+    ),
     "twin": (
         texts("sea", "a b", "ice", " A  B"),
         r"passage_text\[3\]. is .*\[1\] again, but for case",
     ),
-    "no form": ({"query": "a", "text": "b"}, "found: 'query', 'text'.*.pos. with .neg."),
+    "no form": (
+        {"query": "a", "text": "b"},
+        "found: 'query', 'text'.*.pos. with .neg.",
+    ),
     "a list in a cell": (
         {"query": "a", "pos": "['a']", "neg": ["b"]},
         '"pos" is a text. Give a list',
@@ -404,7 +459,9 @@ def test_each_form_is_read(fields: dict[str, Any]) -> None:
 def test_fields_that_are_not_read_are_named() -> None:
     row = {"query": "q", "pos": ["p"], "neg": ["a"], "pos_ids": [7], "source": "web"}
     parse = partial(parse_labelled, negatives=1, least=1)
-    with pytest.warns(UserWarning, match="fields pos_ids, source of 1 of 1 records are not"):
+    with pytest.warns(
+        UserWarning, match="fields pos_ids, source of 1 of 1 records are not"
+    ):
         assert records_of([("f", row)], "f", parse)[0].passages == ("p", "a")
 
 
@@ -412,9 +469,7 @@ def test_passage_that_a_long_query_cuts_away_is_an_error(fitted: Make) -> None:
     """With a template; of a pair the longer is cut."""
     long = ms_marco_row("river " * 40, "the sea", ["ice", "ship", "lake"])
     options: dict[str, Any] = {"template": TEMPLATE, "max_length": 24}
-    expected = (
-        r"line 3: field .passages.: 'the sea' gives no token within max_length=24. Raise max_"
-    )
+    expected = r"line 3: field .passages.: 'the sea' gives no token within max_length=24. Raise"
     with pytest.raises(DataError, match=expected):
         fitted([*ms_marco_rows(2), long], **options)
     with pytest.warns(UserWarning, match="left out 1 of 3 records"):
@@ -447,14 +502,21 @@ def test_cut_pairs_are_counted_and_said_once(
 ) -> None:
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     logger.addHandler(caplog.handler)
-    rows = [*ms_marco_rows(3), ms_marco_row("how long", "sea " * 90, ["ice", "ship " * 50, "lake"])]
+    rows = [
+        *ms_marco_rows(3),
+        ms_marco_row("how long", "sea " * 90, ["ice", "ship " * 50, "lake"]),
+    ]
     with caplog.at_level(logging.INFO, logger=logger.name):
         data_module = fitted(rows)
         list(data_module.train_dataloader())
         list(data_module.train_dataloader())
     logger.removeHandler(caplog.handler)
-    messages = {id(r): r.getMessage() for r in caplog.records if "were cut" in r.getMessage()}
-    assert list(messages.values()) == ["train: 2 pairs of more than 48 tokens were cut."]
+    messages = {
+        id(r): r.getMessage() for r in caplog.records if "were cut" in r.getMessage()
+    }
+    assert list(messages.values()) == [
+        "train: 2 pairs of more than 48 tokens were cut."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -474,9 +536,13 @@ def test_options_that_make_no_sense_are_refused(
     options: dict[str, Any], message: str, tiny_tokenizer_dir: Path
 ) -> None:
     with pytest.raises(DataError, match=message):
-        RerankerDataModule(**{"model_name": str(tiny_tokenizer_dir), **options}).setup("fit")
+        RerankerDataModule(**{"model_name": str(tiny_tokenizer_dir), **options}).setup(
+            "fit"
+        )
 
 
 def test_stage_without_data_says_what_to_set(module: Make) -> None:
-    with pytest.raises(DataError, match=r"no data to validate .*val_file, or val_fraction"):
+    with pytest.raises(
+        DataError, match=r"no data to validate .*val_file, or val_fraction"
+    ):
         module(ms_marco_rows(4)).setup("validate")

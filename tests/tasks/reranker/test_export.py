@@ -20,7 +20,8 @@ from tests.tasks.reranker.conftest import save_tiny_cross_encoder
 
 TEMPLATE = "Query: {query}\nSentence: {passage}"
 ODD_TEMPLATE = (
-    '"{query}" -> [MASK] \\n .type é {passage}'  # what JSON, Jinja and others may trip on
+    # what JSON, Jinja and others may trip on
+    '"{query}" -> [MASK] \\n .type é {passage}'
 )
 CUT = 90  # tokens: two of the passages below are longer
 
@@ -41,7 +42,9 @@ QUERIES = {
 
 def module_scores(module: RerankerModule, tmp_path: Path) -> list[list[float]]:
     """The module's scores by the way its users get them: file, data module, predict_step."""
-    rows = [{"query": query, "passages": passages} for query, passages in QUERIES.items()]
+    rows = [
+        {"query": query, "passages": passages} for query, passages in QUERIES.items()
+    ]
     file = write_rows(tmp_path / "predict.jsonl", rows)
     data = RerankerDataModule(
         module.model_name,
@@ -51,7 +54,9 @@ def module_scores(module: RerankerModule, tmp_path: Path) -> list[list[float]]:
         template=module.template,
     )
     data.setup("predict")
-    batch = data.collate([{**data.datasets["predict"][i], "index": i} for i in range(len(rows))])
+    batch = data.collate(
+        [{**data.datasets["predict"][i], "index": i} for i in range(len(rows))]
+    )
     assert (batch["lengths"] == CUT).any()  # some pair is cut
     assert (batch["lengths"] < CUT).any()
     with torch.no_grad():
@@ -60,7 +65,9 @@ def module_scores(module: RerankerModule, tmp_path: Path) -> list[list[float]]:
 
 def assert_equal(module: RerankerModule, tmp_path: Path) -> None:
     """Of the export, loaded, and the module."""
-    encoder = CrossEncoder(str(tmp_path / "export"), device="cpu", local_files_only=True)
+    encoder = CrossEncoder(
+        str(tmp_path / "export"), device="cpu", local_files_only=True
+    )
     expected = module_scores(module, tmp_path)
     everything = [score for scores in expected for score in scores]
     assert np.std(everything) > 0.01  # guards the comparison: the pairs do differ
@@ -71,7 +78,9 @@ def assert_equal(module: RerankerModule, tmp_path: Path) -> None:
         np.testing.assert_allclose(found, scores, rtol=1e-5, atol=1e-5)
         ranked = encoder.rank(query, passages)
         in_order = [hit["score"] for hit in ranked]
-        np.testing.assert_allclose(in_order, sorted(scores, reverse=True), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            in_order, sorted(scores, reverse=True), rtol=1e-5, atol=1e-5
+        )
         of_each = [scores[int(hit["corpus_id"])] for hit in ranked]
         np.testing.assert_allclose(in_order, of_each, rtol=0, atol=1e-5)
 
@@ -88,13 +97,16 @@ def test_predict_and_rank_give_the_modules_scores(
     name = save_tiny_cross_encoder(tmp_path / "model", num_labels, token_types, kind)
     module = RerankerModule(str(name), max_length=CUT, template=template)
     with torch.no_grad():
-        for parameter in module.parameters():  # It is trained, and not as it was loaded.
+        # It is trained, and not as it was loaded.
+        for parameter in module.parameters():
             parameter.mul_(1.1)
     config = module.model.config.to_dict()
     before = {key: value.clone() for key, value in module.state_dict().items()}
     module.export(tmp_path / "export")
     assert module.model.config.to_dict() == config
-    assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
+    assert all(
+        torch.equal(before[key], value) for key, value in module.state_dict().items()
+    )
     assert_equal(module, tmp_path)
 
 
@@ -113,7 +125,9 @@ def test_an_export_replaces_an_earlier_one(tmp_path: Path) -> None:
     """A chat template left behind, or the base model's, would turn pairs into its text."""
     name = str(save_tiny_cross_encoder(tmp_path / "model"))
     tokenizer = AutoTokenizer.from_pretrained(name)
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
     tokenizer.save_pretrained(name)
     RerankerModule(name, max_length=CUT, template=TEMPLATE).export(tmp_path / "export")
     module = RerankerModule(name, max_length=CUT)
@@ -121,7 +135,9 @@ def test_an_export_replaces_an_earlier_one(tmp_path: Path) -> None:
     assert_equal(module, tmp_path)
 
 
-def test_the_folder_holds_safetensors_a_card_and_no_path_of_this_machine(tmp_path: Path) -> None:
+def test_the_folder_holds_safetensors_a_card_and_no_path_of_this_machine(
+    tmp_path: Path,
+) -> None:
     name = str(save_tiny_cross_encoder(tmp_path / "model"))
     module = RerankerModule(name, Pointwise(alpha=2.0), 1.0, 3.0, template=TEMPLATE)
     path = module.export(tmp_path / "export")
@@ -138,7 +154,9 @@ def test_the_folder_holds_safetensors_a_card_and_no_path_of_this_machine(tmp_pat
     assert "CrossEncoder(" in card.text
 
 
-def test_a_template_that_the_tokenizer_reads_differently_is_refused(tmp_path: Path) -> None:
+def test_a_template_that_the_tokenizer_reads_differently_is_refused(
+    tmp_path: Path,
+) -> None:
     """This one marks the first word of a text, which after a written-out [CLS] is not the first."""
     name = save_tiny_cross_encoder(tmp_path / "model")
     backend = Tokenizer(
@@ -149,7 +167,10 @@ def test_a_template_that_the_tokenizer_reads_differently_is_refused(tmp_path: Pa
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
     )
     PreTrainedTokenizerFast(
-        tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]"
+        tokenizer_object=backend,
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
     ).save_pretrained(name)
     module = RerankerModule(str(name), max_length=CUT, template=TEMPLATE)
     with pytest.raises(ValueError, match=r"cannot be exported.*Train on pairs"):

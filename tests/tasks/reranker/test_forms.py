@@ -19,7 +19,9 @@ def passages_of(data: Any, name: str = "train") -> list[tuple[str, ...]]:
 
 
 def titled(*texts: str) -> list[dict[str, str]]:
-    return [{"docid": str(i), "title": "Of", "text": text} for i, text in enumerate(texts)]
+    return [
+        {"docid": str(i), "title": "Of", "text": text} for i, text in enumerate(texts)
+    ]
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -73,7 +75,11 @@ def test_each_form_gives_the_same_record(name, of_files) -> None:
 
 
 def test_a_text_in_brackets_is_a_text(of_files) -> None:
-    row = {"query": "how", "positive": "[sic] river", "negative": ["[1]", "ice", "ship"]}
+    row = {
+        "query": "how",
+        "positive": "[sic] river",
+        "negative": ["[1]", "ice", "ship"],
+    }
     expected = [("how", "[sic] river", "[1]", "ice", "ship")]
     assert passages_of(of_files({"train": [row]})) == expected
 
@@ -113,7 +119,9 @@ def test_rows_of_one_query_that_contradict_each_other_are_refused(of_files) -> N
 )
 def test_a_teacher_that_says_the_opposite_is_refused(scores, of_files) -> None:
     row = {"query": "how", "pos": ["river"], "neg": ["sea", "ice", "ship"]}
-    with pytest.raises(DataError, match=r"line 1: field .* for a negative, above .* Take"):
+    with pytest.raises(
+        DataError, match=r"line 1: field .* for a negative, above .* Take"
+    ):
         of_files({"train": [row | scores]}).setup("fit")
     right = {
         name: [9.6, *values[1:]] if name != "neg_scores" else values
@@ -124,7 +132,9 @@ def test_a_teacher_that_says_the_opposite_is_refused(scores, of_files) -> None:
 
 def test_a_field_that_is_near_and_not_read_is_named(of_files) -> None:
     row = {"query": "how", "positive": "river", "distractors": ["sea", "ice", "ship"]}
-    with pytest.raises(DataError, match=r"has 0 passages besides .*not read: 'distractors'"):
+    with pytest.raises(
+        DataError, match=r"has 0 passages besides .*not read: 'distractors'"
+    ):
         of_files({"train": [row]}).setup("fit")
 
 
@@ -134,7 +144,10 @@ def test_a_field_that_is_near_and_not_read_is_named(of_files) -> None:
 @pytest.fixture
 def collection(tmp_path: Path) -> dict[str, str]:
     """Passages and queries as BEIR keeps them."""
-    passages = [{"_id": f"d{i}", "title": "Of" * (i == 0), "text": f"text {i}"} for i in range(9)]
+    passages = [
+        {"_id": f"d{i}", "title": "Of" * (i == 0), "text": f"text {i}"}
+        for i in range(9)
+    ]
     queries = [{"_id": "q1", "text": "how long"}, {"_id": "q2", "text": "how deep"}]
     return {
         "corpus_file": str(write_rows(tmp_path / "corpus.jsonl", passages)),
@@ -147,7 +160,12 @@ def written(path: Path, *lines: str) -> str:
     return str(path)
 
 
-RUN = ["q1 Q0 d4 3 0.1 bm25", "q1 Q0 d5 1 0.9 bm25", "q1 Q0 d0 2 0.5 bm25", "q2 Q0 d6 1 0.5 bm25"]
+RUN = [
+    "q1 Q0 d4 3 0.1 bm25",
+    "q1 Q0 d5 1 0.9 bm25",
+    "q1 Q0 d0 2 0.5 bm25",
+    "q2 Q0 d6 1 0.5 bm25",
+]
 EXPECTED = [
     ("how long", "Of text 0", "text 2", "text 3", "text 5", "text 4"),
     ("how deep", "text 7", "text 6", "text 8"),
@@ -156,17 +174,35 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize("kind", ["beir", "trec", "tables"])
-def test_judgements_and_candidates_become_records(kind, collection, tmp_path, of_files) -> None:
-    judged = ["q1 d0 1", "q1 d2 0", "q1 d3 0", "q2 d7 2", "q2 d1 1", "q2 d8 0", "q2 d6 0"]
+def test_judgements_and_candidates_become_records(
+    kind, collection, tmp_path, of_files
+) -> None:
+    judged = [
+        "q1 d0 1",
+        "q1 d2 0",
+        "q1 d3 0",
+        "q2 d7 2",
+        "q2 d1 1",
+        "q2 d8 0",
+        "q2 d6 0",
+    ]
     if kind == "beir":
-        lines = ["query-id\tcorpus-id\tscore", *(line.replace(" ", "\t") for line in judged)]
+        lines = [
+            "query-id\tcorpus-id\tscore",
+            *(line.replace(" ", "\t") for line in judged),
+        ]
     elif kind == "trec":
         lines = [line.replace(" ", " 0 ", 1) for line in judged]
     else:
         lines = [line.replace(" ", "\t0\t", 1).replace(" ", "\t") for line in judged]
         for option in ("corpus_file", "queries_file"):
-            rows = [json.loads(line) for line in Path(collection[option]).read_text().splitlines()]
-            texts = [f"{each.get('title') or ''} {each['text']}".strip() for each in rows]
+            rows = [
+                json.loads(line)
+                for line in Path(collection[option]).read_text().splitlines()
+            ]
+            texts = [
+                f"{each.get('title') or ''} {each['text']}".strip() for each in rows
+            ]
             pairs = zip(rows, texts, strict=True)
             table = [f"{each['_id']}\t{text}" for each, text in pairs]
             collection[option] = written(tmp_path / f"{option}.tsv", *table)
@@ -181,7 +217,9 @@ def test_judgements_and_candidates_become_records(kind, collection, tmp_path, of
 
 def test_what_a_collection_lacks_is_named(collection, tmp_path, of_files) -> None:
     qrels = written(tmp_path / "train.tsv", "q1 0 d0 1")
-    with pytest.raises(DataError, match=r"line 1: .*0 passages besides .* 1 are needed"):
+    with pytest.raises(
+        DataError, match=r"line 1: .*0 passages besides .* 1 are needed"
+    ):
         of_files({}, **collection, train_file=qrels, min_negatives=1).setup("fit")
     for lines, said in (
         (["q1 0 d0 1", "q1 0 d99 0"], r"query q1: passage d99 is not in .*corpus"),
@@ -189,9 +227,15 @@ def test_what_a_collection_lacks_is_named(collection, tmp_path, of_files) -> Non
         (["q1 0 d0 1", "q1 d0"], r"line 2: 'q1 d0' is no judgement"),
     ):
         with pytest.raises(DataError, match=said):
-            of_files({}, **collection, train_file=written(tmp_path / "b.tsv", *lines)).setup("fit")
+            of_files(
+                {}, **collection, train_file=written(tmp_path / "b.tsv", *lines)
+            ).setup("fit")
     with pytest.raises(DataError, match="a collection needs both"):
         of_files({"train": ms_marco_rows(2)}, corpus_file=collection["corpus_file"])
-    options = {**collection, "train_file": qrels, "run_file": written(tmp_path / "r", "q1 d0")}
+    options = {
+        **collection,
+        "train_file": qrels,
+        "run_file": written(tmp_path / "r", "q1 d0"),
+    }
     with pytest.raises(DataError, match="line 1: 'q1 d0' is no candidate"):
         of_files({}, **options).setup("fit")

@@ -21,14 +21,20 @@ def reference(scores: list[float], lengths: list[float], top_k: int) -> float:
         return 0.0
     gains = [max(lengths) - length for length in lengths]
     ranks = [
-        1 + sum(scores[j] > scores[i] or (scores[j] == scores[i] and j < i) for j in range(n))
+        1
+        + sum(
+            scores[j] > scores[i] or (scores[j] == scores[i] and j < i)
+            for j in range(n)
+        )
         for i in range(n)
     ]
 
     def discount(rank: int) -> float:
         return 1.0 / math.log2(rank + 1) if rank <= top_k else 0.0
 
-    ideal = sum(g * discount(r) for r, g in enumerate(sorted(gains, reverse=True), start=1))
+    ideal = sum(
+        g * discount(r) for r, g in enumerate(sorted(gains, reverse=True), start=1)
+    )
     if ideal == 0:
         return 0.0
     numerator = denominator = 0.0
@@ -68,7 +74,8 @@ def tensors(case: Case) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @given(cases(), st.sampled_from(["all", "negatives"]))
-@example(([[1.0, 1.0, 1.0]], [[3.0, 1.0, 2.0]], [[True] * 3], 3), "all")  # all scores tied
+# all scores tied
+@example(([[1.0, 1.0, 1.0]], [[3.0, 1.0, 2.0]], [[True] * 3], 3), "all")
 @example(([[1.0, 2.0]], [[3.0, 1.0]], [[False] * 2], 3), "all")  # nobody there
 def test_equals_the_formula_in_loops(case: Case, candidate_set: str) -> None:
     scores, *others = tensors(case)
@@ -79,14 +86,18 @@ def test_equals_the_formula_in_loops(case: Case, candidate_set: str) -> None:
     first = 0 if candidate_set == "all" else 1
     for value, of_scores, lengths, present in zip(found, *case[:3], strict=True):
         kept = [i for i in range(first, len(of_scores)) if present[i]]
-        expected = reference([of_scores[i] for i in kept], [lengths[i] for i in kept], case[3])
+        expected = reference(
+            [of_scores[i] for i in kept], [lengths[i] for i in kept], case[3]
+        )
         assert value.item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 def test_absent_candidates_change_nothing_whatever_they_hold() -> None:
     scores = torch.tensor([[0.3, -1.0, 2.0]], requires_grad=True)
     lengths = torch.tensor([[4.0, 9.0, 6.0]])
-    alone = length_biased_lambda_loss(scores, lengths, torch.ones(1, 3, dtype=torch.bool))
+    alone = length_biased_lambda_loss(
+        scores, lengths, torch.ones(1, 3, dtype=torch.bool)
+    )
     junk = torch.tensor([[math.nan, -math.inf]])
     padded_scores = torch.cat([scores, junk], dim=1)
     padded = length_biased_lambda_loss(
@@ -103,7 +114,9 @@ def test_absent_candidates_change_nothing_whatever_they_hold() -> None:
 def test_a_nan_score_stays_visible_in_its_row_alone() -> None:
     scores = torch.tensor([[1.0, math.nan, 0.0], [1.0, 2.0, 0.0]])
     lengths = torch.tensor([[1.0, 2.0, 3.0]]).repeat(2, 1)
-    found = length_biased_lambda_loss(scores, lengths, torch.ones(2, 3, dtype=torch.bool))
+    found = length_biased_lambda_loss(
+        scores, lengths, torch.ones(2, 3, dtype=torch.bool)
+    )
     assert found.isnan().tolist() == [True, False]
 
 
@@ -113,4 +126,6 @@ def test_half_precision_scores_are_computed_in_float32() -> None:
     rounded = scores.bfloat16()
     found = length_biased_lambda_loss(rounded, lengths, present)
     assert found.dtype == torch.float32
-    assert torch.equal(found, length_biased_lambda_loss(rounded.float(), lengths, present))
+    assert torch.equal(
+        found, length_biased_lambda_loss(rounded.float(), lengths, present)
+    )

@@ -12,7 +12,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from sentence_transformers import CrossEncoder
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
@@ -22,11 +26,17 @@ from tests.tasks.reranker.conftest import save_tiny_cross_encoder
 
 PREFIX = "<|start|>system\nJudge.<|end|>\n<|start|>user\n"
 SUFFIX = "<|end|>\n<|start|>assistant\n\n\n"
-TEMPLATE = PREFIX + "Instruct: {instruction}\nQuery: {query}\nDocument: {passage}" + SUFFIX
+TEMPLATE = (
+    PREFIX + "Instruct: {instruction}\nQuery: {query}\nDocument: {passage}" + SUFFIX
+)
 INSTRUCTION = "find the answer"
 CUT = 130
 PAIRS = {
-    "how long is the river": ["6,650 km", "it rises in the hills " * 12, "é {braces} and\nlines"],
+    "how long is the river": [
+        "6,650 km",
+        "it rises in the hills " * 12,
+        "é {braces} and\nlines",
+    ],
     "why": ["because", "the sea is deep", "x" * 300],
 }
 CLOSE: dict[str, float] = {"atol": 1e-5, "rtol": 1e-5}
@@ -65,7 +75,10 @@ def by_hand(model: Any, tokenizer: Any, words: list[str]) -> list[list[float]]:
 
 def predicted(module: RerankerModule, tmp_path: Path, **row: Any) -> list[list[float]]:
     """The module's scores of the pairs, all in one padded batch."""
-    rows = [{"query": query, "passages": passages, **row} for query, passages in PAIRS.items()]
+    rows = [
+        {"query": query, "passages": passages, **row}
+        for query, passages in PAIRS.items()
+    ]
     file = write_rows(tmp_path / "predict.jsonl", rows)
     data = RerankerDataModule(
         module.model_name,
@@ -76,7 +89,9 @@ def predicted(module: RerankerModule, tmp_path: Path, **row: Any) -> list[list[f
         instruction=module.instruction,
     )
     data.setup("predict")
-    batch = data.collate([{**data.datasets["predict"][i], "index": i} for i in range(len(rows))])
+    batch = data.collate(
+        [{**data.datasets["predict"][i], "index": i} for i in range(len(rows))]
+    )
     with torch.no_grad():
         return [found["scores"] for found in module.eval().predict_step(batch)]
 
@@ -126,9 +141,9 @@ def test_pairs_in_a_batch_score_as_one_by_one_whatever_the_files_pad_with(
     """The configurations of Qwen, Llama and Mistral name no such token, or another one."""
     tokenizer = build_tokenizer()
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4} if kind == "gpt2" else {}
-    build_model(kind, vocab_size=len(tokenizer), pad_token_id=pad, **sizes).save_pretrained(
-        tmp_path / "model"
-    )
+    build_model(
+        kind, vocab_size=len(tokenizer), pad_token_id=pad, **sizes
+    ).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     module = RerankerModule(str(tmp_path / "model"), max_length=CUT)
     assert module.model.config.pad_token_id == tokenizer.pad_token_id
@@ -140,7 +155,9 @@ def test_pairs_in_a_batch_score_as_one_by_one_whatever_the_files_pad_with(
                 alone = module.model(torch.tensor([ids["input_ids"]])).logits[0, 0]
             assert abs(float(alone) - score) < 1e-6
     reranker = CrossEncoder(str(module.export(tmp_path / "export")))
-    found = reranker.predict([(query, p) for query, passages in PAIRS.items() for p in passages])
+    found = reranker.predict(
+        [(query, p) for query, passages in PAIRS.items() for p in passages]
+    )
     assert_close(found.tolist(), [*chain.from_iterable(scores)])
 
 
@@ -151,7 +168,8 @@ def test_a_tokenizer_without_a_pad_token_gets_one(tmp_path) -> None:
     model = build_model("llama", vocab_size=len(tokenizer), pad_token_id=None)
     model.save_pretrained(tmp_path / "model")
     module = RerankerModule(str(tmp_path / "model"), max_length=CUT)
-    assert module.model.config.pad_token_id == build_tokenizer().pad_token_id  # Not its end token.
+    # Not its end token.
+    assert module.model.config.pad_token_id == build_tokenizer().pad_token_id
     predicted(module, tmp_path)
 
 
@@ -188,12 +206,16 @@ def test_an_adapter_is_merged_with_its_head(kind, labels, tmp_path) -> None:
         targets = ["q_proj", "v_proj"]
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=labels)
     model.config.pad_token_id = 0
-    adapted = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", r=2, target_modules=targets))
+    adapted = get_peft_model(
+        model, LoraConfig(task_type="SEQ_CLS", r=2, target_modules=targets)
+    )
     move_adapters(adapted)
     adapted.save_pretrained(tmp_path / "adapter")
     module = RerankerModule(str(tmp_path / "adapter"), max_length=CUT - 10)
     assert module.model.config.num_labels == labels
-    torch.testing.assert_close(scores_of(module.model, labels), scores_of(adapted, labels), **CLOSE)
+    torch.testing.assert_close(
+        scores_of(module.model, labels), scores_of(adapted, labels), **CLOSE
+    )
     assert all(weight.requires_grad for weight in module.parameters())
     reranker = CrossEncoder(str(module.export(tmp_path / "export")))
     pairs = [(query, p) for query, passages in PAIRS.items() for p in passages]
@@ -204,14 +226,18 @@ def test_an_adapter_is_merged_with_its_head(kind, labels, tmp_path) -> None:
 def test_an_adapter_of_a_model_that_answers_in_words(tmp_path) -> None:
     base = save_causal(tmp_path / "base", "qwen3")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    options = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "down_proj"])
+    options = LoraConfig(
+        task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "down_proj"]
+    )
     adapted = get_peft_model(base, options)
     move_adapters(adapted)
     adapted.save_pretrained(tmp_path / "adapter")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
     expected = by_hand(adapted.eval(), tokenizer, ["yes", "no"])
     options = {"max_length": CUT, "template": TEMPLATE, "head": ["yes", "no"]}
-    module = RerankerModule(str(tmp_path / "adapter"), **options, instruction=INSTRUCTION)
+    module = RerankerModule(
+        str(tmp_path / "adapter"), **options, instruction=INSTRUCTION
+    )
     assert_close(predicted(module, tmp_path), expected)
 
 
@@ -221,10 +247,14 @@ def test_an_adapter_of_a_model_that_answers_in_words(tmp_path) -> None:
 def test_an_instruction_that_nobody_gives_is_asked_for(tmp_path) -> None:
     save_causal(tmp_path / "model", "llama")
     name, options = str(tmp_path / "model"), {"max_length": CUT, "template": TEMPLATE}
-    with pytest.raises(DataError, match=r"has an \{instruction\}: set model\.instruction"):
+    with pytest.raises(
+        DataError, match=r"has an \{instruction\}: set model\.instruction"
+    ):
         RerankerModule(name, **options)
     module = RerankerModule(name, max_length=CUT, template="{query} {passage}")
-    with pytest.raises(DataError, match=r"line 1: field .instruction. has no place.*template"):
+    with pytest.raises(
+        DataError, match=r"line 1: field .instruction. has no place.*template"
+    ):
         predicted(module, tmp_path, instruction="find")
     with pytest.raises(DataError, match=r"\{instruction\} at most once"):
         RerankerModule(str(tmp_path / "model"), template="{instruction}" + TEMPLATE)

@@ -20,7 +20,9 @@ from pl_pointwise.tasks.reranker.module import RerankerModule
 from tests.tasks.reranker.conftest import tables
 
 
-def loops(scores: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> dict[str, float]:
+def loops(
+    scores: np.ndarray, lengths: np.ndarray, present: np.ndarray
+) -> dict[str, float]:
     """The four metrics of one query, from a sorted list: the positive after those it ties with."""
     order = [i for i in range(len(scores)) if present[i]]
     order.sort(key=lambda i: (-scores[i], i == 0, i))
@@ -42,7 +44,9 @@ Batch = tuple[Tensor, Tensor, Tensor]
 def batches(draw: st.DrawFn) -> Batch:
     """Up to 14 candidates, so that the cuts at 10 and 3 matter; the positive is always there."""
     rows, width = draw(st.integers(1, 3)), draw(st.integers(1, 14))
-    numbers = st.one_of(st.sampled_from([-3.0, -0.5, 0.0]), st.floats(-1e4, 1e4, width=32))
+    numbers = st.one_of(
+        st.sampled_from([-3.0, -0.5, 0.0]), st.floats(-1e4, 1e4, width=32)
+    )
     table = tables(draw, rows, width)
     present = torch.tensor(table(st.booleans()))
     present[:, 0] = True
@@ -56,7 +60,9 @@ def test_equal_loops_over_sorted_lists(batch: Batch) -> None:
     for row, (scores, lengths, present) in enumerate(zip(*batch, strict=True)):
         expected = loops(scores.double().numpy(), lengths.numpy(), present.numpy())
         for name, value in expected.items():
-            assert values[name][row].item() == pytest.approx(value, rel=1e-5, abs=1e-6), name
+            assert values[name][row].item() == pytest.approx(
+                value, rel=1e-5, abs=1e-6
+            ), name
 
 
 def test_nan_and_absent_candidates_rank_below_everything() -> None:
@@ -77,15 +83,25 @@ def update(module: RerankerModule, metrics: Any, batch: Batch, real: Tensor) -> 
     module.update_evaluation_metrics(metrics, scores, fields, real, "val")
 
 
-def test_each_metric_is_a_mean_over_queries_and_padding_is_none(module: RerankerModule) -> None:
+def test_each_metric_is_a_mean_over_queries_and_padding_is_none(
+    module: RerankerModule,
+) -> None:
     scores = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 3.0], [math.nan, 1.0, 2.0]])
-    batch = scores, torch.tensor([[4.0, 9.0, 6.0]]).repeat(3, 1), torch.ones(3, 3).bool()
-    expected = ranking_metrics(*batch) | {"length_objective": length_biased_lambda_loss(*batch)}
+    batch = (
+        scores,
+        torch.tensor([[4.0, 9.0, 6.0]]).repeat(3, 1),
+        torch.ones(3, 3).bool(),
+    )
+    expected = ranking_metrics(*batch) | {
+        "length_objective": length_biased_lambda_loss(*batch)
+    }
     metrics = module.evaluation_metrics()
     assert metrics.keys() == expected.keys() | {"wrong_order"}
     update(module, metrics, batch, torch.tensor([True, True, False]))
     for name, values in expected.items():
-        assert metrics[name].compute().item() == pytest.approx(values[:2].mean().item()), name
+        assert metrics[name].compute().item() == pytest.approx(
+            values[:2].mean().item()
+        ), name
 
 
 @given(batches(), st.randoms(use_true_random=False))

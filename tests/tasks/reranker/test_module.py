@@ -31,7 +31,12 @@ from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.module import RerankerModule
 from tests.tasks.conftest import before_and_after, build_model, quiet_trainer
-from tests.tasks.reranker.conftest import OWN, SIZES, ms_marco_rows, save_tiny_cross_encoder
+from tests.tasks.reranker.conftest import (
+    OWN,
+    SIZES,
+    ms_marco_rows,
+    save_tiny_cross_encoder,
+)
 
 
 @pytest.fixture
@@ -39,7 +44,9 @@ def model(tiny_cross_encoder_dir: Path) -> str:
     return str(tiny_cross_encoder_dir)
 
 
-def batch_of(lengths: list[list[int]], token_types: bool = True, seed: int = 0) -> dict[str, Any]:
+def batch_of(
+    lengths: list[list[int]], token_types: bool = True, seed: int = 0
+) -> dict[str, Any]:
     """A batch of random tokens with pairs of these lengths; 0 is no candidate."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.tensor(lengths)
@@ -63,8 +70,12 @@ RAGGED = [[9, 31, 4, 17, 66], [5, 0, 58, 23, 4], [101, 12, 12, 0, 0]]
 def padded_scores(module: RerankerModule, batch: dict[str, Any]) -> Tensor:
     """The plain way: every pair, absent ones too, in one pass padded to the longest of all."""
     shape = batch["lengths"].shape
-    inputs = {k: batch[k].flatten(0, 1) for k in ("input_ids", "token_type_ids") if k in batch}
-    mask = torch.arange(batch["input_ids"].shape[-1]) < batch["lengths"].flatten()[:, None]
+    inputs = {
+        k: batch[k].flatten(0, 1) for k in ("input_ids", "token_type_ids") if k in batch
+    }
+    mask = (
+        torch.arange(batch["input_ids"].shape[-1]) < batch["lengths"].flatten()[:, None]
+    )
     mask[~batch["candidates"].flatten(), 0] = True  # something to attend to
     logits = module.model(**inputs, attention_mask=mask.long()).logits
     scores = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
@@ -78,13 +89,16 @@ def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
 ) -> None:
     """Absent pairs in the middle of a row of candidates, and several pairs of one length."""
     name = save_tiny_cross_encoder(tmp_path, num_labels, kind == "bert", kind)
-    module = RerankerModule(str(name), dropout=0.0).train().double()  # differences are not rounding
+    # differences are not rounding
+    module = RerankerModule(str(name), dropout=0.0).train().double()
     batch = batch_of(RAGGED, token_types=kind == "bert")
     weights = torch.linspace(-1, 2, 15).view(3, 5)
 
     def gradients(scores: Tensor) -> list[Tensor]:
         parameters = list(module.model.parameters())
-        found = torch.autograd.grad((weights * scores).sum(), parameters, allow_unused=True)
+        found = torch.autograd.grad(
+            (weights * scores).sum(), parameters, allow_unused=True
+        )
         return [torch.zeros(1) if gradient is None else gradient for gradient in found]
 
     scores, expected = module(batch), padded_scores(module, batch)
@@ -97,7 +111,9 @@ def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
         torch.testing.assert_close(gradient, reference, atol=1e-9, rtol=1e-9)
 
 
-@given(st.lists(st.integers(1, 90), min_size=1, max_size=30), st.sampled_from([0, 20, 500]))
+@given(
+    st.lists(st.integers(1, 90), min_size=1, max_size=30), st.sampled_from([0, 20, 500])
+)
 def test_groups_hold_every_pair_once_and_pad_less_than_a_pass_costs(
     sizes: list[int], cost: int
 ) -> None:
@@ -106,7 +122,8 @@ def test_groups_hold_every_pair_once_and_pad_less_than_a_pass_costs(
     assert sorted(torch.cat(groups).tolist()) == list(range(len(sizes)))
     for group in groups:
         assert int((lengths[group].max() - lengths[group]).sum()) <= cost
-    for shorter, longer in pairwise(groups):  # The first of the next would have been too much.
+    # The first of the next would have been too much.
+    for shorter, longer in pairwise(groups):
         assert int((lengths[longer].min() - lengths[shorter]).sum()) > cost
 
 
@@ -122,7 +139,9 @@ def test_an_encoder_that_cannot_be_packed_is_padded_in_groups(
         scores = module(batch)
     assert module.scoring_method == "grouped"
     assert "not packed" in caplog.text
-    torch.testing.assert_close(scores, padded_scores(module, batch), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        scores, padded_scores(module, batch), atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "mistral"])
@@ -130,7 +149,11 @@ def test_a_decoder_is_packed_too(kind: str, tmp_path: Path) -> None:
     """Causal, with windows far shorter than the pairs, and fewer heads of keys."""
     own = {"sliding_window": 6, "head_dim": 16}
     if kind == "gemma3_text":
-        own["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+        own["layer_types"] = [
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+        ]
     model = build_model(kind, vocab_size=120, **own)
     model.save_pretrained(tmp_path)
     module = RerankerModule(str(tmp_path), dropout=None).train().double()
@@ -145,7 +168,8 @@ def test_a_decoder_is_packed_too(kind: str, tmp_path: Path) -> None:
     assert module.scoring_method == "packed"
     assert found[0][0].std() > 0.01
     for value, expected in zip(*found, strict=True):
-        torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-5)  # Norms in float32.
+        # Norms in float32.
+        torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_a_batch_without_any_pair_gives_zeros(model: str) -> None:
@@ -154,7 +178,9 @@ def test_a_batch_without_any_pair_gives_zeros(model: str) -> None:
     assert torch.equal(RerankerModule(model)(batch), torch.zeros(1, 2))
 
 
-def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(tmp_path: Path) -> None:
+def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(
+    tmp_path: Path,
+) -> None:
     module = RerankerModule(str(save_tiny_cross_encoder(tmp_path, 2)), dropout=0.0)
     batch = batch_of(RAGGED)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -167,7 +193,9 @@ def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(tmp_path: 
 
 
 def test_a_head_of_three_labels_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"head of 3 labels.*two with score = logit 1 − logit 0"):
+    with pytest.raises(
+        ValueError, match=r"head of 3 labels.*two with score = logit 1 − logit 0"
+    ):
         RerankerModule(str(save_tiny_cross_encoder(tmp_path, 3)))
 
 
@@ -258,7 +286,9 @@ def test_monobert_is_the_binary_log_loss_of_each_querys_pairs(model: str) -> Non
 def data(of_files: Callable[..., RerankerDataModule]) -> RerankerDataModule:
     """Thirteen training queries in batches of four: the last batch is smaller, and K = 3."""
     rows = ms_marco_rows(20)
-    return of_files({"train": rows[:13], "val": rows[13:]}, model_name=None, max_length=None)
+    return of_files(
+        {"train": rows[:13], "val": rows[13:]}, model_name=None, max_length=None
+    )
 
 
 FAST = Training(Optimization(learning_rate=2e-3))
@@ -273,9 +303,12 @@ def module_of(folder: Path, *arguments: Any, **options: Any) -> RerankerModule:
 def test_training_learns_the_margins_and_keeps_one_multiplier_for_each_negative(
     data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
 ) -> None:
-    module = module_of(tiny_cross_encoder_dir, Pointwise(alpha=1.0, dual_lr=0.1), tolerance=1.0)
+    module = module_of(
+        tiny_cross_encoder_dir, Pointwise(alpha=1.0, dual_lr=0.1), tolerance=1.0
+    )
     before, after = before_and_after(module, data, tmp_path, max_epochs=20)
-    key = "train/relevance/cvar95"  # not the share: where length pulls, violations end close to 0
+    # not the share: where length pulls, violations end close to 0
+    key = "train/relevance/cvar95"
     assert before[key] > 3
     assert after[key] < 0.5
     assert after["train/mrr@10"] == 1.0
@@ -309,7 +342,9 @@ def test_the_data_take_the_input_format_from_the_module(
     kept = data.datasets["train"]
     quiet_trainer(tmp_path, max_steps=1).fit(module, data)
     assert data.datasets["train"] is kept
-    module = module_of(tiny_cross_encoder_dir, max_length=9, template="snow {query} {passage}")
+    module = module_of(
+        tiny_cross_encoder_dir, max_length=9, template="snow {query} {passage}"
+    )
     quiet_trainer(tmp_path).validate(module, data, verbose=False)
     tokenizer = AutoTokenizer.from_pretrained(tiny_cross_encoder_dir)
     text = tokenizer.decode(data.datasets["val"][0]["input_ids"][0])
@@ -321,7 +356,11 @@ def test_the_data_take_the_input_format_from_the_module(
     [("model_name", "another"), ("max_length", 31), ("template", "{query} {passage}")],
 )
 def test_data_of_another_input_format_are_refused(
-    option: str, own: Any, data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+    option: str,
+    own: Any,
+    data: RerankerDataModule,
+    tiny_cross_encoder_dir: Path,
+    tmp_path: Path,
 ) -> None:
     """Else the model would train on other tokens than its export makes."""
     module = module_of(tiny_cross_encoder_dir)
@@ -337,7 +376,9 @@ def test_a_token_that_the_model_has_no_row_for_is_refused(
     """In the first batch there would be torch's IndexError."""
     module = module_of(tiny_cross_encoder_dir)
     module.model.resize_token_embeddings(9)
-    with pytest.raises(DataError, match=r"line 1: the tokenizer writes token .* model knows 9\."):
+    with pytest.raises(
+        DataError, match=r"line 1: the tokenizer writes token .* model knows 9\."
+    ):
         quiet_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
@@ -359,13 +400,19 @@ def test_predictions_order_the_candidates_given_and_skip_rows_that_fill_the_batc
     assert second["scores"][second["order"][0]] == max(second["scores"])
 
 
-@pytest.mark.parametrize(("kind", "most"), [("bert", 40), ("xlm-roberta", 38), ("modernbert", 512)])
+@pytest.mark.parametrize(
+    ("kind", "most"), [("bert", 40), ("xlm-roberta", 38), ("modernbert", 512)]
+)
 def test_pairs_are_no_longer_than_the_models_positions(
     kind: str, most: int, tiny_tokenizer_dir: Path, tmp_path: Path
 ) -> None:
     """XLM-R counts its own from behind the pad token: 514 positions are 512."""
     options = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    options |= {"num_attention_heads": 2, "vocab_size": 200, "max_position_embeddings": 40}
+    options |= {
+        "num_attention_heads": 2,
+        "vocab_size": 200,
+        "max_position_embeddings": 40,
+    }
     config = CONFIG_MAPPING[kind](**options, pad_token_id=1, num_labels=1)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
     module = RerankerModule(str(tmp_path)).eval()

@@ -10,9 +10,22 @@ from pl_pointwise.errors import DataError
 from tests.tasks.conftest import write_rows
 from tests.tasks.reranker.test_forms import passages_of, written
 
-PAIRS = [("how", "river", 1), ("wide", "ship", 1), ("how", "sea", 0), ("How ", "ice", 0)]
-PAIRS += [("wide", "snow", 0), ("how", "rain", 0), ("wide", "rain", 0), ("wide", "sea", 0)]
-EXPECTED = [("how", "river", "sea", "ice", "rain"), ("wide", "ship", "snow", "rain", "sea")]
+PAIRS = [
+    ("how", "river", 1),
+    ("wide", "ship", 1),
+    ("how", "sea", 0),
+    ("How ", "ice", 0),
+]
+PAIRS += [
+    ("wide", "snow", 0),
+    ("how", "rain", 0),
+    ("wide", "rain", 0),
+    ("wide", "sea", 0),
+]
+EXPECTED = [
+    ("how", "river", "sea", "ice", "rain"),
+    ("wide", "ship", "snow", "rain", "sea"),
+]
 NAMES = [
     *(("query", "passage", "label"), ("query", "document", "relevance")),
     *(("sentence1", "sentence2", "score"), ("anchor", "positive", "label")),
@@ -36,8 +49,13 @@ def test_pairs_of_a_query_are_one_record(names, of_files, tmp_path) -> None:
 
 
 def test_scores_and_grades_need_the_least_of_an_answer(of_files) -> None:
-    graded = [row | {"label": 0.2 + row["label"] / 2} for row in pairs("query", "passage", "label")]
-    with pytest.raises(DataError, match=r'line 1: field "label" is 0.7, .* data.relevant_from'):
+    graded = [
+        row | {"label": 0.2 + row["label"] / 2}
+        for row in pairs("query", "passage", "label")
+    ]
+    with pytest.raises(
+        DataError, match=r'line 1: field "label" is 0.7, .* data.relevant_from'
+    ):
         of_files({"train": graded}).setup("fit")
     assert passages_of(of_files({"train": graded}, relevant_from=0.5)) == EXPECTED
     row = {
@@ -45,12 +63,16 @@ def test_scores_and_grades_need_the_least_of_an_answer(of_files) -> None:
         "docs": ["sea", "river", "lake", "ice", "ship"],
         "labels": [0, 3, 2, 1, 0],
     }
-    with pytest.raises(DataError, match=r'"labels" is not a list of 0 and 1.* data.relevant_from'):
+    with pytest.raises(
+        DataError, match=r'"labels" is not a list of 0 and 1.* data.relevant_from'
+    ):
         of_files({"train": [row]}).setup("fit")
     both = [("how", right, "sea", "ice", "ship") for right in ("river", "lake")]
     assert passages_of(of_files({"train": [row]}, relevant_from=2)) == both
     one = ("how", "river", "sea", "lake", "ice", "ship")
-    assert passages_of(of_files({"train": [row]}, relevant_from=3, negatives=4)) == [one]
+    assert passages_of(of_files({"train": [row]}, relevant_from=3, negatives=4)) == [
+        one
+    ]
     for name in ("document", "answer", "positive"):  # mine_hard_negatives' labeled-list
         listed = {"query": "how", name: row["docs"], "labels": row["labels"]}
         assert passages_of(of_files({"train": [listed]}, relevant_from=2)) == both
@@ -60,8 +82,12 @@ def test_judgements_are_answers_from_a_grade_on(of_files, tmp_path) -> None:
     passages = [{"_id": f"d{i}", "text": f"text {i}"} for i in range(5)]
     options = {
         "corpus_file": str(write_rows(tmp_path / "corpus.jsonl", passages)),
-        "queries_file": str(write_rows(tmp_path / "queries.jsonl", [{"_id": "q", "text": "how"}])),
-        "train_file": written(tmp_path / "qrels", *(f"q 0 d{i} {i % 4}" for i in range(5))),
+        "queries_file": str(
+            write_rows(tmp_path / "queries.jsonl", [{"_id": "q", "text": "how"}])
+        ),
+        "train_file": written(
+            tmp_path / "qrels", *(f"q 0 d{i} {i % 4}" for i in range(5))
+        ),
         "min_negatives": 1,
     }
     found = passages_of(of_files({}, **options, relevant_from=2))
@@ -112,7 +138,9 @@ def test_pairs_that_make_no_record_are_named_or_left_out(rows, said, of_files) -
     given = [dict(zip(("query", "passage", "label"), row, strict=True)) for row in rows]
     with pytest.raises(DataError, match=said):
         of_files({"train": given}).setup("fit")
-    data = of_files({"train": [*given, *pairs("query", "passage", "label")[1:]]}, invalid="skip")
+    data = of_files(
+        {"train": [*given, *pairs("query", "passage", "label")[1:]]}, invalid="skip"
+    )
     with pytest.warns(UserWarning, match="left out"):
         found = passages_of(data)
     assert EXPECTED[1] in found
@@ -123,12 +151,18 @@ def test_pairs_that_make_no_record_are_named_or_left_out(rows, said, of_files) -
     [
         {"query": "how", "pos": ["river"], "neg": ["sea", "ice", "ship"]},
         {"query": "how", "passage": "river", "label": 1},
-        {"query": "how", "passages": ["river", "sea", "ice", "ship"], "labels": [1, 0, 0, 0]},
+        {
+            "query": "how",
+            "passages": ["river", "sea", "ice", "ship"],
+            "labels": [1, 0, 0, 0],
+        },
     ],
 )
 def test_a_text_that_nobody_reads_is_refused_or_ignored(row, of_files) -> None:
     """What a query is about was dropped with a warning, and data.ignore had no effect."""
-    others = [{"query": "how", "passage": each, "label": 0} for each in ("sea", "ice", "ship")]
+    others = [
+        {"query": "how", "passage": each, "label": 0} for each in ("sea", "ice", "ship")
+    ]
     rows = [row | {"context": "In the north"}, *(others if "passage" in row else [])]
     with pytest.raises(
         DataError, match=r'"context" is .* is not read.* data.ignore: \["context"\]'
@@ -136,7 +170,13 @@ def test_a_text_that_nobody_reads_is_refused_or_ignored(row, of_files) -> None:
         of_files({"train": rows}).setup("fit")
     expected = [("how", "river", "sea", "ice", "ship")]
     assert passages_of(of_files({"train": rows}, ignore=["context"])) == expected
-    rows[0] = row | {"id": "a", "lang": "en", "answers": ["at nine"], "copy": "River", "fold": "3"}
+    rows[0] = row | {
+        "id": "a",
+        "lang": "en",
+        "answers": ["at nine"],
+        "copy": "River",
+        "fold": "3",
+    }
     assert passages_of(of_files({"train": rows})) == expected
 
 

@@ -27,7 +27,9 @@ def typed_rows() -> Rows:
     """Forty rows of twenty queries, each twice in other spelling, of two types."""
     return [
         ms_marco_row(
-            f"{'What  Is' if twice else 'what is'} {i}", f"p {i} {twice}", ["a", "b b", "c c"]
+            f"{'What  Is' if twice else 'what is'} {i}",
+            f"p {i} {twice}",
+            ["a", "b b", "c c"],
         )
         | {"query_type": "NUMERIC" if i % 2 else "ENTITY"}
         for i in range(20)
@@ -45,7 +47,11 @@ def test_three_splits_have_each_type_of_query_in_proportion(
     data = of_files({"train": typed_rows}, val_fraction=0.2, test_fraction=0.3)
     data.setup(None)
     assert sizes(data) == {"train": 20, "val": 8, "test": 12}
-    assert shared_units(data) == {("train", "val"): 0, ("train", "test"): 0, ("val", "test"): 0}
+    assert shared_units(data) == {
+        ("train", "val"): 0,
+        ("train", "test"): 0,
+        ("val", "test"): 0,
+    }
     for name, count in sizes(data).items():
         assert Counter(categories_of(data.datasets[name])) == dict.fromkeys(
             ("NUMERIC", "ENTITY"), count // 2
@@ -59,7 +65,9 @@ def test_queries_that_certify_are_a_random_draw(of_files: Make) -> None:
     Those that train still are, by the lengths of their negatives alone.
     """
     rows = [
-        ms_marco_row(f"query {i}", "p" + " p" * (90 - 2 * i), ["n", "n", "n" + " n" * i])
+        ms_marco_row(
+            f"query {i}", "p" + " p" * (90 - 2 * i), ["n", "n", "n" + " n" * i]
+        )
         for i in range(40)
     ]
     numbers = {"max_queries": 4, "val_queries": 6}
@@ -67,8 +75,13 @@ def test_queries_that_certify_are_a_random_draw(of_files: Make) -> None:
     def kept(**options: Any) -> dict[str, list[int]]:
         data = of_files({"train": rows}, **options, **numbers)
         data.setup(None)
-        splits = {name: data.datasets[name].records for name in ("train", "val", "test")}
-        return {name: [int(r.query.split()[1]) for r in found] for name, found in splits.items()}
+        splits = {
+            name: data.datasets[name].records for name in ("train", "val", "test")
+        }
+        return {
+            name: [int(r.query.split()[1]) for r in found]
+            for name, found in splits.items()
+        }
 
     found = kept(val_fraction=0.4, test_fraction=0.4)
     numbers |= dict.fromkeys(numbers, None)
@@ -84,18 +97,25 @@ def test_a_file_certifies_and_is_compared_with_both_others(of_files: Make) -> No
     rows = ms_marco_rows(12)
     parts = {"train": rows[:6], "val": rows[6:9], "test": [*rows[9:], rows[0], rows[6]]}
     data = of_files(parts, test_fraction=0.4, val_queries=4)
-    with pytest.warns(UserWarning, match="test.jsonl: 1 of 5 prompts are in .*val.jsonl too"):
+    with pytest.warns(
+        UserWarning, match="test.jsonl: 1 of 5 prompts are in .*val.jsonl too"
+    ):
         data.setup(None)
     assert sizes(data) == {"train": 6, "val": 3, "test": 4}
 
 
-def test_the_embedded_corpus_is_split_in_three_by_module(tiny_tokenizer_dir: Path) -> None:
+def test_the_embedded_corpus_is_split_in_three_by_module(
+    tiny_tokenizer_dir: Path,
+) -> None:
     options: dict[str, Any] = {"max_queries": 300, "val_queries": 60, "negatives": 1}
     options |= {"val_fraction": 0.13, "test_fraction": 0.2, "max_length": 64}
     data = RerankerDataModule(str(tiny_tokenizer_dir), **options)
     data.setup(None)
     assert sizes(data) == {"train": 300, "val": 60, "test": 60}
-    modules = [set(categories_of(data.datasets[name]) or []) for name in ("train", "val", "test")]
+    modules = [
+        set(categories_of(data.datasets[name]) or [])
+        for name in ("train", "val", "test")
+    ]
     assert all(modules)
     assert "" not in set.union(*modules)
     assert not modules[0] & modules[1]
@@ -109,13 +129,23 @@ def test_the_hubs_validation_split_is_divided_by_query_and_type(
 ) -> None:
     halves = {"train": typed_rows[:8], "validation": typed_rows[8:]}
     found = {name: datasets.Dataset.from_list(rows) for name, rows in halves.items()}
-    monkeypatch.setattr(datasets, "load_dataset", lambda path, config, split: found[split])
-    options = {"val_fraction": 0.1, "test_fraction": 0.3, "max_queries": 8, "val_queries": None}
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda path, config, split: found[split]
+    )
+    options = {
+        "val_fraction": 0.1,
+        "test_fraction": 0.3,
+        "max_queries": 8,
+        "val_queries": None,
+    }
     data = of_files({}, source="hub", **options)
     data.prepare_data()
     data.setup(None)
     assert sizes(data) == {"train": 8, "val": 8, "test": 24}
-    assert Counter(categories_of(data.datasets["test"])) == {"NUMERIC": 12, "ENTITY": 12}
+    assert Counter(categories_of(data.datasets["test"])) == {
+        "NUMERIC": 12,
+        "ENTITY": 12,
+    }
     assert set(shared_units(data).values()) == {0}
 
 

@@ -12,7 +12,13 @@ from pl_pointwise.tasks import Generation, SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.text.records import Record, Response
 from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES, Selection
 from pl_pointwise.tasks.safety.module import PAPER_TRAINING
-from tests.tasks.conftest import ADAPTERS, make_data, make_module, write_rows, written_files
+from tests.tasks.conftest import (
+    ADAPTERS,
+    make_data,
+    make_module,
+    write_rows,
+    written_files,
+)
 
 VIOLENCE = "violence,aiding_and_abetting,incitement"
 PRIVACY = "privacy_violation"
@@ -32,7 +38,9 @@ def benign_rows(count: int) -> list[dict[str, Any]]:
 
 def unsafe_rows(count: int, answered: bool = True) -> list[dict[str, Any]]:
     """Unsafe prompts; the even ones with an unsafe answer, the odd ones with a safe one."""
-    rows: list[dict[str, Any]] = [{"prompt": f"How do I steal {i} cars?"} for i in range(count)]
+    rows: list[dict[str, Any]] = [
+        {"prompt": f"How do I steal {i} cars?"} for i in range(count)
+    ]
     if answered:
         for i, row in enumerate(rows):
             row |= {"response": f"No, {i} is too many." if i % 2 else f"Take {i} keys."}
@@ -41,14 +49,19 @@ def unsafe_rows(count: int, answered: bool = True) -> list[dict[str, Any]]:
 
 
 def judgement_rows(
-    prompt: str, response: str, categories: Sequence[Iterable[str]], safe: Sequence[bool] = ()
+    prompt: str,
+    response: str,
+    categories: Sequence[Iterable[str]],
+    safe: Sequence[bool] = (),
 ) -> list[dict[str, Any]]:
     """Rows of BeaverTails: one for each annotator, with the categories that one saw."""
     return [
         {
             "prompt": prompt,
             "response": response,
-            "category": {name: name in seen for name in (*PAPER_CATEGORIES, "self_harm")},
+            "category": {
+                name: name in seen for name in (*PAPER_CATEGORIES, "self_harm")
+            },
             "is_safe": safe[place] if safe else False,
         }
         for place, seen in enumerate(categories)
@@ -79,7 +92,10 @@ def pair_row(
 def pair_rows(count: int) -> list[dict[str, Any]]:
     """Pairs in which the four combinations of unsafe answers take turns."""
     kinds = [(False, True), (True, False), (True, True), (False, False)]
-    return [pair_row(f"Whom do I rob, {i}?", kinds[i % 4], better=i % 2) for i in range(count)]
+    return [
+        pair_row(f"Whom do I rob, {i}?", kinds[i % 4], better=i % 2)
+        for i in range(count)
+    ]
 
 
 def record(text: str, unsafe: bool, *responses: tuple[str, str | None]) -> Record:
@@ -95,11 +111,16 @@ def said(found: Record) -> list[tuple[str, Any]]:
 
 
 @pytest.fixture
-def data_in(language_model_folder: Path, tmp_path: Path) -> Callable[..., SafetyDataModule]:
+def data_in(
+    language_model_folder: Path, tmp_path: Path
+) -> Callable[..., SafetyDataModule]:
     """data_in(files or their rows, stage=…, **options) → safety data, set up for that stage."""
 
     def make(files: dict[str, Any], **options: Any) -> Any:
-        files, options = written_files(tmp_path, files), {"unsafe_schema": "labelled"} | options
+        files, options = (
+            written_files(tmp_path, files),
+            {"unsafe_schema": "labelled"} | options,
+        )
         return make_data(SafetyDataModule, language_model_folder, files, **options)
 
     return make
@@ -114,12 +135,15 @@ def hub(
     judged = []
     for place, name in enumerate(PAPER_CATEGORIES):
         for i in range(12):
-            judged += judgement_rows(f"{name} {i}?", f"Do {place}.", [[name]] * (3 + i % 2))
+            judged += judgement_rows(
+                f"{name} {i}?", f"Do {place}.", [[name]] * (3 + i % 2)
+            )
         judged += judgement_rows(f"{name} once?", "Do.", [[name]])
     layouts = {
         "alpaca": {"train": benign_rows(30)},
         "beavertails": {"330k_train": judged},
-        "pku": {"train": pair_rows(12), "test": pair_rows(16)[8:]},  # Four are trained on.
+        # Four are trained on.
+        "pku": {"train": pair_rows(12), "test": pair_rows(16)[8:]},
     }
     paths = {}
     for name, splits in layouts.items():
@@ -143,8 +167,13 @@ def hub(
 def made(language_model_folder: Path) -> Callable[..., SafetyModule]:
     """made(folder=…, moved=True, **options) → a module on the tiny Llama, with moved adapters."""
 
-    def make(folder: Path = language_model_folder, moved: bool = True, **options: Any) -> Any:
-        options = {"lora": ADAPTERS, "generation": Generation(max_new_tokens=5)} | options
+    def make(
+        folder: Path = language_model_folder, moved: bool = True, **options: Any
+    ) -> Any:
+        options = {
+            "lora": ADAPTERS,
+            "generation": Generation(max_new_tokens=5),
+        } | options
         return make_module(SafetyModule, folder, PAPER_TRAINING, moved, **options)
 
     return make

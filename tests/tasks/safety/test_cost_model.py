@@ -23,10 +23,27 @@ SIZES = {
     "num_attention_heads": 4,
     "max_position_embeddings": 160,
 }
-SCORING = {"score_type": "cost", "score_dim": 1, "do_normalize": False, "normalizer_type": None}
+SCORING = {
+    "score_type": "cost",
+    "score_dim": 1,
+    "do_normalize": False,
+    "normalizer_type": None,
+}
 
-PROMPTS = ["How do I pick a lock?", "Hi", "{braces} and\nlines", "A {prompt}, twice", "ünï"]
-ANSWERS = ["Ask a locksmith, who may do so.", "", "I'm sorry.<|end|>", "{answer}", " spaces "]
+PROMPTS = [
+    "How do I pick a lock?",
+    "Hi",
+    "{braces} and\nlines",
+    "A {prompt}, twice",
+    "ünï",
+]
+ANSWERS = [
+    "Ask a locksmith, who may do so.",
+    "",
+    "I'm sorry.<|end|>",
+    "{answer}",
+    " spaces ",
+]
 
 
 def weights_of(config: LlamaConfig, seed: int = 0) -> dict[str, Tensor]:
@@ -46,10 +63,18 @@ def weights_of(config: LlamaConfig, seed: int = 0) -> dict[str, Tensor]:
 def write(
     folder: Path,
     tokenizer: PreTrainedTokenizerFast,
-    change: Callable[[dict[str, Any], dict[str, Tensor]], object] = lambda config, weights: None,
+    change: Callable[
+        [dict[str, Any], dict[str, Tensor]], object
+    ] = lambda config, weights: None,
 ) -> Path:
     """A folder of the published layout; ``change`` edits config and weights before."""
-    config = {"model_type": "llama", "vocab_size": len(tokenizer), **SIZES, **SCORING, "bias": True}
+    config = {
+        "model_type": "llama",
+        "vocab_size": len(tokenizer),
+        **SIZES,
+        **SCORING,
+        "bias": True,
+    }
     weights = weights_of(LlamaConfig(vocab_size=len(tokenizer), **SIZES))
     config["architectures"] = ["LlamaModelForScore"]  # which no library has
     tokenizer.save_pretrained(folder)
@@ -69,8 +94,14 @@ class Reference:
 
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
         weights = load_file(folder / "model.safetensors")
-        self.backbone = LlamaModel(LlamaConfig(vocab_size=len(tokenizer), **SIZES)).double().eval()
-        own = {n.removeprefix("model."): w.double() for n, w in weights.items() if "model." in n}
+        self.backbone = (
+            LlamaModel(LlamaConfig(vocab_size=len(tokenizer), **SIZES)).double().eval()
+        )
+        own = {
+            n.removeprefix("model."): w.double()
+            for n, w in weights.items()
+            if "model." in n
+        }
         self.backbone.load_state_dict(own)
         self.head = weights["score_head.weight"].double()[0]
         self.bias = weights["score_head.bias"].double().item()
@@ -120,12 +151,16 @@ def test_a_cost_is_the_head_at_the_end_token(adds, folder, expected) -> None:
     assert min(expected) < 0 < max(expected)
 
 
-def test_the_score_is_in_float32_on_a_backbone_in_half_precision(folder, reference) -> None:
+def test_the_score_is_in_float32_on_a_backbone_in_half_precision(
+    folder, reference
+) -> None:
     model = CostModel.load(str(folder))
     model.model.to(torch.bfloat16)
     ids = reference.ids(PROMPTS[0], ANSWERS[0])
     with torch.no_grad():
-        states = model.model.model(torch.tensor([ids])).last_hidden_state[0, -1].double()
+        states = (
+            model.model.model(torch.tensor([ids])).last_hidden_state[0, -1].double()
+        )
     head = model.model.score_head
     expected = (states @ head.weight[0].double() + head.bias.double()).item()
     assert abs(torch.tensor(expected).bfloat16().item() - expected) > 1e-3
@@ -145,7 +180,9 @@ def test_a_head_without_bias_loads_where_the_configuration_says_so(
     assert model.costs(PROMPTS, ANSWERS).tolist() == pytest.approx(without, abs=1e-5)
 
 
-def test_an_answer_that_does_not_fit_is_cut_and_keeps_its_end(folder, reference) -> None:
+def test_an_answer_that_does_not_fit_is_cut_and_keeps_its_end(
+    folder, reference
+) -> None:
     ids = reference.ids(PROMPTS[0], "x" * 500)
     expected = reference.score([*ids[:159], ids[-1]])
     costs = CostModel.load(str(folder)).costs(PROMPTS[:1] * 2, ["x" * 500, ""])
@@ -164,10 +201,15 @@ def as_language_model(config: dict[str, Any], weights: dict[str, Tensor]) -> Non
     ("change", "message"),
     [
         (as_language_model, r"no weights \['score_head"),
-        (lambda config, weights: config.update(score_type="reward"), "'score_type': 'reward'"),
+        (
+            lambda config, weights: config.update(score_type="reward"),
+            "'score_type': 'reward'",
+        ),
     ],
 )
-def test_what_is_no_such_cost_model_is_refused(change, message, tiny_tokenizer, tmp_path) -> None:
+def test_what_is_no_such_cost_model_is_refused(
+    change, message, tiny_tokenizer, tmp_path
+) -> None:
     write(tmp_path, tiny_tokenizer, change)
     with pytest.raises(ValueError, match=message):
         CostModel.load(str(tmp_path))

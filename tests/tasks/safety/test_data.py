@@ -62,7 +62,9 @@ def test_folders_in_the_hubs_layout_give_what_the_paper_takes_of_the_hub(hub) ->
     data.prepare_data()
     data.setup("test")
     sides = {name: data.datasets[name].records for name in ("train", "test", "pku")}
-    counts = {name: Counter(r.unsafe for r in records) for name, records in sides.items()}
+    counts = {
+        name: Counter(r.unsafe for r in records) for name, records in sides.items()
+    }
     assert counts == {
         "train": {False: 10, True: 3 * 6},
         "test": {False: 5, True: 3 * 2},
@@ -78,12 +80,15 @@ def test_folders_in_the_hubs_layout_give_what_the_paper_takes_of_the_hub(hub) ->
 def test_pkus_own_held_out_records_lose_prompts_that_are_trained_on(hub) -> None:
     data = hub({"benign_count": 10}, unsafe_schema="pku", unsafe_answers="take")
     data.setup("test")
-    assert list(data.datasets) == ["val", "test", "train"]  # no second set of the same prompts
+    # no second set of the same prompts
+    assert list(data.datasets) == ["val", "test", "train"]
     assert sum(r.unsafe for r in data.datasets["train"].records) == 9
     unsafe = [r for r in data.datasets["test"].records if r.unsafe]
     assert len(unsafe) == 3
     assert all(r.roles == [REFUSAL, UNSAFE] for r in unsafe)
-    assert not {r.text for r in unsafe} & {r.text for r in data.datasets["train"].records}
+    assert not {r.text for r in unsafe} & {
+        r.text for r in data.datasets["train"].records
+    }
 
 
 def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
@@ -97,7 +102,9 @@ def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
         "2,Where can I shoot a photo?,homonyms,safe,shoot,violence\n"
     )
     listed = tmp_path / "alpaca_eval.json"
-    listed.write_text(json.dumps([{"instruction": "Name a tree.", "output": "x", "dataset": "y"}]))
+    listed.write_text(
+        json.dumps([{"instruction": "Name a tree.", "output": "x", "dataset": "y"}])
+    )
     files = {"over_refusal_file": str(xstest), "alpaca_eval_file": str(listed)}
     files |= {"pku_file": pair_rows(8)}
     data = data_in(safety_files | files)
@@ -106,15 +113,22 @@ def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
     loaders = data.test_dataloader()
     assert list(loaders) == ["test", "train", "pku", "over_refusal", "alpaca_eval"]
     safe = [r.text for r in data.datasets["over_refusal"].records]
-    assert safe == ["How can I kill a Python process, now?", "Where can I shoot a photo?"]
+    assert safe == [
+        "How can I kill a Python process, now?",
+        "Where can I shoot a photo?",
+    ]
     assert roles_of(data, "over_refusal") == [[REFUSAL]] * 2
     assert [r.text for r in data.datasets["alpaca_eval"].records] == ["Name a tree."]
     assert roles_of(data, "pku") == [[REFUSAL]] * 6
     assert all(record.unsafe for record in next(iter(loaders["pku"]))["records"])
-    assert not any(record.unsafe for record in next(iter(loaders["over_refusal"]))["records"])
+    assert not any(
+        record.unsafe for record in next(iter(loaders["over_refusal"]))["records"]
+    )
 
 
-def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(safety_files, data_in) -> None:
+def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(
+    safety_files, data_in
+) -> None:
     files = safety_files | {"unsafe_file": pair_rows(8), "unsafe_val_file": None}
     data = data_in(files, unsafe_schema="pku_pairs", val_fraction=0, stage="fit")
     rows = data.datasets["train"]
@@ -131,7 +145,9 @@ def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(safety_file
 
 def sizes(data: SafetyDataModule) -> dict[str, dict[bool, int]]:
     names = [name for name in ("train", "val", "test") if name in data.datasets]
-    return {name: Counter(r.unsafe for r in data.datasets[name].records) for name in names}
+    return {
+        name: Counter(r.unsafe for r in data.datasets[name].records) for name in names
+    }
 
 
 def test_a_part_of_each_kind_certifies(data_in) -> None:
@@ -145,17 +161,22 @@ def test_a_part_of_each_kind_certifies(data_in) -> None:
     }
     assert set(shared_units(data).values()) == {0}
     assert Counter(categories_of(data.datasets["test"])) == {"benign": 6, "unsafe": 6}
-    assert len(set(units_of(data.datasets["test"]) or [])) == 9  # Unsafe ones stand twice.
+    # Unsafe ones stand twice.
+    assert len(set(units_of(data.datasets["test"]) or [])) == 9
     without = data_in(files, val_fraction=0.2)
     without.setup(None)
     assert without.datasets["test"] is without.datasets["val"]
     assert without.datasets["val"].fingerprint == data.datasets["val"].fingerprint
 
 
-def test_files_of_their_own_certify_and_overlap_is_reported(safety_files, data_in) -> None:
+def test_files_of_their_own_certify_and_overlap_is_reported(
+    safety_files, data_in
+) -> None:
     held = {"benign_test_file": [*benign_rows(17)[14:], benign_rows(1)[0]]}
     data = data_in(safety_files | held | {"unsafe_test_file": unsafe_rows(10)[8:]})
-    with pytest.warns(UserWarning, match=r"benign_test.*: 1 of 4 prompts are in .*benign_file"):
+    with pytest.warns(
+        UserWarning, match=r"benign_test.*: 1 of 4 prompts are in .*benign_file"
+    ):
         data.setup("test")
     assert sizes(data) == {"train": {False: 10, True: 6}, "test": {False: 4, True: 2}}
     assert shared_units(data) == {("train", "test"): 1}
@@ -179,14 +200,23 @@ def test_what_the_hub_holds_out_is_divided_by_category(hub) -> None:
 
 def test_a_file_of_beavertails_certifies(safety_files, data_in) -> None:
     def rows(first: int, last: int) -> list[Any]:
-        found = [judgement_rows(f"p {i}?", "Do.", [[VIOLENCE]] * 3) for i in range(first, last)]
+        found = [
+            judgement_rows(f"p {i}?", "Do.", [[VIOLENCE]] * 3)
+            for i in range(first, last)
+        ]
         return [row for group in found for row in group]
 
-    files = {"unsafe_file": rows(0, 10), "unsafe_val_file": None, "unsafe_test_file": rows(9, 14)}
+    files = {
+        "unsafe_file": rows(0, 10),
+        "unsafe_val_file": None,
+        "unsafe_test_file": rows(9, 14),
+    }
     files = safety_files | files | {"benign_test_file": benign_rows(16)[14:]}
     limits = Selection(categories=[VIOLENCE], per_category=10, held_out_per_category=2)
     data = data_in(files, unsafe_schema="beavertails", selection=limits)
-    with pytest.warns(UserWarning, match=r"unsafe_test_file.jsonl: 1 of 5 prompts are in"):
+    with pytest.warns(
+        UserWarning, match=r"unsafe_test_file.jsonl: 1 of 5 prompts are in"
+    ):
         data.setup(None)
     assert sizes(data)["val"] == {False: 4, True: 2}
     assert sizes(data)["test"] == {False: 2, True: 5}
@@ -196,7 +226,9 @@ def test_a_file_of_beavertails_certifies(safety_files, data_in) -> None:
 # Batches ------------------------------------------------------------------------------------------
 
 
-def test_a_batch_says_what_each_response_is(language_model_folder, safety_files, data_in) -> None:
+def test_a_batch_says_what_each_response_is(
+    language_model_folder, safety_files, data_in
+) -> None:
     data = data_in(safety_files, unsafe_answers="take", stage="fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 10, 11)])
@@ -210,9 +242,13 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files,
     assert tokenizer.decode(ids) == f"{REFUSAL_TEXT}<|end|>"
 
 
-def test_a_records_own_refusal_is_used_where_there_is_one(safety_files, data_in) -> None:
+def test_a_records_own_refusal_is_used_where_there_is_one(
+    safety_files, data_in
+) -> None:
     rows = [*unsafe_rows(4), {"prompt": "Pick it.", "response": OWN, "is_safe": True}]
-    data = data_in(safety_files | {"unsafe_file": rows}, unsafe_answers="take", stage="fit")
+    data = data_in(
+        safety_files | {"unsafe_file": rows}, unsafe_answers="take", stage="fit"
+    )
     (unsafe,) = data.datasets["train"].records[14:]
     assert said(unsafe) == [(REFUSAL, OWN)]
     # A safe response that does not refuse is no refusal.
@@ -231,7 +267,9 @@ def test_every_kind_may_be_a_conversation_of_several_turns(data_in) -> None:
     prompt = data._encoder.tokenizer.decode(train[1]["prompt"])
     assert "<|start|>assistant\nGood day.<|end|>" in prompt
     assert prompt.endswith("<|start|>user\nunsafe<|end|>\n<|start|>assistant\n")
-    assert "system: You are a locksmith." in data.datasets["over_refusal"].records[0].text
+    assert (
+        "system: You are a locksmith." in data.datasets["over_refusal"].records[0].text
+    )
 
 
 def test_a_conversation_of_one_turn_is_a_prompt() -> None:
@@ -240,13 +278,17 @@ def test_a_conversation_of_one_turn_is_a_prompt() -> None:
     several = parse_labelled({"messages": TURNS}, "x")
     assert several.prompt != parse_labelled({"prompt": several.text}, "x").prompt
     assert several.messages == TURNS
-    assert parse_instruction({"messages": TURNS, "output": "No."}, "x").messages == TURNS
+    assert (
+        parse_instruction({"messages": TURNS, "output": "No."}, "x").messages == TURNS
+    )
 
 
 # Templates ----------------------------------------------------------------------------------------
 
 
-def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp_path) -> None:
+def test_a_model_without_a_chat_template_gets_alpacas(
+    language_model_folder, tmp_path
+) -> None:
     bare = tmp_path / "bare"
     tokenizer = build_tokenizer()
     tokenizer.chat_template = None
@@ -275,7 +317,10 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
         ({"unsafe_schema": "labelled"}, "none on the hub"),
         ({"unsafe_answers": "x"}, "unsafe_answers='x'"),
         ({"benign_file": "b.jsonl"}, "takes no files"),
-        ({"selection": {"per_category": 100}}, "held_out_per_category=200, per_category=100"),
+        (
+            {"selection": {"per_category": 100}},
+            "held_out_per_category=200, per_category=100",
+        ),
         ({"refusals": ["I cannot.", " "]}, "refusals"),
     ],
 )
@@ -285,6 +330,10 @@ def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> No
 
 
 def test_a_prompt_to_answer_and_to_refuse_is_reported(safety_files, data_in) -> None:
-    files = safety_files | {"unsafe_file": [{"prompt": benign_rows(1)[0]["instruction"]}]}
-    with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign one"):
+    files = safety_files | {
+        "unsafe_file": [{"prompt": benign_rows(1)[0]["instruction"]}]
+    }
+    with pytest.warns(
+        UserWarning, match="1 unsafe records have a prompt that is a benign one"
+    ):
         data_in(files).setup("fit")

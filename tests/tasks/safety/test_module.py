@@ -42,24 +42,35 @@ IN_BATCH = [(HELPFUL, REFUSAL), (REFUSAL, UNSAFE), (SAFE, UNSAFE, REFUSAL), (REF
 def batch_of(rows: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
     """A benign prompt, an unsafe one, a pair of an unsafe one, an unsafe one with its refusal."""
     prompts, responses = (5, 9, 7, 6), ((6, 4), (4, 8), (7, 5, 4), (4,))
-    records = [record("x", row > 0, *((role, "") for role in IN_BATCH[row])) for row in rows]
+    records = [
+        record("x", row > 0, *((role, "") for role in IN_BATCH[row])) for row in rows
+    ]
     lengths = [prompts[row] for row in rows], [responses[row] for row in rows]
     return random_batch(*lengths, records=records, roles=ROLES)
 
 
 def data_of(files: dict[str, str], **options: Any) -> SafetyDataModule:
     """Data for whatever model they are used with."""
-    options = {"unsafe_schema": "labelled", "batch_size": 4, "refusals": ["I'm sorry."]} | options
+    options = {
+        "unsafe_schema": "labelled",
+        "batch_size": 4,
+        "refusals": ["I'm sorry."],
+    } | options
     return make_data(SafetyDataModule, None, files, **options)
 
 
 # Terms --------------------------------------------------------------------------------------------
 
 
-def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(made) -> None:
+def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
+    made,
+) -> None:
     module, batch = made(), batch_of()
     outputs = module(batch)
-    objective, values = module.objective(outputs, batch), module.constraint_values(outputs, batch)
+    objective, values = (
+        module.objective(outputs, batch),
+        module.constraint_values(outputs, batch),
+    )
     members = module.membership(batch)
     assert members["objective"].tolist() == [True, False, False, False]
     assert members["comply"].tolist() == [True, False, False, False]
@@ -92,13 +103,18 @@ def test_cross_entropy_is_the_mean_over_the_answers_tokens(made) -> None:
     outputs = module(batch)
     assert outputs.kl is None  # the warm start computes no reference
     found = module.objective(outputs, batch)[0].item()
-    assert found == pytest.approx(-response_by_hand(module, batch, 0, 0)["mean"], rel=1e-5)
+    assert found == pytest.approx(
+        -response_by_hand(module, batch, 0, 0)["mean"], rel=1e-5
+    )
     assert module.membership(batch)["objective"].tolist() == [True, False, False, False]
 
 
-def safe_dpo_by_hand(w: dict[str, float], l: dict[str, float], h: tuple, margin: float) -> float:  # noqa: E741
+def safe_dpo_by_hand(
+    won: dict[str, float], lost: dict[str, float], unsafe: tuple, margin: float
+) -> float:
     """METHOD's formula in Python floats."""
-    ratio = 0.1 * ((w["s"] - w["ref"]) - (l["s"] - l["ref"])) - (h[1] - h[0]) * margin
+    ratio = (won["s"] - won["ref"]) - (lost["s"] - lost["ref"])
+    ratio = 0.1 * ratio - (unsafe[1] - unsafe[0]) * margin
     return math.log1p(math.exp(-ratio))
 
 
@@ -116,7 +132,9 @@ def test_safe_dpo_is_its_formula_on_every_pair_and_no_other_row(made) -> None:
 
 @pytest.mark.parametrize("objective", ["kl", "cross_entropy", "safe_dpo"])
 @pytest.mark.parametrize("row", [0, 3])
-def test_a_batch_without_one_kind_gives_zero_and_a_gradient(objective, row, made) -> None:
+def test_a_batch_without_one_kind_gives_zero_and_a_gradient(
+    objective, row, made
+) -> None:
     """A sum that does not touch the weights cannot be differentiated, and ranks wait for it."""
     module, batch = made(objective=objective), batch_of((row,))
     module.train()
@@ -137,7 +155,10 @@ def test_a_batch_without_one_kind_gives_zero_and_a_gradient(objective, row, made
         ({"constrain": "x"}, "constrain='x'"),
         # The paper prints 0.08 and 0.16.
         ({"refuse_tolerance": 0.16}, r"=0.16: .*never above 0. Give a negative number"),
-        ({"evaluation": {"answer_in": ["tset"]}}, "answer_in='tset': choose one of test, train"),
+        (
+            {"evaluation": {"answer_in": ["tset"]}},
+            "answer_in='tset': choose one of test, train",
+        ),
     ],
 )
 def test_a_bad_option_is_refused(options, message, made) -> None:
@@ -148,7 +169,9 @@ def test_a_bad_option_is_refused(options, message, made) -> None:
 # Fit ----------------------------------------------------------------------------------------------
 
 
-def test_training_makes_refusals_likely_where_they_belong(safety_files, tmp_path, made) -> None:
+def test_training_makes_refusals_likely_where_they_belong(
+    safety_files, tmp_path, made
+) -> None:
     seed_everything(0)
     module = made(
         moved=False,
@@ -158,7 +181,9 @@ def test_training_makes_refusals_likely_where_they_belong(safety_files, tmp_path
         lora=LARGE,
         optimization=Optimization(learning_rate=1e-2),
     )
-    before, after = before_and_after(module, data_of(safety_files), tmp_path, max_epochs=15)
+    before, after = before_and_after(
+        module, data_of(safety_files), tmp_path, max_epochs=15
+    )
     assert before["train/refuse/mean"] > 2
     assert after["train/refuse/mean"] < before["train/refuse/mean"] - 1
     # The same words stay less likely where they do not belong.
@@ -200,9 +225,12 @@ def test_a_half_precision_base_is_exported_in_its_own_precision(tmp_path, made) 
     weights = merged.model.layers[0].self_attn
     assert weights.q_proj.weight.dtype == torch.bfloat16
     adapted = module.model.get_base_model().model.layers[0].self_attn.q_proj
-    lora = adapted.lora_B["default"].weight @ adapted.lora_A["default"].weight * 2  # alpha / r
+    # alpha / r
+    lora = adapted.lora_B["default"].weight @ adapted.lora_A["default"].weight * 2
     exact = adapted.base_layer.weight.double() + lora.double()
-    torch.testing.assert_close(weights.q_proj.weight.double(), exact, atol=0, rtol=2**-8)
+    torch.testing.assert_close(
+        weights.q_proj.weight.double(), exact, atol=0, rtol=2**-8
+    )
 
 
 # Answers ------------------------------------------------------------------------------------------
@@ -213,7 +241,9 @@ class Judge:
 
     def costs(self, prompts: list[str], answers: list[str]) -> torch.Tensor:
         assert len(prompts) == len(answers)
-        return torch.tensor([1.0 if len(answer) % 2 == 0 else -1.0 for answer in answers])
+        return torch.tensor(
+            [1.0 if len(answer) % 2 == 0 else -1.0 for answer in answers]
+        )
 
 
 @pytest.fixture
@@ -225,7 +255,11 @@ def spoken(monkeypatch) -> None:
         prompts = [self.tokenizer.decode(row[:length]) for row, length in rows]
         refused = ["1 cars" in prompt or "10 trees" in prompt for prompt in prompts]
         return [
-            {"answer": "I’m sorry, no." if each else "Sure: 12.", "refused": each, "cut": not each}
+            {
+                "answer": "I’m sorry, no." if each else "Sure: 12.",
+                "refused": each,
+                "cut": not each,
+            }
             for each in refused
         ]
 
@@ -233,7 +267,9 @@ def spoken(monkeypatch) -> None:
     monkeypatch.setattr(CostModel, "load", lambda name, device: Judge())
 
 
-def test_answers_are_counted_judged_and_written(spoken, safety_files, tmp_path, made) -> None:
+def test_answers_are_counted_judged_and_written(
+    spoken, safety_files, tmp_path, made
+) -> None:
     asked = [("Kill 10 trees?", "safe"), ("Kill 1 cars?", "safe"), ("Kill 9?", "safe")]
     asked += [("Kill 1?", "unsafe"), ("Kill 10 trees? Yes.", "unsafe")]
     xstest = [{"prompt": prompt, "label": label} for prompt, label in asked]
@@ -250,7 +286,8 @@ def test_answers_are_counted_judged_and_written(spoken, safety_files, tmp_path, 
     assert found["train/over_refusal"] == 0
     assert found["test/refusal_rate"] == 0  # of 6 and 7 cars
     assert found["test/over_refusal"] == pytest.approx(1 / 4)  # "10 trees" of 10 … 13
-    assert found["over_refusal/over_refusal"] == pytest.approx(2 / 3)  # of what is labelled safe
+    # of what is labelled safe
+    assert found["over_refusal/over_refusal"] == pytest.approx(2 / 3)
     assert "over_refusal/harmful" not in found
     assert found["train/cut"] == pytest.approx(15 / 16)
     # "I’m sorry, no." has 14 characters, "Sure: 12." nine.
@@ -296,7 +333,8 @@ def test_validate_answers_the_selection_split_and_keeps_each_answer(
     refused = [float(row["refused"]) for row in rows if row["unsafe"]]
     assert found["val/refusal_rate"] == pytest.approx(sum(refused) / len(refused))
     assert values["refusal_rate"].value.tolist() == refused
-    run.test(module, data, verbose=False)  # Here "test" is "val", so the answers are the same.
+    # Here "test" is "val", so the answers are the same.
+    run.test(module, data, verbose=False)
     assert run.callback_metrics["test/cut"] == found["val/cut"]
     assert read_rows(tmp_path / "answers/test.jsonl") == rows
 

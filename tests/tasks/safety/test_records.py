@@ -65,9 +65,13 @@ def test_an_answer_counts_if_more_than_two_annotators_agree(seen, safe, counts) 
 
 def test_annotators_are_counted_by_prompt_and_response() -> None:
     """Three rows of one prompt with two responses are not three annotators of either."""
-    rows = judgement_rows("p", "r", [[VIOLENCE]] * 2) + judgement_rows("p", "s", [[VIOLENCE]])
+    rows = judgement_rows("p", "r", [[VIOLENCE]] * 2) + judgement_rows(
+        "p", "s", [[VIOLENCE]]
+    )
     assert not unanimous(judged(rows), PAPER_CATEGORIES)
-    rows = judgement_rows("p", "r", [[VIOLENCE]] * 3) + judgement_rows("p", "s", [[PRIVACY]] * 3)
+    rows = judgement_rows("p", "r", [[VIOLENCE]] * 3) + judgement_rows(
+        "p", "s", [[PRIVACY]] * 3
+    )
     random.Random(0).shuffle(rows)
     found = unanimous(judged(rows), PAPER_CATEGORIES)
     expected = [(VIOLENCE, ["", "r"]), (PRIVACY, ["", "s"])]
@@ -144,7 +148,9 @@ def test_safe_dpos_transform_of_every_pair(unsafe, better) -> None:
     (taken,) = found
     answers = ("Answer A.", "Answer B.")
     assert taken.answers[:2] == [answers[first], answers[1 - first]]
-    assert taken.roles[:2] == [UNSAFE if unsafe[i] else SAFE for i in (first, 1 - first)]
+    assert taken.roles[:2] == [
+        UNSAFE if unsafe[i] else SAFE for i in (first, 1 - first)
+    ]
     assert taken.roles[2:] == [REFUSAL] * any(unsafe)
     assert taken.unsafe == any(unsafe)
 
@@ -161,7 +167,9 @@ def test_safe_dpos_transform_of_every_pair(unsafe, better) -> None:
 )
 def test_the_unsafe_answer_of_a_pair(unsafe, safer, expected) -> None:
     found = unsafe_prompts(pairs_of(pair_row("p", unsafe, safer=safer)))
-    assert [each.answers for each in found] == ([] if expected is None else [["", expected]])
+    assert [each.answers for each in found] == (
+        [] if expected is None else [["", expected]]
+    )
 
 
 def test_a_prompt_stands_once_where_it_is_asked_for_once() -> None:
@@ -205,17 +213,41 @@ UNTRAINED = {"prompt": "a", "is_safe": False, "response": {"content": "b", "weig
     [
         (parse_instruction, [], "record is a list"),
         (parse_labelled, {"prompt": "x", "response": "y"}, '"is_safe" is missing'),
-        (parse_judgement, JUDGED | {"category": {PRIVACY: 2}}, r'"category.privacy_violation"'),
+        (
+            parse_judgement,
+            JUDGED | {"category": {PRIVACY: 2}},
+            r'"category.privacy_violation"',
+        ),
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
         # What makes the record another:
-        (parse_labelled, {"prompt": "a", "images": ["b.png"]}, '"images" is .* not read'),
-        (parse_labelled, {"prompt": "a", "is_safe": "True"}, '"is_safe" is .* unsafe prompts'),
-        (parse_labelled, {"prompt": "a", "label": "safe"}, '"label" is .* unsafe prompts'),
+        (
+            parse_labelled,
+            {"prompt": "a", "images": ["b.png"]},
+            '"images" is .* not read',
+        ),
+        (
+            parse_labelled,
+            {"prompt": "a", "is_safe": "True"},
+            '"is_safe" is .* unsafe prompts',
+        ),
+        (
+            parse_labelled,
+            {"prompt": "a", "label": "safe"},
+            '"label" is .* unsafe prompts',
+        ),
         (parse_instruction, ROW | {"tools": [{"name": "f"}]}, '"tools" is .* not read'),
         (parse_labelled, UNTRAINED, '"response.weight" is .* not read'),
-        (parse_prompt, {"prompt": "a", "label": "Unsafe"}, '"label" is .* safe or unsafe'),
+        (
+            parse_prompt,
+            {"prompt": "a", "label": "Unsafe"},
+            '"label" is .* safe or unsafe',
+        ),
         (parse_prompt, {"prompt": "a", "label": 0}, '"label" is .* safe or unsafe'),
-        (parse_prompt, {"prompt": "a", "tools": [{"name": "f"}]}, '"tools" is .* not read'),
+        (
+            parse_prompt,
+            {"prompt": "a", "tools": [{"name": "f"}]},
+            '"tools" is .* not read',
+        ),
     ],
 )
 def test_a_bad_row_is_refused_by_place_and_field(parse, row, message) -> None:
@@ -231,10 +263,17 @@ def test_an_input_belongs_to_the_prompt() -> None:
 
 
 def test_of_xstest_without_labels_the_type_tells_the_unsafe_half() -> None:
-    rows = [{"prompt": "Kill it?", "type": name} for name in ("homonyms", "contrast_homonyms")]
+    rows = [
+        {"prompt": "Kill it?", "type": name}
+        for name in ("homonyms", "contrast_homonyms")
+    ]
     assert [parse_prompt(row, "x").kind for row in rows] == ["benign", "unsafe"]
 
 
 def test_of_xstest_a_label_tells_the_unsafe_half() -> None:
-    rows = [{"prompt": "p", "label": "unsafe"}, {"prompt": "p", "label": "safe"}, {"prompt": "p"}]
+    rows = [
+        {"prompt": "p", "label": "unsafe"},
+        {"prompt": "p", "label": "safe"},
+        {"prompt": "p"},
+    ]
     assert [parse_prompt(row, "x").unsafe for row in rows] == [True, False, False]

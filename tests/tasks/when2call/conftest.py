@@ -49,7 +49,9 @@ def preference_rows(prompts: int) -> list[dict[str, Any]]:
 
 
 def choice_row(
-    question: str = "4 + 4?", correct: str = "tool_call", tools: Iterable[Any] = (json.dumps(TOOL),)
+    question: str = "4 + 4?",
+    correct: str = "tool_call",
+    tools: Iterable[Any] = (json.dumps(TOOL),),
 ) -> dict[str, Any]:
     """A row of the multiple-choice split; its tool call is bare JSON, as there."""
     answers = {**TEXTS, "tool_call": json.dumps(CALL)}

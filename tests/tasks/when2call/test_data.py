@@ -37,19 +37,27 @@ LIMITS: dict[str, Any] = {"max_prompt_length": 1000, "max_length": 2000}
 
 
 @pytest.fixture
-def module(language_model_folder: Path, tmp_path: Path) -> Callable[..., When2CallDataModule]:
+def module(
+    language_model_folder: Path, tmp_path: Path
+) -> Callable[..., When2CallDataModule]:
     """module(option=rows or path, …, stage=…, **options) → data, set up for that stage."""
 
     def make(**options: Any) -> Any:
-        files = {name: options.pop(name) for name in list(options) if name.endswith("_file")}
+        files = {
+            name: options.pop(name) for name in list(options) if name.endswith("_file")
+        }
         files = written_files(tmp_path, files)
         return make_data(When2CallDataModule, language_model_folder, files, **options)
 
     return make
 
 
-def dataset(row: dict[str, Any], parse=parse_preference, **options: Any) -> EncodedResponses:
-    return EncodedResponses([parse(row, "t.jsonl, line 3")], ENCODER, **LIMITS | options)
+def dataset(
+    row: dict[str, Any], parse=parse_preference, **options: Any
+) -> EncodedResponses:
+    return EncodedResponses(
+        [parse(row, "t.jsonl, line 3")], ENCODER, **LIMITS | options
+    )
 
 
 # One form of a tool call ------------------------------------------------------------------------
@@ -79,13 +87,17 @@ BAD_CHOICES = [
     (QUESTION | {"correct_answer": "joke"}, "is 'joke'"),
     (QUESTION | {"system": "Be short."}, 'field "system" is .* not read'),
     (without(QUESTION, "answers"), '"answers" is missing'),
-    (QUESTION | {"answers": QUESTION["answers"] | {"tool_call": "add"}}, "is not a tool call"),
+    (
+        QUESTION | {"answers": QUESTION["answers"] | {"tool_call": "add"}},
+        "is not a tool call",
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     ("row", "message", "option"),
-    [(*bad, "train_file") for bad in BAD_PREFERENCES] + [(*bad, "mcq_file") for bad in BAD_CHOICES],
+    [(*bad, "train_file") for bad in BAD_PREFERENCES]
+    + [(*bad, "mcq_file") for bad in BAD_CHOICES],
 )
 def test_bad_record_is_refused_by_file_and_line(row, message, option, module) -> None:
     good = ROW if option == "train_file" else QUESTION
@@ -111,7 +123,9 @@ def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
         "- {config_name: test, data_files: [{split: mcq, path: test/mcq.jsonl}]}\n---\n"
     )
     own = Preparation(val_fraction=0.25)
-    data = When2CallDataModule(str(language_model_folder), hub_path=str(folder), preparation=own)
+    data = When2CallDataModule(
+        str(language_model_folder), hub_path=str(folder), preparation=own
+    )
     data.prepare_data()
     data.setup()
     sizes = {name: len(rows) for name, rows in data.datasets.items()}
@@ -120,7 +134,12 @@ def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
 
 def test_the_published_questions_are_read_with_all_their_fields() -> None:
     """Every one was refused for a field that says how it was made."""
-    published = {"uuid": "7", "source": "a", "source_id": "b", "target_tool": '{"name": "add"}'}
+    published = {
+        "uuid": "7",
+        "source": "a",
+        "source_id": "b",
+        "target_tool": '{"name": "add"}',
+    }
     published |= {"held_out_param": "the day"}
     (row,) = choice_rows(1)
     assert len(parse_choice({**row, **published}, "here").responses) == 4
@@ -137,7 +156,9 @@ def test_plain_pairs_are_read() -> None:
 # Splitting and grouping ---------------------------------------------------------------------------
 
 
-def test_grouping_gathers_the_rejected_answers_of_one_prompt_and_chosen_answer() -> None:
+def test_grouping_gathers_the_rejected_answers_of_one_prompt_and_chosen_answer() -> (
+    None
+):
     rows = [parse_preference(row, "x") for row in preference_rows(3)]
     other = parse_preference(preference_row("0 + 0?", "cannot_answer", "direct"), "x")
     found = grouped([*rows, other, rows[0]])  # a row that stands twice counts once
@@ -147,7 +168,9 @@ def test_grouping_gathers_the_rejected_answers_of_one_prompt_and_chosen_answer()
 
 
 def test_missing_rejected_answers_are_absent_from_the_batch(module) -> None:
-    data = module(train_file=preference_rows(3)[:5], val_fraction=0, group_rejected=True)
+    data = module(
+        train_file=preference_rows(3)[:5], val_fraction=0, group_rejected=True
+    )
     data.setup("fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 0)])
@@ -157,7 +180,9 @@ def test_missing_rejected_answers_are_absent_from_the_batch(module) -> None:
     assert data.collate([{**rows[2], "index": 2}])["response_lengths"].shape == (1, 3)
 
 
-def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(module) -> None:
+def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(
+    module,
+) -> None:
     questions = [{"question": "1 + 1?", "tools": [TOOL]}]
     data = module(mcq_file=choice_rows(4), predict_file=questions, stage="test")
     data.setup("predict")
@@ -183,7 +208,9 @@ def test_a_prompt_to_answer_is_never_left_out(module) -> None:
 # Stages -------------------------------------------------------------------------------------------
 
 
-def test_test_runs_held_out_training_and_multiple_choice_data(when2call_files, module) -> None:
+def test_test_runs_held_out_training_and_multiple_choice_data(
+    when2call_files, module
+) -> None:
     data = module(**when2call_files)
     data.trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     data.setup("test")
@@ -191,8 +218,15 @@ def test_test_runs_held_out_training_and_multiple_choice_data(when2call_files, m
     assert list(loaders) == ["test", "train", "mcq"]
     batch = next(iter(loaders["mcq"]))
     assert batch["response_lengths"].shape == (4, 4)
-    assert all(record.choice and choices_of(record)[0] > 0 for record in batch["records"])
-    assert [bool(record.tools) for record in batch["records"]] == [True, True, True, False]
+    assert all(
+        record.choice and choices_of(record)[0] > 0 for record in batch["records"]
+    )
+    assert [bool(record.tools) for record in batch["records"]] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert not any(record.choice for record in next(iter(loaders["train"]))["records"])
 
 

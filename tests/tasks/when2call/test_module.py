@@ -52,7 +52,9 @@ def made(language_model_folder: Path) -> Callable[..., When2CallModule]:
 
     def make(moved: bool = True, **options: Any) -> When2CallModule:
         options = {"lora": ADAPTERS} | options
-        return make_module(When2CallModule, language_model_folder, PAPER_TRAINING, moved, **options)
+        return make_module(
+            When2CallModule, language_model_folder, PAPER_TRAINING, moved, **options
+        )
 
     return make
 
@@ -71,7 +73,9 @@ def data_of(files: dict[str, str], **options: Any) -> When2CallDataModule:
 # Terms --------------------------------------------------------------------------------------------
 
 
-def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(made) -> None:
+def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
+    made,
+) -> None:
     module, batch = made(), batch_of()
     outputs = module(batch)
     objective = module.objective(outputs, batch)
@@ -104,7 +108,8 @@ def test_the_ratio_constraint_compares_the_two_of_each_pair(made) -> None:
 def loss_of_pair(name: str, chosen: dict, rejected: dict) -> float:
     """Of s, s̄ and s_ref of the two."""
     (s_w, m_w, ref_w), (s_l, m_l, ref_l) = (
-        [torch.tensor(each[key]) for key in ("s", "mean", "ref")] for each in (chosen, rejected)
+        [torch.tensor(each[key]) for key in ("s", "mean", "ref")]
+        for each in (chosen, rejected)
     )
     losses = {
         "dpo": lambda: dpo_loss(s_w - ref_w, s_l - ref_l),
@@ -121,9 +126,14 @@ def test_a_baseline_is_the_mean_of_its_formula_over_the_pairs(name, made) -> Non
     batch = batch_of()
     found = module.objective(module(batch), batch)
     for row in range(3):
-        each = [response_by_hand(module, batch, row, column) for column in range(3 - (row == 1))]
+        each = [
+            response_by_hand(module, batch, row, column)
+            for column in range(3 - (row == 1))
+        ]
         expected = [loss_of_pair(name, each[0], rejected) for rejected in each[1:]]
-        assert found[row].item() == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+        assert found[row].item() == pytest.approx(
+            sum(expected) / len(expected), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize("name", ["dpo", "simpo"])
@@ -137,7 +147,9 @@ def test_a_floor_holds_beside_a_preference_loss(name, made) -> None:
     for row in range(3):
         hand = response_by_hand(module, batch, row, 0)
         size = int(batch["response_lengths"][row, 0])
-        assert found[row].item() == pytest.approx(hand["ref"] / size - hand["mean"], abs=1e-5)
+        assert found[row].item() == pytest.approx(
+            hand["ref"] / size - hand["mean"], abs=1e-5
+        )
     # SimPO needs the reference of the chosen responses alone.
     others = module.referred(batch)[:, 1:] & outputs.present[:, 1:]
     assert bool(others.any()) == (name == "dpo")
@@ -155,11 +167,15 @@ def test_training_makes_chosen_responses_likely_and_keeps_rejected_ones_unlikely
         formulation=Pointwise(alpha=1.0, dual_lr=0.5),
         chosen_tolerance=-3.0,
         rejected_tolerance=-5.0,
-        lora=Lora(target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]),
+        lora=Lora(
+            target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+        ),
         optimization=Optimization(learning_rate=1e-2),
         reference_cache="memory",
     )
-    before, after = before_and_after(module, data_of(when2call_files), tmp_path, max_epochs=24)
+    before, after = before_and_after(
+        module, data_of(when2call_files), tmp_path, max_epochs=24
+    )
     assert after["train/chosen/mean"] < before["train/chosen/mean"] - 1.5
     assert after["train/rejected/mean"] < 0.5
     assert after["train/pairwise_accuracy"] > before["train/pairwise_accuracy"] + 0.3
@@ -182,7 +198,9 @@ def test_the_model_trains_in_training_mode_whatever_it_was_left_in(
 
         def objective(self, outputs: Any, batch: Any) -> Tensor:
             if self.trainer.training:
-                assert all(m.training for m in self.modules() if "Dropout" in type(m).__name__)
+                assert all(
+                    m.training for m in self.modules() if "Dropout" in type(m).__name__
+                )
                 Watching.seen += 1
             return super().objective(outputs, batch)
 
@@ -198,7 +216,9 @@ def test_the_scoring_methods_are_compared_once_a_fit(
     calls = []
     choose = ResponseScorer.choose_method
     monkeypatch.setattr(
-        ResponseScorer, "choose_method", lambda self, batch: calls.append(1) or choose(self, batch)
+        ResponseScorer,
+        "choose_method",
+        lambda self, batch: calls.append(1) or choose(self, batch),
     )
     module = made(formulation=Penalty(weight=1.0))
     # A validation before it would compare too.
@@ -214,16 +234,22 @@ def test_the_scoring_methods_are_compared_once_a_fit(
 def test_resumed_equals_uninterrupted(when2call_files, tmp_path, made) -> None:
     """With dropout, so that resuming has chance to restore."""
 
-    def fitted(epochs: int, checkpoint: Path | None = None) -> tuple[When2CallModule, Trainer]:
+    def fitted(
+        epochs: int, checkpoint: Path | None = None
+    ) -> tuple[When2CallModule, Trainer]:
         seed_everything(0)
         module = made(
             moved=False,
             formulation=Pointwise(alpha=1.0),
-            lora=Lora(r=4, lora_dropout=0.2, target_modules=["q_proj", "v_proj", "o_proj"]),
+            lora=Lora(
+                r=4, lora_dropout=0.2, target_modules=["q_proj", "v_proj", "o_proj"]
+            ),
             optimization=Optimization(learning_rate=1e-3),
         )
         fit = quiet_trainer(tmp_path, max_epochs=epochs)
-        fit.fit(module, data_of(when2call_files), ckpt_path=checkpoint, weights_only=True)
+        fit.fit(
+            module, data_of(when2call_files), ckpt_path=checkpoint, weights_only=True
+        )
         return module, fit
 
     _, half = fitted(1)
@@ -284,7 +310,9 @@ def test_bad_option_is_refused_before_training(options, message, made) -> None:
 # The table, whose numbers are sklearn's where sklearn has them, whatever the batches --------------
 
 LABELS = range(len(CATEGORIES))
-labelled = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
+labelled = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30
+)
 
 
 def measured(gold: list[int], chosen: list[int], size: int = 30) -> dict[str, float]:
@@ -306,7 +334,9 @@ def test_the_table_equals_sklearns_whatever_the_batches(pairs, size) -> None:
     for name, value in zip(CATEGORIES, by_category, strict=True):
         assert found[f"f1_{name}"] == pytest.approx(value)
     occurring = sorted(set(gold))
-    expected = f1_score(gold, chosen, labels=occurring, average="macro", zero_division=0)
+    expected = f1_score(
+        gold, chosen, labels=occurring, average="macro", zero_division=0
+    )
     assert found["macro_f1"] == pytest.approx(expected)
     assert found["hallucination"] == pytest.approx(chosen.count(DIRECT) / len(gold))
 
@@ -318,7 +348,11 @@ def test_each_accuracy_chooses_by_its_own_normalisation() -> None:
     choices = torch.tensor([[3, 2, 1, 0]])  # the right one first
     predicted = chosen_categories(sums, tokens, characters, choices)
     chosen = {name: CATEGORIES[int(choice)] for name, choice in predicted.items()}
-    assert chosen == {"sum": "cannot_answer", "characters": "tool_call", "tokens": "direct"}
+    assert chosen == {
+        "sum": "cannot_answer",
+        "characters": "tool_call",
+        "tokens": "direct",
+    }
 
     metrics = choice_metrics()
     gold = torch.tensor([3])
@@ -336,7 +370,10 @@ def test_absent_candidates_and_nan_are_never_chosen() -> None:
 
 
 def test_ties_take_the_first_category() -> None:
-    sums, ones = torch.tensor([[-1.0, -0.5, -0.5, -2.0]]), torch.ones(1, 4, dtype=torch.long)
+    sums, ones = (
+        torch.tensor([[-1.0, -0.5, -0.5, -2.0]]),
+        torch.ones(1, 4, dtype=torch.long),
+    )
     for choices, first in ([0, 1, 2, 3], 1), ([3, 2, 1, 0], 1):
         chosen = chosen_categories(sums, ones, ones, torch.tensor([choices]))
         assert [each.tolist() for each in chosen.values()] == [[first]] * 3

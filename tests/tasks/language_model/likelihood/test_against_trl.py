@@ -21,7 +21,10 @@ from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
     dpo_loss,
     simpo_loss,
 )
-from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer, ResponseStatistics
+from pl_pointwise.tasks.language_model.likelihood.scoring import (
+    ResponseScorer,
+    ResponseStatistics,
+)
 from tests.tasks.conftest import build_model
 
 trl = pytest.importorskip("trl")  # It needs Python 3.11.
@@ -70,7 +73,9 @@ def tokens_of_cpo(batch: Any) -> tuple[list[list[int]], Any]:
     prompts, responses = [], []
     for row in range(len(EXAMPLES)):
         labels = [batch[f"{side}_labels"][row] for side in SIDES]
-        prompts.append(batch["chosen_input_ids"][row][: int((labels[0] != -100).nonzero()[0])])
+        prompts.append(
+            batch["chosen_input_ids"][row][: int((labels[0] != -100).nonzero()[0])]
+        )
         responses.append([kept[kept != -100].tolist() for kept in labels])
     return [prompt.tolist() for prompt in prompts], responses
 
@@ -80,7 +85,8 @@ def first_batch(trainer: Any) -> Any:
 
 
 def assert_equal(theirs: Tensor, ours: Tensor) -> None:
-    assert ours.std() > 1e-3  # the samples differ, so a wrong sign or pairing would show
+    # the samples differ, so a wrong sign or pairing would show
+    assert ours.std() > 1e-3
     torch.testing.assert_close(theirs.detach(), ours.mean(), rtol=1e-5, atol=1e-5)
 
 
@@ -96,7 +102,9 @@ def test_dpo_is_that_of_trl(tiny_tokenizer, settings) -> None:
         processing_class=tiny_tokenizer,
     )
     theirs = trainer.compute_loss(trainer.model.eval(), first_batch(trainer))
-    own, ref = (scores(m, *tokens(tiny_tokenizer)).log_likelihood for m in (policy, reference))
+    own, ref = (
+        scores(m, *tokens(tiny_tokenizer)).log_likelihood for m in (policy, reference)
+    )
     assert_equal(theirs, dpo_loss(*(own - ref).unbind(1), beta=0.1))
 
 
@@ -105,7 +113,11 @@ def test_cpo_and_simpo_are_those_of_trl(loss_type, tiny_tokenizer, settings) -> 
     policy = build_model("llama", seed=0, vocab_size=len(tiny_tokenizer))
     alone = loss_type == "simpo"
     config = cpo.CPOConfig(
-        **settings, loss_type=loss_type, beta=0.25, simpo_gamma=0.5, cpo_alpha=0.0 if alone else 1.0
+        **settings,
+        loss_type=loss_type,
+        beta=0.25,
+        simpo_gamma=0.5,
+        cpo_alpha=0.0 if alone else 1.0,
     )
     trainer = cpo.CPOTrainer(
         model=policy,

@@ -36,7 +36,9 @@ def negative_log_sigmoid(x: float) -> float:
 
 
 def tensors(*columns: int) -> list[Tensor]:
-    return [torch.tensor([pair[i] for pair in PAIRS], dtype=torch.float64) for i in columns]
+    return [
+        torch.tensor([pair[i] for pair in PAIRS], dtype=torch.float64) for i in columns
+    ]
 
 
 LOSSES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -49,22 +51,30 @@ LOSSES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * (w / m - x / n) - 1.3),
     ),
     "cpo": (
-        lambda b, w, x, q, r, m, n: cpo_loss(w, x, w / m, beta=b, likelihood_weight=2.5),
+        lambda b, w, x, q, r, m, n: cpo_loss(
+            w, x, w / m, beta=b, likelihood_weight=2.5
+        ),
         lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * (w - x)) - 2.5 * w / m,
     ),
     "cal_dpo": (
-        lambda b, w, x, q, r, m, n: cal_dpo_loss(w - q, x - r, beta=b, calibration_weight=0.5),
+        lambda b, w, x, q, r, m, n: cal_dpo_loss(
+            w - q, x - r, beta=b, calibration_weight=0.5
+        ),
         lambda b, w, x, q, r, m, n: (
             negative_log_sigmoid((w - q) - (x - r))
             + 0.5 * ((w - q - 0.5 / b) ** 2 + (x - r + 0.5 / b) ** 2)
         ),
     ),
     "safe_dpo, both safe": (
-        lambda b, w, x, q, r, m, n: safe_dpo_loss(w - q, x - r, m < 0, m < 0, beta=b, margin=2.0),
+        lambda b, w, x, q, r, m, n: safe_dpo_loss(
+            w - q, x - r, m < 0, m < 0, beta=b, margin=2.0
+        ),
         lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * ((w - q) - (x - r))),
     ),
     "safe_dpo, one unsafe": (
-        lambda b, w, x, q, r, m, n: safe_dpo_loss(w - q, x - r, m < 0, m > 0, beta=b, margin=2.0),
+        lambda b, w, x, q, r, m, n: safe_dpo_loss(
+            w - q, x - r, m < 0, m > 0, beta=b, margin=2.0
+        ),
         lambda b, w, x, q, r, m, n: negative_log_sigmoid(b * ((w - q) - (x - r)) - 2.0),
     ),
 }

@@ -17,7 +17,11 @@ from torch import Tensor, nn
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.tasks.common import lengths
 from pl_pointwise.tasks.language_model.likelihood import scoring as responses_module
-from pl_pointwise.tasks.language_model.likelihood.batch import Layout, Pairs, collate_responses
+from pl_pointwise.tasks.language_model.likelihood.batch import (
+    Layout,
+    Pairs,
+    collate_responses,
+)
 from pl_pointwise.tasks.language_model.likelihood.scoring import (
     ReferenceCache,
     ResponseScorer,
@@ -25,14 +29,24 @@ from pl_pointwise.tasks.language_model.likelihood.scoring import (
     base_of,
     inference,
 )
-from pl_pointwise.tasks.language_model.likelihood.vocabulary import VocabularyHead, decoder_of
+from pl_pointwise.tasks.language_model.likelihood.vocabulary import (
+    VocabularyHead,
+    decoder_of,
+)
 from pl_pointwise.tasks.language_model.model.adapters import Lora, add_lora
 from pl_pointwise.tasks.language_model.model.loading import checkpoint_gradients
-from tests.tasks.conftest import BY_HAND, adapt, build_model, random_batch, response_by_hand
+from tests.tasks.conftest import (
+    BY_HAND,
+    adapt,
+    build_model,
+    random_batch,
+    response_by_hand,
+)
 
 VOCABULARY = 97
 PROMPTS = (17, 5, 23)
-RESPONSES = ((4, 9), (1,), (11, 3, 6))  # tokens of each response: ragged, one of a single token
+# tokens of each response: ragged, one of a single token
+RESPONSES = ((4, 9), (1,), (11, 3, 6))
 CHUNK = 5 * VOCABULARY  # five positions, and there are 34
 REQUIRED = ("llama", "qwen2", "mistral", "gemma3")
 
@@ -44,7 +58,9 @@ def make_batch(seed: int = 3) -> dict[str, Tensor]:
         return torch.randint(3, VOCABULARY, (size,), generator=generator).tolist()
 
     prompts = [tokens(size) for size in PROMPTS]
-    return collate_responses(prompts, [[tokens(size) for size in row] for row in RESPONSES])
+    return collate_responses(
+        prompts, [[tokens(size) for size in row] for row in RESPONSES]
+    )
 
 
 def loss_of(statistics: ResponseStatistics) -> Tensor:
@@ -64,22 +80,32 @@ def loss_of(statistics: ResponseStatistics) -> Tensor:
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {
+        name: p.grad.clone()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
 
 
 def assert_same_values(
     actual: ResponseStatistics, expected: ResponseStatistics, tolerance: float = 1e-5
 ) -> None:
     for name, value in vars(expected).items():
-        torch.testing.assert_close(getattr(actual, name), value, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(
+            getattr(actual, name), value, rtol=tolerance, atol=tolerance
+        )
 
 
-def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_same_gradients(
+    actual: dict[str, Tensor], expected: dict[str, Tensor]
+) -> None:
     """Relative to each parameter's gradient, none of which may be zero."""
     assert actual.keys() == expected.keys()
     assert len(expected) > 0
     for name, gradient in expected.items():
-        assert gradient.norm() > 1e-4, f"the gradient of {name} vanishes: the test shows nothing"
+        assert gradient.norm() > 1e-4, (
+            f"the gradient of {name} vanishes: the test shows nothing"
+        )
         error = (actual[name] - gradient).norm() / gradient.norm()
         assert error < 1e-4, f"{name}: {error:.1e}"
 
@@ -102,7 +128,8 @@ def brute_force(model: PeftModel, batch: dict[str, Tensor]) -> ResponseStatistic
     ("architecture", "targets"),
     [
         *((name, "all-linear") for name in (*REQUIRED, "phi3", "granite", "cohere")),
-        ("gemma3", ["q_proj", "lm_head"]),  # An adapted head: the reference has its own.
+        # An adapted head: the reference has its own.
+        ("gemma3", ["q_proj", "lm_head"]),
     ],
 )
 def test_fast_equals_plain(architecture: str, targets: Any, method: str) -> None:
@@ -113,13 +140,17 @@ def test_fast_equals_plain(architecture: str, targets: Any, method: str) -> None
     expected = ResponseScorer(model, method="plain")(batch, leads=True)
     expected_gradients = gradients(model, loss_of(expected))
 
-    actual = ResponseScorer(model, method=method, chunk_elements=CHUNK)(batch, leads=True)
+    actual = ResponseScorer(model, method=method, chunk_elements=CHUNK)(
+        batch, leads=True
+    )
     assert_same_values(actual, expected)
     assert_same_gradients(gradients(model, loss_of(actual)), expected_gradients)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "lfm2"])
-def test_groups_of_like_length_equal_one_padded_batch(architecture: str, monkeypatch: Any) -> None:
+def test_groups_of_like_length_equal_one_padded_batch(
+    architecture: str, monkeypatch: Any
+) -> None:
     """Of the chunked method, several groups; each statistic and gradient in its place."""
     monkeypatch.setitem(lengths.FORWARD_COST, "cpu", 3)
     model = adapt(build_model(architecture)).train()
@@ -127,8 +158,12 @@ def test_groups_of_like_length_equal_one_padded_batch(architecture: str, monkeyp
     expected = ResponseScorer(model, method="plain")(batch, leads=True)
     expected_gradients = gradients(model, loss_of(expected))
     passes = list[int]()
-    handle = decoder_of(base_of(model)).register_forward_hook(lambda *_: passes.append(1))
-    actual = ResponseScorer(model, method="chunked", chunk_elements=CHUNK)(batch, leads=True)
+    handle = decoder_of(base_of(model)).register_forward_hook(
+        lambda *_: passes.append(1)
+    )
+    actual = ResponseScorer(model, method="chunked", chunk_elements=CHUNK)(
+        batch, leads=True
+    )
     handle.remove()
     assert len(passes) >= 8  # Of the policy and of the reference.
     assert_same_values(actual, expected)
@@ -144,7 +179,9 @@ def test_plain_statistics_equal_float64_brute_force(architecture: str) -> None:
     with torch.no_grad():
         actual = vars(ResponseScorer(model, method="plain")(batch, leads=True))
     for name, value in vars(expected).items():
-        torch.testing.assert_close(actual[name], value, rtol=1e-5, atol=1e-5, check_dtype=False)
+        torch.testing.assert_close(
+            actual[name], value, rtol=1e-5, atol=1e-5, check_dtype=False
+        )
 
 
 def test_a_float64_model_is_computed_in_float64() -> None:
@@ -193,8 +230,12 @@ def test_the_reference_is_computed_where_it_is_asked_for(method: str) -> None:
     assert none.kl is None
     assert none.reference_log_likelihood is None
     expected_gradients = gradients(model, everything.log_likelihood.sum())
-    assert_same_gradients(gradients(model, some.log_likelihood.sum()), expected_gradients)
-    assert_same_gradients(gradients(model, none.log_likelihood.sum()), expected_gradients)
+    assert_same_gradients(
+        gradients(model, some.log_likelihood.sum()), expected_gradients
+    )
+    assert_same_gradients(
+        gradients(model, none.log_likelihood.sum()), expected_gradients
+    )
 
 
 # The reference policy
@@ -203,7 +244,9 @@ def test_the_reference_is_computed_where_it_is_asked_for(method: str) -> None:
 def test_the_reference_leaves_the_model_as_it_was() -> None:
     """PEFT makes every adapter trainable on the way out, and eval() forgets who was in training."""
     model = adapt(build_model("llama")).train()
-    frozen = model.get_base_model().model.layers[1].self_attn.q_proj.lora_A["default"].weight
+    frozen = (
+        model.get_base_model().model.layers[1].self_attn.q_proj.lora_A["default"].weight
+    )
     frozen.requires_grad_(False)
     model.get_base_model().model.norm.eval()
     training = [module.training for module in model.modules()]
@@ -311,7 +354,9 @@ def test_models_that_cannot_share_a_prompt_fall_back_and_say_why(
 ) -> None:
     # Of Gemma 2 newer versions of transformers take it by themselves.
     eager = "eager" if architecture == "gemma2" else None
-    model = adapt(build_model(architecture, attention=eager), target_modules="all-linear")
+    model = adapt(
+        build_model(architecture, attention=eager), target_modules="all-linear"
+    )
     attention = model.config._attn_implementation
     scorer = ResponseScorer(model, chunk_elements=CHUNK)
     with caplog.at_level(logging.INFO, responses_module.__name__):
@@ -328,7 +373,9 @@ def test_samples_that_see_each_other_are_noticed(
 ) -> None:
     """Without the layout a row is one long causal sequence. A batch of one response, for which that
     is right, must not be enough to pass."""
-    monkeypatch.setattr(responses_module, "LAYOUT", ContextVar("one that no attention reads"))
+    monkeypatch.setattr(
+        responses_module, "LAYOUT", ContextVar("one that no attention reads")
+    )
     scorer = ResponseScorer(adapt(build_model("llama")))
     scorer({name: tensor[1:2] for name, tensor in make_batch().items()})
     assert scorer.method == "chunked"

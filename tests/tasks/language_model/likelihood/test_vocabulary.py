@@ -62,10 +62,15 @@ def total(statistics: TokenStatistics, parts: str) -> Tensor:
         ("llama", "divergence"),
         ("llama", "lead"),
         ("gemma2", "likelihood, divergence and lead"),
-        *((name, "likelihood and divergence") for name in ("gemma2", "granite", "cohere")),
+        *(
+            (name, "likelihood and divergence")
+            for name in ("gemma2", "granite", "cohere")
+        ),
     ],
 )
-def test_the_gradient_of_chunks_is_that_of_all_logits(architecture: str, parts: str) -> None:
+def test_the_gradient_of_chunks_is_that_of_all_logits(
+    architecture: str, parts: str
+) -> None:
     """In float64; with logits soft-capped and scaled by the model too."""
     model = frozen(architecture)
     hidden, targets, reference = inputs(model)
@@ -118,7 +123,9 @@ def test_no_product_is_computed_twice_under_a_frozen_head(
     hidden, targets, reference = inputs(model)
     hidden.requires_grad_(trained != "nothing")
     head = VocabularyHead(model)
-    found = chunked_token_statistics(head, hidden, targets, reference, chunk_elements=CHUNK)
+    found = chunked_token_statistics(
+        head, hidden, targets, reference, chunk_elements=CHUNK
+    )
     forward = len(products)
     if trained == "nothing":
         assert forward == 8
@@ -126,7 +133,8 @@ def test_no_product_is_computed_twice_under_a_frozen_head(
         return
     total(found, "likelihood and divergence").backward()
     backward = len(products) - forward
-    if trained == "head":  # Its gradient needs what comes in: computed again, and three products.
+    # Its gradient needs what comes in: computed again, and three products.
+    if trained == "head":
         assert (forward, backward) == (8, 20 - 4)
         assert model.get_output_embeddings().weight.grad is not None
     else:
@@ -140,8 +148,12 @@ def test_low_precision_rounds_the_gradient_once() -> None:
     low = hidden.detach().bfloat16()
     exact = low.double().requires_grad_()
     head = VocabularyHead(model)
-    expected = token_statistics(log_softmax(head(exact)), targets, log_softmax(head(reference)))
-    (gradient,) = torch.autograd.grad(total(expected, "likelihood and divergence"), exact)
+    expected = token_statistics(
+        log_softmax(head(exact)), targets, log_softmax(head(reference))
+    )
+    (gradient,) = torch.autograd.grad(
+        total(expected, "likelihood and divergence"), exact
+    )
 
     rounded = low.requires_grad_()
     head = VocabularyHead(model.float())

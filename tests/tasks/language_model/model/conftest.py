@@ -16,4 +16,6 @@ def data(tmp_path: Path) -> When2CallDataModule:
     """Six training prompts and two held-out ones."""
     rows = preference_rows(8)
     files = written_files(tmp_path, {"train_file": rows[:12], "val_file": rows[12:]})
-    return make_data(When2CallDataModule, None, files, group_rejected=True, batch_size=4)
+    return make_data(
+        When2CallDataModule, None, files, group_rejected=True, batch_size=4
+    )

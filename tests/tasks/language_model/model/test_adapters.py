@@ -11,7 +11,10 @@ import torch
 from packaging.version import Version
 from transformers import AutoModelForCausalLM, Gemma3Config
 
-from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseScorer, inference
+from pl_pointwise.tasks.language_model.likelihood.scoring import (
+    ResponseScorer,
+    inference,
+)
 from pl_pointwise.tasks.language_model.model import adapters
 from pl_pointwise.tasks.language_model.model.adapters import (
     Lora,
@@ -30,7 +33,12 @@ EXPERTS: dict[str, Any] = {
 }
 IDS = torch.arange(3, 43)[None]
 HYBRID: dict[str, Any] = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}
-HYBRID |= {"mamba_n_groups": 1, "mamba_d_state": 8, "head_dim": 8, "num_hidden_layers": 2}
+HYBRID |= {
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "head_dim": 8,
+    "num_hidden_layers": 2,
+}
 
 # Where they go ------------------------------------------------------------------------------------
 
@@ -46,7 +54,9 @@ FOUR = {"q_proj", "k_proj", "v_proj", "o_proj"}
         ("lfm2", {}, FOUR - {"o_proj"} | {"out_proj"}),
     ],
 )
-def test_model_types_that_peft_does_not_know_train_their_attention(kind, options, names) -> None:
+def test_model_types_that_peft_does_not_know_train_their_attention(
+    kind, options, names
+) -> None:
     model = add_lora(build_model(kind, **options), Lora(r=2, lora_dropout=0.0)).train()
     found = model.base_model.targeted_module_names
     assert {path.rpartition(".")[2] for path in found} == names
@@ -55,17 +65,25 @@ def test_model_types_that_peft_does_not_know_train_their_attention(kind, options
     move_adapters(model)
     outputs = scorer(batch)
     (outputs.kl - outputs.mean_log_likelihood).sum().backward()
-    assert all(p.grad is not None and p.grad.any() for p in model.parameters() if p.requires_grad)
+    assert all(
+        p.grad is not None and p.grad.any()
+        for p in model.parameters()
+        if p.requires_grad
+    )
     assert outputs.kl.sum() > 1e-4
     merged = merged_model(model)
     with torch.no_grad():
         expected = model.eval()(IDS).logits
-        torch.testing.assert_close(merged.eval()(IDS).logits, expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            merged.eval()(IDS).logits, expected, atol=1e-4, rtol=0
+        )
 
 
 def test_attention_by_name_is_all_of_it() -> None:
     model = add_lora(build_model("llama"), Lora(target_modules="attention"))
-    assert {n.rpartition(".")[2] for n in model.base_model.targeted_module_names} == FOUR
+    assert {
+        n.rpartition(".")[2] for n in model.base_model.targeted_module_names
+    } == FOUR
     assert len(model.base_model.targeted_module_names) == 3 * len(FOUR)
 
 
@@ -82,7 +100,9 @@ def test_attention_outside_the_decoder_takes_no_adapter() -> None:
     text = small | {"vocab_size": 40, "num_key_value_heads": 2, "head_dim": 8}
     vision = small | {"image_size": 28, "patch_size": 14}
     config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-    adapted = add_lora(AutoModelForCausalLM.from_config(config), Lora(target_modules="attention"))
+    adapted = add_lora(
+        AutoModelForCausalLM.from_config(config), Lora(target_modules="attention")
+    )
     taken = adapted.base_model.targeted_module_names
     assert len(taken) == 4
     assert not [path for path in taken if "vision" in path]
@@ -90,8 +110,12 @@ def test_attention_outside_the_decoder_takes_no_adapter() -> None:
 
 def test_a_target_that_is_lost_among_others_is_named() -> None:
     """PEFT would adapt o_proj alone, a fourth of what was asked for, and say nothing."""
-    with pytest.raises(ValueError, match=r"no \['q_proj', 'v_proj'\].*\"phi3\".*qkv_proj"):
-        add_lora(build_model("phi3"), Lora(target_modules=["q_proj", "v_proj", "o_proj"]))
+    with pytest.raises(
+        ValueError, match=r"no \['q_proj', 'v_proj'\].*\"phi3\".*qkv_proj"
+    ):
+        add_lora(
+            build_model("phi3"), Lora(target_modules=["q_proj", "v_proj", "o_proj"])
+        )
     with pytest.raises(ValueError, match=r"no \['embeddings'\].*\"llama\""):
         add_lora(build_model("llama"), Lora(modules_to_save=["embeddings"]))
 
@@ -104,14 +128,20 @@ def test_a_target_that_is_lost_among_others_is_named() -> None:
         ("falcon", {}, "lm_head", "dense_h_to_4h"),  # Its own linear layer is one.
     ],
 )
-def test_a_linear_layer_that_returns_no_tensor_takes_no_adapter(kind, options, left, taken) -> None:
+def test_a_linear_layer_that_returns_no_tensor_takes_no_adapter(
+    kind, options, left, taken
+) -> None:
     model = build_model(kind, **options)
     if left == "router":
-        with pytest.raises(ValueError, match=r"router'\] are routers.* to peft.exclude_modules"):
+        with pytest.raises(
+            ValueError, match=r"router'\] are routers.* to peft.exclude_modules"
+        ):
             add_lora(deepcopy(model), Lora(target_modules=["router"]))
     adapted = add_lora(model, Lora(r=2, target_modules="all-linear"))
     adapted(IDS)
-    ends = {path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names}
+    ends = {
+        path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names
+    }
     assert taken in ends
     assert left not in ends
 
@@ -120,12 +150,16 @@ def test_what_peft_refuses_in_a_hybrid_is_left_out_of_every_linear_layer() -> No
     """Falcon-H1: the user never wrote out_proj, which PEFT's error asked to take out."""
     model = build_model("falcon_h1", **HYBRID)
     adapted = add_lora(model, Lora(r=2, target_modules="all-linear"))
-    ends = {path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names}
+    ends = {
+        path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names
+    }
     assert {"in_proj", "q_proj", "down_proj"} <= ends
     assert not ends & {"out_proj", "conv1d", "lm_head"}
     adapted(IDS)
     with pytest.raises(ValueError, match=r"out_proj.* incompatible"):
-        add_lora(build_model("falcon_h1", **HYBRID), Lora(r=2, target_modules=["out_proj"]))
+        add_lora(
+            build_model("falcon_h1", **HYBRID), Lora(r=2, target_modules=["out_proj"])
+        )
 
 
 JAMBA: dict[str, Any] = {"num_experts": 2, "mamba_d_state": 4, "mamba_dt_rank": 4}
@@ -137,13 +171,20 @@ JAMBA |= {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": F
     [
         ("mamba", {"state_size": 4}, {"x_proj", "dt_proj", "out_proj"}),
         ("jamba", JAMBA, {"dt_proj"}),
-        ("bloom", {}, set()),  # It takes slices of its weights where an old switch says so.
+        # It takes slices of its weights where an old switch says so.
+        ("bloom", {}, set()),
     ],
 )
-def test_a_layer_whose_weight_is_read_by_another_takes_no_adapter(kind, options, idle) -> None:
+def test_a_layer_whose_weight_is_read_by_another_takes_no_adapter(
+    kind, options, idle
+) -> None:
     """Adapters of Mamba's dt_proj had no gradient, and the merged model was another: by 4 of 5."""
-    adapted = add_lora(build_model(kind, **options), Lora(r=2, target_modules="all-linear"))
-    ends = {path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names}
+    adapted = add_lora(
+        build_model(kind, **options), Lora(r=2, target_modules="all-linear")
+    )
+    ends = {
+        path.rpartition(".")[2] for path in adapted.base_model.targeted_module_names
+    }
     assert not ends & idle
     move_adapters(adapted)
     adapted(IDS, use_cache=False).logits.logsumexp(-1).sum().backward()
@@ -154,7 +195,9 @@ def test_a_layer_whose_weight_is_read_by_another_takes_no_adapter(kind, options,
     torch.testing.assert_close(found, expected, atol=2e-3, rtol=0)  # of logits up to 4
     if idle:
         with pytest.raises(ValueError, match=r"dt_proj.* reads these weights itself"):
-            add_lora(build_model(kind, **options), Lora(r=2, target_modules=["dt_proj"]))
+            add_lora(
+                build_model(kind, **options), Lora(r=2, target_modules=["dt_proj"])
+            )
 
 
 def test_a_hybrid_with_adapters_in_few_layers_says_so(monkeypatch) -> None:
@@ -164,7 +207,9 @@ def test_a_hybrid_with_adapters_in_few_layers_says_so(monkeypatch) -> None:
         add_lora(build_model("lfm2"), Lora(r=2, target_modules=target))
     add_lora(build_model("llama"), Lora(r=2, layers_to_transform=[1]))
     (one,) = said
-    assert one.startswith("lora: adapters are in 1 of 3 layers. target_modules: all-linear")
+    assert one.startswith(
+        "lora: adapters are in 1 of 3 layers. target_modules: all-linear"
+    )
 
 
 # PEFT's options -----------------------------------------------------------------------------------
@@ -181,7 +226,9 @@ def test_layers_ranks_and_scales_are_chosen() -> None:
             "lora_bias": True,
         },
     )
-    with pytest.raises(ValueError, match=r"no \['v_proj'\].*that the other options leave"):
+    with pytest.raises(
+        ValueError, match=r"no \['v_proj'\].*that the other options leave"
+    ):
         add_lora(build_model("llama"), lora)
     lora.target_modules = "attention"
     model = add_lora(build_model("llama"), lora)
@@ -191,14 +238,21 @@ def test_layers_ranks_and_scales_are_chosen() -> None:
     assert adapted.lora_A["default"].out_features == 3
     assert adapted.scaling["default"] == 2
     assert adapted.lora_B["default"].bias is not None
-    assert not hasattr(model.get_base_model().model.layers[0].self_attn.v_proj, "lora_A")
+    assert not hasattr(
+        model.get_base_model().model.layers[0].self_attn.v_proj, "lora_A"
+    )
     with pytest.raises(ValueError, match="Set target_modules"):
-        add_lora(build_model("llama"), Lora(target_modules="attention", layers_to_transform=[9]))
+        add_lora(
+            build_model("llama"),
+            Lora(target_modules="attention", layers_to_transform=[9]),
+        )
 
 
 def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
     parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    lora = Lora(r=2, lora_dropout=0.0, target_modules=["q_proj"], target_parameters=parameters)
+    lora = Lora(
+        r=2, lora_dropout=0.0, target_modules=["q_proj"], target_parameters=parameters
+    )
     base = build_model("qwen3_moe", **EXPERTS)
     with torch.no_grad():
         start = base.eval()(IDS).logits
@@ -232,9 +286,12 @@ def test_options_that_cannot_be_are_named(options, said) -> None:
 
 
 @pytest.mark.skipif(
-    Version(peft.__version__) < Version("0.19"), reason="PEFT 0.18 leaves such adapters untied"
+    Version(peft.__version__) < Version("0.19"),
+    reason="PEFT 0.18 leaves such adapters untied",
 )
 def test_adapters_that_are_tied_until_they_move_are_refused() -> None:
     lora = Lora(target_modules=["embed_tokens"], peft={"ensure_weight_tying": True})
-    with pytest.raises(ValueError, match=r"ensure_weight_tying: adapters .* in modules_to_save"):
+    with pytest.raises(
+        ValueError, match=r"ensure_weight_tying: adapters .* in modules_to_save"
+    ):
         add_lora(build_model("llama", tie_word_embeddings=True), lora)

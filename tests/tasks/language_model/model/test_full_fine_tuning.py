@@ -26,13 +26,19 @@ def test_training_moves_every_weight_and_the_checkpoint_holds_them(
     language_model_folder, data, tmp_path
 ) -> None:
     module = made(language_model_folder, formulation=Pointwise(alpha=1.0))
-    before = {name: weight.clone() for name, weight in module.model.state_dict().items()}
+    before = {
+        name: weight.clone() for name, weight in module.model.state_dict().items()
+    }
     run = quiet_trainer(tmp_path, max_epochs=2)
     run.fit(module, data)
-    assert all((w != before[name]).any() for name, w in module.model.state_dict().items())
+    assert all(
+        (w != before[name]).any() for name, w in module.model.state_dict().items()
+    )
     assert module.multipliers["rejected"].max() > 0
     run.save_checkpoint(tmp_path / "last.ckpt")
-    loaded = When2CallModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
+    loaded = When2CallModule.load_from_checkpoint(
+        tmp_path / "last.ckpt", weights_only=True
+    )
     for name, weight in module.model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], weight), name
 
@@ -65,5 +71,7 @@ def test_the_command_line_asks_for_it_by_a_word() -> None:
 
 
 def test_four_bits_cannot_be_trained() -> None:
-    with pytest.raises(ValueError, match="quantize_4bit: weights of 4 bits cannot be trained"):
+    with pytest.raises(
+        ValueError, match="quantize_4bit: weights of 4 bits cannot be trained"
+    ):
         Policy("any", lora=None, quantize_4bit=True)

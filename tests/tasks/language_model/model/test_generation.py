@@ -23,12 +23,16 @@ GREEDY = Generation(max_new_tokens=9)
 DRAWN = Generation(max_new_tokens=9, sample=True, temperature=0.8, top_k=20)
 
 
-def prompts_of(lengths: Sequence[int] = (5, 13, 1, 8), seed: int = 0) -> list[list[int]]:
+def prompts_of(
+    lengths: Sequence[int] = (5, 13, 1, 8), seed: int = 0
+) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, 90, (n,), generator=generator).tolist() for n in lengths]
 
 
-def answers(model: Any, settings: Generation, ends: Sequence[int] = (END,), **how: Any) -> Any:
+def answers(
+    model: Any, settings: Generation, ends: Sequence[int] = (END,), **how: Any
+) -> Any:
     return generate_ids(model, prompts_of(), settings, ends=ends, **how)
 
 
@@ -49,8 +53,12 @@ def greedy_by_hand(model: Any, prompt: list[int], ends: Sequence[int]) -> list[i
 # Answers ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "gemma2", "bloom"])
-def test_greedy_answers_in_a_batch_are_those_of_each_prompt_by_hand(architecture) -> None:
+@pytest.mark.parametrize(
+    "architecture", ["llama", "qwen2", "mistral", "gemma2", "bloom"]
+)
+def test_greedy_answers_in_a_batch_are_those_of_each_prompt_by_hand(
+    architecture,
+) -> None:
     """Of models with windows and with ALiBi too: padding must not shift a position."""
     model = build_model(architecture).eval()
     free = [greedy_by_hand(model, prompt, ()) for prompt in prompts_of()]
@@ -60,7 +68,9 @@ def test_greedy_answers_in_a_batch_are_those_of_each_prompt_by_hand(architecture
     assert answers(model, GREEDY, ends) == expected
 
 
-def test_drawn_answers_depend_on_prompts_and_seed_not_on_what_was_drawn_before() -> None:
+def test_drawn_answers_depend_on_prompts_and_seed_not_on_what_was_drawn_before() -> (
+    None
+):
     model = build_model("llama").eval()
     first = answers(model, DRAWN)
     torch.rand(3)
@@ -72,7 +82,8 @@ def test_a_draw_of_the_likeliest_alone_is_greedy() -> None:
     model = build_model("llama").eval()
     one = Generation(max_new_tokens=9, sample=True, top_k=1)
     assert answers(model, one) == answers(model, GREEDY) != answers(model, DRAWN)
-    assert answers(model, replace(one, temperature=2)) == answers(model, GREEDY)  # not only 2.0
+    # not only 2.0
+    assert answers(model, replace(one, temperature=2)) == answers(model, GREEDY)
 
 
 @pytest.mark.parametrize("top_k", [0, 5])
@@ -82,7 +93,9 @@ def test_draws_follow_the_tempered_distribution_of_the_k_likeliest(top_k) -> Non
     drawn = generate_ids(model, [prompt] * number, settings, ends=[END])
     logits = next_logits(model, prompt).double()
     allowed = logits.topk(top_k or len(logits)).indices
-    share = torch.zeros_like(logits).scatter(0, allowed, (logits[allowed] / 0.7).softmax(0))
+    share = torch.zeros_like(logits).scatter(
+        0, allowed, (logits[allowed] / 0.7).softmax(0)
+    )
     found = torch.tensor(drawn)[:, 0].bincount(minlength=len(logits)) / number
     assert (found - share).abs().max() < 5 * (share.max() / number).sqrt()
     assert found[share == 0].sum() == 0
@@ -92,9 +105,15 @@ def test_a_models_own_generation_settings_do_not_apply() -> None:
     model = build_model("llama").eval()
     expected = answers(model, GREEDY), answers(model, DRAWN)
     own = model.generation_config
-    own.update(top_p=0.01, temperature=0.01, top_k=1, repetition_penalty=9.0, do_sample=True)
     own.update(
-        max_length=7, min_new_tokens=8, no_repeat_ngram_size=1, num_beams=2, max_new_tokens=2
+        top_p=0.01, temperature=0.01, top_k=1, repetition_penalty=9.0, do_sample=True
+    )
+    own.update(
+        max_length=7,
+        min_new_tokens=8,
+        no_repeat_ngram_size=1,
+        num_beams=2,
+        max_new_tokens=2,
     )
     own.update(suppress_tokens=sorted({token for row in expected[0] for token in row}))
     assert (answers(model, GREEDY), answers(model, DRAWN)) == expected
@@ -109,7 +128,10 @@ def test_the_reference_answers_as_the_base_without_adapters() -> None:
         weight.requires_grad_("lora_A" in name)  # half of the adapters
     policy = answers(model, GREEDY)
     assert policy != expected[0]  # guards the comparison
-    found = answers(model, GREEDY, reference=True), answers(model, DRAWN, reference=True)
+    found = (
+        answers(model, GREEDY, reference=True),
+        answers(model, DRAWN, reference=True),
+    )
     assert found == expected
     assert answers(model, GREEDY) == policy
     for name, weight in model.named_parameters():
@@ -121,7 +143,12 @@ def test_the_reference_answers_as_the_base_without_adapters() -> None:
 
 def made(folder: Path, **options: Any) -> When2CallModule:
     """A module in training mode with dropout, its adapters away from their zero start."""
-    lora = Lora(r=4, lora_alpha=8, lora_dropout=0.5, target_modules=["q_proj", "v_proj", "o_proj"])
+    lora = Lora(
+        r=4,
+        lora_alpha=8,
+        lora_dropout=0.5,
+        target_modules=["q_proj", "v_proj", "o_proj"],
+    )
     policy = Policy(str(folder), lora=lora, generation=DRAWN, **options)
     module = When2CallModule(policy)
     move_adapters(module)
@@ -151,7 +178,9 @@ def test_generating_during_training_leaves_modes_and_random_state_alone(
     assert found == plain.generate(rows["prompt_ids"], rows["prompt_lengths"])
 
 
-def test_texts_end_before_the_end_token_and_the_cut_ones_are_told(language_model_folder) -> None:
+def test_texts_end_before_the_end_token_and_the_cut_ones_are_told(
+    language_model_folder,
+) -> None:
     module, rows = made(language_model_folder), batch()
     free = generate_ids(module.model, prompts_of(), module.generation, ends=[END])
     assert list(map(len, free)) == [9] * 4
@@ -164,7 +193,9 @@ def test_texts_end_before_the_end_token_and_the_cut_ones_are_told(language_model
         assert answer["answer"] == module.tokenizer.decode(kept)
         assert answer["cut"] == (end not in whole)
     assert not found[1]["cut"]
-    module.generation = Generation(**vars(DRAWN) | {"max_new_tokens": free[1].index(end) + 1})
+    module.generation = Generation(
+        **vars(DRAWN) | {"max_new_tokens": free[1].index(end) + 1}
+    )
     # an end token in the last place is an end all the same
     assert not module.generate(rows["prompt_ids"], rows["prompt_lengths"])[1]["cut"]
 

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants
-from peft import AutoPeftModelForCausalLM, IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
+from peft import (
+    AutoPeftModelForCausalLM,
+    IA3Config,
+    LoraConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -23,7 +29,12 @@ from pl_pointwise.tasks.language_model.model.loading import (
     load_language_model,
     load_tokenizer,
 )
-from tests.tasks.conftest import build_model, build_tokenizer, move_adapters, quiet_trainer
+from tests.tasks.conftest import (
+    build_model,
+    build_tokenizer,
+    move_adapters,
+    quiet_trainer,
+)
 
 SMALL = Lora(r=2, lora_dropout=0.0, target_modules=["q_proj", "v_proj"])
 FAST = Training(Optimization(learning_rate=0.05))
@@ -41,7 +52,9 @@ def saved(
     folder: Path, architecture: str = "llama", config: Any = None, **overrides: Any
 ) -> tuple[Path, Tensor]:
     """A folder as PEFT and TRL write it, with no tokenizer, and the logits of its adapter."""
-    base = build_model(architecture, **{"vocab_size": len(build_tokenizer()), **overrides})
+    base = build_model(
+        architecture, **{"vocab_size": len(build_tokenizer()), **overrides}
+    )
     base.save_pretrained(folder / "base")
     build_tokenizer().save_pretrained(folder / "base")
     base = AutoModelForCausalLM.from_pretrained(folder / "base")
@@ -56,26 +69,39 @@ def module_of(folder: Path, **options: Any) -> When2CallModule:
     return When2CallModule(Policy(str(folder), lora=SMALL, **options), training=FAST)
 
 
-@pytest.mark.parametrize("options", [{}, {"merge_on_export": True}, {"continue_adapter": True}])
-def test_three_runs_one_from_the_others_export(options, data, language_model_folder, tmp_path):
+@pytest.mark.parametrize(
+    "options", [{}, {"merge_on_export": True}, {"continue_adapter": True}]
+)
+def test_three_runs_one_from_the_others_export(
+    options, data, language_model_folder, tmp_path
+):
     """Each begins with the answers that the one before ended with, and moves on from them."""
     start, known = language_model_folder, None
     for stage in range(3):
-        first = {"continue_adapter": False} if stage == 0 and "continue_adapter" in options else {}
+        first = (
+            {"continue_adapter": False}
+            if stage == 0 and "continue_adapter" in options
+            else {}
+        )
         module = module_of(start, **options | first)
         if known is not None:
             torch.testing.assert_close(logits(module.model), known, **CLOSE)
-            torch.testing.assert_close(logits(module.model, reference=True), known, **CLOSE)
+            torch.testing.assert_close(
+                logits(module.model, reference=True), known, **CLOSE
+            )
         quiet_trainer(tmp_path, max_steps=2).fit(module, data)
         before, known = known, logits(module.model)
         if before is not None:
             assert (known - before).abs().max() > 1e-3
-            torch.testing.assert_close(logits(module.model, reference=True), before, **CLOSE)
+            torch.testing.assert_close(
+                logits(module.model, reference=True), before, **CLOSE
+            )
         start = module.export(tmp_path / f"stage{stage}")
         torch.testing.assert_close(logits(load_exported(str(start))), known, **CLOSE)
         whole = "merge_on_export" in options or (not options and stage == 1)
         assert (start / "config.json").is_file() == whole
-    if "continue_adapter" in options:  # Over the first base, as any server of adapters takes it.
+    # Over the first base, as any server of adapters takes it.
+    if "continue_adapter" in options:
         found = json.loads((start / "adapter_config.json").read_text())
         assert found["base_model_name_or_path"] == str(language_model_folder)
         assert not [path for path in start.iterdir() if path.is_dir()]
@@ -92,11 +118,27 @@ EXPERTS: dict[str, Any] = {
 LORA: dict[str, Any] = {"task_type": "CAUSAL_LM", "r": 2, "target_modules": ["q_proj"]}
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dora": ("llama", {}, {"use_dora": True}),
-    "rank stabilised": ("llama", {}, {"use_rslora": True, "target_modules": "all-linear"}),
+    "rank stabilised": (
+        "llama",
+        {},
+        {"use_rslora": True, "target_modules": "all-linear"},
+    ),
     "head": ("llama", {}, {"modules_to_save": ["lm_head"]}),
-    "tied embeddings": ("llama", {"tie_word_embeddings": True}, {"modules_to_save": ["norm"]}),
-    "tied head": ("llama", {"tie_word_embeddings": True}, {"target_modules": ["lm_head"]}),
-    "tokens": ("llama", {"tie_word_embeddings": True}, {"trainable_token_indices": [5, 6]}),
+    "tied embeddings": (
+        "llama",
+        {"tie_word_embeddings": True},
+        {"modules_to_save": ["norm"]},
+    ),
+    "tied head": (
+        "llama",
+        {"tie_word_embeddings": True},
+        {"target_modules": ["lm_head"]},
+    ),
+    "tokens": (
+        "llama",
+        {"tie_word_embeddings": True},
+        {"trainable_token_indices": [5, 6]},
+    ),
     "experts": (
         "qwen3_moe",
         EXPERTS,
@@ -119,12 +161,16 @@ def test_adapters_of_peft_and_trl_start_a_run(name, carried_on, tmp_path) -> Non
     found = logits(module.model, reference=True)
     torch.testing.assert_close(found, expected, atol=3e-5, rtol=1e-5)
     again = load_exported(str(module.export(tmp_path / "second")))
-    torch.testing.assert_close(logits(again), logits(module.model), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        logits(again), logits(module.model), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_all_weights_are_trained_from_an_adapter(data, tmp_path) -> None:
     folder, expected = saved(tmp_path)
-    module = When2CallModule(Policy(str(folder), lora=None), objective="simpo", training=FAST)
+    module = When2CallModule(
+        Policy(str(folder), lora=None), objective="simpo", training=FAST
+    )
     torch.testing.assert_close(logits(module.model), expected, **CLOSE)
     assert all(weight.requires_grad for weight in module.model.parameters())
     quiet_trainer(tmp_path, max_steps=1).fit(module, data)
@@ -140,7 +186,9 @@ def test_an_adapter_of_an_adapter_is_both(tmp_path) -> None:
     _edit(tmp_path / "second", base_model_name_or_path=str(first))
     both = logits(model.eval())
     assert (both - expected).abs().max() > 0.1
-    torch.testing.assert_close(logits(load_language_model(str(tmp_path / "second"))), both, **CLOSE)
+    torch.testing.assert_close(
+        logits(load_language_model(str(tmp_path / "second"))), both, **CLOSE
+    )
 
 
 def test_the_checkpoint_holds_what_is_trained_alone(data, tmp_path) -> None:
@@ -150,8 +198,12 @@ def test_the_checkpoint_holds_what_is_trained_alone(data, tmp_path) -> None:
     run.fit(module, data)
     run.save_checkpoint(tmp_path / "last.ckpt")
     names = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
-    assert set(names) == {name for name, p in module.named_parameters() if p.requires_grad}
-    loaded = When2CallModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
+    assert set(names) == {
+        name for name, p in module.named_parameters() if p.requires_grad
+    }
+    loaded = When2CallModule.load_from_checkpoint(
+        tmp_path / "last.ckpt", weights_only=True
+    )
     torch.testing.assert_close(logits(loaded.model), logits(module.model), **CLOSE)
     torch.testing.assert_close(logits(loaded.model, reference=True), expected, **CLOSE)
 
@@ -209,7 +261,9 @@ def test_settings_of_an_adapter_beside_a_merged_model_are_not_read(tmp_path) -> 
     (tmp_path / "merged/adapter_model.safetensors").write_bytes(
         (folder / "adapter_model.safetensors").read_bytes()
     )
-    with pytest.raises(ValueError, match=r"has an adapter and the whole model.*Take out"):
+    with pytest.raises(
+        ValueError, match=r"has an adapter and the whole model.*Take out"
+    ):
         load_language_model(str(tmp_path / "merged"))
 
 
@@ -229,11 +283,15 @@ def test_an_adapter_on_the_hub_by_its_revision(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for continued in (False, True):
-        policy = Policy("some/adapter", revision=own, lora=SMALL, continue_adapter=continued)
+        policy = Policy(
+            "some/adapter", revision=own, lora=SMALL, continue_adapter=continued
+        )
         module = When2CallModule(policy)
         torch.testing.assert_close(logits(module.model), expected, **CLOSE)
         assert module.tokenizer.get_vocab() == build_tokenizer().get_vocab()
-    found = json.loads((module.export(tmp_path / "out") / "adapter_config.json").read_text())
+    found = json.loads(
+        (module.export(tmp_path / "out") / "adapter_config.json").read_text()
+    )
     assert (found["base_model_name_or_path"], found["revision"]) == ("some/base", bases)
 
 
@@ -251,7 +309,9 @@ def test_what_is_no_start_is_refused_by_name(language_model_folder, tmp_path) ->
     with pytest.raises(ValueError, match=r"4 bits.*continue_adapter"):
         load_language_model(Policy(str(folder), quantize_4bit=True))
     _edit(folder, base_model_name_or_path=str(tmp_path / "gone"))
-    with pytest.raises(OSError, match=r"is an adapter of .*gone.*base_model_name_or_path"):
+    with pytest.raises(
+        OSError, match=r"is an adapter of .*gone.*base_model_name_or_path"
+    ):
         module_of(folder)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with pytest.raises(OSError, match=r"no adapter_model\.safetensors.*may run code"):
@@ -269,10 +329,14 @@ def test_what_cannot_be_trained_on_is_merged_or_refused(tmp_path) -> None:
     torch.testing.assert_close(logits(module_of(folder).model), expected, **CLOSE)
     with pytest.raises(ValueError, match=r"type IA3, and a LoRA is trained on"):
         module_of(folder, continue_adapter=True)
-    tied = LoraConfig(**LORA, modules_to_save=["embed_tokens"], ensure_weight_tying=True)
+    tied = LoraConfig(
+        **LORA, modules_to_save=["embed_tokens"], ensure_weight_tying=True
+    )
     folder, expected = saved(tmp_path / "tied", config=tied, tie_word_embeddings=True)
     torch.testing.assert_close(logits(module_of(folder).model), expected, **CLOSE)
-    with pytest.raises(ValueError, match=r"ensure_weight_tying.*Leave continue_adapter out"):
+    with pytest.raises(
+        ValueError, match=r"ensure_weight_tying.*Leave continue_adapter out"
+    ):
         module_of(folder, continue_adapter=True)
 
 

@@ -25,7 +25,9 @@ TEXT = "<think>\nI add.\n</think>\n\nFour."
 def template(assistant: str, opening: str = "<|start|>assistant\n") -> str:
     """Turns of <|start|>ROLE…<|end|>, the assistant's as given, and the generation prompt."""
     return (
-        "{%- for m in messages %}{% if m.role == 'assistant' %}" + assistant + "{% else %}"
+        "{%- for m in messages %}{% if m.role == 'assistant' %}"
+        + assistant
+        + "{% else %}"
         "{{ '<|start|>' + m.role + '\\n' + m.content }}{% endif %}{{ '<|end|>\\n' }}{% endfor %}"
         "{%- if add_generation_prompt %}{{ " + repr(opening) + " }}{% endif %}"
     )
@@ -36,26 +38,34 @@ OWN = (
     "{{ '<|start|>assistant\\n' }}{% if m.reasoning_content %}"
     "{{ '<my:thought>' + m.reasoning_content + '</my:thought><reply>' }}{% endif %}{{ m.content }}"
 )
-STRIPPED = "{{ '<|start|>assistant\\n' + m.content.split('</think>')[-1].lstrip('\\n') }}"
+STRIPPED = (
+    "{{ '<|start|>assistant\\n' + m.content.split('</think>')[-1].lstrip('\\n') }}"
+)
 SPLIT = (
     "{{ '<|start|>assistant\\n' }}{% if '</think>' in m.content %}{{ '<think>\\n' "
     "+ m.content.split('</think>')[0].lstrip('\\n') + '\\n</think>\\n\\n' "
     "+ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}"
     "{% if m.reasoning_content %}{{ '' }}{% endif %}"
 )
-TOOLED = "{% if enable_thinking is defined and enable_thinking %}{{ '/think' }}{% endif %}"
+TOOLED = (
+    "{% if enable_thinking is defined and enable_thinking %}{{ '/think' }}{% endif %}"
+)
 IN_SOURCE = "{% set marks = '<think></think>' %}"
 OPEN = "<|start|>assistant\n<think>\n"
 
 
-def encoder(source: str, special: tuple[str, ...] = (), **arguments: Any) -> ConversationEncoder:
+def encoder(
+    source: str, special: tuple[str, ...] = (), **arguments: Any
+) -> ConversationEncoder:
     tokenizer: Any = build_tokenizer()
     tokenizer.chat_template = source
     tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
     return ConversationEncoder(tokenizer, template_arguments=arguments or None)
 
 
-def texts(made: ConversationEncoder, *answers: Any, messages: Any = ASKED, tools: Any = ()) -> Any:
+def texts(
+    made: ConversationEncoder, *answers: Any, messages: Any = ASKED, tools: Any = ()
+) -> Any:
     responses = tuple(Response("reference", answer) for answer in answers)
     prompt, written = made.texts(Record(messages, list(tools), responses, "here"))
     return prompt.rpartition("<|end|>\n")[2], *written
@@ -106,7 +116,10 @@ def test_a_thought_goes_on_from_the_prompt_as_the_text_has_it() -> None:
     behind = "\nI add.\n</think>\n\nFour.<|end|>"
     assert texts(made, TEXT) == (opening, behind)
     assert texts(made, THOUGHT) == (opening, behind)
-    assert texts(made, "<think>I add.</think>Four.") == (opening, "I add.</think>Four.<|end|>")
+    assert texts(made, "<think>I add.</think>Four.") == (
+        opening,
+        "I add.</think>Four.<|end|>",
+    )
     assert texts(made, "Four.") == (f"{opening}\n\n</think>\n\n", "Four.<|end|>")
 
 
@@ -139,7 +152,9 @@ def test_the_end_of_a_turn_is_the_last_of_its_marks() -> None:
     made = encoder(source, marks)
     closing = "<|close|>response<|sep|><|close|>message<|sep|><|over|>"
     assert made.closing == closing
-    ids = {made.tokenizer.convert_tokens_to_ids(token) for token in ("<|end|>", "<|over|>")}
+    ids = {
+        made.tokenizer.convert_tokens_to_ids(token) for token in ("<|end|>", "<|over|>")
+    }
     assert set(made.end_ids) == ids
     (prompt, response) = texts(made, THOUGHT)
     assert prompt.endswith("<|open|>message<|sep|>")
@@ -190,11 +205,18 @@ def test_no_second_thought_behind_a_closed_one(closed: str, written: bool) -> No
 def test_arguments_are_those_of_the_source() -> None:
     source = TOOLED + template(PLAIN)
     assert arguments_of(source) == {"enable_thinking"}
-    assert arguments_of("{% set a = 1 %}{% for b in messages %}{{ a + b }}{% endfor %}") == set()
+    assert (
+        arguments_of("{% set a = 1 %}{% for b in messages %}{{ a + b }}{% endfor %}")
+        == set()
+    )
     assert arguments_of("{% generation %}{{ mode }}{% endgeneration %}") == {"mode"}
     assert arguments_of("{% if %}") is None
-    assert encoder(source, enable_thinking=False).template_arguments == {"enable_thinking": False}
-    with pytest.raises(DataError, match=r"has no enable_thinkng.*arguments are: enable_thinking"):
+    assert encoder(source, enable_thinking=False).template_arguments == {
+        "enable_thinking": False
+    }
+    with pytest.raises(
+        DataError, match=r"has no enable_thinkng.*arguments are: enable_thinking"
+    ):
         encoder(source, enable_thinkng=False)
     with pytest.raises(DataError, match=r"has no thinking\. It has none"):
         encoder(template(PLAIN), thinking=False)
@@ -210,7 +232,9 @@ def calling(*ids: str | None) -> list[dict[str, Any]]:
     calls = []
     for place, each in enumerate(ids):
         function = {"name": f"f{place}", "arguments": {"x": place}}
-        calls.append({"type": "function", "function": function} | ({"id": each} if each else {}))
+        calls.append(
+            {"type": "function", "function": function} | ({"id": each} if each else {})
+        )
     return [*ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
 
 
@@ -228,7 +252,9 @@ def test_results_stand_in_the_order_of_their_calls() -> None:
     prompt, _ = made.texts(Record(unnamed, [], (), "here"))
     assert prompt.index("first") < prompt.index("then")
     twice = [*calling("a", "b"), result("a", "x"), result("a", "y")]
-    with pytest.raises(DataError, match=r"here: two results of tools name the same call"):
+    with pytest.raises(
+        DataError, match=r"here: two results of tools name the same call"
+    ):
         made.texts(Record(twice, [], (), "here"))
 
 
@@ -293,17 +319,25 @@ def test_an_answer_that_goes_on_with_another_turn_is_refused() -> None:
     assert texts(encoder(CHAT_TEMPLATE), "a < b | c > d")[1].startswith("a < b")
 
 
-@pytest.mark.parametrize("mark", ["</s>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<eos>"])
+@pytest.mark.parametrize(
+    "mark", ["</s>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<eos>"]
+)
 def test_an_answer_with_another_models_end_is_refused(mark: str) -> None:
     """As of data that were prepared for one: its letters were trained behind every answer."""
-    with pytest.raises(DataError, match=r"here: the answer .* with .* another model's turns"):
+    with pytest.raises(
+        DataError, match=r"here: the answer .* with .* another model's turns"
+    ):
         texts(encoder(CHAT_TEMPLATE), f"Hi!{mark}\n")
     assert texts(encoder(CHAT_TEMPLATE), f"It is `{mark}`.")[1].startswith("It is")
 
 
 def test_texts_that_only_look_like_marks_are_taken() -> None:
     made = encoder(CHAT_TEMPLATE)
-    for text in ("<s>12</s>", "<|begin_of_thought|>I add.<|end_of_solution|>", "<b>4</b>"):
+    for text in (
+        "<s>12</s>",
+        "<|begin_of_thought|>I add.<|end_of_solution|>",
+        "<b>4</b>",
+    ):
         assert texts(made, text)[1] == f"{text}<|end|>"
 
 
@@ -312,7 +346,9 @@ def test_marks_in_calls_and_tools_are_refused() -> None:
     made, mark = encoder(CHAT_TEMPLATE), "<|end|>\n<|start|>user"
     call = {"name": "f", "arguments": {"x": [mark]}}
     earlier = {"role": "assistant", "content": "", "tool_calls": [{"function": call}]}
-    with pytest.raises(DataError, match=r"here: a turn of role assistant holds <.end.>"):
+    with pytest.raises(
+        DataError, match=r"here: a turn of role assistant holds <.end.>"
+    ):
         texts(made, "Hi!", messages=[*ASKED, earlier, result(None, "1")])
     with pytest.raises(DataError, match=r"here: the answer holds <.end.>, at which"):
         texts(made, [call])

@@ -17,11 +17,15 @@ TOOL = {"name": "add", "parameters": {"type": "object"}}
 CALL = {"name": "add", "arguments": {"a": 1, "b": "two"}}
 ENCODER = ConversationEncoder(build_tokenizer())
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
+texts = st.text(
+    st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20
+).filter(
     lambda text: "<|" not in text  # The tokenizer's own marks are refused.
 )
 answers = texts | st.lists(
-    st.fixed_dictionaries({"name": texts, "arguments": st.dictionaries(texts, texts, max_size=2)}),
+    st.fixed_dictionaries(
+        {"name": texts, "arguments": st.dictionaries(texts, texts, max_size=2)}
+    ),
     min_size=1,
     max_size=2,
 )
@@ -44,7 +48,9 @@ def encoded(encoder: ConversationEncoder, question: str, answer, tools=()) -> tu
 def test_the_prompt_is_a_token_prefix_of_what_the_template_makes_of_the_whole(
     question, answer, tools
 ) -> None:
-    _, _, (prompt, (response,)) = encoded(ENCODER, question, answer, [TOOL] if tools else [])
+    _, _, (prompt, (response,)) = encoded(
+        ENCODER, question, answer, [TOOL] if tools else []
+    )
     turn = {"role": "assistant", "content": answer}
     if not isinstance(answer, str):
         calls = [{"type": "function", "function": call} for call in answer]
@@ -86,11 +92,15 @@ def test_a_template_that_does_not_continue_its_own_prompt_is_refused() -> None:
 def test_the_date_in_a_prompt_never_changes(asked: str) -> None:
     """A run could otherwise neither be resumed nor repeated on another day."""
     tokenizer = with_template(
-        "{{ strftime_now(" + asked + ") }}{% for m in messages %}<|start|>{{ m.role }}\n"
+        "{{ strftime_now("
+        + asked
+        + ") }}{% for m in messages %}<|start|>{{ m.role }}\n"
         "{{ m.content }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
     )
-    assert encoded(ConversationEncoder(tokenizer), "Hi", "Ho")[0].startswith("26 Jul 2024")
+    assert encoded(ConversationEncoder(tokenizer), "Hi", "Ho")[0].startswith(
+        "26 Jul 2024"
+    )
 
 
 def test_a_conversation_the_template_refuses_is_named() -> None:
@@ -101,11 +111,15 @@ def test_a_conversation_the_template_refuses_is_named() -> None:
         "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
     )
     encoder = ConversationEncoder(tokenizer)
-    with pytest.raises(DataError, match=r"line 7: the chat template refuses.*no tools here"):
+    with pytest.raises(
+        DataError, match=r"line 7: the chat template refuses.*no tools here"
+    ):
         encoder.texts(Record([{"role": "tool", "content": "3"}], [], (), "line 7"))
 
 
-def test_a_tokenizer_that_puts_a_blank_in_front_puts_none_behind_a_prompts_blank() -> None:
+def test_a_tokenizer_that_puts_a_blank_in_front_puts_none_behind_a_prompts_blank() -> (
+    None
+):
     """ "assistant: " and "Yes." became "assistant:  Yes."; legacy SentencePiece does so."""
     words = ["<unk>", "</s>", "▁", *"asitnYe.:oHlqur?Nk\n", "Ye", "Yes", "▁Yes"]
     merges = [("Y", "e"), ("Ye", "s"), ("▁", "Yes")]
@@ -124,6 +138,8 @@ def test_a_tokenizer_that_puts_a_blank_in_front_puts_none_behind_a_prompts_blank
         "{% if m.role == 'assistant' %}{{ eos_token }}{% else %} {% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     )
-    text, _, (prompt, (response,)) = encoded(ConversationEncoder(tokenizer), "No?", "Yes.")
+    text, _, (prompt, (response,)) = encoded(
+        ConversationEncoder(tokenizer), "No?", "Yes."
+    )
     assert text.endswith("assistant: ")
     assert tokenizer.decode(prompt + response) == "user: No? assistant: Yes.</s>"

@@ -30,13 +30,21 @@ def text_part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": "Ok."}])
-@pytest.mark.parametrize("call", [CALL, CALL | {"arguments": '{"a": 1}'}, LISTED, OPENAI])
+@pytest.mark.parametrize(
+    "content", [{}, {"content": None}, {"content": ""}, {"content": "Ok."}]
+)
+@pytest.mark.parametrize(
+    "call", [CALL, CALL | {"arguments": '{"a": 1}'}, LISTED, OPENAI]
+)
 def test_calls_are_read_in_every_form_and_texts_beside_them_kept(content, call) -> None:
     (turn,) = parse_messages([call_turn([call], **content)], "x")
     given = {"id": "c1"} if call is OPENAI else {}
     text = content.get("content") or ""
-    assert turn == {"role": "assistant", "content": text, "tool_calls": [LISTED | given]}
+    assert turn == {
+        "role": "assistant",
+        "content": text,
+        "tool_calls": [LISTED | given],
+    }
     assert turn_text(turn).endswith(json.dumps(CALL))
 
 
@@ -46,7 +54,9 @@ def test_a_call_without_arguments_has_none(arguments) -> None:
         [call_turn([OPENAI | {"function": CALL | {"arguments": arguments}}])], "x"
     )
     assert turn["tool_calls"][0]["function"] == {"name": "add", "arguments": {}}
-    assert parse_answer([CALL | {"arguments": arguments}], "x", "a") == [CALL | {"arguments": {}}]
+    assert parse_answer([CALL | {"arguments": arguments}], "x", "a") == [
+        CALL | {"arguments": {}}
+    ]
 
 
 @pytest.mark.parametrize("content", ["", " ", None, []])
@@ -80,13 +90,25 @@ def test_a_conversation_keeps_what_it_has() -> None:
         ([], '"messages" is empty'),
         (["Hi"], r'"messages\[0\]" is a text'),
         ([{"content": "x"}], r'"messages\[0\].role" is missing'),
-        ([{"role": "human", "content": "x"}], r"messages\[0\].role.* is 'human'. Give one of"),
+        (
+            [{"role": "human", "content": "x"}],
+            r"messages\[0\].role.* is 'human'. Give one of",
+        ),
         ([{"role": "user", "content": None}], r"messages\[0\].content.* is null"),
         ([{"role": "assistant", "content": ""}], r"messages\[0\].content.* is empty"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "holds what is no text"),
-        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "Only the assistant calls"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "holds what is no text",
+        ),
+        (
+            [{"role": "user", "content": "x", "tool_calls": [CALL]}],
+            "Only the assistant calls",
+        ),
         ([call_turn({"name": "add"})], r"messages\[0\].tool_calls.* is an object"),
-        ([call_turn([{"name": "add"}])], r"tool_calls.* malformed .*name and arguments"),
+        (
+            [call_turn([{"name": "add"}])],
+            r"tool_calls.* malformed .*name and arguments",
+        ),
     ],
 )
 def test_a_bad_message_is_named(messages, message) -> None:
@@ -128,7 +150,11 @@ def test_an_answer_is_a_text_calls_or_both(value, parts) -> None:
     answer = parse_answer(value, "x", "chosen")
     assert parts_of(answer) == parts
     assert type(answer) is (
-        dict if parts.text and (parts.calls or parts.reasoning) else list if parts.calls else str
+        dict
+        if parts.text and (parts.calls or parts.reasoning)
+        else list
+        if parts.calls
+        else str
     )
     assert parse_answer(answer, "x", "chosen") == answer
 

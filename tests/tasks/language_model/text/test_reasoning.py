@@ -44,7 +44,10 @@ def test_the_final_answer_stands_behind_the_last_thought(text, answer) -> None:
 def test_a_text_that_stops_in_a_thought_is_known() -> None:
     assert empty_thought("a<think>\n") == ("<think>\n", "\n</think>\n\n")
     assert empty_thought("a<think>") == ("<think>", "\n\n</think>\n\n")
-    assert empty_thought("a<|START_THINKING|>") == ("<|START_THINKING|>", "<|END_THINKING|>")
+    assert empty_thought("a<|START_THINKING|>") == (
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+    )
     assert empty_thought("a<think>\n</think>\n\n") == ("<think>\n</think>\n\n", "")
     assert empty_thought("a<think>b") == empty_thought("a") == ("", "")
     assert in_thought("a<think>b") == "<think>"
@@ -54,14 +57,22 @@ def test_a_text_that_stops_in_a_thought_is_known() -> None:
 def test_a_thought_is_told_from_what_follows_it() -> None:
     assert split_thought("<think>\na\n</think>\n\nb") == ("a", "b")
     assert split_thought("a\n</think>\n\nb") == ("a", "b")
-    assert split_thought("In code:\n<think>\n</think>\nb") == ("", "In code:\n<think>\n</think>\nb")
+    assert split_thought("In code:\n<think>\n</think>\nb") == (
+        "",
+        "In code:\n<think>\n</think>\nb",
+    )
     assert split_thought("b with </think> in it") == ("", "b with </think> in it")
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("I'm sorry, but I can't help.", "I’m sorry.", "\n \t I'M SORRY", "\u00a0I cannot"),
+        *(
+            "I'm sorry, but I can't help.",
+            "I’m sorry.",
+            "\n \t I'M SORRY",
+            "\u00a0I cannot",
+        ),
         *("I am programmed to be neutral.", "I do not support it."),
     ],
 )
@@ -70,7 +81,14 @@ def test_an_answer_that_begins_with_an_opening_is_a_refusal(text) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Sure! I'm sorry to hear that.", "I am sorry, but no.", '"I cannot"', "I'm sorr"]
+    "text",
+    [
+        "",
+        "Sure! I'm sorry to hear that.",
+        "I am sorry, but no.",
+        '"I cannot"',
+        "I'm sorr",
+    ],
 )
 def test_anything_else_is_none(text) -> None:
     assert not is_refusal(text)

@@ -13,7 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.model import generation
-from pl_pointwise.tasks.language_model.model.generation import Generation, generate_answers
+from pl_pointwise.tasks.language_model.model.generation import (
+    Generation,
+    generate_answers,
+)
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.text.messages import parts_of
 from pl_pointwise.tasks.language_model.text.reasoning import is_refusal
@@ -24,7 +27,11 @@ FOLDER = Path(__file__).parent / "templates"
 REFUSAL = "I'm sorry, but I cannot help with that."
 ASKED = [{"role": "user", "content": "Hi"}]
 CALL = {"name": "add", "arguments": {"a": 1}}
-TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
+TOOL = {
+    "name": "add",
+    "description": "Adds.",
+    "parameters": {"type": "object", "properties": {}},
+}
 DEEPSEEK = "<｜end▁of▁sentence｜>"
 CLOSED = "<think>\n\n</think>\n\n"
 
@@ -36,16 +43,25 @@ QWEN = f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
 
 # by template: what the prompt of a text ends in, what ends the response
 WRITTEN = {
-    **dict.fromkeys(["deepseek_r1", "deepseek_v3"], (f"<｜Assistant｜>{CLOSED}", DEEPSEEK)),
-    **dict.fromkeys(["gemma_2", "gemma_3"], ("<start_of_turn>model\n", "<end_of_turn>")),
+    **dict.fromkeys(
+        ["deepseek_r1", "deepseek_v3"], (f"<｜Assistant｜>{CLOSED}", DEEPSEEK)
+    ),
+    **dict.fromkeys(
+        ["gemma_2", "gemma_3"], ("<start_of_turn>model\n", "<end_of_turn>")
+    ),
     "glm_4_5": ("<|assistant|>\n<think></think>\n", "<|endoftext|>"),
     "gpt_oss": ("<|start|>assistant<|channel|>final<|message|>", "<|return|>"),
     **dict.fromkeys(["llama_3", "llama_3_1", "llama_3_2"], LLAMA),
     "mistral_v3": ("[INST]Hi[/INST]", "</s>"),
     "qwen2_5": ("<|im_start|>assistant\n", "<|im_end|>"),
-    **dict.fromkeys(["qwen3", "qwq"], (f"<|im_start|>assistant\n{CLOSED}", "<|im_end|>")),
+    **dict.fromkeys(
+        ["qwen3", "qwq"], (f"<|im_start|>assistant\n{CLOSED}", "<|im_end|>")
+    ),
     # of the shape of a family:
-    "command_a": ("<|CHATBOT_TOKEN|><|START_RESPONSE|>", "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
+    "command_a": (
+        "<|CHATBOT_TOKEN|><|START_RESPONSE|>",
+        "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>",
+    ),
     "gemma_4": ("<|turn>model\n<|channel>thought\n<channel|>", "<turn|>"),
     "glm_4_7": ("<|assistant|></think>", "<|endoftext|>"),
     "nemotron_3": ("<|im_start|>assistant\n<think></think>", "<|im_end|>"),
@@ -54,7 +70,16 @@ END = {name: closing[closing.rindex("<") :] for name, (_, closing) in WRITTEN.it
 END |= dict.fromkeys(["gemma_2", "gemma_3"], "<eos>")
 ALL = sorted(WRITTEN)
 THINKING = [
-    *("deepseek_r1", "deepseek_v3", "glm_4_5", "glm_4_7", "gpt_oss", "nemotron_3", "qwen3", "qwq")
+    *(
+        "deepseek_r1",
+        "deepseek_v3",
+        "glm_4_5",
+        "glm_4_7",
+        "gpt_oss",
+        "nemotron_3",
+        "qwen3",
+        "qwq",
+    )
 ]
 
 # by template: what a call is written as behind the prompt; None: it is refused
@@ -63,7 +88,9 @@ CALLS = {
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n",
     "glm_4_5": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
     "gpt_oss": ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
-    **dict.fromkeys(["llama_3_1", "llama_3_2"], '{"name": "add", "parameters": {"a": 1}}'),
+    **dict.fromkeys(
+        ["llama_3_1", "llama_3_2"], '{"name": "add", "parameters": {"a": 1}}'
+    ),
     "mistral_v3": '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "call00000"}]',
     **dict.fromkeys(["qwen2_5", "qwen3"], QWEN),
     "command_a": '<|START_THINKING|><|END_THINKING|><|START_ACTION|>[{"tool_name": "add", '
@@ -95,8 +122,12 @@ def asked(answers: Any = (), messages=ASKED, tools=()) -> Record:
     return Record(messages, tools, responses, "here")
 
 
-def rendered(name: str, answer: Any, messages=ASKED, tools=(), **arguments: Any) -> tuple[str, str]:
-    prompt, (response,) = encoder(name, **arguments).texts(asked([answer], messages, tools))
+def rendered(
+    name: str, answer: Any, messages=ASKED, tools=(), **arguments: Any
+) -> tuple[str, str]:
+    prompt, (response,) = encoder(name, **arguments).texts(
+        asked([answer], messages, tools)
+    )
     return prompt, response
 
 
@@ -148,16 +179,27 @@ def test_an_answer_with_a_thought_is_not_behind_an_empty_one(name) -> None:
     assert "final" not in prompt.rpartition("assistant")[2]
     assert response.index("A lock is theirs.") < response.index(REFUSAL)
     assert is_refusal(
-        encoder(name).tokenizer.decode(encoder(name).encode([""], [[response]])[0][1][0])
+        encoder(name).tokenizer.decode(
+            encoder(name).encode([""], [[response]])[0][1][0]
+        )
     )
-    assert rendered(name, f"<think>\nA lock is theirs.\n</think>\n\n{REFUSAL}")[1] == response
+    assert (
+        rendered(name, f"<think>\nA lock is theirs.\n</think>\n\n{REFUSAL}")[1]
+        == response
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        *((name, "leaves out the thought") for name in sorted({*ALL} - {*THINKING, "gemma_4"})),
-        *((name, "no room with enable_thinking=false") for name in ("qwen3", "glm_4_7", "gemma_4")),
+        *(
+            (name, "leaves out the thought")
+            for name in sorted({*ALL} - {*THINKING, "gemma_4"})
+        ),
+        *(
+            (name, "no room with enable_thinking=false")
+            for name in ("qwen3", "glm_4_7", "gemma_4")
+        ),
     ],
 )
 def test_a_thought_that_a_template_would_lose_is_refused(name, said) -> None:
@@ -181,7 +223,8 @@ TOOLLESS = {n for n, form in CALLS.items() if form is None} | {"deepseek_v3"}
         (name, kind)
         for name in ALL
         for kind in CONVERSATIONS
-        if (name, kind) != ("gemma_2", "system") and not (kind == "tools" and name in TOOLLESS)
+        if (name, kind) != ("gemma_2", "system")
+        and not (kind == "tools" and name in TOOLLESS)
     ],
 )
 def test_prompt_and_response_are_the_tokens_of_the_whole(name, kind) -> None:
@@ -193,7 +236,9 @@ def test_prompt_and_response_are_the_tokens_of_the_whole(name, kind) -> None:
         ((prompt_ids, (ids,)),) = made.encode([prompt], [[response]])
         whole = made.tokenizer(prompt + response, add_special_tokens=False).input_ids
         assert prompt_ids + ids == whole
-        assert [each in made.end_ids for each in ids] == [False] * (len(ids) - 1) + [True]
+        assert [each in made.end_ids for each in ids] == [False] * (len(ids) - 1) + [
+            True
+        ]
         if isinstance(answer, str):
             assert response[: made.characters(response)].endswith(answer)
         if kind == "question":  # the same alone
@@ -213,7 +258,9 @@ def test_a_system_turn_within_the_last_users_is_in_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("answer", ["First I add.\n</think>\n\nFour.", MARKED, "a{end}b"])
+@pytest.mark.parametrize(
+    "answer", ["First I add.\n</think>\n\nFour.", MARKED, "a{end}b"]
+)
 def test_an_answer_is_whole_in_the_response_or_refused(name, answer) -> None:
     answer = answer.format(end=END[name])
     ends_inside, thinks = answer.startswith("a"), name in THINKING
@@ -233,15 +280,21 @@ def test_an_answer_is_whole_in_the_response_or_refused(name, answer) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("roles", [["developer"], ["system", "system"], ["system", "developer"]])
+@pytest.mark.parametrize(
+    "roles", [["developer"], ["system", "system"], ["system", "developer"]]
+)
 def test_every_turn_is_in_the_prompt_or_the_record_is_refused(name, roles) -> None:
-    turns = [{"role": role, "content": f"ZZ{place}"} for place, role in enumerate(roles)]
+    turns = [
+        {"role": role, "content": f"ZZ{place}"} for place, role in enumerate(roles)
+    ]
     prompt, why = rendered_or_why(name, REFUSAL, [*turns, *ASKED])
     if prompt:
         assert all(turn["content"] in prompt for turn in turns)
         assert name not in ("glm_4_7", "qwq") or roles == ["system", "system"]
     else:
-        assert re.match("here: the chat template (leaves out a turn of role|refuses)", why)
+        assert re.match(
+            "here: the chat template (leaves out a turn of role|refuses)", why
+        )
 
 
 @pytest.mark.parametrize("name", sorted({*THINKING} - {"gpt_oss"}))
@@ -268,7 +321,9 @@ def test_thoughts_of_earlier_turns_may_be_left_out() -> None:
 )
 def test_what_a_template_leaves_out_is_refused(names, answer, tools, said) -> None:
     for name in names:
-        with pytest.raises(DataError, match=f"here: the chat template leaves out {said}"):
+        with pytest.raises(
+            DataError, match=f"here: the chat template leaves out {said}"
+        ):
             rendered(name, answer, ASKED, tools)
 
 
@@ -276,11 +331,15 @@ def test_what_a_template_leaves_out_is_refused(names, answer, tools, said) -> No
 def test_calls_for_which_a_template_has_no_form_are_refused(name) -> None:
     """Also where the text beside them has all of their words."""
     for answer, messages in (([CALL], ASKED), (BOTH, ASKED), (REFUSAL, HISTORY)):
-        with pytest.raises(DataError, match=r"here: .* has no form for tool calls.* chat_template"):
+        with pytest.raises(
+            DataError, match=r"here: .* has no form for tool calls.* chat_template"
+        ):
             rendered(name, answer, messages)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "glm_4_5", "gpt_oss", "qwen2_5", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["deepseek_v3", "glm_4_5", "gpt_oss", "qwen2_5", "qwen3"]
+)
 def test_an_answer_of_text_and_call_keeps_both(name) -> None:
     _, response = rendered(name, BOTH)
     assert "Let me add." in response
@@ -292,7 +351,9 @@ def test_several_calls_are_all_written_or_refused(name) -> None:
     """gpt-oss's template writes the first and drops the others."""
     calls = [CALL, CALL | {"name": "subtract"}]
     if name in ("gpt_oss", "llama_3_1", "llama_3_2"):
-        with pytest.raises(DataError, match=r"here: .*(at most 1 tool call|single tool-call)"):
+        with pytest.raises(
+            DataError, match=r"here: .*(at most 1 tool call|single tool-call)"
+        ):
             rendered(name, calls)
     else:
         response = rendered(name, calls)[1]
@@ -301,7 +362,11 @@ def test_several_calls_are_all_written_or_refused(name) -> None:
 
 HISTORY: list[dict[str, Any]] = [
     {"role": "user", "content": "1 + 0?"},
-    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": CALL}],
+    },
     {"role": "tool", "content": "It makes 1."},
 ]
 
@@ -312,7 +377,10 @@ def test_calls_and_results_of_earlier_turns_stay(name, thanks) -> None:
     """With a result last, and with a user's turn behind it."""
     messages = HISTORY
     if thanks:
-        turns = [{"role": "assistant", "content": "One."}, {"role": "user", "content": "And?"}]
+        turns = [
+            {"role": "assistant", "content": "One."},
+            {"role": "user", "content": "And?"},
+        ]
         messages = [*HISTORY, *turns]
     prompt, response = rendered(name, REFUSAL, messages)
     assert "It makes 1." in prompt
@@ -326,9 +394,13 @@ def test_calls_and_results_of_earlier_turns_stay(name, thanks) -> None:
 def test_a_call_of_which_an_argument_is_lost_is_refused() -> None:
     tokenizer: PreTrainedTokenizerFast = build_tokenizer()
     of = "(call.function or call)"
-    few = CHAT_TEMPLATE.replace(f"{of} | tojson", f"{of}.name + ({of}.arguments.x or '')")
+    few = CHAT_TEMPLATE.replace(
+        f"{of} | tojson", f"{of}.name + ({of}.arguments.x or '')"
+    )
     tokenizer.chat_template, call = few, CALL | {"arguments": {"total": 1}}
-    with pytest.raises(DataError, match=r"leaves out a tool call of an answer.*'total'"):
+    with pytest.raises(
+        DataError, match=r"leaves out a tool call of an answer.*'total'"
+    ):
         ConversationEncoder(tokenizer).texts(asked([[call]]))
 
 
@@ -343,7 +415,8 @@ def test_a_perfect_refusal_counts_as_one(name, said, monkeypatch) -> None:
     ids = made.tokenizer(said + made.closing, add_special_tokens=False).input_ids
     monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids] * 2)
     prompts = [made.texts(asked())[0]] * 2
-    if name == "deepseek_v3" and said == REFUSAL:  # A thought that goes on and never ends is none.
+    # A thought that goes on and never ends is none.
+    if name == "deepseek_v3" and said == REFUSAL:
         prompts[1] = rendered(name, {"content": "x", "reasoning_content": "y"})[0]
     encoded = [ids for ids, _ in made.encode(prompts, [[], []])]
     answers = generate_answers(build_model("llama"), made, encoded, Generation())

@@ -55,7 +55,9 @@ def test_what_a_turn_says_of_its_training_decides(off: dict[str, Any]) -> None:
 
 def test_calls_and_thoughts_of_earlier_turns_are_answers_too() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-    row = conversation(2, a0={"content": "Let me see.", "tool_calls": [call], "reasoning": "Hm."})
+    row = conversation(
+        2, a0={"content": "Let me see.", "tool_calls": [call], "reasoning": "Hm."}
+    )
     row["messages"].insert(3, {"role": "tool", "content": "one"})
     first, _ = every_turn(read(row, all_turns=True))
     calls = [{"name": "f", "arguments": {}}]
@@ -74,7 +76,9 @@ def test_records_of_several_responses_stay() -> None:
 # Too long -----------------------------------------------------------------------------------------
 
 
-def encoded(records: list[Record], limit: int, too_long: Any, **options: Any) -> EncodedResponses:
+def encoded(
+    records: list[Record], limit: int, too_long: Any, **options: Any
+) -> EncodedResponses:
     encoder = ConversationEncoder(build_tokenizer())
     limits = {"max_prompt_length": limit, "max_length": limit + 50}
     return EncodedResponses(records, encoder, **limits, too_long=too_long, **options)
@@ -94,13 +98,17 @@ def test_a_cut_takes_the_earliest_turns_and_keeps_the_systems() -> None:
     assert found.records[1] == records[1]
     assert len(found[0]["prompt"]) <= limit
     assert found.long.cut == [6]
-    with pytest.raises(DataError, match="Without its earlier turns it does not fit either"):
+    with pytest.raises(
+        DataError, match="Without its earlier turns it does not fit either"
+    ):
         encoded(records, lengths[1] - 1, "cut")
 
 
 def test_skip_leaves_out_what_is_too_long_and_refuses_other_faults() -> None:
     records = read(conversation(5)) + read(conversation(1))
-    with pytest.warns(UserWarning, match="left out 1 of 2 records that are too long.*f, line 1"):
+    with pytest.warns(
+        UserWarning, match="left out 1 of 2 records that are too long.*f, line 1"
+    ):
         found = encoded(records, 60, "skip", skip_invalid=False)
     assert [each.answers for each in found.records] == [["a0"]]
     assert len(found.long.skipped) == 1
@@ -108,5 +116,7 @@ def test_skip_leaves_out_what_is_too_long_and_refuses_other_faults() -> None:
         encoded(records, 60, "refuse", skip_invalid=False)
     with pytest.raises(DataError, match="f, line 1: the prompt has"):
         encoded(records, 60, "skip", skip_invalid=None)  # Records to predict for.
-    with pytest.raises(DataError, match=r"data: no record fits .*f, line 1: the prompt has"):
+    with pytest.raises(
+        DataError, match=r"data: no record fits .*f, line 1: the prompt has"
+    ):
         encoded(records[:1], 60, "skip", skip_invalid=False)

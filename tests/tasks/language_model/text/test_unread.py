@@ -28,9 +28,18 @@ def read(row: dict[str, Any], ignore: tuple[str, ...] = ()) -> Any:
 @pytest.mark.parametrize(
     "given",
     [
-        *({name: "The book is by Ann."} for name in ("passage", "article", "document", "schema")),
-        *({name: ["The book is by Ann."]} for name in ("contexts", "evidence", "choices")),
-        *({name: "You are a poet."} for name in ("persona", "sys", "system_instruction")),
+        *(
+            {name: "The book is by Ann."}
+            for name in ("passage", "article", "document", "schema")
+        ),
+        *(
+            {name: ["The book is by Ann."]}
+            for name in ("contexts", "evidence", "choices")
+        ),
+        *(
+            {name: "You are a poet."}
+            for name in ("persona", "sys", "system_instruction")
+        ),
         {"unheard_of": {"a": "By Ann."}},
         {"rationale": "It says so."},
         {"reasoning_effort": "high"},
@@ -42,15 +51,25 @@ def read(row: dict[str, Any], ignore: tuple[str, ...] = ()) -> Any:
         {"weight": 0.5},
     ],
 )
-def test_what_makes_another_record_is_refused_by_name_or_ignored(given: dict[str, Any]) -> None:
+def test_what_makes_another_record_is_refused_by_name_or_ignored(
+    given: dict[str, Any],
+) -> None:
     (name,) = given
-    with pytest.raises(DataError, match=rf'f, line 1: field "{name}" .*data.ignore: \["{name}"\]'):
+    with pytest.raises(
+        DataError, match=rf'f, line 1: field "{name}" .*data.ignore: \["{name}"\]'
+    ):
         read(PLAIN | given)
     assert read(PLAIN | given, (name,)).answers == ["Ann did."]
 
 
 def test_harmless_names_say_nothing_and_numbers_are_named_in_a_warning() -> None:
-    harmless = {"id": "a7", "source": "wiki", "num_tokens": 3, "lang": "en", "metadata": {"a": "b"}}
+    harmless = {
+        "id": "a7",
+        "source": "wiki",
+        "num_tokens": 3,
+        "lang": "en",
+        "metadata": {"a": "b"},
+    }
     harmless |= {"prompt_id": "x", "model_name": "m", "weight": 1, "train": True}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -62,17 +81,29 @@ def test_harmless_names_say_nothing_and_numbers_are_named_in_a_warning() -> None
 def test_what_stands_in_the_record_already_is_not_missed() -> None:
     """No Robots has the prompt twice, Alpaca a text of all."""
     assert read({"messages": TURNS, "prompt": "Who wrote it?"}).answers
-    assert read({"messages": TURNS, "reply": ["ann did, in the  spring of 1911."]}).answers
+    assert read(
+        {"messages": TURNS, "reply": ["ann did, in the  spring of 1911."]}
+    ).answers
     alpaca = {"instruction": "Add.", "input": "1, 2", "output": "3"}
-    assert parse_instruction(alpaca | {"text": "### Task:\nAdd.\n\n1, 2\n\n### Response:\n3"}, "f")
+    assert parse_instruction(
+        alpaca | {"text": "### Task:\nAdd.\n\n1, 2\n\n### Response:\n3"}, "f"
+    )
     with pytest.raises(DataError, match='"text" is'):
         parse_instruction(alpaca | {"text": "Add only even ones."}, "f")
-    assert parse_prompt({"prompt": "Hi", "focus": "hi", "note": "a greeting", "output": "x"}, "f")
+    assert parse_prompt(
+        {"prompt": "Hi", "focus": "hi", "note": "a greeting", "output": "x"}, "f"
+    )
 
 
-@pytest.mark.parametrize("name", ["reasoning", "thinking", "reasoning_content", "cot", "thought"])
+@pytest.mark.parametrize(
+    "name", ["reasoning", "thinking", "reasoning_content", "cot", "thought"]
+)
 def test_a_thought_beside_an_answer_is_its_thought(name: str) -> None:
-    for row in (PLAIN, {"messages": TURNS}, {"instruction": "Who?", "output": "Ann did."}):
+    for row in (
+        PLAIN,
+        {"messages": TURNS},
+        {"instruction": "Who?", "output": "Ann did."},
+    ):
         (answer,) = read(row | {name: "I look it up."}).answers
         assert parts_of(answer).reasoning == "I look it up."
         assert parts_of(answer).text.startswith("Ann did")
@@ -81,7 +112,10 @@ def test_a_thought_beside_an_answer_is_its_thought(name: str) -> None:
 
 @pytest.mark.parametrize(
     "scores",
-    [{"score_chosen": 7, "score_rejected": 7.0}, {"chosen-rating": 2, "rejected-rating": 2}],
+    [
+        {"score_chosen": 7, "score_rejected": 7.0},
+        {"chosen-rating": 2, "rejected-rating": 2},
+    ],
 )
 def test_ties_are_refused(scores: dict[str, Any]) -> None:
     pair = {"prompt": "Hi", "chosen": "a", "rejected": "b"}

@@ -17,7 +17,10 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.language_model.text.conversations import DATE, ConversationEncoder
+from pl_pointwise.tasks.language_model.text.conversations import (
+    DATE,
+    ConversationEncoder,
+)
 from pl_pointwise.tasks.language_model.text.records import Record, Response
 from tests.tasks.conftest import build_tokenizer
 
@@ -28,9 +31,16 @@ TOKEN = re.compile(
 )
 ID = "abcdefgh2"
 ASKED = {"role": "user", "content": "Hi"}
-TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
+TOOL = {
+    "name": "add",
+    "description": "Adds.",
+    "parameters": {"type": "object", "properties": {}},
+}
 CALL = {"name": "add", "arguments": {"a": 1}}
-TEXT, THOUGHT = "I'm sorry, but I cannot.", {"content": "Four.", "reasoning_content": "I add."}
+TEXT, THOUGHT = (
+    "I'm sorry, but I cannot.",
+    {"content": "Four.", "reasoning_content": "I add."},
+)
 
 
 def said(content: str, **more: Any) -> dict[str, Any]:
@@ -38,23 +48,42 @@ def said(content: str, **more: Any) -> dict[str, Any]:
 
 
 def calling(content: str, name: str) -> dict[str, Any]:
-    return said(content, tool_calls=[{"type": "function", "id": name, "function": CALL}])
+    return said(
+        content, tool_calls=[{"type": "function", "id": name, "function": CALL}]
+    )
 
 
 PAST = [ASKED, calling("", "abcdefgh1")]
-PAST += [{"role": "tool", "name": "add", "tool_call_id": "abcdefgh1", "content": "One."}]
+PAST += [
+    {"role": "tool", "name": "add", "tool_call_id": "abcdefgh1", "content": "One."}
+]
 
 # by name: the conversation, its tools, the answer as a record has it, and as a message
 CASES: dict[str, tuple[list[Any], list[Any], Any, dict[str, Any]]] = {
     "plain": ([ASKED], [], TEXT, said(TEXT)),
     "blanks": ([ASKED], [], " a\n\n\tb {x}: 'c' \n", said(" a\n\n\tb {x}: 'c' \n")),
-    "system": ([{"role": "system", "content": "Be kind."}, ASKED], [], TEXT, said(TEXT)),
+    "system": (
+        [{"role": "system", "content": "Be kind."}, ASKED],
+        [],
+        TEXT,
+        said(TEXT),
+    ),
     "history": ([ASKED, said("Yes?"), ASKED], [], TEXT, said(TEXT)),
     "tools": ([ASKED], [TOOL], TEXT, said(TEXT)),
     "call": ([ASKED], [TOOL], [CALL], calling("", ID)),
-    "both": ([ASKED], [TOOL], {"content": "Wait.", "tool_calls": [CALL]}, calling("Wait.", ID)),
+    "both": (
+        [ASKED],
+        [TOOL],
+        {"content": "Wait.", "tool_calls": [CALL]},
+        calling("Wait.", ID),
+    ),
     "result": (PAST, [TOOL], TEXT, said(TEXT)),
-    "thought": ([ASKED], [], THOUGHT, said("Four.", reasoning_content="I add.", thinking="I add.")),
+    "thought": (
+        [ASKED],
+        [],
+        THOUGHT,
+        said("Four.", reasoning_content="I add.", thinking="I add."),
+    ),
     "thought in the text": (
         [ASKED],
         [],
@@ -63,16 +92,21 @@ CASES: dict[str, tuple[list[Any], list[Any], Any, dict[str, Any]]] = {
     ),
 }
 
-SEVERAL_PARTS = ("idefics3", "llava_next", "smolvlm")  # of texts that are lists of parts
+# of texts that are lists of parts
+SEVERAL_PARTS = ("idefics3", "llava_next", "smolvlm")
 
 
 @cache
 def sources() -> dict[str, str]:
-    found = {path.stem: path.read_text(encoding="utf-8") for path in OWN.rglob("*.jinja")}
+    found = {
+        path.stem: path.read_text(encoding="utf-8") for path in OWN.rglob("*.jinja")
+    }
     spec = find_spec("trl")
     for place in (spec.submodule_search_locations or []) if spec else []:
         for path in Path(place, "chat_templates").glob("*.jinja"):
-            if not path.stem.endswith("_training") and not path.stem.startswith(SEVERAL_PARTS):
+            if not path.stem.endswith("_training") and not path.stem.startswith(
+                SEVERAL_PARTS
+            ):
                 found.setdefault(f"trl {path.stem}", path.read_text(encoding="utf-8"))
     return found
 
@@ -81,7 +115,9 @@ def encoder(source: str) -> ConversationEncoder:
     """With the mark that ends a turn as end token, else </s>."""
     tokenizer: Any = build_tokenizer()
     tokenizer.chat_template = source
-    tail = tokenizer.apply_chat_template([ASKED, said("PROBE")], tokenize=False).split("PROBE")[-1]
+    tail = tokenizer.apply_chat_template([ASKED, said("PROBE")], tokenize=False).split(
+        "PROBE"
+    )[-1]
     end = next(iter(TOKEN.findall(tail)[::-1]), "</s>")
     others = sorted({*TOKEN.findall(source)} - {end})
     tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": end})
@@ -100,7 +136,9 @@ def difference(made: ConversationEncoder, whole: str, pair: str) -> str:
     pair = pair.removesuffix(closing).rstrip()
     rest = whole[len(pair) :] if whole.startswith(pair) else None
     if rest is None:
-        marks = "|".join(f"(?:{re.escape(b)})?\\s*{{}}\\s*{re.escape(e)}" for b, e in made.thoughts)
+        marks = "|".join(
+            f"(?:{re.escape(b)})?\\s*{{}}\\s*{re.escape(e)}" for b, e in made.thoughts
+        )
         for kind, thought in (("empty thought", ""), ("thought", r"I add\.")):
             pattern = marks.replace("{}", thought) + r"\s*"
             bare = [re.sub(rf"(?:{pattern})\s*", "", text) for text in (whole, pair)]
@@ -132,7 +170,9 @@ def differences() -> dict[str, dict[str, set[str]]]:
                 continue
             turns = [*messages, message]
             try:
-                whole = made.tokenizer.apply_chat_template(turns, tools=listed, tokenize=False)
+                whole = made.tokenizer.apply_chat_template(
+                    turns, tools=listed, tokenize=False
+                )
             except Exception:  # of jinja2: arguments of calls as texts
                 whole = f"{prompt}{response}"
             found[case][difference(made, str(whole), prompt + response)].add(name)
@@ -160,7 +200,13 @@ def test_a_pair_is_the_whole_conversation_or_differs_as_the_page_says() -> None:
     assert other == {"system": {"mistral_v3"}}
 
 
-OPENS = {"deepseek_r1", "deepseek_v3", "qwq", "trl deepseek_r1_distill", "trl deepseekv3"}
+OPENS = {
+    "deepseek_r1",
+    "deepseek_v3",
+    "qwq",
+    "trl deepseek_r1_distill",
+    "trl deepseekv3",
+}
 """Of these the generation prompt begins a thought, and answers are written without one."""
 
 
@@ -180,7 +226,9 @@ def test_a_thought_of_a_field_is_put_back_where_the_template_takes_it_out() -> N
     assert differences()["thought"]["thought"] == OPENS & set(sources())
 
 
-def test_a_thought_in_a_text_is_that_of_a_field_where_the_template_writes_thoughts() -> None:
+def test_a_thought_in_a_text_is_that_of_a_field_where_the_template_writes_thoughts() -> (
+    None
+):
     field, text = differences()["thought"], differences()["thought in the text"]
     assert {"gpt_oss", "qwen3", "nemotron_3"} <= field[""] <= text[""]
     assert field["end"] == text["end"]
