@@ -93,7 +93,7 @@ class Certificate:
     share: float  #: violated / n
     bound: float  #: On P(a new input violates), from above; violation_bound.
     cvar: float  #: Of the n values, in the units of the violation.
-    # : Upper bound on that at ``level``, inf for few samples; quantile_bound.
+    #: Upper bound on that at ``level``, inf for few samples; quantile_bound.
     quantile: float
     confidence: float  #: Of each bound.
     level: float  #: Of the CVaR and of the quantile.

@@ -34,7 +34,7 @@ class SampleViolations:
     index: Tensor  #: (n,) int64, each sample's position in its data set
     violation: Tensor  #: (n, K), positive violates; NaN where it does not apply
     mask: Tensor  #: bool, (n, K): which elements it applies to
-    # : (G, K), of the mean of each group that is bounded; or NaN
+    #: (G, K), of the mean of each group that is bounded; or NaN
     by_group: Tensor | None = None
 
     def pooled(self) -> Tensor:

@@ -225,7 +225,8 @@ def test_every_argument_of_a_public_class_is_described(name: str) -> None:
     described, source = kind.__doc__ or "", inspect.getsource(kind)
     for argument, parameter in inspect.signature(kind).parameters.items():
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            field = rf'(?m)^    {argument}: .*(#: .|\n    """.)'
+            beside = rf'    {argument}: .*(#: .|\n    """.)'
+            field = rf"(?m)^({beside}|    #: .*\n    {argument}: )"
             assert re.search(rf"\b{argument}\b", described) or re.search(
                 field, source
             ), argument

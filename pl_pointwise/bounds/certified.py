@@ -15,12 +15,12 @@ class Solution(NamedTuple):
     """Answers, and what is proved of them; a row for each x."""
 
     y: Tensor  #: (B, V)
-    # : (B,) float64, the largest of g and |Ay − x|; at most 0 of g counts as 0
+    #: (B,) float64, the largest of g and |Ay − x|; at most 0 of g counts as 0
     violation: Tensor
     objective: Tensor  #: (B,) float64, f(y)
-    # : (B,) float64; no feasible point has a smaller f; −inf where none is known
+    #: (B,) float64; no feasible point has a smaller f; −inf where none is known
     bound: Tensor
-    # : (B,) float64, what f(y) is above the optimum at most, as a share of it
+    #: (B,) float64, what f(y) is above the optimum at most, as a share of it
     gap: Tensor
 
 

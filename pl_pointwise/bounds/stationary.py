@@ -18,7 +18,7 @@ class LocalSolution(NamedTuple):
     y: Tensor  #: (B, V)
     violation: Tensor  #: (B,) float64, as that of a :class:`Solution`
     objective: Tensor  #: (B,) float64, f(y)
-    # : (B,) float64, the share of ∇f that no constraint balances: 0 at best
+    #: (B,) float64, the share of ∇f that no constraint balances: 0 at best
     stationarity: Tensor
 
 

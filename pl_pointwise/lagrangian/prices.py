@@ -40,10 +40,10 @@ class Step:
 
     measured: Measured  #: what its micro-batches gave
     in_force: Mapping[str, Formulation]  #: by constraint, with α a number
-    # : λ, () or (2,), of the constraints on a batch's statistic
+    #: λ, () or (2,), of the constraints on a batch's statistic
     statistics: Mapping[str, Tensor]
     dual_first: bool = False  #: whether the weights followed λ after this step's update
-    # : bool (R,), samples without force
+    #: bool (R,), samples without force
     exempt: Mapping[str, Tensor] = field(default_factory=dict)
 
 

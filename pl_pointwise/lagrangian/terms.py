@@ -42,11 +42,11 @@ class Terms:
     followed: dict[str, Tensor]  #: violations (b, sides·K) that the weights follow
     judged: dict[str, Tensor]  #: those that the multipliers follow; without a gradient
     masks: dict[str, Tensor]  #: bool, (b,) for the objective, else as the violations
-    # : whether all terms are known to apply to all samples, without a look
+    #: whether all terms are known to apply to all samples, without a look
     whole: bool = False
-    # : of each row's group, where bounded
+    #: of each row's group, where bounded
     means: dict[str, Tensor] = field(default_factory=dict)
-    # : bool (b,), where a share is exempt
+    #: bool (b,), where a share is exempt
     exempt: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -60,9 +60,9 @@ class Measured:
     judged: dict[str, Tensor]  #: those that the multipliers follow
     masks: dict[str, Tensor]  #: bool, (R,) for the objective, else as the violations
     multipliers: dict[str, Tensor]  #: λ_t where it is per sample, as the violations
-    # : samples that each term applies to, those left out later included
+    #: samples that each term applies to, those left out later included
     counts: dict[str, int]
-    # : of the terms per sample; those of the batch are added when they are known
+    #: of the terms per sample; those of the batch are added when they are known
     lagrangian: float
     gradient_norm: float  #: before clipping
     strict: bool = False  #: whether the multipliers follow others than the weights

@@ -24,7 +24,7 @@ class RequirementRow:
     violated: int | None  #: training samples that violate it at their last visit
     of: int | None  #: training samples that it applies to
     worst: float | None  #: the worst value of a training sample
-    # : the 95th percentile: 95 % of the samples are at this value or better
+    #: the 95th percentile: 95 % of the samples are at this value or better
     most: float | None
     held_violated: int | None = None  #: held-out samples, and so below
     held_of: int | None = None  #: as ``of``
@@ -32,9 +32,9 @@ class RequirementRow:
     held_most: float | None = None  #: as ``most``
     multipliers: int | None = None  #: samples with λ ≠ 0; None without a λ for each
     multiplier: float | None = None  #: λ of a statistic of the batch
-    # : loosening the bound by δ lowers the mean objective by price · δ
+    #: loosening the bound by δ lowers the mean objective by price · δ
     price: float | None = None
-    # : whether numbers are of groups, each by its mean, not of samples
+    #: whether numbers are of groups, each by its mean, not of samples
     by_group: bool = False
     allowed: int | None = None  #: samples that may violate it, where a share may
     held_allowed: int | None = None  #: as ``allowed``
@@ -55,7 +55,7 @@ class HeldOut:
     """What the last evaluation found on samples that were not trained on."""
 
     constraints: Mapping[str, Constraint]  #: the bounds it measured by
-    # : by constraint (n,), the largest of each sample, or group
+    #: by constraint (n,), the largest of each sample, or group
     worst: Mapping[str, Tensor]
     objective: float | None = None  #: the mean, over all samples that it applies to
     step: int | None = None  #: of the training; None where that is not known
@@ -67,14 +67,14 @@ class Conditions:
 
     rate: float | None = None  #: the peak learning rate
     epochs: int | None = None  #: of the whole run
-    # : the norm of the trained weights over that at the start
+    #: the norm of the trained weights over that at the start
     growth: float | None = None
     skipped: int = 0  #: steps without an update, as values were not finite
     left_out: int = 0  #: samples whose values were not finite
     longer: str = "train longer"  #: how
-    # : what was not trained on, and why: a sentence each
+    #: what was not trained on, and why: a sentence each
     not_trained: Sequence[str] = ()
-    # : sentences of the task's own, such as on answers that changed
+    #: sentences of the task's own, such as on answers that changed
     of_task: Sequence[str] = ()
 
 
@@ -87,12 +87,12 @@ class Closing:
 
     steps: int  #: of the weights
     epochs: int | None  #: None where that is not known
-    # : first step, last, held out
+    #: first step, last, held out
     objective: tuple[float | None, float | None, float | None]
     rows: list[RequirementRow]  #: one for each constraint, or side of it
     held_step: int | None = None  #: after which the held-out samples were measured
     sentences: list[str] = field(default_factory=list)  #: the most important first
-    # : those of them that call for an answer
+    #: those of them that call for an answer
     warnings: list[str] = field(default_factory=list)
     not_trained: list[str] = field(default_factory=list)  #: those of ``Conditions``
 

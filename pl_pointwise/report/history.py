@@ -36,7 +36,7 @@ class Curves:
     objective: list[float]  #: the mean; NaN where no sample had one
     violated: dict[str, list[float]]  #: by constraint the share of its samples
     worst: dict[str, list[float]]  #: the largest violation
-    # : the mean λ of the samples, as the steps used it
+    #: the mean λ of the samples, as the steps used it
     multiplier: dict[str, list[float]]
 
 

@@ -67,7 +67,7 @@ class Page:
     samples: Sequence[Sample] = ()
     samples_title: str = "Samples, the hardest first"
     samples_note: str = ""
-    # : by name and data set
+    #: by name and data set
     metrics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()

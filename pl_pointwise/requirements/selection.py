@@ -23,7 +23,7 @@ class Candidate:
     objective: float  #: smaller is better
     selection: Sequence[Losses]  #: by requirement, on the selection split
     certification: Sequence[Losses]  #: on the certification split
-    # : by requirement, of its violations on the selection split
+    #: by requirement, of its violations on the selection split
     sizes: Sequence[float] = ()
 
 
@@ -34,12 +34,12 @@ class Tested:
     candidate: Candidate  #: the one that was tested
     p: float  #: on the certification split, the largest over the requirements
     place: int | None  #: in the sequence, from 0; None for one that another beats
-    # : whether its place was reached, with a p-value that is small enough
+    #: whether its place was reached, with a p-value that is small enough
     certified: bool
     reached: bool = False  #: whether the test came to its place
     selection_p: float = 1.0  #: the largest p-value on the selection split
     p_by_requirement: Sequence[float] = ()  #: on the certification split
-    # : the position of one that is no worse in p and objective
+    #: the position of one that is no worse in p and objective
     beaten_by: int | None = None
 
 

@@ -32,7 +32,7 @@ class Resume:
     entry: Mapping[str, Any]  #: the module's own, of ``state_of``
     next: Next = Next.BATCH
     loaders: Sequence[Any] = ()  #: states of the training loader
-    # : weights, before the run's hooks
+    #: weights, before the run's hooks
     frozen_at_start: list[str] = field(default_factory=list)
 
     @property

@@ -410,8 +410,7 @@ class RerankerDataModule(RecordsDataModule):
 
 def _least_negatives(negatives: int, least: int | None) -> int:
     """How many irrelevant passages a query has at least."""
-    if least is None:
-        return negatives
+    least = negatives if least is None else least
     if not 1 <= least <= negatives:
         raise DataError(
             f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
