@@ -114,8 +114,9 @@ class PointwiseLoss:
             trained is asked for at each measurement.
         primal_steps: steps of the weights per dual step.
         order: "simultaneous": a loss uses λ before its batch's dual step; "dual_first": after it.
-        total_steps: of the weights in the whole run, where it is known: in more than 900 λ waits
-            for the weights while most samples violate (docs/formulations.md).
+        total_steps: of the weights in the whole run, where it is known. In more than ten epochs few
+            violating samples push less hard, and in more than 900 steps λ waits for the weights
+            while most samples violate (docs/formulations.md).
 
     Raises:
         DataError: ``groups`` that are not one number from 0 for each sample; numbers below 1.

@@ -7,15 +7,17 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
 values, m that of (v)₊ over all values, M the largest that m was within two epochs, λ̄ the mean
 multiplier of the values that have a force or a multiplier, s the share of the samples that violate
-or have a multiplier, and v⁺ = v + r/4 (v for an equality),
+or have a multiplier, R the epochs of the run, and v⁺ = v + r/4 (v for an equality),
 
-    P = min(max(2Λ·M/m + λ̄, 2Λ·min(1/s, 10)), 100Λ),
+    P = min(max(2Λ·M/m + λ̄, 2Λ·min(1/s, L)), 100Λ),   L = 10 where R ≤ 10, else max(1000/R², 1),
     force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
 
 The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
 
 - A requirement first pushes twice as hard as the objective, however few samples violate it: ψ is
-  averaged over all of them, hence 1/s. With multipliers on more of them that part is less.
+  averaged over all of them, hence 1/s. With multipliers on more of them that part is less. In a
+  long run λ has the time to grow to what few samples need, and a hard push at its start costs
+  objective that is not made up for: hence L.
 - P grows as m falls: fewer samples are left to push. Where pushing does not lower m, it does not.
   M is kept whole for two epochs: no λ acts in the first one, and none has grown in the second.
 - From the second epoch on λ grows by a factor while a violation stays, and falls where there is
@@ -70,6 +72,8 @@ PACE = 150.0
 WINDOW = 10
 """Steps that m and s cover, M at least, and r and λ̄ twice that at least; else an epoch. In so many
 the weights follow a λ."""
+SHORT = 10.0
+"""Epochs of a run up to which few samples push so much harder."""
 LONG, LEAST = 6.0, 0.25
 """A run is long beyond so many times PACE; its first push is such a part of LEAD at least."""
 
@@ -132,12 +136,20 @@ def _add(state: _State, values: _Values, steps_an_epoch: float) -> None:
         state.size = before + (mean - before) / min(state.steps, window)
 
 
-def _of_few(share: float, sides: int) -> float:
-    """How much harder each of few samples pushes: one over their share, within 1 and 10.
+def _of_few(share: float, sides: int, most: float = LARGEST / 10) -> float:
+    """How much harder each of few samples pushes: one over their share, within 1 and ``most``.
 
     share: s of the values, of which an interval's samples have two and violate one at most.
     """
-    return min(1 / min(max(sides * share, 1e-9), 1.0), LARGEST / 10)
+    return min(1 / min(max(sides * share, 1e-9), 1.0), most)
+
+
+def _most_of_few(steps_between: float, total_steps: int | None) -> float:
+    """L: the most that the above comes to. Arguments as of :meth:`GradientUnits.in_force`."""
+    if total_steps is None:
+        return LARGEST / 10
+    short = SHORT * steps_between / total_steps
+    return max(1.0, LARGEST / 10 * min(1.0, short**2))
 
 
 def _waiting(share: float, sides: int, total_steps: int | None) -> float:
@@ -160,7 +172,7 @@ def _of_samples(
         waiting = _waiting(state.share, sides, total_steps)
     lead = LEAD * min(1.0, max(LEAST, 2 * WINDOW / waiting))
     growth = state.largest / state.mean if state.mean else 1.0
-    few = _of_few(state.share, sides)
+    few = _of_few(state.share, sides, _most_of_few(steps_between, total_steps))
     pull = max(lead * growth * unit + state.multiplier, lead * few * unit)
     pull = min(pull, LARGEST * unit)
     if formulation.scope == "none":  # It has no λ.

@@ -77,9 +77,10 @@ def by_hand(
         size = typical if step == 0 else size
         waiting = 10 * (1 + share**2 * max(0.0, total / 150 - 6))
         lead = 2 * min(1.0, max(0.25, 20 / waiting))
-        strength = max(
-            lead * largest / falls * unit + mean, lead * unit * min(1 / share, 10)
-        )
+        # An epoch is one step.
+        most = 10.0 if total <= 10 else max(1.0, 1000 / total**2)
+        of_few = lead * unit * min(1 / share, most)
+        strength = max(lead * largest / falls * unit + mean, of_few)
         strength = min(strength, 100 * unit)
         aimed = v.detach() / size + 0.25
         pull = (multipliers + strength * aimed.clamp(max=1)).clamp(min=0)
@@ -111,7 +112,7 @@ def test_a_run_is_the_rule_by_hand() -> None:
     rows, steps, rate = ToyRows(9), 12, 1e-3
     module = Toy(Pointwise(), BOUND, learning_rate=rate)
     fit(module, rows, epochs=steps, batch_size=9)
-    weights, multipliers = by_hand(rows, steps, rate)
+    weights, multipliers = by_hand(rows, steps, rate, steps)
     assert (multipliers > 0).any()
     torch.testing.assert_close(weights_of(module), weights, rtol=1e-6, atol=1e-7)
     found = module.multipliers["fit"][:, 0].double()
@@ -515,8 +516,8 @@ def test_in_a_long_run_multipliers_wait_while_most_samples_violate() -> None:
     assert waits(1050, 1.0) == pytest.approx((2.0, 1.0))  # W = 20.
     assert waits(1500, 1.0) == pytest.approx((2.0 * 20 / 50, 20 / 50))
     assert waits(3900, 1.0) == pytest.approx((0.5, 20 / 210))
-    assert waits(3900, 0.5) == pytest.approx((2 * 2.0 * 20 / 60, 20 / 60))
-    assert waits(3900, 0.1) == pytest.approx((20.0, 10 / 12))  # Few wait no more: 10Λ.
+    assert waits(3900, 0.5) == pytest.approx((2.0 * 20 / 60, 20 / 60))
+    assert waits(3900, 0.1) == pytest.approx((2.0, 1.0))  # Few wait no more.
     interval = Constraint(at_least=-9.0, at_most=0.0)
     # Every sample violates one side.
     of_interval = waits(3900, 1.0, constraint=interval)
@@ -590,6 +591,35 @@ def test_few_samples_push_as_hard_together_as_all_would() -> None:
     assert late[30:35] == pytest.approx([20.0] * 5)
     assert late[36] == pytest.approx(10.0 / (1 - 0.9**7))
     assert late[-1] == pytest.approx(10.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "push"),
+    [
+        (1, 20.0),
+        (10, 20.0),
+        (20, 5.0),
+        (30, 20 / 9),
+        (40, 2.0),
+        (500, 2.0),
+        (None, 20.0),
+    ],
+)
+def test_in_a_long_run_few_samples_push_as_each_of_many(
+    epochs: int | None, push: float
+) -> None:
+    """Ten times as hard in ten epochs at most, then 1000/R² times; else λ has no time."""
+    units, declared = GradientUnits(), {"fit": Pointwise()}
+    units.measure("fit", 6.0, 2.0, 0.5)
+    values = torch.full((20, 1), -0.5)
+    values[0] = 0.5
+    for _ in range(10):
+        force = units.in_force(declared, ONE)
+        units.add(measured_of(values, 0 * values), declared, force, 7.0)
+    for between, expected in ((7.0, push), (math.inf, 20.0)):  # A stream has no epoch.
+        total = None if epochs is None else 7 * epochs
+        found = units.in_force(declared, ONE, between, total)["fit"]
+        assert 2 * found.augmentation * 0.5 / 3.0 == pytest.approx(expected)
 
 
 def test_samples_with_a_multiplier_push_too_and_a_price_is_of_them_all() -> None:
