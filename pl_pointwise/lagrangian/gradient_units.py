@@ -9,7 +9,7 @@ values, m that of (v)₊ over all values, M the largest that m was within two ep
 multiplier of the values that have a force or a multiplier, s the share of the samples that violate
 or have a multiplier, R the epochs of the run, and v⁺ = v + r/4 (v for an equality),
 
-    P = min(max(2Λ·M/m + λ̄, 2Λ·min(1/s, L)), 100Λ),   L = 10 where R ≤ 10, else max(1000/R², 1),
+    P = min(max(2Λ·M/m + λ̄, 2Λ·min(1/s, L)), 100Λ),   L = 10 where R ≤ 10, else max(10⁴/R³, 1),
     force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
 
 The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
@@ -149,7 +149,7 @@ def _most_of_few(steps_between: float, total_steps: int | None) -> float:
     if total_steps is None:
         return LARGEST / 10
     short = SHORT * steps_between / total_steps
-    return max(1.0, LARGEST / 10 * min(1.0, short**2))
+    return max(1.0, LARGEST / 10 * min(1.0, short**3))
 
 
 def _waiting(share: float, sides: int, total_steps: int | None) -> float:

@@ -78,7 +78,7 @@ def by_hand(
         waiting = 10 * (1 + share**2 * max(0.0, total / 150 - 6))
         lead = 2 * min(1.0, max(0.25, 20 / waiting))
         # An epoch is one step.
-        most = 10.0 if total <= 10 else max(1.0, 1000 / total**2)
+        most = 10.0 if total <= 10 else max(1.0, 1e4 / total**3)
         of_few = lead * unit * min(1 / share, most)
         strength = max(lead * largest / falls * unit + mean, of_few)
         strength = min(strength, 100 * unit)
