@@ -598,8 +598,8 @@ def test_few_samples_push_as_hard_together_as_all_would() -> None:
     [
         (1, 20.0),
         (10, 20.0),
-        (20, 5.0),
-        (30, 20 / 9),
+        (20, 2.5),
+        (30, 2.0),
         (40, 2.0),
         (500, 2.0),
         (None, 20.0),
@@ -608,7 +608,7 @@ def test_few_samples_push_as_hard_together_as_all_would() -> None:
 def test_in_a_long_run_few_samples_push_as_each_of_many(
     epochs: int | None, push: float
 ) -> None:
-    """Ten times as hard in ten epochs at most, then 1000/R² times; else λ has no time."""
+    """Ten times as hard in ten epochs at most, then 10⁴/R³ times; else λ has no time."""
     units, declared = GradientUnits(), {"fit": Pointwise()}
     units.measure("fit", 6.0, 2.0, 0.5)
     values = torch.full((20, 1), -0.5)
