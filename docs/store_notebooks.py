@@ -116,8 +116,10 @@ def _text(notebook: Any) -> str:
 
 def main(names: list[str]) -> int:
     """Executes and stores the named notebooks, or all; returns 1 if one is not fit to be shown."""
-    wrong = 0
-    for path in sorted(FOLDER.glob("*.ipynb")):
+    wrong, paths = 0, sorted(FOLDER.glob("*.ipynb"))
+    if unknown := set(names) - {path.stem for path in paths}:
+        sys.exit(f"No such notebook: {', '.join(sorted(unknown))}.")
+    for path in paths:
         if names and path.stem not in names:
             continue
         notebook = executed(nbformat.read(path, as_version=4))
