@@ -92,6 +92,7 @@ class ConvexProblems(nn.Module, ABC):
             size = curved.diagonal(dim1=1, dim2=2).clamp(min=1e-300)
             target = complementary(curved, wanted, multipliers + slope / size > 0)
             length = torch.ones_like(best)
+            before = best
             for _ in range(8):  # Halves, until D grows.
                 moved = multipliers + length[:, None] * (target - multipliers)
                 value = self.dual(x, moved)
@@ -101,6 +102,8 @@ class ConvexProblems(nn.Module, ABC):
                 length = torch.where(better, 0, length / 2)
                 if not (length > 0).any():
                     break
+            if not (best > before).any():
+                break
         return multipliers
 
 

@@ -33,6 +33,7 @@ from pl_pointwise.bounds import (
     Stationary,
     train_bound,
 )
+from pl_pointwise.bounds.quadratic import diagonals_of, quadratic_terms
 from pl_pointwise.correction import Corrected, newton_corrected
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
@@ -217,7 +218,10 @@ def program_of(family: Family) -> QuadraticProgram:
 
 
 def _optimum_of_file(family: Family) -> Tensor:
-    """Those that the file gives, else by Newton steps on the bound; NaN where they do not close."""
+    """Those that the file gives, else by Newton steps on the bound; NaN where they do not close.
+
+    With a sine by ADMM, as of DC3's problems, where Q is a diagonal and constraints are linear.
+    """
     of = problems(family)
     trained = split_of(family)["train"].stop
     unknown = torch.full((family.instances,), torch.nan, dtype=torch.float64)
@@ -225,6 +229,10 @@ def _optimum_of_file(family: Family) -> Tensor:
     if of_file is not None:
         return of_file
     if family.nonconvex:
+        if of.Q.dim() > 1 or of.H is not None:
+            return unknown
+        y = stationary_points(family, of.x[trained:])
+        unknown[trained:] = cost(y, of.Q, of.p, nonconvex=True)
         return unknown
     program = program_of(family)
     x = of.x[trained:]
@@ -240,16 +248,26 @@ def _optimum_of_file(family: Family) -> Tensor:
 
 @lru_cache
 def optimum(family: Family, tolerance: float = 1e-6, steps: int = 20_000) -> Tensor:
-    """(N,) least objective, by ADMM in z: y = A⁺x + Nz; NaN of the instances that train.
-
-    Until no primal or dual residual is above the tolerance. With the sine, which is replaced by its
-    tangent and a parabola above it in each step, a stationary point and not the least for sure.
-    """
+    """(N,) least objective; NaN of the instances that train: see ``stationary_points``."""
     if family.file:
         return _optimum_of_file(family)
     of = problems(family)
     trained = split_of(family)["train"].stop
-    start = of.x[trained:] @ of.plus.T
+    y = stationary_points(family, of.x[trained:], tolerance, steps)
+    least = cost(y, of.Q, of.p, family.nonconvex)
+    return torch.cat([torch.full((trained,), torch.nan), least])
+
+
+def stationary_points(
+    family: Family, x: Tensor, tolerance: float = 1e-6, steps: int = 20_000
+) -> Tensor:
+    """The best answers to x (B, E), (B, V), by ADMM in z: y = A⁺x + Nz; with linear constraints.
+
+    Until no primal or dual residual is above the tolerance. With the sine, which is replaced by its
+    tangent and a parabola above it in each step, a stationary point and not the least for sure.
+    """
+    of = problems(family)
+    start = x @ of.plus.T
     curved = of.Q + of.p if family.nonconvex else of.Q
     hessian = of.null.T * curved @ of.null
     under = of.G @ of.null
@@ -272,8 +290,7 @@ def optimum(family: Family, tolerance: float = 1e-6, steps: int = 20_000) -> Ten
         dual = ((s - earlier_s) @ under).abs().max()
         moved = (y - earlier_y).abs().max()
         if max(primal, dual, moved) < tolerance:
-            least = cost(y, of.Q, of.p, family.nonconvex)
-            return torch.cat([torch.full((trained,), torch.nan), least])
+            return y
     raise DataError(
         f"The optimum of {family} was not found in {steps} steps: take another size."
     )
@@ -307,6 +324,8 @@ class Proxy(nn.Module):
         for name in ("Q", "p", "A", "G", "h", "plus", "null"):
             self.register_buffer(name, getattr(numbers, name).float())
         self.H = None if numbers.H is None else nn.Buffer(numbers.H.float())
+        self.diagonals: Tensor | None
+        self.register_buffer("diagonals", diagonals_of(self.H), persistent=False)
         outputs = family.variables - (family.equations if self.completes else 0)
         sizes = (family.equations, width, width, outputs)
         layers: list[nn.Module] = []
@@ -325,7 +344,7 @@ class Proxy(nn.Module):
         linear: Tensor = y @ self.G.T - self.h
         if self.H is None:
             return linear
-        return linear + torch.einsum("bi,kij,bj->bk", y, self.H, y) / 2
+        return linear + quadratic_terms(y, self.H, self.diagonals) / 2
 
     def equalities(self, y: Tensor, x: Tensor) -> Tensor:  # (B, E)
         return y @ self.A.T - x

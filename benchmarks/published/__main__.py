@@ -1,0 +1,129 @@
+"""Others' published tables, by their formulas, in their own columns; methods side by side.
+
+    python -m benchmarks.published                                     # all of it: hours on one core
+    python -m benchmarks.published --table "HardNet" --method "Pointwise()" --seeds 0 1 2
+    python -m benchmarks.published --show                              # the tables and the picture
+
+Every method has the same network (2 × 200), data, learning rate and epochs; nothing is tuned. A row
+of the CSV is a finished run, which is not repeated: remove it to run it anew. Answers are judged as
+they are ("none") and after Newton steps to 1e-8 ("newton").
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from . import hardnet, nlpoptnet, nonconvex, qcqp
+from .runs import OURS, PRICED, Run, run
+from .show import draw, summarise
+from .table import Table, common_columns
+
+RESULTS = Path(__file__).parents[1] / "evidence/results"
+TABLES = {each.TABLE.name: each.TABLE for each in (nonconvex, qcqp, hardnet, nlpoptnet)}
+KEY = ["table", "method", "seed", "correction"]
+
+
+def methods_of(table: Table) -> list[str]:
+    return [OURS, PRICED, *(f"hinge {weight:g}" for weight in table.weights)]
+
+
+def read(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=KEY)
+
+
+def rows_of(table: Table, method: str, seed: int, found: Run) -> list[dict[str, Any]]:
+    """A row for each column, before and after the correction: tables differ in their columns."""
+    rows = []
+    for correction, judged in (("none", found.raw), ("newton", found.corrected)):
+        cost = {"seconds": found.seconds, "ms an answer": found.milliseconds}
+        values = {**table.columns(judged), **common_columns(judged), **cost}
+        for column, value in values.items():
+            cells = [table.name, method, seed, correction, column, f"{value:.5g}"]
+            rows.append(dict(zip([*KEY, "column", "value"], cells, strict=True)))
+    return rows
+
+
+def instances_of(table: Table, method: str, found: Run) -> list[dict[str, Any]]:
+    """A row for each instance, of the picture."""
+    gap = found.corrected.objective - found.corrected.best
+    worst = found.raw.inequality.amax(1)
+    rows = []
+    for above, violation in zip(gap.tolist(), worst.tolist(), strict=True):
+        cells = [table.name, method, f"{above:.3g}", f"{violation:.3g}"]
+        names = ["table", "method", "gap", "worst before"]
+        rows.append(dict(zip(names, cells, strict=True)))
+    return rows
+
+
+def append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        if fresh:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def study(
+    output: Path,
+    table: Table,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+) -> None:
+    """Runs what the CSV lacks."""
+    family = table.family(folder)
+    for method in methods:
+        for seed in seeds:
+            done = read(output)
+            same = (done["table"] == table.name) & (done["method"] == method)
+            if (same & (done["seed"] == seed)).any():
+                continue
+            found = run(table, family, method, seed)
+            rows = rows_of(table, method, seed, found)
+            append(output, rows)
+            if seed == 0 and table.judged is None:
+                path = output.with_name(f"{output.stem}-instances.csv")
+                append(path, instances_of(table, method, found))
+            shown = [f"{row['column']} {row['value']}" for row in rows]
+            print(table.name, method, seed, *shown, sep="; ", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--table", nargs="+", choices=TABLES, default=[*TABLES])
+    parser.add_argument("--method", nargs="+", help="without: all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, default=RESULTS / "published.csv")
+    parser.add_argument("--show", action="store_true", help="no run: tables, picture")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    for name in ("pl_pointwise", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    if not given.show:
+        with tempfile.TemporaryDirectory() as folder:
+            for name in given.table:
+                methods = given.method or methods_of(TABLES[name])
+                study(given.output, TABLES[name], methods, given.seeds, Path(folder))
+        return
+    for name in given.table:
+        print(summarise(TABLES[name], read(given.output)))
+    draw(TABLES, given.output, given.output.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

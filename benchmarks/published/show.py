@@ -1,0 +1,87 @@
+"""The published rows beside ours, and a dot for every instance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from .table import Table
+
+
+def summarise(table: Table, runs: pd.DataFrame) -> str:
+    """Means over the seeds as Markdown, with the published rows and their source."""
+    own = runs[runs["table"] == table.name]
+    columns = [c for c in dict.fromkeys(own["column"]) if c != "ms an answer"]
+    head = ["method", "correction", "seeds", *columns]
+    lines = [f"**{table.name}**: {table.source}", "", f"| {' | '.join(head)} |"]
+    lines.append("|---" * len(head) + "|")
+    for method, values in table.published.items():
+        cells = [f"{values[c]:g}" if c in values else "" for c in columns]
+        lines.append(f"| {method}, published | | | {' | '.join(cells)} |")
+    for (method, correction), rows in own.groupby(["method", "correction"], sort=False):
+        of = rows.pivot(index="seed", columns="column", values="value")
+        cells = [f"{of[c].mean():.4g}" for c in columns]
+        lines.append(f"| {method} | {correction} | {len(of)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+COLOURS = {
+    "Pointwise()": "#0072B2",
+    "a weight a constraint": "#009E73",
+    "hinge 10": "#E69F00",
+    "hinge 30": "#D55E00",
+    "hinge 100": "#CC79A7",
+}
+
+
+def draw(tables: Mapping[str, Table], output: Path, path: Path) -> None:
+    """Of each unseen instance the gap after the correction against the violation before it."""
+    from matplotlib.figure import Figure
+
+    dots = pd.read_csv(output.with_name(f"{output.stem}-instances.csv"))
+    names = [name for name in tables if name.startswith("SnareNet")]
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for panel, name in zip(panels, names, strict=True):
+        own = dots[dots["table"] == name]
+        panel.loglog()
+        for method, colour in COLOURS.items():
+            of = own[own["method"] == method]
+            # An instance without a violation stands at the left edge.
+            panel.plot(
+                of["worst before"].clip(lower=1e-4),
+                of["gap"].clip(lower=1e-5),
+                ".",
+                color=colour,
+                markersize=3,
+                alpha=0.5,
+                label=method,
+            )
+        published = tables[name].published["SnareNet"]
+        for column, style in (("gap, geometric mean", "-"), ("gap, largest", ":")):
+            panel.axhline(published[column], color="black", linestyle=style, lw=1)
+            panel.annotate(
+                f"SnareNet, {column.removeprefix('gap, ')}",
+                (0.02, published[column]),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 2),
+                textcoords="offset points",
+                fontsize="small",
+            )
+        panel.set_title(name.removeprefix("SnareNet, "))
+        panel.set_xlabel("worst violation before the correction")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("distance to the optimum after it, absolute")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=5,
+        frameon=False,
+        fontsize="small",
+        markerscale=4,
+    )
+    figure.savefig(path, dpi=150)
