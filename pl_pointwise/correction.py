@@ -90,6 +90,12 @@ def corrected(
 
 def projector(directions: Tensor) -> Tensor:
     """The orthogonal projector (V, V) on the span of the columns of directions, (V, D)."""
+    basis = basis_of(directions)
+    return (basis @ basis.T).to(directions)
+
+
+def basis_of(directions: Tensor) -> Tensor:
+    """An orthonormal basis of the span of the columns of directions, (V, D), float64."""
     if directions.dim() != 2 or directions.shape[1] > len(directions):
         raise ValueError(
             f"within is {tuple(directions.shape)}: give a basis (V, V − E) of the directions that "
@@ -98,8 +104,64 @@ def projector(directions: Tensor) -> Tensor:
     basis, lengths, _ = torch.linalg.svd(
         directions.detach().double(), full_matrices=False
     )
-    basis = basis[:, lengths > 1e-6 * lengths.max()]
-    return (basis @ basis.T).to(directions)
+    return basis[:, lengths > 1e-6 * lengths.max()]
+
+
+class NewtonCorrected(nn.Module):
+    """A model whose answers are moved to near points by Newton steps: exact, not to a tolerance.
+
+    A step costs a system of K + E equations for each sample, and a gradient for each constraint if
+    ``slopes`` are not given; a few are enough where those of :class:`Corrected` are hundreds. The
+    rest: :func:`newton_corrected`.
+
+    Args:
+        model: x ↦ y, (B, V).
+        violations: (y, x) ↦ v, (B, K), differentiable in y, row by row; v ≤ 0 is satisfied.
+        equalities: (y, x) ↦ e, (B, E), likewise; 0 is satisfied. None: there are none.
+        slopes: (y, x) ↦ ∂(v, e)/∂y, (B, K + E, V); None: by autograd.
+        steps: at most.
+        tolerance: in units of v and e; None: 1e-8 in float64, 1e-5 in float32.
+        within: directions that y may move in, as those of :class:`Corrected`.
+    """
+
+    within: Tensor | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        violations: Callable[[Tensor, Any], Tensor],
+        equalities: Callable[[Tensor, Any], Tensor] | None = None,
+        slopes: Callable[[Tensor, Any], Tensor] | None = None,
+        steps: int = 20,
+        tolerance: float | None = None,
+        within: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.violations = violations
+        self.equalities = equalities
+        self.slopes = slopes
+        self.steps = steps
+        self.tolerance = tolerance
+        self.register_buffer("within", None if within is None else basis_of(within))
+
+    def forward(self, x: Any) -> Tensor:
+        """The model's answer to x, corrected, without a gradient."""
+        y: Tensor = self.model(x)
+        with torch.inference_mode(False):  # An inference tensor never has a gradient.
+            x = x.clone() if isinstance(x, Tensor) else x
+            y = y.detach().clone()
+        exact, slopes = self.equalities, self.slopes
+        wide = y.dtype == torch.float64
+        return newton_corrected(
+            y,
+            lambda y: self.violations(y, x),
+            None if slopes is None else lambda y: slopes(y, x),
+            equalities=None if exact is None else lambda y: exact(y, x),
+            steps=self.steps,
+            tolerance=self.tolerance or (1e-8 if wide else 1e-5),
+            within=None if self.within is None else self.within.to(y),
+        )
 
 
 def newton_corrected(
@@ -107,47 +169,84 @@ def newton_corrected(
     violations: Callable[[Tensor], Tensor],
     slopes: Callable[[Tensor], Tensor] | None = None,
     *,
+    equalities: Callable[[Tensor], Tensor] | None = None,
     steps: int = 20,
     tolerance: float = 1e-8,
     within: Tensor | None = None,
 ) -> Tensor:
     """Answers y (B, V), moved to the nearest point that meets the linearised constraints, again.
 
-    A step solves min ‖u‖ subject to v + ∇v·u ≤ 0 by its dual, with a ridge (Levenberg–Marquardt).
-    For linear v one step is the projection; for smooth convex v the violation falls quadratically,
-    so that a few steps reach 1e-8 in float64. The answer with the least worst violation is given.
+    A step solves min ‖u‖ subject to v + ∇v·u ≤ 0 and e + ∇e·u = 0 by its dual, with a ridge
+    (Levenberg–Marquardt). For linear constraints one step is the projection; for smooth ones the
+    violation falls quadratically, so that a few steps reach 1e-8 in float64. Far from them a full
+    step may lead away: of a sample whose violations grow, half of the step is tried next. The
+    answer with the least worst violation is given.
 
     Args:
         y: (B, V).
         violations: y ↦ v (B, K); v ≤ 0 is satisfied.
-        slopes: y ↦ ∂v/∂y (B, K, V); None: by autograd, of v that is computed row by row.
+        slopes: y ↦ ∂v/∂y (B, K, V), below them those of e; None: by autograd, of values that are
+            computed row by row.
+        equalities: y ↦ e (B, E); 0 is satisfied.
         steps: at most.
-        tolerance: in units of v.
+        tolerance: in units of v and e.
         within: directions that y may move in, as those of :class:`Corrected`: (V, D), orthonormal.
     """
+
+    def values(y: Tensor) -> Tensor:
+        v = violations(y)
+        return v if equalities is None else torch.cat([v, equalities(y)], 1)
+
     y = y.detach()
+    v = values(y).detach()
+    exact = torch.zeros_like(v[0], dtype=torch.bool)
+    if equalities is not None:
+        exact[-equalities(y[:1]).shape[1] :] = True
     best = y
-    least = torch.full_like(y[:, 0], torch.inf)
-    for step in range(steps + 1):
-        v = violations(y).detach()
-        worst = v.amax(1)
-        best = torch.where((worst < least)[:, None], y, best)
-        least = torch.minimum(worst, least)
+    least = excess_of(v, exact).amax(1)
+    for _ in range(steps):
         due = (least > tolerance).nonzero()[:, 0]
-        if step == steps or not len(due):
+        if not len(due):
             break
-        jacobian = slopes_of(violations, y) if slopes is None else slopes(y)
+        jacobian = slopes_of(values, y) if slopes is None else slopes(y)
         rows = jacobian[due]
         # A little inside, so that rounding does not keep it out.
-        wanted = v[due] + tolerance / 2
+        wanted = v[due] + torch.where(exact, 0, tolerance / 2)
         if within is None:
-            move = least_move(rows, wanted)
+            move = least_move(rows, wanted, exact)
         else:  # In the coordinates of the directions.
-            move = least_move(rows @ within, wanted) @ within.T
+            move = least_move(rows @ within, wanted, exact) @ within.T
         moved = y.clone()
         moved[due] = y[due] + move
-        y = moved
+        y, v = shortened(y, moved, values, exact)
+        worst = excess_of(v, exact).amax(1)
+        best = torch.where((worst < least)[:, None], y, best)
+        least = torch.minimum(worst, least)
     return best
+
+
+def excess_of(v: Tensor, exact: Tensor) -> Tensor:
+    """(v)₊, or |v| of an equality, (B, K); exact: bool (K,). NaN counts as inf."""
+    excess = torch.where(exact, v.abs(), v.clamp(min=0))
+    return excess.nan_to_num(nan=torch.inf)
+
+
+HALVINGS = 10
+
+
+def shortened(
+    y: Tensor, moved: Tensor, values: Callable[[Tensor], Tensor], exact: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Points between y and moved (B, V), and their values: halfway where violations grew."""
+    size = excess_of(values(y).detach(), exact).square().sum(1)
+    for attempt in range(HALVINGS + 1):
+        v = values(moved).detach()
+        grown = ~(excess_of(v, exact).square().sum(1) <= size)
+        # The last is taken though it is worse: another linearisation may help.
+        if attempt == HALVINGS or not grown.any():
+            break
+        moved = torch.where(grown[:, None], (y + moved) / 2, moved)
+    return moved, v
 
 
 def slopes_of(violations: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
@@ -162,9 +261,13 @@ def slopes_of(violations: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
     return torch.stack(slopes, 1)
 
 
-def least_move(slopes: Tensor, v: Tensor) -> Tensor:
-    """argmin ‖u‖ subject to v + Ju ≤ 0, (B, D), by its dual; slopes: J (B, K, D); v: (B, K)."""
-    forces = complementary(slopes @ slopes.mT, v, v > 0)
+def least_move(slopes: Tensor, v: Tensor, exact: Tensor | None = None) -> Tensor:
+    """argmin ‖u‖ subject to v + Ju ≤ 0, (B, D), by its dual; slopes: J (B, K, D); v: (B, K).
+
+    exact: bool (K,), those of which v + Ju = 0 is asked for.
+    """
+    active = v > 0 if exact is None else (v > 0) | exact
+    forces = complementary(slopes @ slopes.mT, v, active, free=exact)
     return -(forces[:, None, :] @ slopes)[:, 0]
 
 
@@ -173,7 +276,11 @@ TOGETHER = 10
 
 
 def complementary(
-    matrices: Tensor, values: Tensor, active: Tensor, rounds: int = 50
+    matrices: Tensor,
+    values: Tensor,
+    active: Tensor,
+    rounds: int = 50,
+    free: Tensor | None = None,
 ) -> Tensor:
     """argmax over λ ≥ 0 of vᵀλ − ½λᵀMλ, (B, K), by its active set; a ridge keeps M definite.
 
@@ -183,7 +290,9 @@ def complementary(
         active: bool (B, K), those that are tried first as above 0.
         rounds: at most; after ten of them one change each, so that no set comes back. What is not
             found within them is λ ≥ 0 all the same.
+        free: bool (K,), λ of either sign; among the active ones.
     """
+    bound = torch.ones_like(active[0]) if free is None else ~free
     diagonal = matrices.diagonal(dim1=1, dim2=2)
     ridge = 1e-12 * diagonal.amax(1, keepdim=True).clamp(min=1e-30)
     allowed = 1e-12 * values.abs().amax(1, keepdim=True)
@@ -199,10 +308,10 @@ def complementary(
         system = torch.where(both_on, matrix, 0)
         system = system + torch.diag_embed(torch.where(on, ridge[left], 1.0))
         forces = torch.linalg.solve(system, torch.where(on, value, 0))
-        multipliers[left] = forces.clamp(min=0)
+        multipliers[left] = torch.where(bound, forces.clamp(min=0), forces)
         # One below 0 is let go; one of which more would help is taken.
         rest = value - (matrix @ forces[:, :, None])[:, :, 0]
-        wrong = (on & (forces < 0)) | (~on & (rest > allowed[left]))
+        wrong = (on & bound & (forces < 0)) | (~on & (rest > allowed[left]))
         if attempt >= TOGETHER:
             last = wrong.shape[1] - 1 - wrong.flip(1).int().argmax(1)
             wrong = wrong & nn.functional.one_hot(last, wrong.shape[1]).bool()

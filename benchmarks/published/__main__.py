@@ -1,8 +1,8 @@
 """Others' published tables, by their formulas, in their own columns; methods side by side.
 
-    python -m benchmarks.published                                     # all of it: hours on one core
+    python -m benchmarks.published     # all of it: hours on one core
     python -m benchmarks.published --table "HardNet" --method "Pointwise()" --seeds 0 1 2
-    python -m benchmarks.published --show                              # the tables and the picture
+    python -m benchmarks.published --show     # the tables and the picture
 
 Every method has the same network (2 × 200), data, learning rate and epochs; nothing is tuned. A row
 of the CSV is a finished run, which is not repeated: remove it to run it anew. Answers are judged as

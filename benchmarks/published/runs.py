@@ -1,4 +1,4 @@
-"""One network, one schedule, for every method; what is asked of the answers before and after Newton."""
+"""One network and schedule for every method; answers are asked before and after Newton steps."""
 
 from __future__ import annotations
 
@@ -46,22 +46,26 @@ class Weighed(FamilyModule):
 
 
 def mean_prices(family: Family) -> Tensor:
-    """The mean over the validation instances' optima of their multipliers, (K,): a solver's work."""
+    """(K,), the mean over the validation instances of :func:`prices`: a solver's work."""
+    return prices(family, problems(family).x[split_of(family)["val"]]).mean(0)
+
+
+def prices(family: Family, x: Tensor) -> Tensor:
+    """Multipliers of the inequalities at the optimum of each x, (B, K) ≥ 0."""
     of = problems(family)
-    x = of.x[split_of(family)["val"]]
     if not family.nonconvex:
         program = program_of(family)
         found = []
         for part in x.split(PART):
             none = part.new_zeros(len(part), family.inequalities)
             found.append(program.ascend(part, none, 50))
-        return torch.cat(found).mean(0)
+        return torch.cat(found)
     y = stationary_points(family, x)
     slope = (y * of.Q + of.p * y.cos()) @ of.null
     active = y @ of.G.T >= of.h - 1e-4
     slopes = torch.where(active[:, :, None], of.G @ of.null, 0)
     pulls = torch.where(active, -(slopes @ slope[:, :, None])[:, :, 0], -1)
-    return complementary(slopes @ slopes.mT, pulls, active).mean(0)
+    return complementary(slopes @ slopes.mT, pulls, active)
 
 
 def formulation_of(method: str) -> Formulation:

@@ -1,4 +1,4 @@
-"""What a published table brings: its problems by formula, its columns, its rows and their source."""
+"""What a published table brings: problems by formula, columns, rows and their source."""
 
 from __future__ import annotations
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from pl_pointwise.correction import Corrected, projector
+from pl_pointwise.correction import Corrected, NewtonCorrected, projector
 
 EQUAL = torch.tensor([[1.0, 1.0, 1.0, 0.0], [0.0, 1.0, -1.0, 2.0]])
 NULL = torch.linalg.svd(EQUAL)[2][2:].T
@@ -79,3 +83,89 @@ def test_its_state_has_the_directions() -> None:
 def test_other_directions_are_refused(wrong: Tensor) -> None:
     with pytest.raises(ValueError, match="within is"):
         projector(wrong)
+
+
+# Newton -----------------------------------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    """A model of x in float64: x itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double()
+
+
+def nearest(y: Tensor, start: Tensor, constraints: list[dict[str, Any]]) -> Tensor:
+    """The nearest feasible point to each y, by scipy, which begins at the points of start."""
+    rows = []
+    for row, begin in zip(y.numpy(), start.numpy(), strict=True):
+        found = minimize(
+            lambda u, row=row: ((u - row) ** 2).sum() / 2,
+            begin,
+            jac=lambda u, row=row: u - row,
+            constraints=constraints,
+            method="SLSQP",
+            options={"ftol": 1e-12, "maxiter": 500},
+        )
+        assert found.success
+        rows.append(found.x)
+    return torch.tensor(np.array(rows))
+
+
+def test_one_newton_step_is_the_projection_onto_linear_constraints() -> None:
+    draw = torch.Generator().manual_seed(1)
+    matrix = torch.randn(6, 4, generator=draw).double()
+    equal = torch.randn(1, 4, generator=draw).double()
+    y = 3 * torch.randn(20, 4, generator=draw).double()
+    solver = NewtonCorrected(
+        Wide(),
+        lambda y, x: y @ matrix.T - 1,
+        equalities=lambda y, x: y @ equal.T - 0.5,
+        steps=1,
+    )
+    found = solver(y)
+    assert (found @ matrix.T - 1).max() <= 1e-8
+    assert (found @ equal.T - 0.5).abs().max() <= 1e-8
+    inside = (0.5 * equal / equal.square().sum()).expand_as(y)
+    assert (inside @ matrix.T <= 1).all()
+    below = {"type": "ineq", "fun": lambda u: 1 - matrix.numpy() @ u}
+    exact = {"type": "eq", "fun": lambda u: equal.numpy() @ u - 0.5}
+    best = nearest(y, inside, [below, exact])
+    torch.testing.assert_close(found, best, atol=1e-6, rtol=0)
+
+
+def circles(y: Tensor) -> Tensor:
+    """Outside of a circle, which is not convex."""
+    return 1 - y[:, :2].square().sum(1, keepdim=True)
+
+
+def sphere(y: Tensor) -> Tensor:
+    return y.square().sum(1, keepdim=True) - 4
+
+
+def test_newton_meets_curved_equalities_and_is_near_the_nearest_point() -> None:
+    draw = torch.Generator().manual_seed(2)
+    y = torch.randn(30, 3, generator=draw).double()
+    y = y[circles(y)[:, 0] > 0]
+    found = NewtonCorrected(
+        Wide(), lambda y, x: circles(y), equalities=lambda y, x: sphere(y)
+    )(y)
+    assert circles(found).max() <= 1e-8
+    assert sphere(found).abs().max() <= 1e-8
+    outside = {"type": "ineq", "fun": lambda u: (u[:2] ** 2).sum() - 1}
+    on = {"type": "eq", "fun": lambda u: (u**2).sum() - 4}
+    best = nearest(y, y, [outside, on])
+    far, least = (found - y).norm(dim=1), (best - y).norm(dim=1)
+    assert (far <= 1.3 * least + 1e-6).all()
+
+
+def test_a_newton_step_that_leads_away_is_shortened() -> None:
+    """A full step from where atan is flat goes further away each time."""
+    y = torch.tensor([[3.0], [1.0], [-40.0]]).double()
+
+    def flat(y: Tensor, x: Tensor) -> Tensor:
+        return y.atan()
+
+    nothing = lambda y, x: y[:, :0]  # noqa: E731
+    found = NewtonCorrected(Wide(), nothing, equalities=flat, steps=30)(y)
+    assert found.abs().max() <= 1e-8
