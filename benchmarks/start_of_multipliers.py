@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import tempfile
 import warnings
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +26,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.families import append
+from benchmarks.published import qcqp
 from benchmarks.published.runs import Instances, answers, judge, prices
+from benchmarks.published.table import geometric_mean
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.tasks.family.family import (
     Family,
@@ -38,9 +42,10 @@ from pl_pointwise.tasks.family.family import (
 OUTPUT = Path(__file__).parent / "evidence/results/start.csv"
 PUBLISHED = {"variables": 100, "equations": 50, "inequalities": 50, "instances": 10_000}
 FAMILIES = {
-    "convex": (Family(**PUBLISHED), 200),
-    "sine": (Family(**PUBLISHED, nonconvex=True), 200),
-    "small": (Family(), 50),
+    "convex": lambda folder: (Family(**PUBLISHED), 200),
+    "sine": lambda folder: (Family(**PUBLISHED, nonconvex=True), 200),
+    "QCQP": lambda folder: (qcqp.TABLE.family(folder), 200),
+    "small": lambda folder: (Family(), 50),
 }
 EPOCHS = (15, 60, 150)
 STARTS = ("0", "mean", "own")
@@ -56,8 +61,10 @@ def start_of(family: Family, start: str) -> Tensor | None:
     return own if start == "own" else own.mean(0).expand(len(x), -1)
 
 
-def run(name: str, start: str, epochs: int, seed: int) -> dict[str, object]:
-    family, batch = FAMILIES[name]
+def run(
+    folder: Path, name: str, start: str, epochs: int, seed: int
+) -> dict[str, object]:
+    family, batch = FAMILIES[name](folder)
     multipliers = start_of(family, start)
     seed_everything(seed, verbose=False)
     schedule = Training(Optimization(learning_rate=1e-3, schedule="linear"))
@@ -87,6 +94,8 @@ def run(name: str, start: str, epochs: int, seed: int) -> dict[str, object]:
         of = judge(family, judged, y)
         gap = (of.objective - of.best).mean() / of.best.mean().abs()
         row[f"gap, %{label}"] = f"{100 * float(gap):.5g}"
+        middle = geometric_mean(of.objective - of.best)
+        row[f"gap, geometric mean{label}"] = f"{middle:.5g}"
         row[f"worst{label}"] = f"{float(of.inequality.amax(1).mean()):.5g}"
     return row
 
@@ -96,6 +105,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=[*FAMILIES])
+    parser.add_argument("--start", nargs="+", choices=STARTS, default=STARTS)
     parser.add_argument("--epochs", nargs="+", type=int, default=EPOCHS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--output", type=Path, default=OUTPUT)
@@ -105,16 +115,14 @@ def main() -> None:
     for name in ("pl_pointwise", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     key = ["family", "start", "epochs", "seed"]
-    for epochs in given.epochs:
-        for name in given.family:
-            for seed in given.seeds:
-                for start in STARTS:
-                    done = pd.DataFrame(columns=key)
-                    if given.output.exists():
-                        done = pd.read_csv(given.output, dtype={"start": str})
-                    cell = (name, start, epochs, seed)
-                    if cell not in set(zip(*(done[k] for k in key), strict=True)):
-                        append(given.output, [run(*cell)])
+    cells = product(given.family, given.start, given.epochs, given.seeds)
+    with tempfile.TemporaryDirectory() as folder:
+        for cell in cells:
+            done = pd.DataFrame(columns=key)
+            if given.output.exists():
+                done = pd.read_csv(given.output, dtype={"start": str})
+            if cell not in set(zip(*(done[k] for k in key), strict=True)):
+                append(given.output, [run(Path(folder), *cell)])
 
 
 if __name__ == "__main__":

@@ -23,32 +23,46 @@ from typing import Any
 import pandas as pd
 import torch
 
-from . import hardnet, nlpoptnet, nonconvex, qcqp
+from . import hardnet, integer, nlpoptnet, nonconvex, qcqp
+from .integer import IntegerTable
 from .runs import OURS, PRICED, Run, run
 from .show import draw, summarise
 from .table import Table, common_columns
 
 RESULTS = Path(__file__).parents[1] / "evidence/results"
-TABLES = {each.TABLE.name: each.TABLE for each in (nonconvex, qcqp, hardnet, nlpoptnet)}
+CONTINUOUS = [each.TABLE for each in (nonconvex, qcqp, hardnet, nlpoptnet)]
+TABLES: dict[str, Table | IntegerTable] = {
+    each.name: each for each in [*CONTINUOUS, *integer.TABLES]
+}
 KEY = ["table", "method", "seed", "correction"]
 
 
-def methods_of(table: Table) -> list[str]:
-    return [OURS, PRICED, *(f"hinge {weight:g}" for weight in table.weights)]
+def methods_of(table: Table | IntegerTable) -> list[str]:
+    hinges = [f"hinge {weight:g}" for weight in table.weights]
+    return [OURS, *([PRICED] if isinstance(table, Table) else []), *hinges]
 
 
 def read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=KEY)
 
 
-def rows_of(table: Table, method: str, seed: int, found: Run) -> list[dict[str, Any]]:
-    """A row for each column, before and after the correction: tables differ in their columns."""
-    rows = []
+def columns_of(table: Table, found: Run) -> dict[str, dict[str, float]]:
+    """Of the answers as they are, and corrected."""
+    cost = {"seconds": found.seconds, "ms an answer": found.milliseconds}
+    values = {}
     for correction, judged in (("none", found.raw), ("newton", found.corrected)):
-        cost = {"seconds": found.seconds, "ms an answer": found.milliseconds}
-        values = {**table.columns(judged), **common_columns(judged), **cost}
-        for column, value in values.items():
-            cells = [table.name, method, seed, correction, column, f"{value:.5g}"]
+        values[correction] = {**table.columns(judged), **common_columns(judged), **cost}
+    return values
+
+
+def rows_of(
+    name: str, method: str, seed: int, values: dict[str, dict[str, float]]
+) -> list[dict[str, Any]]:
+    """A row for each column: tables differ in theirs."""
+    rows = []
+    for correction, columns in values.items():
+        for column, value in columns.items():
+            cells = [name, method, seed, correction, column, f"{value:.5g}"]
             rows.append(dict(zip([*KEY, "column", "value"], cells, strict=True)))
     return rows
 
@@ -77,23 +91,26 @@ def append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def study(
     output: Path,
-    table: Table,
+    table: Table | IntegerTable,
     methods: Sequence[str],
     seeds: Sequence[int],
     folder: Path,
 ) -> None:
     """Runs what the CSV lacks."""
-    family = table.family(folder)
     for method in methods:
         for seed in seeds:
             done = read(output)
             same = (done["table"] == table.name) & (done["method"] == method)
             if (same & (done["seed"] == seed)).any():
                 continue
-            found = run(table, family, method, seed)
-            rows = rows_of(table, method, seed, found)
+            if isinstance(table, IntegerTable):
+                values = integer.run(table, method, seed)
+            else:
+                found = run(table, table.family(folder), method, seed)
+                values = columns_of(table, found)
+            rows = rows_of(table.name, method, seed, values)
             append(output, rows)
-            if seed == 0 and table.judged is None:
+            if seed == 0 and isinstance(table, Table) and table.judged is None:
                 path = output.with_name(f"{output.stem}-instances.csv")
                 append(path, instances_of(table, method, found))
             shown = [f"{row['column']} {row['value']}" for row in rows]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from .table import Arrays, Table, drawn, snarenet_columns
+from .table import SIZES, Arrays, Table, snarenet_columns
 
 SEED = 2025  # datasets/cvx_qcqp/generate_dataset.py
 
 
-def formula(instances: int = 10_000) -> Arrays:
+def formula(instances: int = 10_000, sizes: tuple[int, int, int] = SIZES) -> Arrays:
     """½yᵀQy + pᵀy s.t. Ay = x, yᵀHₖy + Gₖy ≤ hₖ, so large an h that A⁺x is feasible."""
-    draw, variables, count, equations = drawn(SEED)
+    variables, count, equations = sizes
+    draw = np.random.RandomState(SEED)
     square = draw.random_sample(variables) * 0.5
     linear = draw.uniform(-1, 1, variables)
     equal = draw.uniform(-1, 1, (equations, variables))

@@ -77,15 +77,30 @@ def formulation_of(method: str) -> Formulation:
 
 def trained(table: Table, family: Family, method: str, seed: int) -> Proxy:
     """The network of a method after its training."""
-    seed_everything(seed, verbose=False)
-    schedule = Training(Optimization(learning_rate=RATE, schedule="linear"))
-    module = Weighed(formulation_of(method), family, training=schedule)
+    weights = None
     if method == PRICED:
         # Twice what the optimum asks for, so that it holds for instances above the mean; and a
         # floor for those whose price is 0, as else nothing keeps them.
-        module.weights = (2 * mean_prices(family) + 0.2).float()
+        weights = (2 * mean_prices(family) + 0.2).float()
+    formulation = formulation_of(method)
+    return train(formulation, family, table.epochs, table.batch, seed, weights)
+
+
+def train(
+    formulation: Formulation,
+    family: Family,
+    epochs: int,
+    batch: int,
+    seed: int,
+    weights: Tensor | None = None,
+) -> Proxy:
+    """A network after so many epochs, at the rate that all have."""
+    seed_everything(seed, verbose=False)
+    schedule = Training(Optimization(learning_rate=RATE, schedule="linear"))
+    module = Weighed(formulation, family, training=schedule)
+    module.weights = weights
     trainer = Trainer(
-        max_epochs=table.epochs,
+        max_epochs=epochs,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
@@ -93,8 +108,7 @@ def trained(table: Table, family: Family, method: str, seed: int) -> Proxy:
         enable_model_summary=False,
         limit_val_batches=0,
     )
-    data = FamilyDataModule(family, batch_size=table.batch, seed=seed)
-    trainer.fit(module, data)
+    trainer.fit(module, FamilyDataModule(family, batch_size=batch, seed=seed))
     return module.proxy.eval()
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from .integer import IntegerTable
 from .table import Table
 
 
-def summarise(table: Table, runs: pd.DataFrame) -> str:
+def summarise(table: Table | IntegerTable, runs: pd.DataFrame) -> str:
     """Means over the seeds as Markdown, with the published rows and their source."""
     own = runs[runs["table"] == table.name]
     columns = [c for c in dict.fromkeys(own["column"]) if c != "ms an answer"]
@@ -36,7 +37,7 @@ COLOURS = {
 }
 
 
-def draw(tables: Mapping[str, Table], output: Path, path: Path) -> None:
+def draw(tables: Mapping[str, Table | IntegerTable], output: Path, path: Path) -> None:
     """Of each unseen instance the gap after the correction against the violation before it."""
     from matplotlib.figure import Figure
 

@@ -89,14 +89,16 @@ def common_columns(judged: Judged) -> dict[str, float]:
     }
 
 
-def drawn(seed: int) -> tuple[np.random.RandomState, int, int, int]:
-    """A generator with the sizes of both of SnareNet's tables and of HardNet's."""
-    return np.random.RandomState(seed), 100, 50, 50
+SIZES = (100, 50, 50)
+"""Variables, inequalities and equations of both of SnareNet's tables and of HardNet's."""
 
 
-def sine(seed: int, instances: int = 10_000) -> Arrays:
+def sine(
+    seed: int, instances: int = 10_000, sizes: tuple[int, int, int] = SIZES
+) -> Arrays:
     """½yᵀQy + pᵀ sin y s.t. Cy = x, Ay ≤ b: HardNet's order of draws, another than DC3's."""
-    draw, variables, count, equations = drawn(seed)
+    variables, count, equations = sizes
+    draw = np.random.RandomState(seed)
     square = draw.random_sample(variables)
     linear = draw.random_sample(variables)
     below = draw.normal(0, 1, (count, variables))
