@@ -176,11 +176,12 @@ def newton_corrected(
 ) -> Tensor:
     """Answers y (B, V), moved to the nearest point that meets the linearised constraints, again.
 
-    A step solves min ‖u‖ subject to v + ∇v·u ≤ 0 and e + ∇e·u = 0 by its dual, with a ridge
-    (Levenberg–Marquardt). For linear constraints one step is the projection; for smooth ones the
-    violation falls quadratically, so that a few steps reach 1e-8 in float64. Far from them a full
-    step may lead away: of a sample whose violations grow, half of the step is tried next. The
-    answer with the least worst violation is given.
+    A step solves min ‖u‖²/2 + ‖(v + ∇v·u)₊, e + ∇e·u‖²/2μ by its dual. μ is nearly 0 at first: for
+    linear constraints that is the projection, and for smooth ones the violation falls
+    quadratically, so that a few steps reach 1e-8 in float64. Where a step does not lower the
+    sample's sum of squared violations, it is not taken, and the next one has a larger μ
+    (Levenberg–Marquardt): it leads more along their gradient, and is shorter. The answer with the
+    least worst violation is given.
 
     Args:
         y: (B, V).
@@ -188,7 +189,7 @@ def newton_corrected(
         slopes: y ↦ ∂v/∂y (B, K, V), below them those of e; None: by autograd, of values that are
             computed row by row.
         equalities: y ↦ e (B, E); 0 is satisfied.
-        steps: at most.
+        steps: at most, those included that are not taken.
         tolerance: in units of v and e.
         within: directions that y may move in, as those of :class:`Corrected`: (V, D), orthonormal.
     """
@@ -204,49 +205,42 @@ def newton_corrected(
         exact[-equalities(y[:1]).shape[1] :] = True
     best = y
     least = excess_of(v, exact).amax(1)
+    damping = torch.zeros_like(least)
     for _ in range(steps):
-        due = (least > tolerance).nonzero()[:, 0]
-        if not len(due):
+        due = least > tolerance
+        if not due.any():
             break
         jacobian = slopes_of(values, y) if slopes is None else slopes(y)
-        rows = jacobian[due]
         # A little inside, so that rounding does not keep it out.
         wanted = v[due] + torch.where(exact, 0, tolerance / 2)
         if within is None:
-            move = least_move(rows, wanted, exact)
+            move = least_move(jacobian[due], wanted, exact, damping[due])
         else:  # In the coordinates of the directions.
-            move = least_move(rows @ within, wanted, exact) @ within.T
+            rows = jacobian[due] @ within
+            move = least_move(rows, wanted, exact, damping[due]) @ within.T
         moved = y.clone()
         moved[due] = y[due] + move
-        y, v = shortened(y, moved, values, exact)
+        found = values(moved).detach()
+        size = excess_of(v, exact).square().sum(1)
+        lower = excess_of(found, exact).square().sum(1) < size
+        y = torch.where(lower[:, None], moved, y)
+        v = torch.where(lower[:, None], found, v)
+        damping = torch.where(lower, damping / 10, (10 * damping).clamp(min=DAMPING))
+        damping = torch.where(damping < DAMPING, 0, damping)
         worst = excess_of(v, exact).amax(1)
         best = torch.where((worst < least)[:, None], y, best)
         least = torch.minimum(worst, least)
     return best
 
 
+DAMPING = 1e-2
+"""The least μ that is not 0, as a share of the longest squared slope."""
+
+
 def excess_of(v: Tensor, exact: Tensor) -> Tensor:
     """(v)₊, or |v| of an equality, (B, K); exact: bool (K,). NaN counts as inf."""
     excess = torch.where(exact, v.abs(), v.clamp(min=0))
     return excess.nan_to_num(nan=torch.inf)
-
-
-HALVINGS = 10
-
-
-def shortened(
-    y: Tensor, moved: Tensor, values: Callable[[Tensor], Tensor], exact: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Points between y and moved (B, V), and their values: halfway where violations grew."""
-    size = excess_of(values(y).detach(), exact).square().sum(1)
-    for attempt in range(HALVINGS + 1):
-        v = values(moved).detach()
-        grown = ~(excess_of(v, exact).square().sum(1) <= size)
-        # The last is taken though it is worse: another linearisation may help.
-        if attempt == HALVINGS or not grown.any():
-            break
-        moved = torch.where(grown[:, None], (y + moved) / 2, moved)
-    return moved, v
 
 
 def slopes_of(violations: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
@@ -261,13 +255,20 @@ def slopes_of(violations: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
     return torch.stack(slopes, 1)
 
 
-def least_move(slopes: Tensor, v: Tensor, exact: Tensor | None = None) -> Tensor:
+def least_move(
+    slopes: Tensor,
+    v: Tensor,
+    exact: Tensor | None = None,
+    damping: Tensor | None = None,
+) -> Tensor:
     """argmin ‖u‖ subject to v + Ju ≤ 0, (B, D), by its dual; slopes: J (B, K, D); v: (B, K).
 
-    exact: bool (K,), those of which v + Ju = 0 is asked for.
+    exact: bool (K,), those of which v + Ju = 0 is asked for. damping: (B,), μ of a penalty in place
+    of constraints, as a share of the longest squared slope.
     """
     active = v > 0 if exact is None else (v > 0) | exact
-    forces = complementary(slopes @ slopes.mT, v, active, free=exact)
+    matrices = slopes @ slopes.mT
+    forces = complementary(matrices, v, active, free=exact, damping=damping)
     return -(forces[:, None, :] @ slopes)[:, 0]
 
 
@@ -281,6 +282,7 @@ def complementary(
     active: Tensor,
     rounds: int = 50,
     free: Tensor | None = None,
+    damping: Tensor | None = None,
 ) -> Tensor:
     """argmax over λ ≥ 0 of vᵀλ − ½λᵀMλ, (B, K), by its active set; a ridge keeps M definite.
 
@@ -291,10 +293,13 @@ def complementary(
         rounds: at most; after ten of them one change each, so that no set comes back. What is not
             found within them is λ ≥ 0 all the same.
         free: bool (K,), λ of either sign; among the active ones.
+        damping: (B,), a larger ridge, as a share of a row's largest diagonal element.
     """
     bound = torch.ones_like(active[0]) if free is None else ~free
     diagonal = matrices.diagonal(dim1=1, dim2=2)
-    ridge = 1e-12 * diagonal.amax(1, keepdim=True).clamp(min=1e-30)
+    largest = diagonal.amax(1, keepdim=True).clamp(min=1e-30)
+    share = 1e-12 if damping is None else damping[:, None].clamp(min=1e-12)
+    ridge = share * largest
     allowed = 1e-12 * values.abs().amax(1, keepdim=True)
     multipliers = torch.zeros_like(values)
     # Rows without a solution yet.

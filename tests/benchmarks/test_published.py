@@ -157,12 +157,11 @@ def test_a_table_is_run_once_and_shown(tmp_path: Path, sine: bool) -> None:
 def test_integers_are_rounded_split_and_projected_as_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from sklearn.model_selection import train_test_split
-
-    rest, test = train_test_split(range(10_000), test_size=1000, random_state=42)
+    split = pytest.importorskip("sklearn.model_selection").train_test_split
+    rest, test = split(range(10_000), test_size=1000, random_state=42)
     np.random.seed(42)
     b = np.random.uniform(-1, 1, size=(10_000, 20))
-    train, _ = train_test_split(rest, test_size=1000, random_state=42)
+    train, _ = split(rest, test_size=1000, random_state=42)
     ours = integer.splits(20)
     np.testing.assert_allclose(ours["test"].numpy(), b[test], atol=1e-6)
     np.testing.assert_allclose(ours["train"].numpy(), b[train], atol=1e-6)

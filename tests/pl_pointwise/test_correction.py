@@ -159,7 +159,7 @@ def test_newton_meets_curved_equalities_and_is_near_the_nearest_point() -> None:
     assert (far <= 1.3 * least + 1e-6).all()
 
 
-def test_a_newton_step_that_leads_away_is_shortened() -> None:
+def test_a_newton_step_that_leads_away_is_not_taken() -> None:
     """A full step from where atan is flat goes further away each time."""
     y = torch.tensor([[3.0], [1.0], [-40.0]]).double()
 
@@ -169,3 +169,38 @@ def test_a_newton_step_that_leads_away_is_shortened() -> None:
     nothing = lambda y, x: y[:, :0]  # noqa: E731
     found = NewtonCorrected(Wide(), nothing, equalities=flat, steps=30)(y)
     assert found.abs().max() <= 1e-8
+
+
+PLAN = 10
+
+
+def drive(y: Tensor, x: Tensor) -> Tensor:
+    """What a plan of a unicycle misses its dynamics by: states, then speeds and turns."""
+    states = y[:, : 3 * PLAN].reshape(-1, PLAN, 3)
+    inputs = y[:, 3 * PLAN :].reshape(-1, PLAN, 2)
+    start = torch.tensor([-1.5, 0.0, 0.0]).to(y).expand(len(y), 1, 3)
+    before = torch.cat([start, states[:, :-1]], 1)
+    angle, speed = before[:, :, 2], inputs[:, :, 0]
+    moves = [speed * angle.cos(), speed * angle.sin(), inputs[:, :, 1]]
+    return (states - before - 0.2 * torch.stack(moves, 2)).flatten(1)
+
+
+def room(y: Tensor, x: Tensor) -> Tensor:
+    """An obstacle, a ball around 0, and bounds of the inputs."""
+    places = y[:, : 3 * PLAN].reshape(-1, PLAN, 3)[:, :, :2]
+    inputs = y[:, 3 * PLAN :]
+    return torch.cat([1 - places.square().sum(2), inputs.abs() - 2], 1)
+
+
+def test_plans_through_an_obstacle_whose_linearisation_cannot_be_met_are_led_around() -> (
+    None
+):
+    draw = torch.Generator().manual_seed(1)
+    inputs = torch.tensor([1.5, 0.0]).repeat(PLAN).double()
+    places = torch.arange(1, PLAN + 1).double() * 0.3 - 1.5
+    straight = torch.stack([places, 0 * places, 0 * places], 1).flatten()
+    y = torch.cat([straight, inputs]) + 0.1 * torch.randn(20, 50, generator=draw)
+    assert (room(y, y).amax(1) > 0.5).all()
+    found = NewtonCorrected(Wide(), room, equalities=drive, steps=30)(y)
+    assert room(found, y).max() <= 1e-8
+    assert drive(found, y).abs().max() <= 1e-8
