@@ -26,7 +26,7 @@ import torch
 from . import hardnet, integer, nlpoptnet, nonconvex, qcqp
 from .integer import IntegerTable
 from .runs import OURS, PRICED, Run, run
-from .show import draw, summarise
+from .show import draw, page, summarise
 from .table import Table, common_columns
 
 RESULTS = Path(__file__).parents[1] / "evidence/results"
@@ -139,6 +139,7 @@ def main() -> None:
         return
     for name in given.table:
         print(summarise(TABLES[name], read(given.output)))
+        print(page(TABLES[name], read(given.output)))
     draw(TABLES, given.output, given.output.with_suffix(".png"))
 
 

@@ -37,5 +37,7 @@ TABLE = Table(
         "DC3": _row(-12.57, 0, 0),
         "HardNet": _row(-14.10, 0, 0),
     },
+    file="hardnet, exp_opt.ipynb",
+    shown=("objective", "inequality, largest", "equality, largest"),
     source="azizanlab/hardnet, exp_opt.ipynb: five seeds, 1,000 epochs; two digits are shown",
 )

@@ -50,6 +50,8 @@ class IntegerTable:
     size: int
     published: Mapping[str, Mapping[str, float]]
     source: str = SOURCE
+    file: str = "L2O-pMINLP, Experiments Tables.ipynb"
+    shown: tuple[str, ...] = ("objective", "infeasible, %")
     weights: tuple[float, ...] = field(default=(1, 3, 10, 100))
 
     @property

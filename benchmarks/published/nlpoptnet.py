@@ -120,6 +120,8 @@ TABLE = Table(
             "violation, largest": 7.5e-11,
         },
     },
+    file="NLPOpt-Net-Experiments, Inference_comparison.ipynb",
+    shown=("objective", "gap, %", "violation, largest"),
     source=(
         "SOULS-TAMU/NLPOpt-Net-Experiments, Notebook_Table_01/Inference_comparison.ipynb: one run, "
         "1,000 epochs; judged are the 1,000 instances that train and 1,000 more"

@@ -45,6 +45,8 @@ TABLE = Table(
         "HProj": {"gap, geometric mean": 34.1, "gap, largest": 77.8},
         "SnareNet": {"gap, geometric mean": 0.0260, "gap, largest": 0.125},
     },
+    file="SnareNet, opt_learning.ipynb",
+    shown=("gap, geometric mean", "gap, largest"),
     source=(
         "miniyachi/SnareNet, notebooks/opt_learning.ipynb, cvx_qcqp, 50 inequalities: five seeds, "
         "1,000 or more epochs; of DC3 and HProj some instances are infeasible"

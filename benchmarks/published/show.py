@@ -28,6 +28,31 @@ def summarise(table: Table | IntegerTable, runs: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
+LABELS = {"none": "as it is", "newton": "corrected", "projected": "projected"}
+
+
+def page(table: Table | IntegerTable, runs: pd.DataFrame) -> str:
+    """The table as docs/family.md has it: their columns, and the file that a row is from."""
+    own = runs[(runs["table"] == table.name) & runs["column"].isin(table.shown)]
+    ours = own["method"] == "Pointwise()"
+    own = pd.concat([own[ours], own[~ours]])
+    lines = [f"| {table.name} | {' | '.join(table.shown)} | seeds | from |"]
+    lines.append("|---" * (len(table.shown) + 3) + "|")
+    for (method, correction), rows in own.groupby(["method", "correction"], sort=False):
+        if correction == "none" and "projected" not in set(own["correction"]):
+            continue
+        of = rows.groupby("column")["value"].mean()
+        cells = [f"{of[c]:.3g}" for c in table.shown]
+        name = "`Pointwise()`" if method == "Pointwise()" else method
+        label = f"{name}, {LABELS[correction]}"
+        seeds = str(rows["seed"].nunique())
+        lines.append(f"| {' | '.join([label, *cells, seeds])} | published.csv |")
+    for method, values in table.published.items():
+        cells = [f"{values[c]:g}" if c in values else "" for c in table.shown]
+        lines.append(f"| {method}, published | {' | '.join(cells)} | | {table.file} |")
+    return "\n".join(lines).replace("| -", "| −") + "\n"
+
+
 COLOURS = {
     "Pointwise()": "#0072B2",
     "a weight a constraint": "#009E73",

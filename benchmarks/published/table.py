@@ -35,10 +35,12 @@ class Table:
             (docs/family.md); instances train in their order, the last two twelfths are not used.
         columns: what the table shows of answers.
         published: rows of others: a name, and their columns.
-        source: of those rows.
+        source: of those rows: how they were run, as far as is said.
+        file: where they stand.
         nonconvex: pᵀ sin y in the objective.
         epochs: of every method here.
         batch: instances a step.
+        shown: the columns that docs/family.md has.
         judged: (N, E), the instances that are judged; None: the last twelfth.
     """
 
@@ -47,6 +49,8 @@ class Table:
     columns: Callable[[Judged], dict[str, float]]
     published: Mapping[str, Mapping[str, float]]
     source: str
+    file: str
+    shown: tuple[str, ...]
     nonconvex: bool = False
     epochs: int = 150
     batch: int = 200
