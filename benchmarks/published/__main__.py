@@ -2,11 +2,12 @@
 
     python -m benchmarks.published     # all of it: hours on one core
     python -m benchmarks.published --table "HardNet" --method "Pointwise()" --seeds 0 1 2
-    python -m benchmarks.published --show     # the tables and the picture
+    python -m benchmarks.published --again --method "Pointwise()"      # after the rule has changed
+    python -m benchmarks.published --show            # tables, picture, and docs/family.md from them
 
 Every method has the same network (2 × 200), data, learning rate and epochs; nothing is tuned. A row
-of the CSV is a finished run, which is not repeated: remove it to run it anew. Answers are judged as
-they are ("none") and after Newton steps to 1e-8 ("newton").
+of the CSV is a finished run, which is not repeated without --again. Answers are judged as they are
+("none") and after Newton steps to 1e-8 ("newton").
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ import torch
 from . import hardnet, integer, nlpoptnet, nonconvex, qcqp
 from .integer import IntegerTable
 from .runs import OURS, PRICED, Run, run
-from .show import draw, page, summarise
+from .show import draw, summarise, write
 from .table import Table, common_columns
 
 RESULTS = Path(__file__).parents[1] / "evidence/results"
+DOCS = Path(__file__).parents[2] / "docs"
 CONTINUOUS = [each.TABLE for each in (nonconvex, qcqp, hardnet, nlpoptnet)]
 TABLES: dict[str, Table | IntegerTable] = {
     each.name: each for each in [*CONTINUOUS, *integer.TABLES]
@@ -89,6 +91,21 @@ def append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
+def forget(
+    output: Path, table: str, methods: Sequence[str], seeds: Sequence[int]
+) -> None:
+    """Takes these runs out of the CSV, and their instances."""
+    for path in (output, output.with_name(f"{output.stem}-instances.csv")):
+        if path.exists():
+            rows = pd.read_csv(path, dtype=str)
+            gone = (rows["table"] == table) & rows["method"].isin(methods)
+            if "seed" in rows:
+                gone &= rows["seed"].isin([str(seed) for seed in seeds])
+            elif 0 not in seeds:
+                continue
+            rows[~gone].to_csv(path, index=False, lineterminator="\n")
+
+
 def study(
     output: Path,
     table: Table | IntegerTable,
@@ -125,7 +142,10 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", help="without: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=RESULTS / "published.csv")
-    parser.add_argument("--show", action="store_true", help="no run: tables, picture")
+    parser.add_argument("--again", action="store_true", help="runs what is there too")
+    parser.add_argument(
+        "--show", action="store_true", help="no run: tables, picture and page anew"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -135,12 +155,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             for name in given.table:
                 methods = given.method or methods_of(TABLES[name])
+                if given.again:
+                    forget(given.output, name, methods, given.seeds)
                 study(given.output, TABLES[name], methods, given.seeds, Path(folder))
         return
     for name in given.table:
         print(summarise(TABLES[name], read(given.output)))
-        print(page(TABLES[name], read(given.output)))
-    draw(TABLES, given.output, given.output.with_suffix(".png"))
+    draw(TABLES, given.output, DOCS / "published.png")
+    write(TABLES, given.output, DOCS / "family.md")
 
 
 if __name__ == "__main__":

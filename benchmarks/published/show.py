@@ -53,6 +53,17 @@ def page(table: Table | IntegerTable, runs: pd.DataFrame) -> str:
     return "\n".join(lines).replace("| -", "| −") + "\n"
 
 
+def write(tables: Mapping[str, Table | IntegerTable], output: Path, path: Path) -> None:
+    """The tables of a page anew: each from its head to the next empty line."""
+    runs, text = pd.read_csv(output), path.read_text(encoding="utf-8")
+    for table in tables.values():
+        before, head, rest = text.partition(f"| {table.name} | ")
+        if head:
+            after = rest.partition("\n\n")[2]
+            text = f"{before}{page(table, runs)}\n{after}"
+    path.write_text(text, encoding="utf-8")
+
+
 COLOURS = {
     "Pointwise()": "#0072B2",
     "a weight a constraint": "#009E73",

@@ -11,6 +11,8 @@ from scipy.stats import t
 
 from benchmarks.families import RESULTS
 from benchmarks.optimum.show import means
+from benchmarks.published.__main__ import TABLES
+from benchmarks.published.show import LABELS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROBLEMS = {
@@ -220,3 +222,68 @@ def test_the_seconds_and_epochs_of_rivals() -> None:
     ours, theirs = seconds["Pointwise()"], seconds["neuromancer"]
     exact = (theirs, ours, of.loc["DC3", "epochs"], seconds["DC3"])
     assert all(map(is_shown, found.groups(), exact)), (found.groups(), exact)
+
+
+def test_published_tables() -> None:
+    """Each row is a mean of the stored runs, or what the file that it names says."""
+    runs = pd.read_csv(RESULTS / "published.csv")
+    listed = 0
+    for table in TABLES.values():
+        own = runs[runs["table"] == table.name]
+        means = own.groupby(["method", "correction", "column"])["value"].mean()
+        shown = list(rows("family.md", f"| {table.name} | "))
+        for name, *cells, seeds, source in shown:
+            listed += 1
+            if name.endswith(", published"):
+                values = table.published[name.removesuffix(", published")]
+                exact = [values.get(column) for column in table.shown]
+                assert source == table.file, (name, source)
+            else:
+                method, _, state = name.partition("`, " if "`" in name else ", ")
+                correction = {label: key for key, label in LABELS.items()}[state]
+                of = means.loc[method.strip("`"), correction]
+                exact = [of[column] for column in table.shown]
+                count = own[own["method"] == method.strip("`")]["seed"].nunique()
+                assert (int(seeds), source) == (count, "published.csv"), name
+            for cell, value in zip(cells, exact, strict=True):
+                assert (cell == "") == (value is None), (table.name, name)
+                if value is not None:
+                    assert near(cell, value), (table.name, name, cell, value)
+    assert listed >= 30
+
+
+def near(cell: str, value: float) -> bool:
+    """Whether a cell has the number to the three digits that it shows."""
+    return abs(float(cell.replace("−", "-")) - value) <= 0.0051 * abs(value)
+
+
+def test_corrections_beside_each_other() -> None:
+    table = pd.read_csv(RESULTS / "corrections.csv").query("epochs != 5")
+    table = table.set_index(["family", "correction"])
+    listed, family = 0, ""
+    for name, correction, violation, gap, cost in rows(
+        "family.md", "| constraints | corr"
+    ):
+        family = name or family
+        of = table.loc[family, correction]
+        listed += 1
+        assert near(violation, of["violation, largest"]) or violation == "0"
+        assert gap == "" or near(gap, of["gap, %"])
+        assert near(cost, of["ms"])
+    assert listed >= 6
+
+
+def test_starts_of_multipliers() -> None:
+    table = pd.read_csv(RESULTS / "start.csv", dtype={"start": str})
+    table["family"] = table["family"].replace(
+        {"convex": "DC3 convex", "sine": "DC3 sine"}
+    )
+    of = table.set_index(["family", "epochs", "start"])["gap, %, corrected"]
+    listed = list(rows("family.md", "| family, epochs | 0"))
+    for name, *cells in listed:
+        family, _, epochs = name.rpartition(", ")
+        for start, cell in zip(("0", "mean", "own"), cells, strict=True):
+            key = (family, int(epochs), start)
+            assert (cell == "") == (key not in of.index), key
+            assert cell == "" or is_shown(cell, of[key]), (key, of[key])
+    assert len(listed) == 3

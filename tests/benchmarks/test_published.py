@@ -14,7 +14,7 @@ from scipy.stats import gmean
 from benchmarks.published import __main__ as published
 from benchmarks.published import integer, nlpoptnet, nonconvex, qcqp
 from benchmarks.published.runs import mean_prices, prices
-from benchmarks.published.show import draw, summarise
+from benchmarks.published.show import draw, summarise, write
 from benchmarks.published.table import Judged, Table, sine, snarenet_columns
 from pl_pointwise.tasks.family.family import (
     optimum,
@@ -149,6 +149,22 @@ def test_a_table_is_run_once_and_shown(tmp_path: Path, sine: bool) -> None:
     assert corrected["inequality, largest"].max() <= 1e-8
     assert corrected["equality, largest"].max() <= 1e-10
     assert (wide.xs("none", level="correction")["worst, mean"] > 1e-6).any()
+    published.forget(output, table.name, methods[:1], [0])
+    left = published.read(output)
+    assert set(left["method"]) == set(methods[1:])
+    published.study(output, table, methods, [0], tmp_path)
+    again = published.read(output).query("column != 'seconds'")
+    columns = ["method", "correction", "column"]
+    first = runs.query("column != 'seconds'").set_index(columns)["value"]
+    second = again.set_index(columns)["value"].loc[first.index]
+    steady = ~first.index.get_level_values("column").isin(["ms an answer"])
+    np.testing.assert_allclose(first[steady], second[steady], rtol=1e-3, atol=1e-6)
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n\n| SnareNet, small | old |\n|---|---|\n\nAfter.\n")
+    write({table.name: table}, output, page)
+    assert "\n| SnareNet, published | 0.1 |" in page.read_text()
+    assert page.read_text().startswith("Before.\n\n| SnareNet, small | gap")
+    assert page.read_text().endswith("|\n\nAfter.\n")
     shown = summarise(table, runs)
     assert "nobody" in shown
     assert "| SnareNet, published |" in shown
