@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -65,11 +66,11 @@ def write(tables: Mapping[str, Table | IntegerTable], output: Path, path: Path) 
 
 
 COLOURS = {
-    "Pointwise()": "#0072B2",
     "a weight a constraint": "#009E73",
     "hinge 10": "#E69F00",
     "hinge 30": "#D55E00",
     "hinge 100": "#CC79A7",
+    "Pointwise()": "#0072B2",
 }
 
 
@@ -86,6 +87,8 @@ def draw(tables: Mapping[str, Table | IntegerTable], output: Path, path: Path) -
         panel.loglog()
         for method, colour in COLOURS.items():
             of = own[own["method"] == method]
+            if of.empty:
+                continue
             # An instance without a violation stands at the left edge.
             panel.plot(
                 of["worst before"].clip(lower=1e-4),
@@ -111,10 +114,13 @@ def draw(tables: Mapping[str, Table | IntegerTable], output: Path, path: Path) -
         panel.set_xlabel("worst violation before the correction")
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("distance to the optimum after it, absolute")
-    handles, labels = panels[0].get_legend_handles_labels()
+    found = dict[str, Any]()
+    for panel in panels:
+        handles, labels = panel.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
     figure.legend(
-        handles,
-        labels,
+        list(found.values()),
+        list(found),
         loc="outside lower center",
         ncols=5,
         frameon=False,
