@@ -200,9 +200,9 @@ def newton_corrected(
 
     y = y.detach()
     v = values(y).detach()
-    exact = torch.zeros_like(v[0], dtype=torch.bool)
-    if equalities is not None:
-        exact[-equalities(y[:1]).shape[1] :] = True
+    # Those after the inequalities.
+    first = v.shape[1] if equalities is None else violations(y).shape[1]
+    exact = torch.arange(v.shape[1], device=v.device) >= first
     best = y
     least = excess_of(v, exact).amax(1)
     damping = torch.zeros_like(least)

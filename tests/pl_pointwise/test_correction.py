@@ -120,7 +120,8 @@ def test_one_newton_step_is_the_projection_onto_linear_constraints() -> None:
     solver = NewtonCorrected(
         Wide(),
         lambda y, x: y @ matrix.T - 1,
-        equalities=lambda y, x: y @ equal.T - 0.5,
+        # Of each row's own x.
+        equalities=lambda y, x: y @ equal.T - 0.5 + 0 * x[:, :1],
         steps=1,
     )
     found = solver(y)
