@@ -58,7 +58,7 @@ def write(tables: Mapping[str, Table | IntegerTable], output: Path, path: Path) 
     """The tables of a page anew: each from its head to the next empty line."""
     runs, text = pd.read_csv(output), path.read_text(encoding="utf-8")
     for table in tables.values():
-        before, head, rest = text.partition(f"| {table.name} | ")
+        before, head, rest = text.partition(f"| {table.name} | {table.shown[0]} |")
         if head:
             after = rest.partition("\n\n")[2]
             text = f"{before}{page(table, runs)}\n{after}"

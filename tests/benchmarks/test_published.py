@@ -160,10 +160,13 @@ def test_a_table_is_run_once_and_shown(tmp_path: Path, sine: bool) -> None:
     steady = ~first.index.get_level_values("column").isin(["ms an answer"])
     np.testing.assert_allclose(first[steady], second[steady], rtol=1e-3, atol=1e-6)
     page = tmp_path / "page.md"
-    page.write_text("Before.\n\n| SnareNet, small | old |\n|---|---|\n\nAfter.\n")
+    page.write_text(
+        "| SnareNet, small | b |\n\n"
+        "| SnareNet, small | gap, geometric mean |\n|---|---|\n\nAfter.\n"
+    )
     write({table.name: table}, output, page)
     assert "\n| SnareNet, published | 0.1 |" in page.read_text()
-    assert page.read_text().startswith("Before.\n\n| SnareNet, small | gap")
+    assert page.read_text().startswith("| SnareNet, small | b |\n\n| SnareNet")
     assert page.read_text().endswith("|\n\nAfter.\n")
     shown = summarise(table, runs)
     assert "nobody" in shown
