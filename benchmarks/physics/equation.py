@@ -101,7 +101,7 @@ def in_tolerances(
     equation: Equation,
     tolerance: float = TOLERANCE,
     factors: dict[str, float] | None = None,
-    data: str = "both",
+    bounded_data: bool = True,
 ) -> Task:
     """Every condition is a requirement, in its own unit; the objective is the data's square, or 0.
 
@@ -109,13 +109,13 @@ def in_tolerances(
         equation: what is solved.
         tolerance: of each condition but noisy data, in its unit.
         factors: other units: what a condition and its tolerance are multiplied by.
-        data: "both": noisy data are objective and requirement; "objective": objective only.
+        bounded_data: whether noisy data are a requirement too, not the objective alone.
     """
     scale = dict.fromkeys(equation.units, 1.0) | (factors or {})
     bounds = {name: tolerance * unit for name, unit in equation.units.items()}
     if equation.noise:
         bounds[DATA] = DEVIATIONS * equation.noise
-    if data == "objective":
+    if not bounded_data:
         del bounds[DATA]
     membership = {name: equation.membership[name] for name in bounds}
     if equation.noise:
