@@ -103,7 +103,7 @@ def family(axes: Axes, of: Names) -> None:
 def physics(axes: Axes, of: Names) -> None:
     t = of["t"][:, 0]
     axes.plot(t, of["exact"][:, 0], color=GREY, linewidth=5, label="exact")
-    axes.plot(t, of["net"](of["t"])[:, 0].detach(), color=BLUE, label="network")
+    axes.plot(t, of["net"](2 * of["t"] - 1)[:, 0].detach(), color=BLUE, label="network")
     axes.scatter(
         t[of["data"]], of["exact"][of["data"], 0], color=ORANGE, zorder=3, label="data"
     )

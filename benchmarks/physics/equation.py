@@ -126,14 +126,19 @@ def in_tolerances(
         objective = 0 * found[EQUATION]
         if equation.noise:
             objective = found[DATA].square()
-        return objective, {name: scale[name] * found[name].abs() for name in bounds}
+        return objective, {name: scale[name] * found[name] for name in bounds}
 
     return _task(
         equation,
         terms,
-        {name: Constraint(at_most=scale[name] * of) for name, of in bounds.items()},
+        {name: within(scale[name] * of) for name, of in bounds.items()},
         membership,
     )
+
+
+def within(bound: float) -> Constraint:
+    """−bound ≤ ℓ ≤ bound, of a value with its sign: |ℓ| has a kink where it should come to rest."""
+    return Constraint(at_least=-bound, at_most=bound)
 
 
 def as_weighted_sum(equation: Equation, factors: dict[str, float] | None = None) -> Task:

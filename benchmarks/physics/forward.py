@@ -12,7 +12,7 @@ from benchmarks.tasks.task import Parameters, slope
 from .equation import EQUATION, Equation, inside, on_side, twice
 
 PI = math.pi
-INSIDE, SIDE = 400, 40
+INSIDE, SIDE = 200, 20
 ON_A_LINE = 64
 DAMPING, STIFFNESS = 4.0, 400.0
 DIFFUSIVITY = 0.1
