@@ -1,4 +1,4 @@
-"""AnyPINN's oscillator without loss weights: its damping from noisy data, in tolerances."""
+"""AnyPINN's damped oscillator without loss weights: how much it is damped, from noisy data."""
 
 import math
 
@@ -8,61 +8,62 @@ from anypinn.lightning import PINNModule
 from anypinn.problems import DataConstraint, ODEProperties, ResidualsConstraint
 from lightning.pytorch import Trainer, seed_everything
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from pl_pointwise import Constraint, Pointwise, PointwiseLoss
 
-SECONDS, OMEGA, ZETA, NOISE, STEPS = 2.0, 2 * math.pi, 0.15, 0.02, 3000
-BOUNDS = {"equation": Constraint(at_most=1e-3 * OMEGA**2), "data": Constraint(at_most=3 * NOISE)}
+OMEGA, ZETA, NOISE, STEPS = 2 * math.pi, 0.15, 0.02, 2500
+BOUNDS = {"equation": 1e-3 * OMEGA**2, "data": 3 * NOISE}  # Each in its own unit.
 
 
-class PointwiseProblem(core.Problem):
-    """AnyPINN's problem, whose conditions are requirements: every point has a multiplier."""
+class PointwiseModule(PINNModule):
+    """AnyPINN's module, whose problem's conditions are requirements: a multiplier for each point."""
 
-    def __init__(self, points, constraints, fields, params):
-        super().__init__(list(constraints.values()), nn.L1Loss(reduction="none"), fields, params)
-        self.by_name = constraints
-        self.constrained = PointwiseLoss(BOUNDS, Pointwise(), samples=points, total_steps=STEPS)
-
-    def training_loss(self, batch, log=None):
-        off = {n: c.loss(batch, self.criterion).reshape(-1) for n, c in self.by_name.items()}
-        count, zeros = len(off["equation"]), torch.zeros_like(off["data"])
-        off = {"equation": torch.cat([off["equation"], zeros]),
-               "data": torch.cat([torch.zeros(count), off["data"]])}
-        index = torch.arange(len(off["data"]))  # One batch: all points, in order.
-        masks = {"equation": index < count, "data": index >= count, "objective": index >= count}
-        return self.constrained(off["data"].square(), off, index, masks=masks)
-
-
-class PointwisePINN(PINNModule):
     def on_fit_start(self):
-        pass  # No data module, from which it would take the domain.
+        bounds = {name: Constraint(at_least=-b, at_most=b) for name, b in BOUNDS.items()}
+        self.loss = PointwiseLoss(bounds, Pointwise(), samples=200, total_steps=STEPS)
+
+    def training_step(self, batch, batch_idx):
+        conditions = zip(BOUNDS, self.problem.constraints, strict=True)
+        off = {name: of.loss(batch, self.problem.criterion).flatten() for name, of in conditions}
+        zeros, at_data = torch.zeros(100), torch.arange(200) >= 100
+        values = {"equation": torch.cat([off["equation"], zeros])}
+        values["data"] = torch.cat([zeros, off["data"]])
+        masks = {"equation": ~at_data, "data": at_data, "objective": at_data}
+        return self.loss(values["data"].square(), values, torch.arange(200), masks=masks)
 
     def on_train_batch_end(self, *_):
-        self.problem.constrained.step()
+        self.loss.step()
 
 
-def oscillator(t, y, args, derivatives):
-    return -2 * args["zeta"](t) * OMEGA * derivatives[0] - OMEGA**2 * y
+def oscillator(t, x, args, derivatives):
+    return -2 * args["zeta"](t) * OMEGA * derivatives[0] - OMEGA**2 * x
+
+
+class Difference(nn.Module):
+    def forward(self, found, wanted):
+        return found - wanted  # Of each point, with its sign: in place of nn.MSELoss().
 
 
 seed_everything(0, verbose=False)
-t = torch.linspace(0, SECONDS, 100)[:, None]
+t = torch.linspace(0, 2, 100)[:, None]
 slow = OMEGA * math.sqrt(1 - ZETA**2)
-wave = torch.cos(slow * t) + ZETA * OMEGA / slow * torch.sin(slow * t)
-exact = torch.exp(-ZETA * OMEGA * t) * wave
-data = (exact + NOISE * torch.randn(exact.shape))[:, None]
-mlp = core.MLPConfig(in_dim=1, out_dim=1, hidden_layers=[32, 32], activation="tanh",
-                     encode=lambda t: t - SECONDS / 2)
-fields = {"x": core.Field(mlp)}
-params = {"zeta": core.Parameter(core.ScalarConfig(init_value=0.5))}
-start = ODEProperties(oscillator, {}, y0=torch.ones(1), order=2, dy0=[torch.zeros(1)])
-constraints = {"equation": ResidualsConstraint(start, fields, params),
-               "data": DataConstraint(fields, params, lambda t, f, p: f["x"](t)[:, None])}
+exact = (-ZETA * OMEGA * t).exp() * ((slow * t).cos() + ZETA * OMEGA / slow * (slow * t).sin())
+data = exact + NOISE * torch.randn(100, 1)
+scalar, layers = core.ScalarConfig(init_value=0.5), [32, 32]
+mlp = core.MLPConfig(
+    in_dim=1, out_dim=1, hidden_layers=layers, activation="tanh", encode=lambda t: t - 1
+)
+fields, params = {"x": core.Field(mlp)}, {"zeta": core.Parameter(scalar)}
+props = ODEProperties(oscillator, {}, y0=torch.ones(1), order=2, dy0=[torch.zeros(1)])
+residuals = ResidualsConstraint(props, fields, params)
+of_data = DataConstraint(fields, params, lambda t, f, p: f["x"](t))
 hp = core.PINNHyperparameters(
-    lr=5e-3, training_data=core.GenerationConfig(batch_size=1, data_ratio=1, collocations=100, x=t, noise_level=NOISE, args_to_train={}), fields_config=mlp, params_config=core.ScalarConfig(init_value=0.5), scheduler=core.CosineAnnealingConfig(T_max=STEPS))
-module = PointwisePINN(PointwiseProblem(200, constraints, fields, params), hp)
-loader = DataLoader([((t, data), t)], batch_size=None)
-Trainer(max_epochs=STEPS, accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False).fit(module, loader)
+    lr=5e-3, training_data=None, fields_config=mlp, params_config=scalar,
+    scheduler=core.CosineAnnealingConfig(T_max=STEPS))
+module = PointwiseModule(core.Problem([residuals, of_data], Difference(), fields, params), hp)
+quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+loader = DataLoader([((t, data), t)], batch_size=None)  # All points, in order.
+Trainer(max_epochs=STEPS, accelerator="cpu", **quiet).fit(module, loader)
 error = (fields["x"](t) - exact).norm() / exact.norm()
-print(f"damping {params['zeta']().item():.3f}, true {ZETA}; relative error {error:.4f}")
+print(f"damping {params['zeta']().item():.3f} of {ZETA}, relative error {error:.4f}")
