@@ -2,6 +2,8 @@
 
     MODEL=FOLDER python docs/example_pictures.py [NAME ...]
 
+pina_solver and anypinn_module need `pip install pina-mathlab anypinn`, and Python 3.12.
+
 MODEL: of trl_sft, a folder in place of the model from the hub.
 """
 
@@ -22,7 +24,7 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 
-from pl_pointwise.compare.results import BLUE, ORANGE, RED
+from pl_pointwise.compare.plots import BLUE, ORANGE, RED
 
 ROOT = Path(__file__).resolve().parents[1]
 GREY = "0.7"
@@ -111,6 +113,28 @@ def physics(axes: Axes, of: Names) -> None:
     axes.legend(frameon=False)
 
 
+def pina_solver(axes: Axes, of: Names) -> None:
+    points = torch.linspace(0, 1, 101)
+    at = of["points"].clone()[:101]
+    at[:, 0], at[:, 1] = points, 0.5
+    exact = of["problem"].solution(at).tensor[:, 0]
+    axes.plot(points, exact, color=GREY, linewidth=5, label="exact")
+    found = of["solver"](at).tensor[:, 0].detach()
+    axes.plot(points, found, color=BLUE, label="network, at y = ½")
+    axes.set_xlabel("x")
+    axes.legend(frameon=False)
+
+
+def anypinn_module(axes: Axes, of: Names) -> None:
+    t = of["t"][:, 0]
+    axes.plot(t, of["exact"][:, 0], color=GREY, linewidth=5, label="exact")
+    found = of["fields"]["x"](of["t"])[:, 0].detach()
+    axes.plot(t, found, color=BLUE, label="network")
+    axes.scatter(t, of["data"][:, 0], color=ORANGE, s=6, zorder=3, label="data")
+    axes.set_xlabel("t")
+    axes.legend(frameon=False)
+
+
 PICTURES: dict[str, Callable[[Axes, Names], None]] = {
     each.__name__: each
     for each in (
@@ -121,6 +145,8 @@ PICTURES: dict[str, Callable[[Axes, Names], None]] = {
         classifier_update,
         family,
         physics,
+        pina_solver,
+        anypinn_module,
     )
 }
 

@@ -6,55 +6,52 @@ from pina import Trainer
 from pina.model import FeedForward
 from pina.optim import TorchOptimizer, TorchScheduler
 from pina.problem.zoo import Poisson2DSquareProblem
-from pina.solver import PINN
+from pina.solver import PhysicsInformedSingleModelSolver
 
 from pl_pointwise import Constraint, Pointwise, PointwiseLoss
 
 STEPS = 1500
+BOUNDS = {"D": 0.02, "boundary": 0.001}  # A thousandth of the largest f, and of u.
 
 
-class PointwisePINN(PINN):
-    """PINA's solver, whose conditions are requirements: every point has a multiplier."""
+class PointwiseSolver(PhysicsInformedSingleModelSolver):
+    """PINA's PINN, whose conditions are requirements: every point has a multiplier."""
 
-    def __init__(self, tolerances, **settings):
-        super().__init__(**settings)
-        bounds = {name: Constraint(at_most=bound) for name, bound in tolerances.items()}
-        points = sum(len(of) for of in self.problem.discretised_domains.values())
-        self.constrained = PointwiseLoss(
-            bounds, Pointwise(), samples=points, total_steps=STEPS
-        )
+    def on_fit_start(self):
+        bounds = {name: Constraint(at_least=-b, at_most=b) for name, b in BOUNDS.items()}
+        count = sum(len(points) for points in self.problem.discretised_domains.values())
+        self.tolerant = PointwiseLoss(bounds, Pointwise(), samples=count, total_steps=STEPS)
 
     def batch_evaluation_step(self, batch, batch_idx):
-        conditions, device = self.problem.conditions, self.device
-        residuals = {name: conditions[name].evaluate(dict(of), self) for name, of in batch}
-        counts = torch.tensor([len(of) for of in residuals.values()], device=device)
-        owner = torch.repeat_interleave(torch.arange(len(counts), device=device), counts)
-        masks = {name: owner == place for place, name in enumerate(residuals)}
-        values = {}
-        for name, residual in residuals.items():
-            zeros = torch.zeros(len(owner), device=device)
-            size = residual.as_subclass(torch.Tensor)[:, 0].abs()
-            values[name] = zeros.masked_scatter(masks[name], size)
-        index = torch.arange(len(owner), device=device)  # One batch: all points, in order.
-        return self.constrained(zeros, values, index, masks=masks)
+        off, names = [], []
+        for name, points in batch:
+            residual = self.problem.conditions[name].evaluate(dict(points), self)
+            off.append(residual.as_subclass(torch.Tensor).flatten())
+            names += [name] * len(points["input"])
+        off = torch.cat(off)
+        # A condition applies to its own points.
+        masks = {n: torch.tensor([of == n for of in names], device=off.device) for n in BOUNDS}
+        index = torch.arange(len(off), device=off.device)  # One batch: all points, in order.
+        return self.tolerant(0 * off, dict.fromkeys(BOUNDS, off), index, masks=masks)
 
     def on_train_batch_end(self, *_):
-        self.constrained.step()
+        self.tolerant.step()
 
 
 seed_everything(0, verbose=False)
 problem = Poisson2DSquareProblem()
 problem.discretise_domain(400, "lh", domains="D")
 problem.discretise_domain(160, "random", domains="boundary")
-solver = PointwisePINN(
-    tolerances={"D": 0.02, "boundary": 0.001},
+solver = PointwiseSolver(
     problem=problem,
     model=FeedForward(2, 1, layers=[32, 32]),
     optimizer=TorchOptimizer(torch.optim.Adam, lr=5e-3),
     scheduler=TorchScheduler(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=STEPS),
 )
-Trainer(solver, max_epochs=STEPS, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False).train()
+quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+Trainer(solver, max_epochs=STEPS, accelerator="cpu", **quiet).train()
 points = problem.spatial_domain.sample(1000, "random")
 exact = problem.solution(points).tensor
-print(f"relative error {(solver(points).tensor - exact).norm() / exact.norm():.4f}")
+error = (solver(points).tensor - exact).norm() / exact.norm()
+print(f"relative error {error:.4f}")
+# relative error 0.0010
