@@ -10,7 +10,7 @@ noisy data are the objective and a requirement too, within three standard deviat
 equation × 1000``: the same in another unit. ``Pointwise(), data as objective``: no requirement on
 the data. All with one network, Adam, and steps; judged by the relative error of u.
 
-Runs that the file has are not repeated. The table of docs/physics.md is printed at the end.
+Runs that the file has are not repeated. At the end the section of docs/physics.md is written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.tasks.training import train
 
 from . import EQUATIONS, TRIALS, Equation
 from .equation import EQUATION, as_weighted_sum, in_tolerances
-from .table import RESULTS, page_table
+from .table import RESULTS, section, write_page
 
 WEIGHTS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)
 OURS = "Pointwise()"
@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> None:
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
     parser.add_argument("--equations", nargs="+", default=list(EQUATIONS))
-    parser.add_argument("--methods", nargs="+", default=[OURS, "weights", *UNITS, OBJECTIVE])
+    parser.add_argument(
+        "--methods", nargs="+", default=[OURS, "weights", *UNITS, OBJECTIVE]
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--steps", type=int, help="instead of 4,000 and 1,500")
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -62,20 +64,29 @@ def main(arguments: list[str] | None = None) -> None:
         for name in of.equations:
             equation = known[name]()
             steps = of.steps or STEPS[len(equation.low)]
-            done = [r for r in rows if r["equation"] == name and r["method"] in names(method)]
+            done = [
+                r
+                for r in rows
+                if r["equation"] == name and r["method"] in names(method)
+            ]
             seeds = seeds_for(method, of.seeds, equation)
             left = [seed for seed in seeds if seed not in {r["seed"] for r in done}]
             if not left:
                 continue
             begun = time.process_time()
-            found = [{"equation": name, **row} for row in run(equation, method, left, steps)]
+            found = [
+                {"equation": name, **row} for row in run(equation, method, left, steps)
+            ]
             rows += found
             of.output.parent.mkdir(parents=True, exist_ok=True)
             pd.DataFrame(rows).to_csv(of.output, index=False)
             told = ", ".join(f"{row['error']:.2g}" for row in found)
             seconds = time.process_time() - begun
             print(f"{name}, {method}: {told} ({seconds:.0f} s)", flush=True)
-    print(page_table(pd.DataFrame(rows)))
+    table = pd.DataFrame(rows)
+    if of.output == RESULTS:
+        write_page(table)
+    print(section(table))
 
 
 def names(method: str) -> list[str]:
@@ -104,7 +115,11 @@ def run(equation: Equation, method: str, seeds: list[int], steps: int) -> Iterab
     parameters = train(task, squared, steps)
     errors = equation.error(parameters).tolist()
     for place, (label, seed) in enumerate(labels):
-        row: Row = {"method": label, "seed": seed, "error": float(f"{errors[place]:.4g}")}
+        row: Row = {
+            "method": label,
+            "seed": seed,
+            "error": float(f"{errors[place]:.4g}"),
+        }
         for name in equation.unknown:
             row["found"] = float(f"{float(parameters[name][place]):.4g}")
         yield row

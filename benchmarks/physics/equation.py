@@ -141,7 +141,9 @@ def within(bound: float) -> Constraint:
     return Constraint(at_least=-bound, at_most=bound)
 
 
-def as_weighted_sum(equation: Equation, factors: dict[str, float] | None = None) -> Task:
+def as_weighted_sum(
+    equation: Equation, factors: dict[str, float] | None = None
+) -> Task:
     """The mean square of the equation, and of each other condition times one weight."""
     scale = dict.fromkeys(equation.units, 1.0) | (factors or {})
     names = [name for name in equation.units if name != EQUATION]

@@ -117,7 +117,12 @@ def klein_gordon() -> Equation:
     def conditions(of: Parameters, at: Tensor, u: Tensor) -> dict[str, Tensor]:
         waves = twice(u, at, 1) - twice(u, at, 0) + u**3 - source(at)
         off = u - solution(at)
-        return {EQUATION: waves, "start": off, "speed": slope(u, at)[..., 1], "sides": off}
+        return {
+            EQUATION: waves,
+            "start": off,
+            "speed": slope(u, at)[..., 1],
+            "sides": off,
+        }
 
     low, high = box((0, 1), (0, 1))
     start = on_side(SIDE, low, high, 1, low[1])
@@ -136,7 +141,12 @@ def wave() -> Equation:
     def conditions(of: Parameters, at: Tensor, u: Tensor) -> dict[str, Tensor]:
         waves = twice(u, at, 1) - twice(u, at, 0)
         off = u - solution(at)
-        return {EQUATION: waves, "start": off, "speed": slope(u, at)[..., 1], "sides": u}
+        return {
+            EQUATION: waves,
+            "start": off,
+            "speed": slope(u, at)[..., 1],
+            "sides": u,
+        }
 
     low, high = box((0, 1), (0, 1))
     start = on_side(SIDE, low, high, 1, low[1])

@@ -46,7 +46,9 @@ def damping() -> Equation:
     points = {EQUATION: line(ON_A_LINE, 0, 1), DATA: measured_at}
     units = {EQUATION: STIFFNESS, DATA: 1.0}
     unknown = {"damping": (0.0, DAMPING)}
-    return Equation(low, high, points, conditions, units, swing, measured, noise, unknown)
+    return Equation(
+        low, high, points, conditions, units, swing, measured, noise, unknown
+    )
 
 
 def diffusivity() -> Equation:
@@ -59,11 +61,17 @@ def diffusivity() -> Equation:
     def conditions(of: Parameters, at: Tensor, u: Tensor) -> dict[str, Tensor]:
         found = of["diffusivity"][:, None]
         flow = slope(u, at)[..., 1] - found * twice(u, at, 0)
-        return {EQUATION: flow, "start": u - torch.sin(math.pi * at[..., 0]), "sides": u}
+        return {
+            EQUATION: flow,
+            "start": u - torch.sin(math.pi * at[..., 0]),
+            "sides": u,
+        }
 
     points = {EQUATION: inside(INSIDE, low, high), DATA: measured_at}
     points["start"] = on_side(SIDE, low, high, 1, low[1])
     points["sides"] = sides(low, high)
     units = {EQUATION: DIFFUSIVITY * math.pi**2, DATA: 1.0, "start": 1.0, "sides": 1.0}
     unknown = {"diffusivity": (1.0, DIFFUSIVITY)}
-    return Equation(low, high, points, conditions, units, warmth, measured, noise, unknown)
+    return Equation(
+        low, high, points, conditions, units, warmth, measured, noise, unknown
+    )

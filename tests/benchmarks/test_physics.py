@@ -9,13 +9,15 @@ from torch import Tensor
 
 from benchmarks.physics import EQUATIONS, TRIALS, Equation
 from benchmarks.physics.equation import DATA, as_weighted_sum, in_tolerances
-from benchmarks.physics.table import cells_of
+from benchmarks.physics.table import PAGE, RESULTS, cells_of, section
 from benchmarks.tasks.training import train
 
 ALL = EQUATIONS | TRIALS
 
 
-def at_solution(equation: Equation, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+def at_solution(
+    equation: Equation, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Tensor]:
     """What each condition is where the network is the solution, (N,), at its own points."""
     found = {
         name: torch.tensor([true], dtype=torch.float64)
@@ -88,3 +90,11 @@ def test_the_table_names_the_best_weight_and_the_change_of_units() -> None:
         [{"method": name, "seed": 0, "error": error} for name, error in errors.items()]
     )
     assert cells_of(rows) == ["0.02", "0.01 (10)", "0.5", "5 %"]
+
+
+def test_the_page_says_what_the_rows_say() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    if not RESULTS.exists():
+        assert "best of seven weights" not in page
+        return
+    assert section(pd.read_csv(RESULTS)) in page
