@@ -22,6 +22,7 @@ from .errors import TrainingError
 from .formulations import Formulation, Pointwise
 from .lagrangian.checks import Door
 from .lagrangian.group_means import worst_mean
+from .lagrangian.lagrangian import Lagrangian
 from .lagrangian.terms import (
     OBJECTIVE,
     Words,
@@ -115,22 +116,22 @@ class PointwiseTrainerMixin:
         super().__init__(*args, **options)
         trainer: Any = self
         refuse_sharding(trainer)
-        samples, found = None, None
+        samples: int | None = None
+        self._fingerprint: str | None = None
         rows = trainer.train_dataset
         if hasattr(rows, "__len__") and not isinstance(rows, IterableDataset):
             trainer.train_dataset = with_index(rows)
-            samples, found = len(rows), fingerprint_of_content(without_index(rows))
+            samples = len(rows)
+            self._fingerprint = fingerprint_of_content(without_index(rows))
         self._new_loss = partial(
-            _loss_of_terms,
+            _LossOfTerms,
             constraints,
             formulation,
             samples=samples,
             groups=groups,
             parameters=partial(_model_of, trainer),
         )
-        self._fingerprint = found
-        self.constrained = self._new_loss()
-        self.constrained.fingerprint = found
+        self._begin_multipliers()
         self._held_out: dict[str, list[Tensor]] = {}  # Of the last evaluation, by term.
         self._eval_groups = eval_groups
         # Of all micro-batches of a step, by term.
@@ -141,6 +142,16 @@ class PointwiseTrainerMixin:
         trainer.loss_is_scaled_for_ga = False
         trainer.model_accepts_loss_kwargs = False
         trainer.add_callback(_Steps(trainer))
+
+    @property
+    def _lagrangian(self) -> Lagrangian:
+        """The engine, as a module has it."""
+        return self.constrained._lagrangian
+
+    def _begin_multipliers(self) -> None:
+        """λ = 0 of this training set."""
+        self.constrained = self._new_loss()
+        self.constrained.fingerprint = self._fingerprint
 
     def terms(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, ...]:
         """ℓ₀ (B,), ℓ_k by constraint (B,) or (B, K), and masks by term if some apply to a part.
@@ -170,7 +181,7 @@ class PointwiseTrainerMixin:
         with _first_output(model, outputs) if return_outputs else nullcontext():
             objective, values, masks = self._terms_of(model, inputs)
         if torch.is_grad_enabled() and model.training:
-            if index is None and self.constrained.samples:
+            if index is None and self._lagrangian.samples:
                 raise TrainingError(
                     'A batch has no "index", so no sample has its multiplier: let the loader and '
                     "its collator be those of the trainer, and train_dataset what it was made with."
@@ -229,7 +240,7 @@ class PointwiseTrainerMixin:
         given = [self.masks(batch) for batch in batches]
         if not batches or any(masks is None for masks in given):
             return None
-        counts = dict.fromkeys([OBJECTIVE, *self.constrained.constraints], 0)
+        counts = dict.fromkeys([OBJECTIVE, *self._lagrangian.constraints], 0)
         for batch, masks in zip(batches, given, strict=True):
             index, cpu = batch["index"].cpu(), torch.device("cpu")
             found, _ = masks_from(
@@ -246,8 +257,7 @@ class PointwiseTrainerMixin:
         trainer: Any = self
         # A model made anew, as of every trial of a search.
         if trainer.model_init is not None:
-            self.constrained = self._new_loss()
-            self.constrained.fingerprint = self._fingerprint
+            self._begin_multipliers()
         self.constrained.skip()  # What a run that was broken off has left.
         if resume_from_checkpoint is True:
             # Where there is none the trainer says so.
@@ -323,13 +333,13 @@ class PointwiseTrainerMixin:
         parent.log(logs, *args, **options)
 
     def _totals(self) -> dict[str, float]:
-        constrained = self.constrained
-        history = constrained.history
+        lagrangian = self._lagrangian
+        history = lagrangian.history
         history.read()
         found = {"objective": history.totals()["objective"]}
         for name, table in history.last.items():
-            found |= _summary(name, constrained.constraints[name], table)
-            multiplier = constrained.multipliers.get(name)
+            found |= _summary(name, lagrangian.constraints[name], table)
+            multiplier = lagrangian.multipliers.get(name)
             if multiplier is not None and multiplier.numel():
                 found[f"{name}/multiplier_max"] = float(multiplier.abs().max())
         return found
@@ -344,14 +354,14 @@ class PointwiseTrainerMixin:
             if name in self._held_out:
                 residual = torch.cat(self._held_out[name])
                 groups = group_numbers(self._eval_groups, len(residual), "eval_groups")
-                constraint = self.constrained.constraints[name]
+                constraint = self._lagrangian.constraints[name]
                 self._held_out[name] = [worst_mean(constraint, residual, groups)]
         for name, parts in self._held_out.items():
             if name == OBJECTIVE:
                 found = {name: float(torch.cat(parts).nanmean())}
             else:
                 found = _summary(
-                    name, self.constrained.constraints[name], torch.cat(parts)
+                    name, self._lagrangian.constraints[name], torch.cat(parts)
                 )
             output.metrics.update(
                 {f"{prefix}_{key}": value for key, value in found.items()}
@@ -361,7 +371,7 @@ class PointwiseTrainerMixin:
     @property
     def _by_group(self) -> list[str]:
         """The constraints that an evaluation judges by the mean of each group."""
-        return [] if self._eval_groups is None else self.constrained.bounds_on_means
+        return [] if self._eval_groups is None else self._lagrangian.bounds_on_means
 
     def _keep_held_out(
         self,
@@ -380,10 +390,10 @@ class PointwiseTrainerMixin:
                 f"{shape_of(objective)}: do not reduce over the batch."
             )
         index = torch.arange(len(objective))
-        names = [OBJECTIVE, *self.constrained.constraints]
+        names = [OBJECTIVE, *self._lagrangian.constraints]
         masks, whole = masks_from(masks, index, names, objective.device, WORDS)
         bounds, signs = (
-            self.constrained.constraints,
+            self._lagrangian.constraints,
             Pointwise(alpha=None).for_equality(),
         )
         equalities = [name for name in self._by_group if bounds[name].is_equality]
@@ -412,11 +422,11 @@ class PointwiseTrainerMixin:
         worst = {name: torch.cat(parts) for name, parts in self._held_out.items()}
         if worst:
             objective = float(worst.pop(OBJECTIVE).nanmean())
-            held_out = HeldOut(self.constrained.constraints, worst, objective)
+            held_out = HeldOut(self._lagrangian.constraints, worst, objective)
         conditions = Conditions(
             rate=trainer.args.learning_rate, longer="raise num_train_epochs"
         )
-        closing = self.constrained.closing(held_out, conditions)
+        closing = self._lagrangian.closing(held_out, conditions)
         if trainer.is_world_process_zero():
             say(f"\n{closing}\n")
 
@@ -489,10 +499,10 @@ def _model_of(trainer: Any) -> Any:
     return trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
 
 
-def _loss_of_terms(*args: Any, **options: Any) -> PointwiseLoss:
-    loss = PointwiseLoss(*args, **options)
-    loss.door = loss.checks.door = OF_TERMS
-    return loss
+class _LossOfTerms(PointwiseLoss):
+    """Whose errors speak of ``terms()``."""
+
+    _door = OF_TERMS
 
 
 def _trial_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:

@@ -293,6 +293,14 @@ class Prices(Mapping[str, Tensor]):
         )
 
 
+def forces_of(name: str, step: Step) -> Tensor:
+    """∂ψ/∂v of the samples of a step, (R, sides·K); 0 where a mask or a share leaves them out."""
+    forces = _forces(name, [step])[0]
+    if name in step.exempt:
+        forces = torch.where(step.exempt[name][:, None], 0, forces)
+    return torch.where(step.measured.masks[name], forces, 0)
+
+
 def _forces(name: str, steps: Sequence[Step]) -> Tensor:
     """∂ψ/∂v of the samples of steps with as many rows each, (steps, R, sides·K).
 
