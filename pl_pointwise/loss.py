@@ -131,6 +131,7 @@ class PointwiseLoss:
         history: what all steps measured, for :meth:`report`.
         steps_an_epoch: N over the samples of a step; set it where an epoch is not all of N.
         total_steps: as given; it may be set later.
+        steps: that the weights have taken.
         fingerprint: a text of yours that says which rows the training set has, in which order; a
             state of another one is refused. None compares the number of samples and the groups.
     """
@@ -200,6 +201,10 @@ class PointwiseLoss:
     @property
     def history(self) -> History:
         return self._lagrangian.history
+
+    @property
+    def steps(self) -> int:
+        return self._lagrangian.steps
 
     @property
     def total_steps(self) -> int | None:
