@@ -83,8 +83,8 @@ class Formulation(Configured, ABC):
         with torch.enable_grad():
             violation = violation.detach().requires_grad_()
             psi = self.lagrangian(violation, multiplier.detach())
-            (found,) = torch.autograd.grad(psi.sum(), violation)
-        return found
+            (slope,) = torch.autograd.grad(psi.sum(), violation)
+        return slope
 
     def ascend(
         self, violation: Tensor, multiplier: Tensor, part: Tensor | float = 1.0
@@ -195,9 +195,9 @@ class Ascending(Formulation):
 
     def scaled(self, scale: Scale) -> Ascending:
         """An ``adaptive`` one in force: with α and η as numbers."""
-        found = copy(self)
-        found.alpha, found.dual_lr, found.scale = scale.alpha, scale.step, scale
-        return found
+        scaled = copy(self)
+        scaled.alpha, scaled.dual_lr, scaled.scale = scale.alpha, scale.step, scale
+        return scaled
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; λv for α None, of an equality λv + αv².
@@ -233,9 +233,9 @@ class Ascending(Formulation):
 
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""
-        found = copy(self)
-        found.signed = True
-        return found
+        signed = copy(self)
+        signed.signed = True
+        return signed
 
 
 def number(
@@ -642,10 +642,11 @@ class Relaxed(SampleFormulation):
 
     def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """0 where the cost is linear and relaxes: there the force is β, whatever v is."""
-        found = super().residual(violation, multiplier)
+        residual = super().residual(violation, multiplier)
+        # A quadratic cost relaxes every violated sample, and pushes it all the same.
         if self.cost != "linear" or self.augmentation is None:
-            return found
-        return torch.where(self.relaxation(violation, multiplier) == 0, found, 0)
+            return residual
+        return torch.where(self.relaxation(violation, multiplier) == 0, residual, 0)
 
     def psi(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ), elementwise, with s = λ + 2αv:

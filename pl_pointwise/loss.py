@@ -256,37 +256,15 @@ class PointwiseLoss:
             TrainingError: a value that is not finite, with its sample, before anything moves; a
                 call without gradients; calls for more than the training set without a step().
         """
-        index = self._required_index(index)
         lagrangian = self._lagrangian
-        words = self._door.words
-        device = getattr(objective, "device", index.device)
-        names = [OBJECTIVE, *lagrangian.constraints]
-        masks, whole = masks_from(masks or {}, index, names, device, words)
-
-        def judge(followed: dict[str, Tensor]) -> dict[str, Tensor]:
-            formulations = lagrangian.formulations
-            return strict_values_from(strict, followed, formulations, words)
-
-        terms = build_terms(
-            lagrangian.constraints,
-            lagrangian.formulations,
-            masks,
-            objective,
-            values,
-            None if strict is None else judge,
-            whole,
-            words,
-        )
-        require_finite(terms, index)
-        if lagrangian.checks.unproven:
-            together = number_of_ranks() > 1
-            lagrangian.checks.of_terms(terms, lagrangian.warn, together=together)
-        of_loss = of_step = lagrangian.counts([masks], whole)
-        lagrangian.see([terms], [index], objective.device, keep)
+        index = self._required_index(index)
+        terms = self._terms(objective, values, index, masks or {}, strict)
+        of_loss = of_step = lagrangian.counts([terms.masks], terms.whole)
+        lagrangian.see([terms], [index], terms.objective.device, keep)
         opened = self._open or self._begin(terms, of_loss, index)
         slopes = None
         if counts is not None:
-            of_step = self._counts_of_step(counts, device)
+            of_step = self._counts_of_step(counts, terms.objective.device)
             # Of this loss alone: nobody knows the micro-batches that are to come.
             slopes = lagrangian.slopes([terms], of_loss)
         loss, table = lagrangian.share(
@@ -321,6 +299,40 @@ class PointwiseLoss:
                 "index is each sample's position in it, from 0."
             )
         return positions
+
+    def _terms(
+        self,
+        objective: Tensor,
+        values: Mapping[str, Tensor],
+        index: Tensor,
+        masks: Mapping[str, Tensor],
+        strict: Mapping[str, Tensor] | None,
+    ) -> Terms:
+        """What a loss is called with, looked at before anything moves."""
+        lagrangian, words = self._lagrangian, self._door.words
+        device = getattr(objective, "device", index.device)
+        names = [OBJECTIVE, *lagrangian.constraints]
+        by_term, whole = masks_from(masks, index, names, device, words)
+
+        def judge(followed: dict[str, Tensor]) -> dict[str, Tensor]:
+            formulations = lagrangian.formulations
+            return strict_values_from(strict, followed, formulations, words)
+
+        terms = build_terms(
+            lagrangian.constraints,
+            lagrangian.formulations,
+            by_term,
+            objective,
+            values,
+            None if strict is None else judge,
+            whole,
+            words,
+        )
+        require_finite(terms, index)
+        if lagrangian.checks.unproven:
+            together = number_of_ranks() > 1
+            lagrangian.checks.of_terms(terms, lagrangian.warn, together=together)
+        return terms
 
     def _begin(
         self, terms: Terms, counts: Mapping[str, Tensor], index: Tensor
@@ -397,7 +409,11 @@ class PointwiseLoss:
         self._refuse_closures(opened, index)
         differentiated = [False]
         if loss.requires_grad:
-            loss.register_hook(lambda _: differentiated.__setitem__(0, True))
+
+            def note(gradient: Tensor) -> None:
+                differentiated[0] = True
+
+            loss.register_hook(note)
         opened.differentiated.append(differentiated)
 
     def _refuse_closures(self, opened: _OpenStep, index: Tensor) -> None:

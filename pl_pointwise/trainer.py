@@ -206,19 +206,18 @@ class PointwiseTrainerMixin:
 
     def _terms_of(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Objective, values and masks by term of what ``terms`` returns; refuses another form."""
-        found = self.terms(model, inputs)
-        if not isinstance(found, (tuple, list)) or len(found) not in (2, 3):
-            form = (
-                f"{len(found)} things"
-                if isinstance(found, (tuple, list))
-                else "no tuple"
-            )
+        returned = self.terms(model, inputs)
+        in_a_row = isinstance(returned, (tuple, list))
+        if not in_a_row or len(returned) not in (2, 3):
+            form = f"{len(returned)} things" if in_a_row else "no tuple"
+            kind = type(returned).__name__
             raise TrainingError(
-                f"{type(self).__name__}.terms() returned {form} ({type(found).__name__}): return "
+                f"{type(self).__name__}.terms() returned {form} ({kind}): return "
                 "the objective (B,), a dict of values by constraint, and a dict of masks if needed."
             )
-        masks = found[2] if len(found) == 3 and found[2] is not None else {}
-        return found[0], found[1], masks
+        objective, values = returned[:2]
+        masks = returned[2] if len(returned) == 3 else None
+        return objective, values, masks or {}
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], *args: Any, **options: Any
@@ -232,22 +231,22 @@ class PointwiseTrainerMixin:
     def get_batch_samples(self, *args: Any, **options: Any) -> Any:
         """The micro-batches of a step, of which :meth:`masks` tells how many a term applies to."""
         parent: Any = super()
-        found = parent.get_batch_samples(*args, **options)
-        self._counts = self._counts_of(found[0])
-        return found
+        batches, *others = parent.get_batch_samples(*args, **options)
+        self._counts = self._counts_of(batches)
+        return (batches, *others)
 
     def _counts_of(self, batches: Sequence[Any]) -> dict[str, int] | None:
-        given = [self.masks(batch) for batch in batches]
-        if not batches or any(masks is None for masks in given):
+        of_batches = [self.masks(batch) for batch in batches]
+        # One that cannot tell is enough: a count is of all micro-batches.
+        if not batches or any(masks is None for masks in of_batches):
             return None
         counts = dict.fromkeys([OBJECTIVE, *self._lagrangian.constraints], 0)
-        for batch, masks in zip(batches, given, strict=True):
+        words = replace(WORDS, masks="masks()")
+        for batch, masks in zip(batches, of_batches, strict=True):
             index, cpu = batch["index"].cpu(), torch.device("cpu")
-            found, _ = masks_from(
-                masks or {}, index, counts, cpu, replace(WORDS, masks="masks()")
-            )
+            by_term, _ = masks_from(masks or {}, index, counts, cpu, words)
             for name in counts:
-                counts[name] += int(carries(found[name]).sum())
+                counts[name] += int(carries(by_term[name]).sum())
         return counts
 
     def train(
@@ -336,13 +335,13 @@ class PointwiseTrainerMixin:
         lagrangian = self._lagrangian
         history = lagrangian.history
         history.read()
-        found = {"objective": history.totals()["objective"]}
+        totals = {"objective": history.totals()["objective"]}
         for name, table in history.last.items():
-            found |= _summary(name, lagrangian.constraints[name], table)
+            totals |= _summary(name, lagrangian.constraints[name], table)
             multiplier = lagrangian.multipliers.get(name)
             if multiplier is not None and multiplier.numel():
-                found[f"{name}/multiplier_max"] = float(multiplier.abs().max())
-        return found
+                totals[f"{name}/multiplier_max"] = float(multiplier.abs().max())
+        return totals
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
         """Adds "eval_objective" and of every constraint "eval_NAME/violated" and "/worst"."""
@@ -358,14 +357,13 @@ class PointwiseTrainerMixin:
                 self._held_out[name] = [worst_mean(constraint, residual, groups)]
         for name, parts in self._held_out.items():
             if name == OBJECTIVE:
-                found = {name: float(torch.cat(parts).nanmean())}
+                shown = {name: float(torch.cat(parts).nanmean())}
             else:
-                found = _summary(
+                shown = _summary(
                     name, self._lagrangian.constraints[name], torch.cat(parts)
                 )
-            output.metrics.update(
-                {f"{prefix}_{key}": value for key, value in found.items()}
-            )
+            for key, value in shown.items():
+                output.metrics[f"{prefix}_{key}"] = value
         return output
 
     @property
@@ -392,24 +390,31 @@ class PointwiseTrainerMixin:
         index = torch.arange(len(objective))
         names = [OBJECTIVE, *self._lagrangian.constraints]
         masks, whole = masks_from(masks, index, names, objective.device, WORDS)
-        bounds, signs = (
-            self._lagrangian.constraints,
-            Pointwise(alpha=None).for_equality(),
-        )
+        bounds = self._lagrangian.constraints
+        signs = Pointwise(alpha=None).for_equality()
         equalities = [name for name in self._by_group if bounds[name].is_equality]
         signed = dict.fromkeys(equalities, signs)
-        given = masks, objective.detach(), values, None, whole
-        terms = build_terms(bounds, signed, *given, WORDS)
+        terms = build_terms(
+            bounds,
+            signed,
+            masks,
+            objective.detach(),
+            values,
+            judge=None,
+            whole=whole,
+            words=WORDS,
+        )
         carried = terms.masks[OBJECTIVE]
-        found = {OBJECTIVE: terms.objective.masked_fill(~carried, math.nan)}
+        tables = {OBJECTIVE: terms.objective.masked_fill(~carried, math.nan)}
         for name, violation in terms.judged.items():
             mask = terms.masks[name]
             if name in self._by_group:
-                found[name] = violation.masked_fill(~mask, math.nan)
+                # The mean of a group comes first, and its worst column then.
+                tables[name] = violation.masked_fill(~mask, math.nan)
                 continue
             worst = violation.masked_fill(~mask, -math.inf).amax(1)
-            found[name] = worst.masked_fill(~mask.any(1), math.nan)
-        for name, table in found.items():
+            tables[name] = worst.masked_fill(~mask.any(1), math.nan)
+        for name, table in tables.items():
             # Of all ranks, without the samples that only fill the last batch.
             table = trainer.accelerator.gather_for_metrics(table)
             self._held_out.setdefault(name, []).append(table.float().cpu())
@@ -458,8 +463,7 @@ class _WithIndex:
 
     def __call__(self, rows: list[Mapping[str, Any]]) -> Any:
         index = [row["index"] for row in rows if "index" in row]
-        without = [{k: v for k, v in row.items() if k != "index"} for row in rows]
-        batch = self.collate(without)
+        batch = self.collate([without_position(row) for row in rows])
         if len(index) == len(rows):
             batch["index"] = torch.tensor(index)
         return batch
@@ -471,21 +475,25 @@ class _WithIndex:
         return getattr(self.collate, name)
 
 
+def without_position(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as it was given."""
+    return {name: value for name, value in row.items() if name != "index"}
+
+
 @contextmanager
 def _first_output(model: Any, outputs: dict[str, Any]) -> Iterator[None]:
     """Keeps what the model's first forward pass returns, by name, as its metrics expect it."""
 
-    def keep(_: Any, given: Any, found: Any) -> None:
+    def keep(_: Any, inputs: Any, returned: Any) -> None:
         if outputs:
             return
-        if isinstance(found, Mapping):
-            outputs.update(found)
-        elif isinstance(found, Tensor):
-            outputs["logits"] = found
-        elif isinstance(found, (tuple, list)):
-            outputs.update(
-                {f"output_{position}": each for position, each in enumerate(found)}
-            )
+        if isinstance(returned, Mapping):
+            outputs.update(returned)
+        elif isinstance(returned, Tensor):
+            outputs["logits"] = returned
+        elif isinstance(returned, (tuple, list)):
+            for position, output in enumerate(returned):
+                outputs[f"output_{position}"] = output
 
     handle = model.register_forward_hook(keep)
     try:

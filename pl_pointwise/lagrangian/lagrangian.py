@@ -218,11 +218,9 @@ class Lagrangian:
                 (len(names),), float(samples), dtype=torch.float32, device=device
             )
         else:
-            applying = [
-                carries(of_micro_batch[name]).sum()
-                for of_micro_batch in masks
-                for name in names
-            ]
+            applying = []
+            for of_micro_batch in masks:
+                applying += [carries(of_micro_batch[name]).sum() for name in names]
             by_term = torch.stack(applying).view(len(masks), -1)
             numbers = by_term.sum(0, dtype=torch.float32)
         if number_of_ranks() > 1:
@@ -560,13 +558,16 @@ class Lagrangian:
             self.door.remedy,
         )
         # What was reset takes no step from values of before, nor from a threshold of before.
-        self._window = [
-            {name: visit for name, visit in visits.items() if name in self.multipliers}
-            for visits in self._window
-        ]
+        window = []
+        for visits in self._window:
+            kept = {name: visits[name] for name in visits if name in self.multipliers}
+            window.append(kept)
+        self._window = window
         for name in [*self.thresholds]:
-            kept = name in self.multipliers and self.formulations[name].learns_threshold
-            if not kept:
+            learns = (
+                name in self.formulations and self.formulations[name].learns_threshold
+            )
+            if name not in self.multipliers or not learns:
                 del self.thresholds[name]
 
     def _make_means(self, known: MeansOfConstraints | None) -> None:
