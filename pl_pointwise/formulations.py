@@ -534,6 +534,8 @@ class Pointwise(SampleFormulation):
     tensor([1., 0.])
     """
 
+    scope: Scope = "sample"
+
     def __init__(
         self,
         *,
@@ -550,10 +552,7 @@ class Pointwise(SampleFormulation):
                 'Penalty(weight=…, shape="squared_hinge"). Leave alpha out, or take that.'
             )
         self.memory = memory
-
-    @property
-    def scope(self) -> Scope:
-        return "sample" if self.memory else "none"
+        self.scope = "sample" if memory else "none"
 
 
 class Relaxed(SampleFormulation):

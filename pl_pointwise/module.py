@@ -27,7 +27,7 @@ from .report.closing_table import Closing
 from .task import Notes, Task, warn
 from .training.checkpoints import constructor_frame
 from .training.checks import check_trained
-from .training.mistakes import explain_own_errors
+from .training.mistakes import explain_own_error
 from .training.run import OF_MODULE, Run
 from .training.stepper import Stepper
 
@@ -227,8 +227,11 @@ class PointwiseModule(Task):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of both; returns mean ℓ₀ + Σ mean ψ(v, λ) of all ranks, without a gradient."""
         self._run.open_step(batch_idx)
-        with explain_own_errors(self, batch):
+        try:
             measured = self._stepper.take(batch)
+        except Exception as error:
+            explain_own_error(self, batch, error)
+            raise
         self._stepper.log()
         self._run.step_schedulers("step")
         return torch.tensor(measured.lagrangian)
@@ -236,8 +239,11 @@ class PointwiseModule(Task):
     def validation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        with explain_own_errors(self, batch):
+        try:
             self._evaluator.add(batch, dataloader_idx)
+        except Exception as error:
+            explain_own_error(self, batch, error)
+            raise
 
     test_step = validation_step
 

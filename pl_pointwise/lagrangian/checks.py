@@ -99,9 +99,9 @@ class Checks:
 
     # What the steps until now show --------------------------------------------------------------
 
-    def of_steps(self, steps: int, history: History, warn: Warn) -> None:
-        """Looks at what steps measured: at the 8th, 16th, 32nd and so on."""
-        if steps < 8 or steps & (steps - 1) or not history.samples:
+    def of_steps(self, history: History, warn: Warn) -> None:
+        """Looks at what all steps of a run measured, of a stream at nothing."""
+        if not history.samples:
             return
         history.read()
         self._warn_of_few_positions(history, warn)

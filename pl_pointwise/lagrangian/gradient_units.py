@@ -244,8 +244,8 @@ class GradientUnits:
             self._next = step + min(max(1, step), period)
             return names
         # Violated for the first time since the last measurement.
-        known = {name: self._states.get(name, _State()) for name in names}
-        return [name for name, of in known.items() if of.steps and not of.tried]
+        known = [(name, self._states[name]) for name in names if name in self._states]
+        return [name for name, state in known if state.steps and not state.tried]
 
     def measure(
         self, name: str, objective: float, violations: float, size: float

@@ -246,7 +246,10 @@ def test_weights_are_asked_for_at_each_measurement() -> None:
         loop.train(1)
         loop.net[2].requires_grad_(False)
         loop.train(2)
-    assert changing.loss._lagrangian.units.state_dict() == asked.loss._lagrangian.units.state_dict()
+    assert (
+        changing.loss._lagrangian.units.state_dict()
+        == asked.loss._lagrangian.units.state_dict()
+    )
     assert torch.equal(changing.loss.multipliers["fit"], asked.loss.multipliers["fit"])
 
 
@@ -269,7 +272,10 @@ def test_a_copy_measures_its_own_weights(how: str) -> None:
     copied.optimizer = torch.optim.SGD(copied.net.parameters(), lr=0.05)
     for loop in (whole, copied):
         loop.train(3)
-    assert whole.loss._lagrangian.units.state_dict() == copied.loss._lagrangian.units.state_dict()
+    assert (
+        whole.loss._lagrangian.units.state_dict()
+        == copied.loss._lagrangian.units.state_dict()
+    )
     assert torch.equal(whole.loss.multipliers["fit"], copied.loss.multipliers["fit"])
 
 

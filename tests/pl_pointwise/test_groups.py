@@ -461,7 +461,10 @@ def test_the_report_counts_groups() -> None:
     expected = values.view(3, 3).mean(1) > 0.1
     assert (row.of, row.held_of, row.held_violated) == (4, 3, int(expected.sum()))
     means = torch.stack(
-        [loop.loss._lagrangian.means.judged("c").values[g == GROUPS].mean() for g in range(4)]
+        [
+            loop.loss._lagrangian.means.judged("c").values[g == GROUPS].mean()
+            for g in range(4)
+        ]
     )
     assert row.violated == int((means > 0).sum())
     assert row.worst == pytest.approx(0.1 + float(means.max()))

@@ -219,7 +219,9 @@ def test_a_state_goes_on_to_the_bit_and_one_of_before_loads() -> None:
     older, _ = loop()
     older.load_state_dict(state)
     assert not older.shares["c"].exempt(torch.arange(N)).any()
-    state["shares"] = {"c": {**loss._lagrangian.shares["c"].state_dict(), "values": torch.zeros(3)}}
+    state["shares"] = {
+        "c": {**loss._lagrangian.shares["c"].state_dict(), "values": torch.zeros(3)}
+    }
     with pytest.raises(TrainingError, match="3 values"):
         loop()[0].load_state_dict(state)
 
