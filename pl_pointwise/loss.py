@@ -258,7 +258,8 @@ class PointwiseLoss:
         """
         lagrangian = self._lagrangian
         index = self._required_index(index)
-        terms = self._terms(objective, values, index, masks or {}, strict)
+        masks = {} if masks is None else masks
+        terms = self._terms(objective, values, index, masks, strict)
         of_loss = of_step = lagrangian.counts([terms.masks], terms.whole)
         lagrangian.see([terms], [index], terms.objective.device, keep)
         opened = self._open or self._begin(terms, of_loss, index)
@@ -292,6 +293,7 @@ class PointwiseLoss:
         if not samples:
             refuse_stream(self._lagrangian.constraints)
         positions: Tensor = index.long().cpu()
+        # A rank may get no sample of a batch that is cut unevenly.
         highest = int(positions.max()) if len(positions) else PADDING
         if samples and highest >= samples:
             raise TrainingError(
@@ -339,6 +341,7 @@ class PointwiseLoss:
     ) -> _OpenStep:
         """With the first loss of a step: what is due in it."""
         lagrangian, weights = self._lagrangian, self._weights
+        # Before anything that may fail: the next loss is then of the same step.
         opened = self._open = _OpenStep(units_before=None)
         if not lagrangian.steps:
             lagrangian.fit_tables()  # To what was set before.
@@ -357,6 +360,7 @@ class PointwiseLoss:
                 due, counts, lambda name: self._gradient_of(name, terms, counts)
             )
         rows = 0
+        # Later steps know it from the step before, without a word between the ranks.
         if not self._rows:
             real = (index >= 0).sum().to(terms.objective.device)
             rows = int(over_ranks(real, "sum"))
@@ -420,7 +424,9 @@ class PointwiseLoss:
         """Of the same samples again within a step, as an optimizer evaluates a closure again."""
         alike = sum(torch.equal(index, before) for before in opened.indices)
         opened.indices.append(index)
+        # Rows of a stream are counted anew in each loss, so they are always alike.
         if alike and len(index) and self._lagrangian.samples:
+            # So often that it is no accident of a sampler: a line search.
             if alike >= 7:
                 raise TrainingError(
                     f"The same samples came {alike + 1} times since the last step(). {CLOSURES}"
@@ -450,6 +456,7 @@ class PointwiseLoss:
         measured = unpack(tables, lagrangian.layout, tables[0].new_zeros(()))
         lagrangian.measured = measured
         steps = lagrangian.take(measured, self._epoch(int((measured.index >= 0).sum())))
+        # Gradients that nobody averages part the ranks in the first step, some only later.
         if lagrangian.steps in (1, 8):
             require_equal_over_ranks(self._weights.now())
         return steps
@@ -485,6 +492,7 @@ class PointwiseLoss:
     def _epoch(self, rows: int) -> float:
         """Steps an epoch, from the samples of this step over all ranks; the last ones are fewer."""
         self._rows = max(self._rows, rows)
+        # Where an epoch is not all of N the samples do not tell it.
         if self.steps_an_epoch is not None:
             return self.steps_an_epoch
         # A stream has no epoch.
@@ -519,6 +527,7 @@ class PointwiseLoss:
             }
             evaluated = HeldOut(self._lagrangian.constraints, worst)
         norm = norm_of(self._weights.now())
+        # Without ``parameters`` the weights are not known here, and their norm is 0.
         growth = norm / self.history.norm if norm and self.history.norm else None
         return self._lagrangian.closing(evaluated, Conditions(growth=growth))
 
@@ -601,6 +610,7 @@ class PointwiseLoss:
                 f"These multipliers belong to {theirs:,} samples, this PointwiseLoss has "
                 f"{owners:,}: give it the training set of before."
             )
+        # One that was not set says nothing; groups are compared in any case.
         fingerprints = {self.fingerprint, state["fingerprint"]} - {None}
         groups = self._digest_of_groups()
         if len(fingerprints) > 1 or state.get("groups", groups) != groups:

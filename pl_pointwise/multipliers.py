@@ -95,6 +95,7 @@ class Multipliers(Mapping[str, Tensor]):
                 f"{tuple(values.shape)}."
             )
         table = self._tables.get(name)
+        # Its shape is known with the first batch.
         if table is None:
             self._initial[name] = values
             return
@@ -159,6 +160,7 @@ class Multipliers(Mapping[str, Tensor]):
 
 def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """One number, or a value per row and column, as a table of ``shape``; None if it is neither."""
+    # One column is what most constraints have, and what a user gives as (N,).
     if values.dim() == 1 and len(shape) == 2 and shape[1] == 1:
         values = values[:, None]
     return (

@@ -67,6 +67,7 @@ class PerBatch(Scope):
     def slope(self, terms: Sequence[Terms], count: Tensor) -> Slope:
         """∂ψ/∂mean of all micro-batches of all ranks; ``count`` samples over them."""
         threshold, multiplier = self.threshold, self.multiplier
+        # Then no pass over the batch is needed before the one that is differentiated.
         if self.knows_slope:
             return Slope(threshold, multiplier)
         name = self.name
@@ -102,6 +103,7 @@ class PerBatch(Scope):
         """
         name, formulation = self.name, self.formulation
         mask, count = measured.masks[name], torch.tensor(measured.counts[name])
+        # It applies to no sample of this step, so there is no statistic.
         if not mask.all() and not mask.any():
             return None
         threshold = self.threshold.double().requires_grad_(formulation.learns_threshold)
@@ -151,8 +153,10 @@ class PerBatch(Scope):
         present = torch.zeros((), dtype=widest(count.device), device=count.device)
         for _, mask in parts:
             present = present + carries(mask).sum()
+        # Samples that a repair left out still count, with v = 0.
         left_out = 1 - reduce(present, "sum") / count
         anchor = threshold.to(left_out, non_blocking=True)
+        # The exponentials of a tilted mean are taken below it, where none overflows.
         if formulation.anchor == "largest":
             anchor = reduce(self._largest(parts, left_out), "max")
             anchor = torch.where(left_out > 0, anchor.clamp(min=0), anchor)
@@ -169,7 +173,7 @@ class PerBatch(Scope):
         """The largest violation of each side, (sides,); −∞ without any."""
         largest = like.new_full((self.sides,), -math.inf)
         for violation, mask in parts:
-            if not len(violation):
+            if not len(violation):  # amax() of nothing is an error.
                 continue
             alone = violation.masked_fill(~mask, -math.inf)
             of_sides = alone.unflatten(1, (self.sides, -1)).transpose(0, 1).flatten(1)

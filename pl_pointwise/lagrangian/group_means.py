@@ -115,6 +115,7 @@ class GroupMeans:
             self.values = torch.full(shape, torch.nan, dtype=torch.float64)
             self._sum_up()
         before = self.values[index]
+        # A value that is there already is replaced, and its group's number stays.
         new = mask & before.isnan()
         return torch.where(mask, values - before.nan_to_num(), 0.0), new.double()
 
@@ -149,6 +150,7 @@ class GroupMeans:
                 f"values of {tuple(values.shape)} for {len(self.groups)} samples"
             )
         self.values = values
+        # For the groups' numbers; the sums of the state have the rounding of the run.
         self._sum_up()
         self._sums, self._changes = state["sums"].clone(), int(state["changes"])
 
@@ -180,6 +182,7 @@ class MeansOfConstraints:
         for name in self.names:
             index, mask = measured.index, measured.masks[name]
             self._followed[name].put(index, measured.followed[name], mask)
+            # Without strict values both are the same, and are kept once.
             if measured.strict:
                 judged = self._judged.setdefault(name, GroupMeans(self.groups))
                 judged.put(index, measured.judged[name], mask)

@@ -32,6 +32,7 @@ def fit_tables(
         TrainingError: one λ for a constraint where each sample has one, or the other way round;
             a λ below 0 of an inequality.
     """
+    # Set before a checkpoint was loaded, which has its own.
     for name in set(multipliers).intersection(multipliers.pending()):
         warn(f'Multipliers of "{name}" are the checkpoint\'s, not those that were set.')
         del multipliers.pending()[name]

@@ -235,6 +235,7 @@ class Lagrangian:
             steps_between=max(steps_an_epoch, self.primal_steps),
             total_steps=self.total_steps,
         )
+        # A mean over all samples of a group is no noise that a margin would keep away.
         for name in self.on_means:
             self.in_force[name] = without_margin(self.in_force[name])
         for name, scope in self.scopes.items():
@@ -244,6 +245,7 @@ class Lagrangian:
         """A constraint's formulation with α a number: of the last step, or before any of now."""
         if self.in_force:
             return self.in_force[name]
+        # Of a module that was loaded and has not been trained since.
         return self.units.in_force(self.formulations, self.constraints)[name]
 
     # The unit of the multipliers (gradient_units.py) --------------------------------------------
@@ -532,6 +534,7 @@ class Lagrangian:
         """
         if not samples:
             refuse_stream(self.constraints)
+        # Of a checkpoint's own training set the caller has made sure.
         if not resumed and fingerprint != self.fingerprint:
             if self.fingerprint is not None and samples:
                 self.warn(
@@ -577,6 +580,7 @@ class Lagrangian:
         self.means = None
         if self.groups is None or not self.bounds_on_means:
             return
+        # A fit that goes on with the same groups keeps what it has seen.
         if known is not None and known.groups.equal(self.groups):
             self.means = known
             return

@@ -60,6 +60,7 @@ class LoopWeights:
         """For DDP, which averages the ranks' gradients, and waits for those of every rank."""
         # Of the mean over ranks the counts are those of all of them already.
         loss = loss * number_of_ranks()
+        # A rank whose samples need no weight, or that has none, would not take part.
         if not loss.requires_grad:
             nothing: Tensor | int = sum((w * 0).sum() for w in self.now())
             loss = loss + nothing
@@ -68,6 +69,7 @@ class LoopWeights:
     def norm_of_gradient(self, mean: Tensor) -> float:
         """‖∇ mean‖ over all ranks; a rank whose values have no graph has a gradient of 0."""
         weights = self._of(mean)
+        # Of sharded weights only backward() adds up the gradients over the ranks.
         if require_all_sharded(weights):
             return _norm_by_backward(mean * number_of_ranks(), weights)
         gradients: Sequence[Tensor | None] = [None] * len(weights)

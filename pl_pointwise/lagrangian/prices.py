@@ -167,6 +167,7 @@ class Prices(Mapping[str, Tensor]):
     def _add_statistic(self, name: str, multiplier: Tensor | None) -> None:
         if multiplier is None:  # No batch has had a value yet.
             return
+        # A block has rows and columns; asked for, such a price is a number again.
         if multiplier.dim() == 0:
             self._scalars.add(name)
         row = multiplier.detach().reshape(1, -1)
@@ -188,6 +189,7 @@ class Prices(Mapping[str, Tensor]):
         if not waiting:
             return
         index, forces, applies = map(torch.cat, zip(*waiting, strict=True))
+        # Of a stream all samples share a row: there is a mean alone.
         if not self.samples:
             index = torch.zeros_like(index)
         block = self._block(name, max(1, self.samples), forces.shape[1])
@@ -322,6 +324,7 @@ def _forces(name: str, steps: Sequence[Step]) -> Tensor:
     forces = []
     for step, formulation in zip(steps, formulations, strict=True):
         violation, multiplier = (part[0] for part in _stacked(name, [step]))
+        # The weights followed the λ of after the update, which is computed again.
         if step.dual_first:
             multiplier = formulation.ascend(step.measured.judged[name], multiplier)
         forces.append(formulation.slope(violation, multiplier))

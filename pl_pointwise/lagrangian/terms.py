@@ -141,6 +141,7 @@ def masks_from(
             f"number from 0, and {PADDING} is padding."
         )
     masks = dict.fromkeys(names, real := real.to(device, non_blocking=True))
+    # Nothing stated: what the host knows of the index is all, and no GPU is waited for.
     if by_term == {}:
         return masks, all_real and len(index) > 0
     require_names(words.masks, by_term, names, partial=True)
@@ -166,6 +167,7 @@ def strict_values_from(
     require_names(words.strict, stated, values, partial=True)
     strict = {name: value.detach() for name, value in values.items()}
     for name, value in stated.items():
+        # λ would follow the tail of other values than the threshold belongs to.
         if name in formulations and formulations[name].learns_threshold:
             raise ValueError(
                 f'{words.strict}["{name}"]: the threshold of a CVaR is a quantile of what the '
@@ -225,6 +227,7 @@ def build_terms(
     float32 or wider, those that multipliers follow; None where they follow the same.
     """
     count = len(masks[OBJECTIVE])
+    # In the order of the constraints they need no look, which a small step would feel.
     if not isinstance(values, Mapping) or [*values] != [*constraints]:
         require_names(words.values, values, constraints)
     precise = dict[str, Tensor]()  # Float32 or wider.
@@ -250,6 +253,7 @@ def build_terms(
                 f'{words.masks}["{name}"] has {mask.shape[1]} columns, '
                 f"{words.values} {width}: they must agree."
             )
+        # A mask of samples is one of all their values, and of both sides.
         mask = mask.expand(-1, width)
         wide[name] = mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)
         violations = [
@@ -272,7 +276,7 @@ def _require_per_sample(name: str, value: Any, count: int, words: Words) -> None
     dims = (1,) if name == OBJECTIVE else (1, 2)
     if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
         wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
-        if value is None:
+        if value is None:  # The commonest slip in a method of one's own.
             what = words.objective if name == OBJECTIVE else f'{words.values}["{name}"]'
             raise DataError(
                 f"{what} is None: one value per sample, shape {wanted}, is asked for. Is its "

@@ -22,6 +22,7 @@ def source_of(parameters: Weights | None) -> Any:
     if isinstance(parameters, nn.Module):
         refuse_hidden_gradients(parameters)
         return parameters
+    # A function is asked anew each time: model_init makes another model of each trial.
     if parameters is None or callable(parameters):
         return parameters
     iterable = isinstance(parameters, Iterable) and not isinstance(
@@ -99,6 +100,7 @@ def require_all_sharded(weights: list[Tensor]) -> bool:
 def require_equal_over_ranks(weights: list[Tensor]) -> None:
     """Refuses weights that differ between the ranks; of sharded ones nothing can be said."""
     whole = [weight.detach() for weight in weights if not is_sharded(weight)]
+    # Of sharded weights each rank has other parts, which nothing can compare.
     if number_of_ranks() == 1 or not whole:
         return
     wide = widest(whole[0].device)
@@ -125,6 +127,7 @@ def refuse_static_graph(values: Tensor) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
+        # DDP leaves itself at a node of its own between the output and the loss.
         model = getattr(node, "ddp_weakref", None)
         if model is not None and getattr(model(), "static_graph", False):
             raise TrainingError(STATIC_GRAPH)
@@ -154,6 +157,7 @@ def keep_buffers_of_compiled_graphs() -> None:
     """Graphs that are compiled from now on can be differentiated more than once."""
     import torch._functorch.config as options
 
+    # Older versions of torch keep the buffers anyway.
     if hasattr(options, "donated_buffer"):
         options.donated_buffer = False
 
@@ -222,5 +226,6 @@ class Movement:
             torch.equal(weight, before) for weight, before in pairs
         ):
             return False
+        # A schedule that warms up from 0 leaves the first step or two without a movement.
         self._unmoved += 1
         return self._unmoved == self.PATIENCE

@@ -63,6 +63,7 @@ class Stepper:
         masks = [micro.masks for micro in micro_batches]
         counts = lagrangian.counts(masks, all(micro.whole for micro in micro_batches))
         buffers = self.repairs.buffers
+        # A step may take several forward passes, and a BatchNorm counts one.
         if buffers.may_change:
             buffers.keep(task)
         self.due = lagrangian.units.due(task.formulations, task.global_step)
@@ -101,6 +102,7 @@ class Stepper:
         if bar and (trainer.is_last_batch or monotonic() - self._on_bar > BAR_SECONDS):
             self._log_totals()
         logged = trainer.is_last_batch or trainer._logger_connector.should_update_logs
+        # Sums over a step take longer than the step of a small model.
         if not (logged or self.monitored):
             return
         shown = self._shown(measured)
@@ -190,6 +192,7 @@ class Stepper:
             tables.append(table)
             # The ranks' gradients are averaged, and the counts are those of all ranks.
             task.manual_backward(share * ranks if ranks > 1 else share)
+        # All samples of this rank were left out, and the others gather rows of all ranks.
         if not tables:
             width = sum(lagrangian.layout.values())
             dtype = widest(task.device)
