@@ -28,7 +28,7 @@ def source_of(parameters: Weights | None) -> Any:
     iterable = isinstance(parameters, Iterable) and not isinstance(
         parameters, (str, Tensor)
     )
-    weights = list(parameters) if iterable else [parameters]
+    weights: list[Any] = list(parameters) if iterable else [parameters]
     others = [weight for weight in weights if not isinstance(weight, Tensor)]
     if not iterable or others:
         others = others or weights
