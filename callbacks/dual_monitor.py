@@ -61,7 +61,7 @@ class DualMonitor(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         for name, step in pl_module.dual_steps.items():
             sums = self._sums.setdefault(name, {})
-            for key, value in _sums_of(step, pl_module._run.in_force(name)).items():
+            for key, value in _sums_of(step, pl_module.in_force(name)).items():
                 replaces = key == "multiplier" or key not in sums
                 sums[key] = value.double() if replaces else sums[key] + value
             visited = self._visited_of(name, pl_module.multipliers[name].shape)

@@ -120,11 +120,8 @@ class HardestSamples(Callback):
         rows = []
         for name, last in self._found["last"].items():
             constraint = module.constraints[name]
-            multipliers = module.multipliers[name]
-            groups = module._lagrangian.groups
-            if groups is not None:  # Of each sample its group's.
-                multipliers = multipliers[groups]
-            relaxation = getattr(module._run.in_force(name), "relaxation", None)
+            multipliers = module.multipliers.of(name, torch.arange(len(last)))
+            relaxation = getattr(module.in_force(name), "relaxation", None)
             unknown = torch.full_like(last, math.nan)
             relaxed = unknown if relaxation is None else relaxation(last, multipliers)
             price = module.prices.get(name)

@@ -134,10 +134,6 @@ _INTERNAL = set(
     """
     Constraint.outside Constraint.reported Constraint.residual Constraint.sides
     Multipliers.for_samples Multipliers.pending Multipliers.table
-    PointwiseLoss.configure PointwiseLoss.counts PointwiseLoss.dual_state PointwiseLoss.fit_tables
-    PointwiseLoss.knows_slopes PointwiseLoss.load_dual_state PointwiseLoss.measure_units
-    PointwiseLoss.pushed PointwiseLoss.put_in_force PointwiseLoss.share PointwiseLoss.slopes
-    PointwiseLoss.start PointwiseLoss.take
     augmentation beta_in_force force known_scale largest linear psi scale scaled
     standard_relaxation threshold_step
     """.split()

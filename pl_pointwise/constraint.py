@@ -66,6 +66,7 @@ class Constraint:
             raise ValueError(
                 f"equals stands alone, without at_most and at_least: got {self}."
             )
+        # Both equal is an equality in all but name, with λ of its own on each side.
         if len(bounds) == 2 and bounds[0] < bounds[1]:
             raise ValueError(f"Empty interval: at_least exceeds at_most in {self}.")
         self._check_share()
@@ -87,6 +88,7 @@ class Constraint:
                 "share is of a bound: give at_most, at_least or both (an interval about the "
                 "value), not equals, which every sample misses by a hair."
             )
+        # It says whose the bound is among groups, and a share is of samples.
         if self.each_sample:
             raise ValueError("share is without groups: leave each_sample out.")
 
@@ -159,6 +161,7 @@ class Constraint:
         lower = None if self.at_least is None else self.at_least - values
         if upper is None or lower is None:
             return upper if lower is None else lower  # type: ignore[return-value]
+        # One value a sample becomes two columns, K of them 2K.
         join = torch.stack if values.dim() == 1 else torch.cat
         return join([upper, lower], dim=1)
 

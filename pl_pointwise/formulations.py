@@ -83,8 +83,8 @@ class Formulation(Configured, ABC):
         with torch.enable_grad():
             violation = violation.detach().requires_grad_()
             psi = self.lagrangian(violation, multiplier.detach())
-            (found,) = torch.autograd.grad(psi.sum(), violation)
-        return found
+            (slope,) = torch.autograd.grad(psi.sum(), violation)
+        return slope
 
     def ascend(
         self, violation: Tensor, multiplier: Tensor, part: Tensor | float = 1.0
@@ -182,6 +182,7 @@ class Ascending(Formulation):
     @property
     def augmentation(self) -> float | None:
         """α as a number; the standard Lagrangian: None; an adaptive one has it in a run only."""
+        # Of a declared one: in force it is a copy with a number.
         if isinstance(self.alpha, str):
             raise TrainingError(
                 f"{self!r} has no α outside a run, which measures its unit: train it by "
@@ -195,9 +196,9 @@ class Ascending(Formulation):
 
     def scaled(self, scale: Scale) -> Ascending:
         """An ``adaptive`` one in force: with α and η as numbers."""
-        found = copy(self)
-        found.alpha, found.dual_lr, found.scale = scale.alpha, scale.step, scale
-        return found
+        scaled = copy(self)
+        scaled.alpha, scaled.dual_lr, scaled.scale = scale.alpha, scale.step, scale
+        return scaled
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; λv for α None, of an equality λv + αv².
@@ -216,6 +217,7 @@ class Ascending(Formulation):
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """max(v, −λ/2α), elementwise; v for α None and of an equality."""
         alpha = self.augmentation
+        # A multiplier of either sign has no slack to be held at.
         if alpha is None or self.signed:
             return violation + torch.zeros_like(multiplier)
         return torch.maximum(violation, -multiplier / (2 * alpha))
@@ -225,6 +227,7 @@ class Ascending(Formulation):
     ) -> Tensor:
         """The dual step; with a reach λ + η·clip(v + margin, ±r), so that λ falls as it rises."""
         scale = self.scale
+        # Stated numbers, or nothing violated yet: the step of the paper.
         if scale is None or scale.alpha is None:
             return super().ascend(violation, multiplier, part)
         aimed = (violation + scale.margin).clamp(-scale.reach, scale.reach)
@@ -233,9 +236,9 @@ class Ascending(Formulation):
 
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""
-        found = copy(self)
-        found.signed = True
-        return found
+        signed = copy(self)
+        signed.signed = True
+        return signed
 
 
 def number(
@@ -486,6 +489,7 @@ class SampleFormulation(Ascending):
         if scale is None or scale.alpha is None:
             return self.psi(violation, multiplier)
         violation = violation + scale.margin
+        # An inequality is bounded above alone: far inside the bound ψ is flat by itself.
         near = violation.clamp(-scale.reach if self.signed else None, scale.reach)
         force = self.force(near, multiplier)
         return self.psi(near, multiplier) + force * (violation - near)
@@ -495,6 +499,7 @@ class SampleFormulation(Ascending):
         if self.augmentation is None:
             return multiplier + torch.zeros_like(violation)
         scale = self.scale
+        # Beyond the reach ψ is linear, so its slope is that of the edge.
         if scale is not None and scale.alpha is not None:
             lowest = -scale.reach if self.signed else None
             violation = (violation + scale.margin).clamp(lowest, scale.reach)
@@ -534,6 +539,8 @@ class Pointwise(SampleFormulation):
     tensor([1., 0.])
     """
 
+    scope: Scope = "sample"
+
     def __init__(
         self,
         *,
@@ -550,10 +557,7 @@ class Pointwise(SampleFormulation):
                 'Penalty(weight=…, shape="squared_hinge"). Leave alpha out, or take that.'
             )
         self.memory = memory
-
-    @property
-    def scope(self) -> Scope:
-        return "sample" if self.memory else "none"
+        self.scope = "sample" if memory else "none"
 
 
 class Relaxed(SampleFormulation):
@@ -622,6 +626,7 @@ class Relaxed(SampleFormulation):
         """β as a number; a price is in Λ, once that is known."""
         if self.beta is not None:
             return self.beta
+        # Before Λ is known, or where it is 0, the price is taken as it stands.
         unit = 1.0 if self.scale is None else self.scale.unit or 1.0
         return (self.price or 0.0) * unit
 
@@ -635,6 +640,7 @@ class Relaxed(SampleFormulation):
         if self.scale is None or self.scale.alpha is None:
             return super().ascend(violation, multiplier, part)
         beta = self.beta_in_force
+        # Under a linear cost no force exceeds β, so no multiplier is worth more.
         if self.cost == "linear":
             return super().ascend(violation, multiplier, part).clamp(-beta, beta)
         kept = 1 - self.scale.step * part / (2 * beta)
@@ -642,10 +648,11 @@ class Relaxed(SampleFormulation):
 
     def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """0 where the cost is linear and relaxes: there the force is β, whatever v is."""
-        found = super().residual(violation, multiplier)
+        residual = super().residual(violation, multiplier)
+        # A quadratic cost relaxes every violated sample, and pushes it all the same.
         if self.cost != "linear" or self.augmentation is None:
-            return found
-        return torch.where(self.relaxation(violation, multiplier) == 0, found, 0)
+            return residual
+        return torch.where(self.relaxation(violation, multiplier) == 0, residual, 0)
 
     def psi(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ), elementwise, with s = λ + 2αv:
@@ -710,6 +717,7 @@ class Relaxed(SampleFormulation):
         """
         side, v, multiplier = self._as_inequality(violation, multiplier)
         alpha, beta = self.augmentation, self.beta_in_force
+        # Without α nothing but λ holds v back, and u does not depend on v.
         if alpha is None:
             return multiplier / (2 * beta) + torch.zeros_like(v)
         shifted = multiplier + 2 * alpha * v
@@ -722,6 +730,7 @@ class Relaxed(SampleFormulation):
     ) -> tuple[Tensor | int, Tensor, Tensor]:
         """σ, σv, σλ: an equality acts as the bound on its violated side, σ = sign(s)."""
         alpha = self.augmentation
+        # Without α the relaxation is λ/2β, of the sign of λ by itself.
         if not self.signed or alpha is None:
             return 1, violation, multiplier
         below = multiplier + 2 * alpha * violation.detach() < 0

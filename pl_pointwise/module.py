@@ -1,4 +1,4 @@
-"""The base module: a task's terms (task.py), a step (stepper.py), λ (loss.py), a run (run.py)."""
+"""The base module: a task's terms, steps (stepper.py), λ (lagrangian.py) and a run (run.py)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torch import Tensor
 from .constraint import Constraint
 from .evaluation import Evaluator, SampleValues, SampleViolations
 from .formulations import Formulation
-from .lagrangian.declared import declared_constraints
+from .lagrangian.declared import declared_constraints, formulations_from
+from .lagrangian.lagrangian import Lagrangian
 from .lagrangian.prices import Prices
 from .lagrangian.terms import DualStep, Measured
-from .loss import PointwiseLoss
 from .multipliers import Multipliers
 from .optimizers import Training, keeping_monitors
 from .plain import from_plain, plain_arguments
 from .report.closing_table import Closing
-from .task import Notes, Task
+from .task import Notes, Task, warn
 from .training.checkpoints import constructor_frame
 from .training.checks import check_trained
-from .training.mistakes import explain_own_errors
-from .training.run import Run
+from .training.mistakes import explain_own_error
+from .training.run import OF_MODULE, Run
 from .training.stepper import Stepper
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
@@ -153,7 +153,6 @@ class PointwiseModule(Task):
     """
 
     multipliers: Multipliers = _held_by("_lagrangian", "multipliers")
-    prices: Prices = _held_by("_lagrangian", "prices")
     thresholds: dict[str, Tensor] = _held_by("_lagrangian", "thresholds")
     measured: Measured | None = _held_by("_lagrangian", "measured")
     dual_steps: dict[str, DualStep] = _held_by("_lagrangian", "dual_steps")
@@ -190,14 +189,19 @@ class PointwiseModule(Task):
 
         self.closing: Closing | None = None
         self._notes = Notes()
-        self._lagrangian = PointwiseLoss(
+        formulations = formulations_from(formulation, self.constraints)
+        self.formulations = dict(formulations)
+        self._lagrangian = Lagrangian(
             self.constraints,
-            formulation,
-            samples=None,  # Until a fit knows them.
+            formulations,
+            samples=0,  # Until a fit knows them, as it does the groups.
+            groups=None,
             primal_steps=settings.primal_steps,
-            order=settings.order,
+            dual_first=settings.order == "dual_first",
+            total_steps=None,
+            warn=partial(warn, self),
+            door=OF_MODULE,
         )
-        self.formulations = dict(self._lagrangian.formulations)
         self._stepper = Stepper(self, self._lagrangian)
         self._evaluator = Evaluator(self)
         self._run = Run(self, self._lagrangian, self._stepper, self._evaluator)
@@ -212,13 +216,22 @@ class PointwiseModule(Task):
             if hasattr(callback, "on_module_attached"):
                 callback.on_module_attached(trainer, self)
 
+    @property
+    def prices(self) -> Prices:
+        history = self._lagrangian.history
+        history.read()
+        return history.prices
+
     trainer: Any = LightningModule.trainer.setter(_attach)  # type: ignore[attr-defined]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of both; returns mean ℓ₀ + Σ mean ψ(v, λ) of all ranks, without a gradient."""
         self._run.open_step(batch_idx)
-        with explain_own_errors(self, batch):
+        try:
             measured = self._stepper.take(batch)
+        except Exception as error:
+            explain_own_error(self, batch, error)
+            raise
         self._stepper.log()
         self._run.step_schedulers("step")
         return torch.tensor(measured.lagrangian)
@@ -226,10 +239,45 @@ class PointwiseModule(Task):
     def validation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        with explain_own_errors(self, batch):
+        try:
             self._evaluator.add(batch, dataloader_idx)
+        except Exception as error:
+            explain_own_error(self, batch, error)
+            raise
 
     test_step = validation_step
+
+    # What callbacks ask for ---------------------------------------------------------------------
+
+    def in_force(self, name: str) -> Formulation:
+        """The formulation of a constraint with α and η as numbers: of the last training step.
+
+        Its ``slope(violation, multiplier)`` is the force on a value, its ``relaxation`` (of
+        :class:`~pl_pointwise.formulations.Relaxed`) how far that relaxes its bound.
+
+        Args:
+            name: the constraint.
+
+        Raises:
+            KeyError: a constraint that is not enforced.
+        """
+        return self._lagrangian.formulation_of_now(name)
+
+    def forces(self, name: str) -> Tensor:
+        """∂ψ/∂v of the samples of the last training step, (R, sides·K), as ``measured.index``.
+
+        Positive pushes the value towards its bound, of an equality either sign; 0 where a mask or a
+        share leaves a sample out. Of groups whose means are bounded it is the force on the mean,
+        alike for each of its samples. ``prices`` is its average over the later part of a run.
+
+        Args:
+            name: the constraint.
+
+        Raises:
+            ValueError: a constraint on a statistic of the batch, whose one λ is
+                ``multipliers[name]``, or that is not enforced; no step yet.
+        """
+        return self._lagrangian.forces(name)
 
     # Optimizers and devices ---------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from .errors import TrainingError
 from .formulations import Formulation, Pointwise
 from .lagrangian.checks import Door
 from .lagrangian.group_means import worst_mean
+from .lagrangian.lagrangian import Lagrangian
 from .lagrangian.terms import (
     OBJECTIVE,
     Words,
@@ -115,22 +116,22 @@ class PointwiseTrainerMixin:
         super().__init__(*args, **options)
         trainer: Any = self
         refuse_sharding(trainer)
-        samples, found = None, None
+        samples: int | None = None
+        self._fingerprint: str | None = None
         rows = trainer.train_dataset
         if hasattr(rows, "__len__") and not isinstance(rows, IterableDataset):
             trainer.train_dataset = with_index(rows)
-            samples, found = len(rows), fingerprint_of_content(without_index(rows))
+            samples = len(rows)
+            self._fingerprint = fingerprint_of_content(without_index(rows))
         self._new_loss = partial(
-            _loss_of_terms,
+            _LossOfTerms,
             constraints,
             formulation,
             samples=samples,
             groups=groups,
             parameters=partial(_model_of, trainer),
         )
-        self._fingerprint = found
-        self.constrained = self._new_loss()
-        self.constrained.fingerprint = found
+        self._begin_multipliers()
         self._held_out: dict[str, list[Tensor]] = {}  # Of the last evaluation, by term.
         self._eval_groups = eval_groups
         # Of all micro-batches of a step, by term.
@@ -141,6 +142,16 @@ class PointwiseTrainerMixin:
         trainer.loss_is_scaled_for_ga = False
         trainer.model_accepts_loss_kwargs = False
         trainer.add_callback(_Steps(trainer))
+
+    @property
+    def _lagrangian(self) -> Lagrangian:
+        """The engine, as a module has it."""
+        return self.constrained._lagrangian
+
+    def _begin_multipliers(self) -> None:
+        """λ = 0 of this training set."""
+        self.constrained = self._new_loss()
+        self.constrained.fingerprint = self._fingerprint
 
     def terms(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, ...]:
         """ℓ₀ (B,), ℓ_k by constraint (B,) or (B, K), and masks by term if some apply to a part.
@@ -170,7 +181,7 @@ class PointwiseTrainerMixin:
         with _first_output(model, outputs) if return_outputs else nullcontext():
             objective, values, masks = self._terms_of(model, inputs)
         if torch.is_grad_enabled() and model.training:
-            if index is None and self.constrained.samples:
+            if index is None and self._lagrangian.samples:
                 raise TrainingError(
                     'A batch has no "index", so no sample has its multiplier: let the loader and '
                     "its collator be those of the trainer, and train_dataset what it was made with."
@@ -195,19 +206,18 @@ class PointwiseTrainerMixin:
 
     def _terms_of(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Objective, values and masks by term of what ``terms`` returns; refuses another form."""
-        found = self.terms(model, inputs)
-        if not isinstance(found, (tuple, list)) or len(found) not in (2, 3):
-            form = (
-                f"{len(found)} things"
-                if isinstance(found, (tuple, list))
-                else "no tuple"
-            )
+        returned = self.terms(model, inputs)
+        in_a_row = isinstance(returned, (tuple, list))
+        if not in_a_row or len(returned) not in (2, 3):
+            form = f"{len(returned)} things" if in_a_row else "no tuple"
+            kind = type(returned).__name__
             raise TrainingError(
-                f"{type(self).__name__}.terms() returned {form} ({type(found).__name__}): return "
+                f"{type(self).__name__}.terms() returned {form} ({kind}): return "
                 "the objective (B,), a dict of values by constraint, and a dict of masks if needed."
             )
-        masks = found[2] if len(found) == 3 and found[2] is not None else {}
-        return found[0], found[1], masks
+        objective, values = returned[:2]
+        masks = returned[2] if len(returned) == 3 else None
+        return objective, values, masks or {}
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], *args: Any, **options: Any
@@ -221,22 +231,22 @@ class PointwiseTrainerMixin:
     def get_batch_samples(self, *args: Any, **options: Any) -> Any:
         """The micro-batches of a step, of which :meth:`masks` tells how many a term applies to."""
         parent: Any = super()
-        found = parent.get_batch_samples(*args, **options)
-        self._counts = self._counts_of(found[0])
-        return found
+        batches, *others = parent.get_batch_samples(*args, **options)
+        self._counts = self._counts_of(batches)
+        return (batches, *others)
 
     def _counts_of(self, batches: Sequence[Any]) -> dict[str, int] | None:
-        given = [self.masks(batch) for batch in batches]
-        if not batches or any(masks is None for masks in given):
+        of_batches = [self.masks(batch) for batch in batches]
+        # One that cannot tell is enough: a count is of all micro-batches.
+        if not batches or any(masks is None for masks in of_batches):
             return None
-        counts = dict.fromkeys([OBJECTIVE, *self.constrained.constraints], 0)
-        for batch, masks in zip(batches, given, strict=True):
+        counts = dict.fromkeys([OBJECTIVE, *self._lagrangian.constraints], 0)
+        words = replace(WORDS, masks="masks()")
+        for batch, masks in zip(batches, of_batches, strict=True):
             index, cpu = batch["index"].cpu(), torch.device("cpu")
-            found, _ = masks_from(
-                masks or {}, index, counts, cpu, replace(WORDS, masks="masks()")
-            )
+            by_term, _ = masks_from(masks or {}, index, counts, cpu, words)
             for name in counts:
-                counts[name] += int(carries(found[name]).sum())
+                counts[name] += int(carries(by_term[name]).sum())
         return counts
 
     def train(
@@ -246,8 +256,7 @@ class PointwiseTrainerMixin:
         trainer: Any = self
         # A model made anew, as of every trial of a search.
         if trainer.model_init is not None:
-            self.constrained = self._new_loss()
-            self.constrained.fingerprint = self._fingerprint
+            self._begin_multipliers()
         self.constrained.skip()  # What a run that was broken off has left.
         if resume_from_checkpoint is True:
             # Where there is none the trainer says so.
@@ -323,16 +332,16 @@ class PointwiseTrainerMixin:
         parent.log(logs, *args, **options)
 
     def _totals(self) -> dict[str, float]:
-        constrained = self.constrained
-        history = constrained.history
+        lagrangian = self._lagrangian
+        history = lagrangian.history
         history.read()
-        found = {"objective": history.totals()["objective"]}
+        totals = {"objective": history.totals()["objective"]}
         for name, table in history.last.items():
-            found |= _summary(name, constrained.constraints[name], table)
-            multiplier = constrained.multipliers.get(name)
+            totals |= _summary(name, lagrangian.constraints[name], table)
+            multiplier = lagrangian.multipliers.get(name)
             if multiplier is not None and multiplier.numel():
-                found[f"{name}/multiplier_max"] = float(multiplier.abs().max())
-        return found
+                totals[f"{name}/multiplier_max"] = float(multiplier.abs().max())
+        return totals
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
         """Adds "eval_objective" and of every constraint "eval_NAME/violated" and "/worst"."""
@@ -344,24 +353,23 @@ class PointwiseTrainerMixin:
             if name in self._held_out:
                 residual = torch.cat(self._held_out[name])
                 groups = group_numbers(self._eval_groups, len(residual), "eval_groups")
-                constraint = self.constrained.constraints[name]
+                constraint = self._lagrangian.constraints[name]
                 self._held_out[name] = [worst_mean(constraint, residual, groups)]
         for name, parts in self._held_out.items():
             if name == OBJECTIVE:
-                found = {name: float(torch.cat(parts).nanmean())}
+                shown = {name: float(torch.cat(parts).nanmean())}
             else:
-                found = _summary(
-                    name, self.constrained.constraints[name], torch.cat(parts)
+                shown = _summary(
+                    name, self._lagrangian.constraints[name], torch.cat(parts)
                 )
-            output.metrics.update(
-                {f"{prefix}_{key}": value for key, value in found.items()}
-            )
+            for key, value in shown.items():
+                output.metrics[f"{prefix}_{key}"] = value
         return output
 
     @property
     def _by_group(self) -> list[str]:
         """The constraints that an evaluation judges by the mean of each group."""
-        return [] if self._eval_groups is None else self.constrained.bounds_on_means
+        return [] if self._eval_groups is None else self._lagrangian.bounds_on_means
 
     def _keep_held_out(
         self,
@@ -380,26 +388,33 @@ class PointwiseTrainerMixin:
                 f"{shape_of(objective)}: do not reduce over the batch."
             )
         index = torch.arange(len(objective))
-        names = [OBJECTIVE, *self.constrained.constraints]
+        names = [OBJECTIVE, *self._lagrangian.constraints]
         masks, whole = masks_from(masks, index, names, objective.device, WORDS)
-        bounds, signs = (
-            self.constrained.constraints,
-            Pointwise(alpha=None).for_equality(),
-        )
+        bounds = self._lagrangian.constraints
+        signs = Pointwise(alpha=None).for_equality()
         equalities = [name for name in self._by_group if bounds[name].is_equality]
         signed = dict.fromkeys(equalities, signs)
-        given = masks, objective.detach(), values, None, whole
-        terms = build_terms(bounds, signed, *given, WORDS)
+        terms = build_terms(
+            bounds,
+            signed,
+            masks,
+            objective.detach(),
+            values,
+            judge=None,
+            whole=whole,
+            words=WORDS,
+        )
         carried = terms.masks[OBJECTIVE]
-        found = {OBJECTIVE: terms.objective.masked_fill(~carried, math.nan)}
+        tables = {OBJECTIVE: terms.objective.masked_fill(~carried, math.nan)}
         for name, violation in terms.judged.items():
             mask = terms.masks[name]
             if name in self._by_group:
-                found[name] = violation.masked_fill(~mask, math.nan)
+                # The mean of a group comes first, and its worst column then.
+                tables[name] = violation.masked_fill(~mask, math.nan)
                 continue
             worst = violation.masked_fill(~mask, -math.inf).amax(1)
-            found[name] = worst.masked_fill(~mask.any(1), math.nan)
-        for name, table in found.items():
+            tables[name] = worst.masked_fill(~mask.any(1), math.nan)
+        for name, table in tables.items():
             # Of all ranks, without the samples that only fill the last batch.
             table = trainer.accelerator.gather_for_metrics(table)
             self._held_out.setdefault(name, []).append(table.float().cpu())
@@ -412,11 +427,11 @@ class PointwiseTrainerMixin:
         worst = {name: torch.cat(parts) for name, parts in self._held_out.items()}
         if worst:
             objective = float(worst.pop(OBJECTIVE).nanmean())
-            held_out = HeldOut(self.constrained.constraints, worst, objective)
+            held_out = HeldOut(self._lagrangian.constraints, worst, objective)
         conditions = Conditions(
             rate=trainer.args.learning_rate, longer="raise num_train_epochs"
         )
-        closing = self.constrained.closing(held_out, conditions)
+        closing = self._lagrangian.closing(held_out, conditions)
         if trainer.is_world_process_zero():
             say(f"\n{closing}\n")
 
@@ -448,8 +463,7 @@ class _WithIndex:
 
     def __call__(self, rows: list[Mapping[str, Any]]) -> Any:
         index = [row["index"] for row in rows if "index" in row]
-        without = [{k: v for k, v in row.items() if k != "index"} for row in rows]
-        batch = self.collate(without)
+        batch = self.collate([without_position(row) for row in rows])
         if len(index) == len(rows):
             batch["index"] = torch.tensor(index)
         return batch
@@ -461,21 +475,25 @@ class _WithIndex:
         return getattr(self.collate, name)
 
 
+def without_position(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as it was given."""
+    return {name: value for name, value in row.items() if name != "index"}
+
+
 @contextmanager
 def _first_output(model: Any, outputs: dict[str, Any]) -> Iterator[None]:
     """Keeps what the model's first forward pass returns, by name, as its metrics expect it."""
 
-    def keep(_: Any, given: Any, found: Any) -> None:
+    def keep(_: Any, inputs: Any, returned: Any) -> None:
         if outputs:
             return
-        if isinstance(found, Mapping):
-            outputs.update(found)
-        elif isinstance(found, Tensor):
-            outputs["logits"] = found
-        elif isinstance(found, (tuple, list)):
-            outputs.update(
-                {f"output_{position}": each for position, each in enumerate(found)}
-            )
+        if isinstance(returned, Mapping):
+            outputs.update(returned)
+        elif isinstance(returned, Tensor):
+            outputs["logits"] = returned
+        elif isinstance(returned, (tuple, list)):
+            for position, output in enumerate(returned):
+                outputs[f"output_{position}"] = output
 
     handle = model.register_forward_hook(keep)
     try:
@@ -489,10 +507,10 @@ def _model_of(trainer: Any) -> Any:
     return trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
 
 
-def _loss_of_terms(*args: Any, **options: Any) -> PointwiseLoss:
-    loss = PointwiseLoss(*args, **options)
-    loss.door = loss.checks.door = OF_TERMS
-    return loss
+class _LossOfTerms(PointwiseLoss):
+    """Whose errors speak of ``terms()``."""
+
+    _door = OF_TERMS
 
 
 def _trial_of(args: Sequence[Any], options: Mapping[str, Any]) -> Any:

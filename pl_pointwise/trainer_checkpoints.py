@@ -78,18 +78,19 @@ def last_whole_checkpoint(folder: str | Path) -> str | None:
         TrainingError: there are checkpoints, and none is whole.
     """
     path = Path(folder)
-    numbered = [
-        (int(found[1]), each)
-        for each in (path.iterdir() if path.is_dir() else ())
-        if each.is_dir() and (found := re.fullmatch(r"checkpoint-(\d+)", each.name))
-    ]
-    for _, each in sorted(numbered, reverse=True):
+    numbered = []
+    for checkpoint in path.iterdir() if path.is_dir() else ():
+        number = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name)
+        if number and checkpoint.is_dir():
+            numbered.append((int(number[1]), checkpoint))
+    for _, checkpoint in sorted(numbered, reverse=True):
         try:
-            load_multipliers(each)
+            load_multipliers(checkpoint)
         except TrainingError:
             continue
-        if (each / TRAINER_STATE_NAME).is_file():
-            return str(each)
+        # It is written after the multipliers: without it the saving was broken off.
+        if (checkpoint / TRAINER_STATE_NAME).is_file():
+            return str(checkpoint)
     if numbered:
         raise TrainingError(
             f"No checkpoint in {path} has multipliers and was written to its end: they have no "

@@ -17,7 +17,7 @@ def refuse_arguments(
     kind: type, args: Sequence[Any], options: Mapping[str, Any]
 ) -> None:
     """Refuses, before anything is built, what would fail in step 1 or train something else."""
-    online = [each.__name__ for each in kind.__mro__ if each.__name__ in ONLINE]
+    online = [base.__name__ for base in kind.__mro__ if base.__name__ in ONLINE]
     if online:
         raise TrainingError(
             f"{online[0]} makes its samples itself and computes its own loss, so no sample keeps a "
@@ -66,7 +66,7 @@ SEVERAL_SETS = (
 
 def refuse_order(kind: type) -> None:
     """Refuses a class that names the trainer before the mix-in, which then changes nothing."""
-    names = [each.__name__ for each in kind.__mro__]
+    names = [base.__name__ for base in kind.__mro__]
     if "Trainer" in names[: names.index("PointwiseTrainerMixin")]:
         raise TrainingError(
             f"{kind.__name__} names its trainer before the mix-in, whose methods are then not "

@@ -95,16 +95,16 @@ class PointwiseDataModule(LightningDataModule):
         """
         return []
 
-    def shared_option(self, name: str, own: Any) -> Any:
+    def shared_option(self, name: str, of_data: Any) -> Any:
         """An option that module and data must agree on, else DataError; None takes the module's."""
         module = getattr(self.trainer, "lightning_module", None)
         of_module = getattr(module, name, None)
-        if own is not None and hasattr(module, name) and own != of_module:
+        if of_data is not None and hasattr(module, name) and of_data != of_module:
             raise DataError(
                 f"{name}: {type(module).__name__} has {of_module!r}, {type(self).__name__} "
-                f"{own!r}. Give it to the module alone."
+                f"{of_data!r}. Give it to the module alone."
             )
-        return of_module if own is None else own
+        return of_module if of_data is None else of_data
 
     def train_dataloader(self) -> ResumableDataLoader:
         return self._loader("train", training=True)

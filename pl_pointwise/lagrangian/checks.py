@@ -51,9 +51,11 @@ class Checks:
         self.constraints, self.formulations = dict(constraints), formulations
         self.door = door
         self.expects_all = True  # Whether a run comes past all samples.
-        trained = {name for name, each in formulations.items() if each.needs_gradient}
         # Terms of which no sample has been seen yet.
-        self.unproven = {OBJECTIVE, *trained}
+        self.unproven = {OBJECTIVE}
+        for name, formulation in formulations.items():
+            if formulation.needs_gradient:
+                self.unproven.add(name)
         self._said = set[str]()
 
     # The values of a batch ----------------------------------------------------------------------
@@ -68,19 +70,17 @@ class Checks:
         values = {OBJECTIVE: terms.objective, **terms.followed}
         # Constraints alone may be trained, with an objective of zeros.
         no_objective = bool(self.formulations) and not terms.objective.any()
-        found = [
-            (
-                bool(terms.masks[name].any()),
-                values[name].requires_grad or (name == OBJECTIVE and no_objective),
-            )
-            for name in names
-        ]
+        # By term whether it applies to a sample, and whether it has a gradient.
+        flags = []
+        for name in names:
+            has_gradient = values[name].requires_grad
+            spared = name == OBJECTIVE and no_objective
+            flags.append([bool(terms.masks[name].any()), has_gradient or spared])
         if together:
-            flags = torch.tensor(
-                found, dtype=torch.float32, device=terms.objective.device
-            )
-            found = [(bool(a), bool(g)) for a, g in over_ranks(flags, "max").tolist()]
-        for name, (applies, trained) in zip(names, found, strict=True):
+            device = terms.objective.device
+            of_rank = torch.tensor(flags, dtype=torch.float32, device=device)
+            flags = over_ranks(of_rank, "max").bool().tolist()
+        for name, (applies, trained) in zip(names, flags, strict=True):
             if not applies:
                 continue
             self.unproven.discard(name)
@@ -99,9 +99,9 @@ class Checks:
 
     # What the steps until now show --------------------------------------------------------------
 
-    def of_steps(self, steps: int, history: History, warn: Warn) -> None:
-        """Looks at what steps measured: at the 8th, 16th, 32nd and so on."""
-        if steps < 8 or steps & (steps - 1) or not history.samples:
+    def of_steps(self, history: History, warn: Warn) -> None:
+        """Looks at what all steps of a run measured, of a stream at nothing."""
+        if not history.samples:
             return
         history.read()
         self._warn_of_few_positions(history, warn)

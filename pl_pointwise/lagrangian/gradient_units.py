@@ -204,7 +204,7 @@ class GradientUnits:
         ``steps_between``: steps of the weights from one update of a sample's λ to the next.
         ``total_steps``: of the whole run; None where that is not known.
         """
-        found = dict(declared)
+        in_force = dict(declared)
         for name, formulation in declared.items():
             if not (isinstance(formulation, Ascending) and formulation.adaptive):
                 continue
@@ -222,8 +222,8 @@ class GradientUnits:
             scale = Scale(reach=size, unit=priced)
             if pull and size:
                 scale = Scale(pull / (2 * size), step / size, size, margin, priced)
-            found[name] = formulation.scaled(scale)
-        return found
+            in_force[name] = formulation.scaled(scale)
+        return in_force
 
     @property
     def next_step(self) -> int:
@@ -244,9 +244,8 @@ class GradientUnits:
             self._next = step + min(max(1, step), period)
             return names
         # Violated for the first time since the last measurement.
-        return [
-            n for n in names if (s := self._states.get(n)) and s.steps and not s.tried
-        ]
+        known = [(name, self._states[name]) for name in names if name in self._states]
+        return [name for name, state in known if state.steps and not state.tried]
 
     def measure(
         self, name: str, objective: float, violations: float, size: float

@@ -115,6 +115,7 @@ class GroupMeans:
             self.values = torch.full(shape, torch.nan, dtype=torch.float64)
             self._sum_up()
         before = self.values[index]
+        # A value that is there already is replaced, and its group's number stays.
         new = mask & before.isnan()
         return torch.where(mask, values - before.nan_to_num(), 0.0), new.double()
 
@@ -149,6 +150,7 @@ class GroupMeans:
                 f"values of {tuple(values.shape)} for {len(self.groups)} samples"
             )
         self.values = values
+        # For the groups' numbers; the sums of the state have the rounding of the run.
         self._sum_up()
         self._sums, self._changes = state["sums"].clone(), int(state["changes"])
 
@@ -180,6 +182,7 @@ class MeansOfConstraints:
         for name in self.names:
             index, mask = measured.index, measured.masks[name]
             self._followed[name].put(index, measured.followed[name], mask)
+            # Without strict values both are the same, and are kept once.
             if measured.strict:
                 judged = self._judged.setdefault(name, GroupMeans(self.groups))
                 judged.put(index, measured.judged[name], mask)
@@ -202,11 +205,9 @@ class MeansOfConstraints:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values, by constraint."""
-        kinds = {"followed": self._followed, "judged": self._judged}
-        return {
-            kind: {name: means.state_dict() for name, means in of.items()}
-            for kind, of in kinds.items()
-        }
+        followed = {name: means.state_dict() for name, means in self._followed.items()}
+        judged = {name: means.state_dict() for name, means in self._judged.items()}
+        return {"followed": followed, "judged": judged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from :meth:`state_dict`; of constraints that it has none of, from nothing."""
@@ -268,8 +269,8 @@ def rows_of_a_step(
     if number_of_ranks() == 1:
         return index, values.cpu().double(), mask.cpu()
     device = values.device
-    own = torch.tensor([len(index), values.shape[1]], device=device)
-    most, columns = over_ranks(own, "max").tolist()
+    shape = torch.tensor([len(index), values.shape[1]], device=device)
+    most, columns = over_ranks(shape, "max").tolist()
     wide = torch.float32 if device.type == "mps" else torch.float64
     rows = torch.zeros(most, 1 + 2 * columns, dtype=wide, device=device)
     rows[:, 0] = PADDING
@@ -278,5 +279,5 @@ def rows_of_a_step(
             [index.to(device)[:, None].to(wide), values.to(wide), mask.to(wide)], dim=1
         )
     rows = rows_of_all_ranks(rows).cpu().double()
-    found, table, applies = rows.split([1, columns, columns], dim=1)
-    return found[:, 0].long(), table, applies.bool()
+    positions, table, applies = rows.split([1, columns, columns], dim=1)
+    return positions[:, 0].long(), table, applies.bool()

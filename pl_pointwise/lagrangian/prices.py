@@ -64,6 +64,10 @@ class _Block:
         self.sums.index_add_(0, index, forces)
         self.visits.index_add_(0, index, applies.to(self.visits)[:, None])
 
+    def parts(self) -> list[Tensor]:
+        """As a checkpoint holds it."""
+        return [self.sums, self.visits]
+
     def or_else(self, other: _Block) -> _Block:
         """The other's rows where this has no visit."""
         seen = self.visits > 0
@@ -163,6 +167,7 @@ class Prices(Mapping[str, Tensor]):
     def _add_statistic(self, name: str, multiplier: Tensor | None) -> None:
         if multiplier is None:  # No batch has had a value yet.
             return
+        # A block has rows and columns; asked for, such a price is a number again.
         if multiplier.dim() == 0:
             self._scalars.add(name)
         row = multiplier.detach().reshape(1, -1)
@@ -184,6 +189,7 @@ class Prices(Mapping[str, Tensor]):
         if not waiting:
             return
         index, forces, applies = map(torch.cat, zip(*waiting, strict=True))
+        # Of a stream all samples share a row: there is a mean alone.
         if not self.samples:
             index = torch.zeros_like(index)
         block = self._block(name, max(1, self.samples), forces.shape[1])
@@ -206,10 +212,10 @@ class Prices(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         block = self._window(name)
-        found = block.sums / block.visits  # 0 / 0 is NaN.
+        means = block.sums / block.visits  # 0 / 0 is NaN.
         if name in self._scalars:
-            return found[0, 0]
-        return found
+            return means[0, 0]
+        return means
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([*self._before, *self._now, *self._unread]))
@@ -232,15 +238,14 @@ class Prices(Mapping[str, Tensor]):
             DataError: groups that are not one number for each sample; a constraint that has no
                 price of samples: a batch's statistic, or of a stream.
         """
-        found = self[name]
-        if found.dim() != 2 or len(found) != self.samples:
+        of_samples = self[name]
+        if of_samples.dim() != 2 or len(of_samples) != self.samples:
             raise DataError(f'"{name}" has no price of a sample, only mean({name!r}).')
         owners = group_numbers(groups, self.samples)
-        seen = ~found.isnan()
-        shape = (int(owners.max()) + 1, found.shape[1])
-        sums = torch.zeros(shape, dtype=found.dtype).index_add_(
-            0, owners, found.nan_to_num()
-        )
+        seen = ~of_samples.isnan()
+        shape = (int(owners.max()) + 1, of_samples.shape[1])
+        sums = torch.zeros(shape, dtype=of_samples.dtype)
+        sums.index_add_(0, owners, of_samples.nan_to_num())
         return sums / torch.zeros_like(sums).index_add_(0, owners, seen.to(sums))
 
     def _window(self, name: str) -> _Block:
@@ -249,10 +254,11 @@ class Prices(Mapping[str, Tensor]):
         now, before = self._now.get(name), self._before.get(name)
         if now is None and before is None:
             raise KeyError(name)
-        if now is None or before is None:
-            found = now or before
-            assert found is not None
-            return found
+        if before is None:
+            assert now is not None  # One of both there is.
+            return now
+        if now is None:
+            return before
         return _Block(now.sums + before.sums, now.visits + before.visits)
 
     # In a checkpoint ------------------------------------------------------------------------------
@@ -260,16 +266,13 @@ class Prices(Mapping[str, Tensor]):
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values."""
         self._read_all()
-        blocks = {"before": self._before, "now": self._now}
         return {
             "samples": self.samples,
             "steps": self.steps,
             "end": self._end,
             "scalars": sorted(self._scalars),
-            **{
-                key: {name: [block.sums, block.visits] for name, block in of.items()}
-                for key, of in blocks.items()
-            },
+            "before": {name: block.parts() for name, block in self._before.items()},
+            "now": {name: block.parts() for name, block in self._now.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -284,13 +287,24 @@ class Prices(Mapping[str, Tensor]):
             )
         self.steps, self._end = int(state["steps"]), int(state["end"])
         self._scalars, self._unread = set(state["scalars"]), {}
-        self._before, self._now = (
-            {
-                name: _Block(*(part.clone() for part in parts))
-                for name, parts in state[key].items()
-            }
-            for key in ("before", "now")
-        )
+        self._before = _blocks_from(state["before"])
+        self._now = _blocks_from(state["now"])
+
+
+def _blocks_from(state: Mapping[str, Any]) -> dict[str, _Block]:
+    """Copies of what :meth:`_Block.parts` gave, by constraint."""
+    return {
+        name: _Block(sums.clone(), visits.clone())
+        for name, (sums, visits) in state.items()
+    }
+
+
+def forces_of(name: str, step: Step) -> Tensor:
+    """∂ψ/∂v of the samples of a step, (R, sides·K); 0 where a mask or a share leaves them out."""
+    forces = _forces(name, [step])[0]
+    if name in step.exempt:
+        forces = torch.where(step.exempt[name][:, None], 0, forces)
+    return torch.where(step.measured.masks[name], forces, 0)
 
 
 def _forces(name: str, steps: Sequence[Step]) -> Tensor:
@@ -307,13 +321,14 @@ def _forces(name: str, steps: Sequence[Step]) -> Tensor:
     if in_one_go and type(first) is Pointwise and first.scale is not None:
         scales = [formulation.scale for formulation in formulations]  # type: ignore[attr-defined]
         return first.scaled(_scale_of_each(scales)).slope(*_stacked(name, steps))
-    found = []
+    forces = []
     for step, formulation in zip(steps, formulations, strict=True):
         violation, multiplier = (part[0] for part in _stacked(name, [step]))
+        # The weights followed the λ of after the update, which is computed again.
         if step.dual_first:
             multiplier = formulation.ascend(step.measured.judged[name], multiplier)
-        found.append(formulation.slope(violation, multiplier))
-    return torch.stack(found)
+        forces.append(formulation.slope(violation, multiplier))
+    return torch.stack(forces)
 
 
 def _stacked(name: str, steps: Sequence[Step]) -> tuple[Tensor, Tensor]:

@@ -92,6 +92,7 @@ class Share:
         worst = violation.masked_fill(~mask, -torch.inf).amax(1)
         self.values[index[applies]] = worst[applies]
         self._rows += int(applies.sum())
+        # Not in every step: a ranking takes time in proportion to all samples.
         if self._rows >= len(self.values) / RANKINGS:
             self._rank()
 
@@ -154,7 +155,7 @@ def refuse_shares(
                 "a bound is on their means. Leave groups out, or share."
             )
         formulation = formulations.get(name)
-        if formulation is None:
+        if formulation is None:  # It is only measured, and its share is reported.
             continue
         # Pointwise(memory=False) has no λ of a sample either.
         if formulation.scope != "sample" or not isinstance(

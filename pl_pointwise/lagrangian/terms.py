@@ -123,7 +123,7 @@ OF_METHODS = Words()
 
 
 def masks_from(
-    given: Mapping[str, Tensor],
+    by_term: Mapping[str, Tensor],
     index: Tensor,
     names: Iterable[str],
     device: torch.device,
@@ -141,10 +141,11 @@ def masks_from(
             f"number from 0, and {PADDING} is padding."
         )
     masks = dict.fromkeys(names, real := real.to(device, non_blocking=True))
-    if given == {}:
+    # Nothing stated: what the host knows of the index is all, and no GPU is waited for.
+    if by_term == {}:
         return masks, all_real and len(index) > 0
-    require_names(words.masks, given, names, partial=True)
-    for name, mask in given.items():
+    require_names(words.masks, by_term, names, partial=True)
+    for name, mask in by_term.items():
         kind = getattr(mask, "dtype", "no tensor")
         if kind != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
             raise DataError(
@@ -157,15 +158,16 @@ def masks_from(
 
 
 def strict_values_from(
-    given: Any,
+    stated: Any,
     values: Mapping[str, Tensor],
     formulations: Mapping[str, Formulation],
     words: Words = OF_METHODS,
 ) -> dict[str, Tensor]:
-    """The values that multipliers and reports follow: those given, else ``values``; detached."""
-    require_names(words.strict, given, values, partial=True)
+    """The values that multipliers and reports follow: the ``stated`` ones, else ``values``."""
+    require_names(words.strict, stated, values, partial=True)
     strict = {name: value.detach() for name, value in values.items()}
-    for name, value in given.items():
+    for name, value in stated.items():
+        # λ would follow the tail of other values than the threshold belongs to.
         if name in formulations and formulations[name].learns_threshold:
             raise ValueError(
                 f'{words.strict}["{name}"]: the threshold of a CVaR is a quantile of what the '
@@ -188,20 +190,20 @@ def is_index(value: Any) -> bool:
 
 def group_numbers(groups: Any, samples: int, whose: str = "groups") -> Tensor:
     """The group of each of N samples, (N,) int64; refuses what is no number from 0 for each."""
-    found = None
+    numbers = None
     with suppress(ValueError, TypeError):  # Of texts.
-        found = torch.as_tensor(groups).cpu()
+        numbers = torch.as_tensor(groups).cpu()
     if (
-        found is None
-        or not is_index(found)
-        or len(found) != samples
-        or (found < 0).any()
+        numbers is None
+        or not is_index(numbers)
+        or len(numbers) != samples
+        or (numbers < 0).any()
     ):
         raise DataError(
             f"{whose}: a whole number from 0 for each of the {samples:,} samples, got "
             f"{shape_of(groups)}; np.unique(groups, return_inverse=True)[1] numbers them."
         )
-    return found.long()
+    return numbers.long()
 
 
 def shape_of(value: Any) -> tuple[int, ...] | str:
@@ -225,23 +227,23 @@ def build_terms(
     float32 or wider, those that multipliers follow; None where they follow the same.
     """
     count = len(masks[OBJECTIVE])
+    # In the order of the constraints they need no look, which a small step would feel.
     if not isinstance(values, Mapping) or [*values] != [*constraints]:
         require_names(words.values, values, constraints)
-    found = dict[str, Tensor]()
+    precise = dict[str, Tensor]()  # Float32 or wider.
     for name, value in {OBJECTIVE: objective, **values}.items():
         _require_per_sample(name, value, count, words)
-        found[name] = value if value.dtype == torch.float64 else value.float()
-    objective = found.pop(OBJECTIVE)
-    given = [found] if judge is None else [found, judge(found)]
-    followed, strict, wide = (
-        dict[str, Tensor](),
-        dict[str, Tensor](),
-        dict[str, Tensor](),
-    )
+        precise[name] = value if value.dtype == torch.float64 else value.float()
+    objective = precise.pop(OBJECTIVE)
+    # What the weights follow, and what multipliers follow where that is something else.
+    kinds = [precise] if judge is None else [precise, judge(precise)]
+    followed = dict[str, Tensor]()
+    judged = dict[str, Tensor]()
+    wide = dict[str, Tensor]()
     for name, constraint in constraints.items():
         signed = name in formulations and formulations[name].signed
         oriented = constraint.residual if signed else constraint.violation
-        violations = [oriented(of[name]) for of in given]
+        violations = [oriented(of_kind[name]) for of_kind in kinds]
         violations = [v[:, None] if v.dim() == 1 else v for v in violations]
         width = violations[0].shape[1] // constraint.sides
         mask = masks[name]
@@ -251,18 +253,21 @@ def build_terms(
                 f'{words.masks}["{name}"] has {mask.shape[1]} columns, '
                 f"{words.values} {width}: they must agree."
             )
+        # A mask of samples is one of all their values, and of both sides.
         mask = mask.expand(-1, width)
         wide[name] = mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)
         violations = [
             v.contiguous() if whole else torch.where(wide[name], v, 0)
             for v in violations
         ]
-        followed[name], strict[name] = violations[0], violations[-1].detach()
-    objective = (
-        objective.contiguous() if whole else torch.where(masks[OBJECTIVE], objective, 0)
-    )
+        followed[name], judged[name] = violations[0], violations[-1].detach()
+    applies = masks[OBJECTIVE]
     return Terms(
-        objective, followed, strict, {OBJECTIVE: masks[OBJECTIVE], **wide}, whole
+        objective.contiguous() if whole else torch.where(applies, objective, 0),
+        followed=followed,
+        judged=judged,
+        masks={OBJECTIVE: applies, **wide},
+        whole=whole,
     )
 
 
@@ -271,7 +276,7 @@ def _require_per_sample(name: str, value: Any, count: int, words: Words) -> None
     dims = (1,) if name == OBJECTIVE else (1, 2)
     if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
         wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
-        if value is None:
+        if value is None:  # The commonest slip in a method of one's own.
             what = words.objective if name == OBJECTIVE else f'{words.values}["{name}"]'
             raise DataError(
                 f"{what} is None: one value per sample, shape {wanted}, is asked for. Is its "
@@ -335,28 +340,27 @@ def unpack(tables: Sequence[Tensor], layout: Layout, gradient_norm: Tensor) -> M
     rows = rows if number_of_ranks() == 1 else rows_of_all_ranks(rows)
     flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()
     rows = flat[:-1].view(rows.shape)
-    found: dict[str, dict[str, Tensor]] = {"followed": {}, "multiplier": {}}
-    for (kind, name), table in zip(
-        layout, rows.split([*layout.values()], dim=1), strict=True
-    ):
-        found.setdefault(kind, {})[name] = table
-    masks = {name: mask.bool() for name, mask in found["mask"].items()}
+    by_kind: dict[str, dict[str, Tensor]] = {"followed": {}, "multiplier": {}}
+    tables_of_terms = rows.split([*layout.values()], dim=1)
+    for (kind, name), table in zip(layout, tables_of_terms, strict=True):
+        by_kind.setdefault(kind, {})[name] = table
+    masks = {name: mask.bool() for name, mask in by_kind["mask"].items()}
     masks[OBJECTIVE] = masks[OBJECTIVE][:, 0]
     whole = len(rows) > 0 and all(bool(mask.all()) for mask in masks.values())
     lowest, highest = map(float, rows.aminmax()) if len(rows) else (0.0, 0.0)
     return Measured(
-        index=found["index"][OBJECTIVE][:, 0].long(),
-        objective=found["objective"][OBJECTIVE][:, 0],
-        followed=found["followed"],
-        judged=found.get("judged", found["followed"]),
+        index=by_kind["index"][OBJECTIVE][:, 0].long(),
+        objective=by_kind["objective"][OBJECTIVE][:, 0],
+        followed=by_kind["followed"],
+        judged=by_kind.get("judged", by_kind["followed"]),
         masks=masks,
-        multipliers=found["multiplier"],
+        multipliers=by_kind["multiplier"],
         counts={
             n: len(rows) if whole else int(carries(m).sum()) for n, m in masks.items()
         },
-        lagrangian=float(found["share"][OBJECTIVE].sum()),
+        lagrangian=float(by_kind["share"][OBJECTIVE].sum()),
         gradient_norm=float(flat[-1]),
-        strict="judged" in found,
+        strict="judged" in by_kind,
         finite=max(-lowest, highest) <= LARGEST,
         whole=whole,
     )
@@ -385,12 +389,12 @@ def non_finite_values(
             terms |= {
                 f'Strict value of "{n}"': v[row] for n, v in measured.judged.items()
             }
-        found = [
-            f"{term}: {value} for sample {int(measured.index[row])}"
-            for term, values in terms.items()
-            for value in values[~torch.isfinite(values.float())][:1].tolist()
-        ]
-        yield from found[:1]
+        for term, values in terms.items():
+            bad_values = values[~torch.isfinite(values.float())]
+            if len(bad_values):
+                sample = int(measured.index[row])
+                yield f"{term}: {bad_values[0].tolist()} for sample {sample}"
+                break  # One of a sample is enough to inspect it.
 
 
 def require_finite(terms: Terms, index: Tensor) -> None:
@@ -438,24 +442,24 @@ def last_visits(index: Tensor) -> Tensor:
 
 
 def require_names(
-    what: str, given: Any, names: Iterable[str], partial: bool = False
+    what: str, mapping: Any, names: Iterable[str], partial: bool = False
 ) -> None:
     """Refuses no mapping, an unknown name, and, unless ``partial``, one that is missing."""
     names = list(names)
-    if given is None:
+    if mapping is None:
         raise ValueError(f"{what} returned None: is its return missing?")
-    if not isinstance(given, Mapping):
+    if not isinstance(mapping, Mapping):
         entries = ", ".join(f'"{name}": …' for name in names)
         raise ValueError(
-            f"{what} returned a {type(given).__name__}: return a dict by name, {{{entries}}}."
+            f"{what} returned a {type(mapping).__name__}: return a dict by name, {{{entries}}}."
         )
-    unknown = [name for name in given if name not in names]
+    unknown = [name for name in mapping if name not in names]
     if unknown:
         raise ValueError(
             f"{what} names {', '.join(map(repr, unknown))}; "
             f"this module has {', '.join(map(repr, names))}."
         )
-    missing = [] if partial else [name for name in names if name not in given]
+    missing = [] if partial else [name for name in names if name not in mapping]
     if missing:
         raise ValueError(f"{what} lacks {', '.join(map(repr, missing))}.")
 
@@ -479,6 +483,6 @@ def over_ranks(value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
 
 def rows_of_all_ranks(rows: Tensor) -> Tensor:
     """(R, columns): the rows (b, columns) of every rank, in their order; b is the same on all."""
-    found = [torch.empty_like(rows) for _ in range(number_of_ranks())]
-    dist.all_gather(found, rows.contiguous())
-    return torch.cat(found)
+    of_ranks = [torch.empty_like(rows) for _ in range(number_of_ranks())]
+    dist.all_gather(of_ranks, rows.contiguous())
+    return torch.cat(of_ranks)

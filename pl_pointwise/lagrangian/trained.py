@@ -22,21 +22,23 @@ def source_of(parameters: Weights | None) -> Any:
     if isinstance(parameters, nn.Module):
         refuse_hidden_gradients(parameters)
         return parameters
+    # A function is asked anew each time: model_init makes another model of each trial.
     if parameters is None or callable(parameters):
         return parameters
     iterable = isinstance(parameters, Iterable) and not isinstance(
         parameters, (str, Tensor)
     )
-    found = list(parameters) if iterable else [parameters]
-    if not iterable or not all(isinstance(each, Tensor) for each in found):
-        others = [each for each in found if not isinstance(each, Tensor)] or found
+    weights: list[Any] = list(parameters) if iterable else [parameters]
+    others = [weight for weight in weights if not isinstance(weight, Tensor)]
+    if not iterable or others:
+        others = others or weights
         raise DataError(
             "parameters: give the model, model.parameters(), or a function that returns the model; "
             f"got {type(parameters).__name__} with {type(others[0]).__name__}."
         )
-    if any(hasattr(weight, "_is_flat_param") for weight in found):
+    if any(hasattr(weight, "_is_flat_param") for weight in weights):
         raise TrainingError(HIDDEN)
-    return found
+    return weights
 
 
 def refuse_hidden_gradients(model: nn.Module) -> None:
@@ -87,8 +89,9 @@ def require_all_sharded(weights: list[Tensor]) -> bool:
     """Whether they are sharded; refuses weights of which some are and others are not."""
     sharded = [is_sharded(weight) for weight in weights]
     if any(sharded) and not all(sharded):
+        whole = len(sharded) - sum(sharded)
         raise TrainingError(
-            f"{sharded.count(False)} of {len(sharded)} trained weights are not sharded: nothing "
+            f"{whole} of {len(sharded)} trained weights are not sharded: nothing "
             "adds up their gradients over the ranks. fully_shard what holds them, too."
         )
     return bool(sharded) and all(sharded)
@@ -97,13 +100,14 @@ def require_all_sharded(weights: list[Tensor]) -> bool:
 def require_equal_over_ranks(weights: list[Tensor]) -> None:
     """Refuses weights that differ between the ranks; of sharded ones nothing can be said."""
     whole = [weight.detach() for weight in weights if not is_sharded(weight)]
+    # Of sharded weights each rank has other parts, which nothing can compare.
     if number_of_ranks() == 1 or not whole:
         return
     wide = widest(whole[0].device)
     norms = [torch.linalg.vector_norm(weight.to(wide)) for weight in whole]
     sums = [weight.to(wide).sum() for weight in whole]
-    found = torch.stack([*norms, *sums])
-    highest, lowest = over_ranks(found, "max"), -over_ranks(-found, "max")
+    digests = torch.stack([*norms, *sums])
+    highest, lowest = over_ranks(digests, "max"), -over_ranks(-digests, "max")
     # Of a weight that is not finite another error speaks.
     apart = (highest - lowest).nan_to_num(0.0, 0.0, 0.0)
     if bool((apart > 1e-7 * (1 + highest.abs().nan_to_num(0.0, 0.0, 0.0))).any()):
@@ -123,6 +127,7 @@ def refuse_static_graph(values: Tensor) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
+        # DDP leaves itself at a node of its own between the output and the loss.
         model = getattr(node, "ddp_weakref", None)
         if model is not None and getattr(model(), "static_graph", False):
             raise TrainingError(STATIC_GRAPH)
@@ -152,6 +157,7 @@ def keep_buffers_of_compiled_graphs() -> None:
     """Graphs that are compiled from now on can be differentiated more than once."""
     import torch._functorch.config as options
 
+    # Older versions of torch keep the buffers anyway.
     if hasattr(options, "donated_buffer"):
         options.donated_buffer = False
 
@@ -164,14 +170,15 @@ def as_backward_of_fabric() -> Iterator[None]:
     """
     names = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
     loaded = [sys.modules[name] for name in names if name in sys.modules]
-    before = [getattr(each, FABRIC_FLAG, None) for each in loaded]
+    before = [getattr(module, FABRIC_FLAG, None) for module in loaded]
+    within = True
     try:
-        for each in loaded:
-            setattr(each, FABRIC_FLAG, True)
+        for module in loaded:
+            setattr(module, FABRIC_FLAG, within)
         yield
     finally:
-        for each, flag in zip(loaded, before, strict=True):
-            setattr(each, FABRIC_FLAG, flag)
+        for module, flag in zip(loaded, before, strict=True):
+            setattr(module, FABRIC_FLAG, flag)
 
 
 FABRIC_FLAG = "_in_fabric_backward"
@@ -219,5 +226,6 @@ class Movement:
             torch.equal(weight, before) for weight, before in pairs
         ):
             return False
+        # A schedule that warms up from 0 leaves the first step or two without a movement.
         self._unmoved += 1
         return self._unmoved == self.PATIENCE

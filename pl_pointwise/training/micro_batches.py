@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from ..formulations import Pointwise
+from ..formulations import Formulation, Pointwise
 from ..lagrangian.terms import (
     OBJECTIVE,
     MicroBatch,
@@ -75,14 +75,17 @@ def terms_of(
 
     signed: the equalities of an evaluation that are to be ℓ − c.
     """
-    signs = Pointwise(alpha=None).for_equality()
+    formulations: Mapping[str, Formulation] = task.formulations
+    if evaluating:
+        signs = Pointwise(alpha=None).for_equality()
+        formulations = dict.fromkeys(signed, signs)
 
     def judge(values: dict[str, Tensor]) -> dict[str, Tensor]:
         return judged_values(task, outputs, micro.batch, values)
 
     return build_terms(
         task.evaluation_constraints if evaluating else task.constraints,
-        dict.fromkeys(signed, signs) if evaluating else task.formulations,
+        formulations,
         micro.masks,
         task.objective(outputs, micro.batch),
         task.constraint_values(outputs, micro.batch),

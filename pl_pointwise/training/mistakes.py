@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -19,17 +18,17 @@ METHODS = ("forward", "objective", "constraint_values", "membership", "strict_va
 """What a task writes and a step calls."""
 
 
-@contextmanager
-def explain_own_errors(task: Task, batch: Any) -> Iterator[None]:
-    """Says in a task's terms what went wrong in its methods, where that is known for sure."""
-    try:
-        yield
-    except (TypeError, AttributeError, RuntimeError, ValueError) as error:
-        words = (
-            None if isinstance(error, TrainingError) else _in_words(task, batch, error)
-        )
-        if words is None:
-            raise
+def explain_own_error(task: Task, batch: Any, error: Exception) -> None:
+    """Says in a task's terms what went wrong in its methods, where that is known for sure.
+
+    Raises:
+        TrainingError: cause and remedy; of any other error nothing is raised.
+    """
+    slips = (TypeError, AttributeError, RuntimeError, ValueError)
+    if isinstance(error, TrainingError) or not isinstance(error, slips):
+        return
+    words = _in_words(task, batch, error)
+    if words is not None:
         first_line = str(error).partition("\n")[0]
         raise TrainingError(f"{words} ({first_line})") from error
 

@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -22,10 +21,9 @@ from ..data import fingerprint, groups_of
 from ..data.fingerprints import RANDOM_ROWS
 from ..errors import TrainingError
 from ..evaluation import Evaluator
-from ..formulations import Formulation
 from ..lagrangian.checks import Door
 from ..lagrangian.gradient_units import norm_of
-from ..loss import PointwiseLoss
+from ..lagrangian.lagrangian import Lagrangian
 from ..printing import say
 from ..report.closing_table import Conditions
 from ..task import Task, notes_of, objects_of_all_ranks, warn
@@ -84,14 +82,16 @@ class Run:
     """
 
     def __init__(
-        self, task: Task, loss: PointwiseLoss, stepper: Stepper, evaluator: Evaluator
+        self,
+        task: Task,
+        lagrangian: Lagrangian,
+        stepper: Stepper,
+        evaluator: Evaluator,
     ) -> None:
         self.task = task
-        self.loss = loss
+        self._lagrangian = lagrangian
         self.stepper = stepper
         self.evaluator = evaluator
-        self.loss.warn = partial(warn, task)
-        self.loss.door = OF_MODULE
         # None before training, and where the rate is constant.
         self.total_steps: int | None = None
         # Taken when the one that was loaded was saved; for its card.
@@ -161,16 +161,16 @@ class Run:
         optimization = task.training_settings.optimization
         if optimization.schedule != "constant" or optimization.warmup_ratio:
             self.total_steps = task.number_of_steps()
-        self.loss.total_steps = None
+        self._lagrangian.total_steps = None
         with suppress(TrainingError):  # A run without an end.
-            self.loss.total_steps = task.number_of_steps()
+            self._lagrangian.total_steps = task.number_of_steps()
         dataset = training_set(task)
         warn_of_data(task, dataset)
         self._start_multipliers(dataset)
         self.evaluator.forget()
         self.stepper.start_fit()
-        if not self.loss.history.steps:
-            self.loss.history.norm = norm_of(trained_weights(task))
+        if not self._lagrangian.history.steps:
+            self._lagrangian.history.norm = norm_of(trained_weights(task))
         self._at_end = {}
         self._epoch_is_open = False
         self._stepped = False
@@ -200,17 +200,20 @@ class Run:
             if before is not None and before != now:
                 raise TrainingError(
                     "These multipliers belong to another training set, order or groups "
-                    f"(checkpoint: {self.loss.multipliers.samples:,} rows of λ; now: "
+                    f"(checkpoint: {self._lagrangian.multipliers.samples:,} rows of λ; now: "
                     f"{len(dataset):,} samples). Restore the data, or start without `ckpt_path`."
                 )
         samples = 0 if dataset is None else len(dataset)
         resumed = dataset is not None and before is not None
         first = self._resume is None and not self.task.global_step
         settings = self.task.training_settings
-        self.loss.configure(
-            self.task.formulations, settings.primal_steps, settings.order, groups
+        self._lagrangian.configure(
+            self.task.formulations,
+            settings.primal_steps,
+            dual_first=settings.order == "dual_first",
+            groups=groups,
         )
-        self.loss.start(samples, now, resumed, first)
+        self._lagrangian.start(samples, now, resumed, first)
 
     # Learning rates -----------------------------------------------------------------------------
 
@@ -263,13 +266,6 @@ class Run:
             {} if self._resume is None else self._resume.monitored
         )
         return self.task.trainer.callback_metrics.get(name, before.get(name))
-
-    def in_force(self, name: str) -> Formulation:
-        """A constraint's formulation with α a number: of the last training step, or of now."""
-        in_force = self.loss.in_force or self.loss.units.in_force(
-            self.task.formulations, self.task.constraints
-        )
-        return in_force[name]
 
     # Epochs and the end -------------------------------------------------------------------------
 
@@ -324,7 +320,7 @@ class Run:
         """The closing table: shown, or where Lightning's own messages are off, what it asks for."""
         task = self.task
         trainer = task.trainer
-        history = self.loss.history
+        history = self._lagrangian.history
         norm = norm_of(trained_weights(task))
         repairs = self.stepper.repairs
         (optimizer,) = trainer.optimizers
@@ -342,7 +338,7 @@ class Run:
             not_trained=getattr(datamodule, "not_trained_on", list)(),
             of_task=task.closing_sentences(),
         )
-        closing = self.loss.closing(self.evaluator.held_out(), conditions)
+        closing = self._lagrangian.closing(self.evaluator.held_out(), conditions)
         self.task.closing = closing
         if not trainer.is_global_zero:
             return
@@ -395,7 +391,7 @@ class Run:
             of_loop["combined_loader"] = self._at_end["loaders"]
         checkpoint[STATE_KEY] = {
             "version": VERSION,
-            **self.loss.dual_state(),
+            **self._lagrangian.state_dict(),
             "epoch_is_open": self._epoch_is_open,
             "in_evaluation": self._is_in_evaluation(),
             "frozen": frozen_weights(self.task),
@@ -448,7 +444,7 @@ class Run:
                 self._check_arguments(checkpoint, missing)
             if resuming:
                 self._check_constraints(state)
-            self.loss.load_dual_state(state)
+            self._lagrangian.load_state_dict(state)
             notes_of(self.task).kept = dict(state.get("kept", {}))
             self.stepper.repairs.left_out = int(state["left_out"])
             self.stepper.repairs.skipped_steps = int(state["skipped_steps"])

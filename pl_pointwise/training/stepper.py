@@ -14,20 +14,19 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import explain_gradient_errors
+from ..lagrangian.batch_scope import Slope
 from ..lagrangian.gradient_units import norm_of
+from ..lagrangian.lagrangian import Gradient, Lagrangian
 from ..lagrangian.terms import (
     OBJECTIVE,
     Measured,
     MicroBatch,
     Terms,
-    finite_samples,
     over_ranks,
     unpack,
     widest,
 )
-from ..loss import PointwiseLoss
 from ..metrics import share_violated
-from ..multipliers import Slope
 from ..task import Task, judges_strictly, replayed_random_state
 from .micro_batches import micro_batches_of, terms_of
 from .repairs import Repairs
@@ -40,9 +39,9 @@ BAR_SECONDS = 0.5
 class Stepper:
     """Steps the weights of a task and the multipliers of its constraints."""
 
-    def __init__(self, task: Task, loss: PointwiseLoss) -> None:
+    def __init__(self, task: Task, lagrangian: Lagrangian) -> None:
         self.task = task
-        self.loss = loss
+        self._lagrangian = lagrangian
         self.strict = judges_strictly(task)
         self.watch = Watch(task)
         self.repairs = Repairs(task)
@@ -56,17 +55,18 @@ class Stepper:
     def take(self, batch: Any) -> Measured:
         """One step of the weights and one of the batch's multipliers."""
         task = self.task
-        loss = self.loss
+        lagrangian = self._lagrangian
         micro_batches = micro_batches_of(
             task, batch, task.training_settings.micro_batch_size
         )
         # How many samples each term applies to, over all ranks, before any forward pass.
         masks = [micro.masks for micro in micro_batches]
-        counts = loss.counts(masks, all(micro.whole for micro in micro_batches))
+        counts = lagrangian.counts(masks, all(micro.whole for micro in micro_batches))
         buffers = self.repairs.buffers
+        # A step may take several forward passes, and a BatchNorm counts one.
         if buffers.may_change:
             buffers.keep(task)
-        self.due = loss.units.due(task.formulations, task.global_step)
+        self.due = lagrangian.units.due(task.formulations, task.global_step)
         measured = self._measure(micro_batches, counts)
         if buffers.may_change:
             buffers.settle(task)
@@ -77,8 +77,8 @@ class Stepper:
                 micro_batches,
                 lambda kept, rows: self._measure(kept, counts, rows),
             )
-        loss.measured = measured
-        loss.dual_steps = {}
+        lagrangian.measured = measured
+        lagrangian.dual_steps = {}
         self.watch.add(measured)
         left = measured.whole or any(
             bool(mask.any()) for mask in measured.masks.values()
@@ -86,7 +86,7 @@ class Stepper:
         if left and math.isfinite(measured.gradient_norm):
             task.optimizers().step()  # type: ignore[union-attr]
             self.repairs.taken_now += 1
-            loss.take(measured, task.trainer.num_training_batches)
+            lagrangian.take(measured, task.trainer.num_training_batches)
         else:
             self.repairs.skip(measured, left)
         return measured
@@ -95,13 +95,14 @@ class Stepper:
         """Logs ``running/…``, of the step's batch, and for a progress bar the run's totals."""
         task = self.task
         trainer = task.trainer
-        measured = self.loss.measured
+        measured = self._lagrangian.measured
         if measured is None:
             return
         bar = getattr(trainer.progress_bar_callback, "is_enabled", False)
         if bar and (trainer.is_last_batch or monotonic() - self._on_bar > BAR_SECONDS):
             self._log_totals()
         logged = trainer.is_last_batch or trainer._logger_connector.should_update_logs
+        # Sums over a step take longer than the step of a small model.
         if not (logged or self.monitored):
             return
         shown = self._shown(measured)
@@ -118,7 +119,7 @@ class Stepper:
         objective = measured.objective[measured.masks[OBJECTIVE]]
         if len(objective):
             shown["objective"] = objective.mean()
-        measured = self.loss.by_requirement(measured)
+        measured = self._lagrangian.by_requirement(measured)
         for name, violation in measured.judged.items():
             constraint = self.task.constraints[name]
             violation, mask = constraint.outside(violation, measured.masks[name])
@@ -130,10 +131,10 @@ class Stepper:
 
     def _log_totals(self) -> None:
         """Puts the objective and the share of requirements violated on the bar: of all samples."""
-        loss = self.loss
+        lagrangian = self._lagrangian
         self._on_bar = monotonic()
-        loss.history.read()
-        totals = loss.history.totals()
+        lagrangian.history.read()
+        totals = lagrangian.history.totals()
         on_bar = {"objective": totals["objective"]}
         if totals["of"]:
             on_bar["violated"] = totals["violated"] / totals["of"]
@@ -146,7 +147,7 @@ class Stepper:
         whole = (
             trainer.limit_train_batches in (None, 1.0) and not trainer.overfit_batches
         )
-        self.loss.checks.expects_all = bool(whole)
+        self._lagrangian.checks.expects_all = bool(whole)
         monitors = [
             getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs
         ]
@@ -163,37 +164,41 @@ class Stepper:
     ) -> Measured:
         """Accumulates the step's gradient, clipped; ``rows``: of a rank without any left."""
         task = self.task
-        loss = self.loss
+        lagrangian = self._lagrangian
         ranks = task.trainer.world_size
         parallel = isinstance(task.trainer.strategy, ParallelStrategy)
         shared = self.shares_graph and len(micro_batches) == 1 and not parallel
-        loss.forget()
+        if lagrangian.on_means:
+            lagrangian.forget()
         slopes = None if shared else self._slopes(micro_batches, counts)
         task.optimizers().zero_grad()  # type: ignore[union-attr]
         tables = []
         for micro in self._each_with_its_backward_pass(micro_batches):
             terms = terms_of(task, micro, task(micro.batch), self.strict)
-            if loss.checks.unproven and torch.is_grad_enabled():
-                loss.checks.of_terms(terms, loss.warn)
+            if lagrangian.checks.unproven and torch.is_grad_enabled():
+                lagrangian.checks.of_terms(terms, lagrangian.warn)
             if shared:
-                loss.see([terms], [micro.index], task.device)
+                lagrangian.see([terms], [micro.index], task.device)
                 if self.due and not self._measure_units(micro_batches, counts, terms):
                     del terms  # And with them the graph.
                     self.repairs.buffers.restore(task)
                     return self._measure(micro_batches, counts, rows)
-                loss.put_in_force(task.trainer.num_training_batches)
+                lagrangian.put_in_force(task.trainer.num_training_batches)
             else:
-                loss.give_means(terms, micro.index)
-            share, table = loss.share(terms, micro.index, counts, slopes, self.strict)
+                lagrangian.give_means(terms, micro.index)
+            share, table = lagrangian.share(
+                terms, micro.index, counts, slopes, self.strict
+            )
             tables.append(table)
             # The ranks' gradients are averaged, and the counts are those of all ranks.
             task.manual_backward(share * ranks if ranks > 1 else share)
+        # All samples of this rank were left out, and the others gather rows of all ranks.
         if not tables:
-            width = sum(loss.layout.values())
+            width = sum(lagrangian.layout.values())
             dtype = widest(task.device)
             tables = [torch.zeros(rows, width, dtype=dtype, device=task.device)]
         norm = self._gradient_norm(task.training_settings.gradient_clip_val)
-        return unpack(tables, loss.layout, norm)
+        return unpack(tables, lagrangian.layout, norm)
 
     def _each_with_its_backward_pass(
         self, micro_batches: list[MicroBatch]
@@ -216,25 +221,25 @@ class Stepper:
         finds the mean, of groups before anything; all passes see the same dropout.
         """
         task = self.task
-        loss = self.loss
+        lagrangian = self._lagrangian
         terms: list[Terms] = []
-        if loss.on_means:
+        if lagrangian.on_means:
             terms = self._terms_without_gradients(micro_batches)
-            loss.see(terms, [micro.index for micro in micro_batches], task.device)
+            lagrangian.see(terms, [micro.index for micro in micro_batches], task.device)
         if self.due:
             self._measure_units(micro_batches, counts)
-        loss.put_in_force(task.trainer.num_training_batches)
-        if loss.knows_slopes or (
+        lagrangian.put_in_force(task.trainer.num_training_batches)
+        if lagrangian.knows_slopes or (
             len(micro_batches) == 1 and task.trainer.world_size == 1
         ):
             return None
-        return loss.slopes(
+        return lagrangian.slopes(
             terms or self._terms_without_gradients(micro_batches), counts
         )
 
     def _terms_without_gradients(self, micro_batches: list[MicroBatch]) -> list[Terms]:
         task = self.task
-        strict = self.strict and self.loss.dual_first
+        strict = self.strict and self._lagrangian.dual_first
         with (
             torch.no_grad(),
             explain_gradient_errors(),
@@ -272,9 +277,9 @@ class Stepper:
 
         terms: of the one micro-batch, in whose graph it is then done; False where that cannot be.
         """
-        loss = self.loss
+        lagrangian = self._lagrangian
         try:
-            self.due = loss.measure_units(
+            self.due = lagrangian.measure_units(
                 self.due,
                 counts,
                 lambda name: self._gradient_of(name, micro_batches, counts, terms),
@@ -293,41 +298,35 @@ class Stepper:
         micro_batches: list[MicroBatch],
         counts: dict[str, Tensor],
         known: Terms | None,
-    ) -> tuple[float, float, float]:
-        """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖, how many values are above 0, and their sum."""
+    ) -> Gradient:
+        """Of a term of all micro-batches, by a forward pass of each unless its terms are known."""
         task = self.task
-        device = task.device
-        beside = torch.zeros(3, dtype=widest(device), device=device)
-        with replayed_random_state(device):
+        ranks = task.trainer.world_size
+        numbers = torch.zeros(3, dtype=widest(task.device), device=task.device)
+        with replayed_random_state(task.device):
             task.optimizers().zero_grad()  # type: ignore[union-attr]
             for micro in self._each_with_its_backward_pass(micro_batches):
                 terms = known or terms_of(task, micro, task(micro.batch), strict=False)
                 if known is None:
-                    self.loss.give_means(terms, micro.index)
-                finite = finite_samples(terms.objective, terms.followed)
-                values = self.loss.pushed(name, terms)
-                values = torch.where(
-                    finite if values.dim() == 1 else finite[:, None], values, 0
-                )
-                known_values = values.detach().to(beside)
-                above = (known_values > 0).sum()
-                beside += torch.stack([above, known_values.sum(), (~finite).sum()])
+                    self._lagrangian.give_means(terms, micro.index)
                 # The ranks' gradients are averaged.
-                mean = values.sum() * (task.trainer.world_size / counts[name])
+                push = self._lagrangian.push(name, terms, counts[name], ranks)
+                numbers += push.numbers
                 if known is None:
-                    task.manual_backward(mean + connected_zero(task))
-                elif mean.requires_grad and (name == OBJECTIVE or beside[0]):
-                    task.manual_backward(mean, retain_graph=True)
+                    task.manual_backward(push.mean + connected_zero(task))
+                elif push.mean.requires_grad and (name == OBJECTIVE or numbers[0]):
+                    task.manual_backward(push.mean, retain_graph=True)
         norm = norm_of(p.grad for p in task.parameters() if p.grad is not None)
         scaler = getattr(task.trainer.precision_plugin, "scaler", None)
         norm /= 1.0 if scaler is None else float(scaler.get_scale())
         task.optimizers().zero_grad()  # type: ignore[union-attr]
         if known is None:
             self.repairs.buffers.restore(task)
-        number, total, left_out = over_ranks(beside, "sum").tolist()
+        number, total, left_out = over_ranks(numbers, "sum").tolist()
+        # Of finite values: under float16 the scale may be too large for this term alone.
         if not math.isfinite(norm) and not left_out and self.repairs.lower_scale():
             return self._gradient_of(name, micro_batches, counts, known)
-        return norm, number, total
+        return Gradient(norm, number, total)
 
 
 def connected_zero(module: nn.Module) -> Tensor:

@@ -18,9 +18,9 @@ SHARED_ROWS = (
 )
 
 
-def refuse(found: Any, sentence: str) -> None:
-    """Raises the sentence if what it speaks of was found."""
-    if found:
+def refuse(wrong: Any, sentence: str) -> None:
+    """Raises the sentence if what it speaks of is so."""
+    if wrong:
         raise TrainingError(sentence)
 
 

@@ -36,7 +36,7 @@ class Plain:
             BOUND, formulation, samples=samples, parameters=self.source, **options
         )
         self.said: list[str] = []
-        self.loss.warn = self.said.append
+        self.loss._lagrangian.warn = self.said.append
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05)
 
     def values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,7 +246,10 @@ def test_weights_are_asked_for_at_each_measurement() -> None:
         loop.train(1)
         loop.net[2].requires_grad_(False)
         loop.train(2)
-    assert changing.loss.units.state_dict() == asked.loss.units.state_dict()
+    assert (
+        changing.loss._lagrangian.units.state_dict()
+        == asked.loss._lagrangian.units.state_dict()
+    )
     assert torch.equal(changing.loss.multipliers["fit"], asked.loss.multipliers["fit"])
 
 
@@ -259,7 +262,7 @@ def test_a_copy_measures_its_own_weights(how: str) -> None:
         copied.net = copy.deepcopy(copied.net)
     else:
         size = len(pickle.dumps(copied.loss))
-        copied.loss.warn = print
+        copied.loss._lagrangian.warn = print
         copied.loss = (
             copy.deepcopy(copied.loss)
             if how == "deepcopy"
@@ -269,7 +272,10 @@ def test_a_copy_measures_its_own_weights(how: str) -> None:
     copied.optimizer = torch.optim.SGD(copied.net.parameters(), lr=0.05)
     for loop in (whole, copied):
         loop.train(3)
-    assert whole.loss.units.state_dict() == copied.loss.units.state_dict()
+    assert (
+        whole.loss._lagrangian.units.state_dict()
+        == copied.loss._lagrangian.units.state_dict()
+    )
     assert torch.equal(whole.loss.multipliers["fit"], copied.loss.multipliers["fit"])
 
 
@@ -392,7 +398,7 @@ def test_a_state_within_a_step_is_that_of_before_it() -> None:
     before = loop.loss.state_dict()
     loop.of(torch.arange(4))
     # Measured at step 4.
-    assert loop.loss.units.state_dict() != before["gradient_units"]
+    assert loop.loss._lagrangian.units.state_dict() != before["gradient_units"]
     assert loop.loss.state_dict()["gradient_units"] == before["gradient_units"]
 
 

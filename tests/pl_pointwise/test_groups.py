@@ -231,8 +231,8 @@ def test_the_unit_and_the_size_are_of_the_groups_that_violate() -> None:
     (of_objective,) = torch.autograd.grad((z - rows.y).square().mean(), loop.weights)
     size = means[GROUPS][violated].mean()
     unit = of_objective.norm() / rows.x[violated].mean(0).norm()
-    assert loop.loss.units.unit("c") == pytest.approx(float(unit))
-    scale = loop.loss.in_force["c"].scale  # type: ignore[attr-defined]
+    assert loop.loss._lagrangian.units.unit("c") == pytest.approx(float(unit))
+    scale = loop.loss._lagrangian.in_force["c"].scale  # type: ignore[attr-defined]
     assert scale.reach == pytest.approx(float(size))
     assert scale.margin == 0  # A mean over samples is no noise to keep away from.
 
@@ -461,7 +461,10 @@ def test_the_report_counts_groups() -> None:
     expected = values.view(3, 3).mean(1) > 0.1
     assert (row.of, row.held_of, row.held_violated) == (4, 3, int(expected.sum()))
     means = torch.stack(
-        [loop.loss.means.judged("c").values[g == GROUPS].mean() for g in range(4)]
+        [
+            loop.loss._lagrangian.means.judged("c").values[g == GROUPS].mean()
+            for g in range(4)
+        ]
     )
     assert row.violated == int((means > 0).sum())
     assert row.worst == pytest.approx(0.1 + float(means.max()))

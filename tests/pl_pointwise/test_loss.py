@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import re
 import subprocess
 import sys
 import weakref
@@ -388,3 +389,19 @@ def test_it_is_imported_without_lightning() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True
     )
     assert found.stdout.strip() == "[]", found.stderr
+
+
+def test_the_public_names_are_those_that_the_page_documents() -> None:
+    """What the package needs besides stands behind it, in ``_lagrangian``."""
+    loss = PointwiseLoss(CONSTRAINTS, Pointwise(), samples=2)
+    public = {name for name in dir(loss) if not name.startswith("_")}
+    section = (PointwiseLoss.__doc__ or "").partition("Attributes:")[2]
+    lines = re.findall(r"^ {8}([a-z_, ]+): ", section, re.MULTILINE)
+    attributes = {name for line in lines for name in line.split(", ")}
+    methods = {
+        name
+        for name in public
+        if callable(getattr(loss, name)) and getattr(loss, name).__doc__
+    }
+    assert len(attributes) > 5
+    assert public == attributes | (methods - {"multipliers"})

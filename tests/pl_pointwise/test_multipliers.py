@@ -26,16 +26,15 @@ from pl_pointwise import (
     Relaxed,
 )
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.multipliers import PerSample
+from pl_pointwise.lagrangian.scopes import PerSample
 from tests.pl_pointwise.toy import KINDS, Seen, Toy, ToyData, ToyRows, fit, trainer
 
 # The store ----------------------------------------------------------------------------------------
 
 
 def scope_of_samples(samples: int) -> PerSample:
-    scope = PointwiseLoss(
-        {"c": Constraint(at_most=0)}, Pointwise(), samples=samples
-    ).scopes["c"]
+    loss = PointwiseLoss({"c": Constraint(at_most=0)}, Pointwise(), samples=samples)
+    scope = loss._lagrangian.scopes["c"]
     assert isinstance(scope, PerSample)
     return scope
 
@@ -68,9 +67,8 @@ def test_rows_are_a_copy() -> None:
     scope = scope_of_samples(3)
     scope.rows(torch.tensor([1]), torch.zeros(1, 1)).add_(5.0)
     assert not scope.multipliers["c"].any()
-    of_batch = PointwiseLoss(
-        {"a": Constraint(at_most=0)}, Average(), samples=3
-    ).on_batch["a"]
+    loss = PointwiseLoss({"a": Constraint(at_most=0)}, Average(), samples=3)
+    of_batch = loss._lagrangian.on_batch["a"]
     of_batch.multiplier.add_(5.0)
     assert not of_batch.multipliers["a"].any()
 

@@ -92,7 +92,7 @@ def test_a_recall_is_met_at_the_optimum_of_neyman_and_pearson(share: float) -> N
     assert row.bound == f"≥ 0 but for {100 * share:g} %"
     assert f"of 200 ({row.allowed} allowed)" in str(loss.report())
     # Who is exempt has no price, and the others pay what there is to pay.
-    exempt = loss.shares["recall"].exempt(torch.arange(200))
+    exempt = loss._lagrangian.shares["recall"].exempt(torch.arange(200))
     assert (
         loss.multipliers["recall"][exempt].max()
         < 0.1 * loss.multipliers["recall"].max()
@@ -213,13 +213,15 @@ def test_a_state_goes_on_to_the_bit_and_one_of_before_loads() -> None:
         step_of(loss, weight, batch)
     assert torch.equal(weight, again)
     assert torch.equal(loss.multipliers["c"], resumed.multipliers["c"])
-    assert loss.shares["c"].exempt(torch.arange(N)).any()
+    assert loss._lagrangian.shares["c"].exempt(torch.arange(N)).any()
     del state["shares"]
     state["window"] = []
     older, _ = loop()
     older.load_state_dict(state)
-    assert not older.shares["c"].exempt(torch.arange(N)).any()
-    state["shares"] = {"c": {**loss.shares["c"].state_dict(), "values": torch.zeros(3)}}
+    assert not older._lagrangian.shares["c"].exempt(torch.arange(N)).any()
+    state["shares"] = {
+        "c": {**loss._lagrangian.shares["c"].state_dict(), "values": torch.zeros(3)}
+    }
     with pytest.raises(TrainingError, match="3 values"):
         loop()[0].load_state_dict(state)
 

@@ -384,7 +384,7 @@ def test_price_is_the_most_that_a_sample_pulls() -> None:
         ToyRows(9),
         epochs=9,
     )
-    formulation = module._run.in_force("fit")
+    formulation = module.in_force("fit")
     unit = state_of(module)["unit"]
     v = torch.full((1,), 60.0, requires_grad=True)
     (pull,) = torch.autograd.grad(formulation.lagrangian(v, torch.zeros(1)).sum(), v)

@@ -44,7 +44,7 @@ def trained(
         parameters=[weights],
         **options,
     )
-    prices = Prices(loss_of.samples)
+    prices = Prices(samples or 0)
     optimizer = torch.optim.SGD([weights], 2.0)
     for step in range(steps):
         index = torch.arange(N)[step % 4 :: 4]
@@ -59,7 +59,7 @@ def trained(
         optimizer.step()
         loss_of.step()
         assert loss_of.measured is not None
-        prices.add(loss_of.measured, loss_of.in_force, loss_of.multipliers)
+        prices.add(loss_of.measured, loss_of._lagrangian.in_force, loss_of.multipliers)
     return prices, weights.detach()
 
 

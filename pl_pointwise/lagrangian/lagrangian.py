@@ -1,0 +1,676 @@
+"""The engine: mean ℓ₀ + Σ mean ψ(v, λ) of a step, and the step of λ behind it.
+
+A PointwiseLoss, the module's Stepper and the mix-in for a Trainer are doors to it. A step is, for
+each of them: ``counts``; the units that are due, by ``measure_units``; ``put_in_force``; of each
+micro-batch ``see`` and ``share``, which is differentiated; and, once the weights have taken their
+step, ``take``. Shapes as in terms.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..constraint import Constraint
+from ..errors import TrainingError
+from ..formulations import Ascending, Formulation
+from ..multipliers import Multipliers
+from ..report.closing import closing_of
+from ..report.closing_table import Closing, Conditions, HeldOut
+from ..report.history import UNREAD_ROWS, UNREAD_STEPS, History
+from .batch_scope import PerBatch, Slope
+from .checks import Checks, Door, Warn
+from .gradient_units import GradientUnits
+from .group_means import MeansOfConstraints, largest
+from .group_scopes import OnMeans, PerGroup, PerGroupMean, UnweightedMeans
+from .kept_tables import fit_tables
+from .prices import Step, forces_of
+from .scopes import Context, PerSample, PerSampleButShare, Scope, Unweighted
+from .shares import Share, refuse_shares, refuse_stream, without_exempt
+from .terms import (
+    OBJECTIVE,
+    DualStep,
+    Layout,
+    Measured,
+    Terms,
+    carries,
+    finite_samples,
+    number_of_ranks,
+    over_ranks,
+    pack,
+    widest,
+)
+from .trained import keep_buffers_of_compiled_graphs
+
+
+@dataclass(frozen=True)
+class Push:
+    """What Λ compares the gradients of: one term of some samples."""
+
+    mean: Tensor  #: their part of the mean of ℓ₀ or of (v)₊, a scalar
+    #: (3,): how many values are above 0, their sum, and the samples that are not finite
+    numbers: Tensor
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one term of a step, over all micro-batches and ranks."""
+
+    norm: float  #: ‖∇ mean ℓ₀‖, or ‖∇ mean (v)₊‖
+    number: float  #: of its values above 0
+    total: float  #: of these values
+
+
+class Lagrangian:
+    """Objective, constraints and multipliers of a training set.
+
+    Args:
+        constraints: by name.
+        formulations: of the constraints that are enforced.
+        samples: N, of the training set; 0 of a stream, or until it is known.
+        groups: (N,), the number of each sample's group; None where λ is a sample's.
+        primal_steps: steps of the weights per dual step.
+        dual_first: whether the weights follow λ after this step's update.
+        total_steps: of the weights in the whole run; None where that is not known.
+        warn: takes a warning.
+        door: how errors call the parts of what drives it.
+
+    Attributes:
+        multipliers, thresholds: λ and t by constraint.
+        scopes: what ψ acts on, by constraint; ``on_batch`` and ``on_means`` are those of them that
+            act on a statistic of the batch, and on means of groups.
+        units: Λ and r of the formulations that find their own α.
+        in_force: the formulations with α a number, of the last step.
+        means: of the groups, where bounds are on them; else None.
+        shares: by constraint who is exempt, where a share may violate.
+        measured, dual_steps: what the last step measured, and the dual step that it ended in.
+        history: what all steps measured.
+        steps: that the weights have taken.
+        fingerprint: of the training set that the multipliers belong to.
+        layout: of the rows that :meth:`share` returned last.
+    """
+
+    def __init__(
+        self,
+        constraints: Mapping[str, Constraint],
+        formulations: Mapping[str, Formulation],
+        *,
+        samples: int,
+        groups: Tensor | None,
+        primal_steps: int,
+        dual_first: bool,
+        total_steps: int | None,
+        warn: Warn,
+        door: Door,
+    ) -> None:
+        self.constraints = dict(constraints)
+        self.samples = samples
+        self.total_steps = total_steps
+        self.warn = warn
+        self.door = door
+        owners = samples if groups is None else int(groups.max()) + 1
+        self.multipliers = Multipliers(owners)
+        self.thresholds = dict[str, Tensor]()
+        self.means: MeansOfConstraints | None = None
+        # Of a state, until the groups are known.
+        self._saved_means: Mapping[str, Any] = {}
+        self.shares = self._new_shares(samples)
+        self.configure(formulations, primal_steps, dual_first, groups)
+        self.units = GradientUnits()
+        self.in_force: dict[str, Formulation] = {}
+        self.fingerprint: str | None = None
+        self.measured: Measured | None = None
+        self.dual_steps: dict[str, DualStep] = {}
+        self.history = History(self.constraints, samples)
+        self.steps = 0
+        self.layout: Layout = {}
+        self._last: Step | None = None
+        self._flat: set[str] = set()  # Constraints that were found without a gradient.
+        # The updated samples of the steps since the last dual step.
+        self._window: list[dict[str, list[Tensor]]] = []
+
+    def configure(
+        self,
+        formulations: Mapping[str, Formulation],
+        primal_steps: int,
+        dual_first: bool,
+        groups: Tensor | None,
+    ) -> None:
+        """How λ moves from now on, and whose it is.
+
+        Raises:
+            TrainingError: groups with ``dual_first``, or with a formulation that acts on |ℓ − c| of
+                an equality; a share with groups, or under a formulation without λ of samples.
+        """
+        refuse_shares(self.constraints, formulations, groups)
+        self.formulations = formulations
+        self.groups = groups
+        self.checks = Checks(self.constraints, formulations, self.door)
+        if any(formulation.adaptive for formulation in formulations.values()):
+            # Measuring Λ differentiates a graph once more.
+            keep_buffers_of_compiled_graphs()
+        self.primal_steps = primal_steps
+        self.dual_first = dual_first
+        self._make_means(self.means)
+        self._hold(self.multipliers, self.thresholds)
+        if dual_first and any(isinstance(s, PerGroup) for s in self.scopes.values()):
+            raise TrainingError(
+                'order="dual_first" with groups: a group\'s λ follows the mean of its violations, '
+                'which a batch\'s loss would need first. Take order="simultaneous".'
+            )
+        for name in self.on_means:
+            if self.constraints[name].is_equality and not formulations[name].signed:
+                raise TrainingError(
+                    f'Constraint "{name}": {formulations[name]} acts on |ℓ − c|, whose mean over a '
+                    "group is not how far the group's mean is from c. Take Pointwise or Relaxed, "
+                    "or Constraint(equals=…, each_sample=True)."
+                )
+
+    def _hold(self, multipliers: Multipliers, thresholds: dict[str, Tensor]) -> None:
+        """Keeps other λ and t, and the scopes, which act on them."""
+        self.multipliers = multipliers
+        self.thresholds = thresholds
+        multipliers.groups = self.groups
+        context = Context(
+            multipliers=multipliers,
+            thresholds=thresholds,
+            dual_first=self.dual_first,
+            groups=self.groups,
+            means=self.means,
+            shares=self.shares,
+        )
+        self.scopes = {
+            name: scope_of(name, self.constraints[name], formulation, context)
+            for name, formulation in self.formulations.items()
+        }
+        self.on_batch = {
+            name: scope
+            for name, scope in self.scopes.items()
+            if isinstance(scope, PerBatch)
+        }
+        self.on_means = {
+            name: scope
+            for name, scope in self.scopes.items()
+            if isinstance(scope, OnMeans)
+        }
+
+    # Before the loss of a step ------------------------------------------------------------------
+
+    def counts(
+        self, masks: Sequence[Mapping[str, Tensor]], whole: bool
+    ) -> dict[str, Tensor]:
+        """How many samples each term applies to, 1 at least, over all micro-batches and ranks.
+
+        whole: whether the masks are known to be True everywhere.
+        """
+        names = [OBJECTIVE, *self.constraints]
+        if whole:
+            # Without a look at the masks, for which the host would wait.
+            samples = sum(len(of_micro_batch[OBJECTIVE]) for of_micro_batch in masks)
+            device = masks[0][OBJECTIVE].device
+            numbers = torch.full(
+                (len(names),), float(samples), dtype=torch.float32, device=device
+            )
+        else:
+            applying = []
+            for of_micro_batch in masks:
+                applying += [carries(of_micro_batch[name]).sum() for name in names]
+            by_term = torch.stack(applying).view(len(masks), -1)
+            numbers = by_term.sum(0, dtype=torch.float32)
+        if number_of_ranks() > 1:
+            numbers = over_ranks(numbers, "sum")
+        return dict(zip(names, numbers.clamp(min=1).unbind(), strict=True))
+
+    def put_in_force(self, steps_an_epoch: float = math.inf) -> None:
+        """The formulations of this step; steps from one visit of a sample to the next."""
+        self.in_force = self.units.in_force(
+            self.formulations,
+            self.constraints,
+            steps_between=max(steps_an_epoch, self.primal_steps),
+            total_steps=self.total_steps,
+        )
+        # A mean over all samples of a group is no noise that a margin would keep away.
+        for name in self.on_means:
+            self.in_force[name] = without_margin(self.in_force[name])
+        for name, scope in self.scopes.items():
+            scope.formulation = self.in_force[name]
+
+    def formulation_of_now(self, name: str) -> Formulation:
+        """A constraint's formulation with α a number: of the last step, or before any of now."""
+        if self.in_force:
+            return self.in_force[name]
+        # Of a module that was loaded and has not been trained since.
+        return self.units.in_force(self.formulations, self.constraints)[name]
+
+    # The unit of the multipliers (gradient_units.py) --------------------------------------------
+
+    def push(self, name: str, terms: Terms, count: Tensor, ranks: int = 1) -> Push:
+        """Of a term of a micro-batch what Λ compares the gradients of: ℓ₀, or (v)₊.
+
+        count: samples that the term applies to over all ranks. ranks: 1, or their number where a
+            backward pass averages their gradients.
+        """
+        finite = finite_samples(terms.objective, terms.followed)
+        values = self._pushed(name, terms)
+        values = torch.where(
+            finite if values.dim() == 1 else finite[:, None], values, 0
+        )
+        known = values.detach().to(widest(values.device))
+        numbers = torch.stack([(known > 0).sum(), known.sum(), (~finite).sum()])
+        return Push(values.sum() * (ranks / count), numbers)
+
+    def _pushed(self, name: str, terms: Terms) -> Tensor:
+        """ℓ₀, or (v)₊ of a constraint (|v| of an equality).
+
+        Of groups the value is that of their mean, and the gradient that of each sample's share.
+        """
+        if name == OBJECTIVE:
+            return terms.objective
+        signed = self.formulations[name].signed
+        violation = terms.followed[name]
+        if name in self.shares:
+            violation = torch.where(terms.exempt[name][:, None], 0, violation)
+        if name in self.on_means:
+            mean = terms.means[name]
+            size = mean.abs() if signed else mean.clamp(min=0)
+            side = mean.sign() if signed else (mean > 0).to(mean)
+            return size + side * (violation - violation.detach())
+        return violation.abs() if signed else violation.clamp(min=0)
+
+    def measure_units(
+        self,
+        names: Sequence[str],
+        counts: Mapping[str, Tensor],
+        gradient_of: Callable[[str], Gradient],
+    ) -> list[str]:
+        """Measures Λ of constraints; returns the names of which a norm is not finite.
+
+        gradient_of: of a term, as a door differentiates what :meth:`push` gives.
+        """
+        objective: float | None = None
+        again = []
+        for name in names:
+            violated = gradient_of(name)
+            # The objective's is needed where something is violated, and the same for all.
+            if violated.number and objective is None:
+                objective = gradient_of(OBJECTIVE).norm
+            if violated.number and violated.norm == 0:
+                self._warn_of_no_gradient(name)
+            if violated.number and objective is not None:
+                # Of the mean over the violated values alone.
+                norm = violated.norm * float(counts[name]) / violated.number
+                size = violated.total / violated.number
+                self.units.measure(name, objective, norm, size)
+            if not math.isfinite(violated.norm + (objective or 0.0)):
+                again.append(name)
+        return again
+
+    def _warn_of_no_gradient(self, name: str) -> None:
+        """Once, of a constraint that never had one."""
+        if self.units.unit(name) is None and name not in self._flat:
+            self._flat.add(name)
+            self.warn(
+                f'Constraint "{name}": the gradient of its violated values is 0 for every '
+                f"trained weight, so nothing enforces it. In {self.door.values}, "
+                "look for a clamp, a rounding, or a part that is frozen."
+            )
+
+    # The loss of a step -------------------------------------------------------------------------
+
+    def see(
+        self,
+        terms: Sequence[Terms],
+        indices: Sequence[Tensor],
+        device: torch.device,
+        keep: bool = True,
+    ) -> None:
+        """Gives micro-batches the means of their groups, with the values of all ranks.
+
+        A collective where groups have a bound. keep: whether the next ones of this step are
+        together with these.
+        """
+        for scope in self.on_means.values():
+            scope.see(terms, indices, device, keep)
+        if self.on_means or self.shares:
+            for of_micro_batch, index in zip(terms, indices, strict=True):
+                self.give_means(of_micro_batch, index)
+
+    def give_means(self, terms: Terms, index: Tensor) -> None:
+        """The means of the groups of a micro-batch that was seen, and who is exempt in it."""
+        for name, share in self.shares.items():
+            device = terms.followed[name].device
+            terms.exempt[name] = share.exempt(index).to(device, non_blocking=True)
+        for name, scope in self.on_means.items():
+            terms.means[name] = scope.means_of(index, terms)
+
+    def forget(self) -> None:
+        """What was seen of a step that is over, or is taken once more."""
+        for scope in self.on_means.values():
+            scope.forget()
+
+    def share(
+        self,
+        terms: Terms,
+        index: Tensor,
+        counts: Mapping[str, Tensor],
+        slopes: Mapping[str, Slope] | None,
+        strict: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """A micro-batch's share of the loss, and its rows, of which a step is unpacked.
+
+        slopes: of the batch's statistics; None where this micro-batch is the batch.
+        """
+        multipliers = dict[str, Tensor]()
+        loss = terms.objective.sum() / counts[OBJECTIVE]
+        for name, scope in self.scopes.items():
+            if name in self.on_batch:
+                continue
+            multiplier = scope.rows(index, terms.followed[name])
+            if multiplier is not None:
+                multipliers[name] = multiplier
+            loss = loss + scope.loss(terms, multiplier, counts[name])
+        # Without the statistics: ψ of these is added when the whole step is known.
+        table, self.layout = pack(index, terms, multipliers, loss, strict)
+        if not self.on_batch:
+            return loss, table
+        shares = []
+        for name, statistic in self.on_batch.items():
+            if slopes is None:
+                shares.append(statistic.loss(terms, None, counts[name]))
+            else:
+                shares.append(statistic.loss_at(slopes[name], terms, counts[name]))
+        return loss + sum(shares), table
+
+    @property
+    def knows_slopes(self) -> bool:
+        """Whether every ∂ψ/∂mean is λ, whatever the batch: those of :meth:`share`."""
+        return all(scope.knows_slope for scope in self.on_batch.values())
+
+    def slopes(
+        self, terms: Sequence[Terms], counts: Mapping[str, Tensor]
+    ) -> dict[str, Slope]:
+        """∂ψ/∂mean by constraint, of all micro-batches of all ranks."""
+        return {
+            name: scope.slope(terms, counts[name])
+            for name, scope in self.on_batch.items()
+        }
+
+    # After the step of the weights --------------------------------------------------------------
+
+    def take(self, measured: Measured, steps_an_epoch: float) -> dict[str, DualStep]:
+        """Learns from a step that the weights have taken; the dual step, where one is due.
+
+        λ ← (λ + η ∂ψ/∂λ)₊ for the samples seen since the last dual step, and no others: each with
+        its last violation; a statistic with its mean. Nothing while a window is open: what the
+        dual step needs of this one is kept by constraint.
+        """
+        if self.means is not None:
+            self.means.put(measured)
+        exempt = {
+            name: share.exempt(measured.index) for name, share in self.shares.items()
+        }
+        visits = dict[str, list[Tensor]]()
+        for name, scope in self.scopes.items():
+            visit = scope.visit(measured)
+            if visit is not None:
+                visits[name] = visit
+        self._window.append(visits)
+        # Units follow what ψ acts on, reports what is bounded: of groups not always the same.
+        of_units = bounded = measured
+        if self.means is not None:
+            of_units = self.means.instead_of_samples(measured, self.on_means)
+            bounded = self.by_requirement(measured)
+        self._note(bounded, exempt)
+        if exempt:
+            of_units = without_exempt(of_units, exempt)
+        self.units.add(of_units, self.formulations, self.in_force, steps_an_epoch)
+        for name, share in self.shares.items():  # Who is exempt in the next step.
+            share.put(measured.index, measured.judged[name], measured.masks[name])
+        self.steps += 1
+        self.dual_steps = self._dual_steps()
+        # At the 8th, 16th, 32nd step and so on: they look at all samples.
+        if self.steps >= 8 and self.steps & (self.steps - 1) == 0:
+            self.checks.of_steps(self.history, self.warn)
+        return self.dual_steps
+
+    def _note(self, measured: Measured, exempt: Mapping[str, Tensor]) -> None:
+        """Keeps a step for the history, which reads many at once."""
+        statistics = {
+            name: self.multipliers[name].clone()
+            for name in self.on_batch
+            if name in self.multipliers
+        }
+        self._last = Step(measured, self.in_force, statistics, self.dual_first, exempt)
+        unread = self.history.unread
+        unread.append(self._last)
+        rows = len(unread) * len(measured.index)
+        if len(unread) >= UNREAD_STEPS or rows >= UNREAD_ROWS:
+            self.history.read()
+
+    def _dual_steps(self) -> dict[str, DualStep]:
+        """Those at the end of a window, by constraint; none while it is open."""
+        taken = dict[str, DualStep]()
+        if len(self._window) < self.primal_steps:
+            return taken
+        window, self._window = self._window, []
+        for name, scope in self.scopes.items():
+            kept = [visits[name] for visits in window if name in visits]
+            step = scope.step(kept) if kept else None
+            if step is not None:
+                taken[name] = step
+        return taken
+
+    # What is asked for --------------------------------------------------------------------------
+
+    def by_requirement(self, measured: Measured) -> Measured:
+        """A taken step's violations as they are bounded: of groups each row has their mean."""
+        if self.means is None:
+            return measured
+        return self.means.instead_of_samples(measured, self._reported_by_group())
+
+    @property
+    def bounds_on_means(self) -> list[str]:
+        """The constraints whose bound is on the mean of each group."""
+        if self.groups is None:
+            return []
+        return [
+            name for name, bound in self.constraints.items() if not bound.each_sample
+        ]
+
+    def _reported_by_group(self) -> list[str]:
+        """The constraints whose groups' means are known: an equality's need ℓ − c with its sign."""
+        return [
+            name
+            for name in self.bounds_on_means
+            if not self.constraints[name].is_equality
+            or (name in self.formulations and self.formulations[name].signed)
+        ]
+
+    def forces(self, name: str) -> Tensor:
+        """∂ψ/∂v of the samples of the last step, (R, sides·K): see PointwiseModule.forces."""
+        formulation = self.formulations.get(name)
+        if formulation is None or formulation.scope == "batch":
+            raise ValueError(
+                f'Constraint "{name}": {formulation} has no force of a sample. Ask for one of '
+                "Pointwise, Relaxed or Penalty."
+            )
+        if self._last is None:
+            raise ValueError("There was no step yet, so no force.")
+        return forces_of(name, self._last)
+
+    def closing(self, held_out: HeldOut | None, conditions: Conditions) -> Closing:
+        """The closing table of the steps until now."""
+        self.history.read()
+        means = dict[str, Tensor]()
+        if self.means is not None:
+            for name in self._reported_by_group():
+                of_groups = self.means.judged(name).all()
+                means[name] = largest(self.constraints[name].reported(of_groups))
+        return closing_of(
+            self.history,
+            self.in_force,
+            self.multipliers,
+            self.groups,
+            held_out,
+            conditions,
+            means,
+        )
+
+    # At the start of a fit ----------------------------------------------------------------------
+
+    def start(
+        self, samples: int, fingerprint: str | None, resumed: bool, first: bool
+    ) -> None:
+        """Keeps the multipliers if they belong to this training set, or starts them again.
+
+        samples, fingerprint: of the training set; 0 and None of a stream. resumed: whether they are
+        a checkpoint's. first: whether steps are counted from 0 by a fit that is not resumed.
+        """
+        if not samples:
+            refuse_stream(self.constraints)
+        # Of a checkpoint's own training set the caller has made sure.
+        if not resumed and fingerprint != self.fingerprint:
+            if self.fingerprint is not None and samples:
+                self.warn(
+                    "Another training set than before: the multipliers start at 0 again."
+                )
+            owners = samples if self.groups is None else int(self.groups.max()) + 1
+            self.means = None
+            self._make_means(None)
+            self.shares = self._new_shares(samples)
+            self._hold(self.multipliers.for_samples(owners), {})
+            self.units, self._window = GradientUnits(), []
+        if not resumed:
+            self.history = History(self.constraints, samples)
+        self.fingerprint = fingerprint
+        self.fit_tables()
+        if first:  # What was measured stays until it is measured again.
+            self.units.load_state_dict({**self.units.state_dict(), "next": 0})
+
+    def fit_tables(self) -> None:
+        """Fits multipliers and thresholds to the formulations of now, or refuses them."""
+        fit_tables(
+            self.multipliers,
+            self.formulations,
+            self.scopes,
+            self.warn,
+            self.door.remedy,
+        )
+        # What was reset takes no step from values of before, nor from a threshold of before.
+        window = []
+        for visits in self._window:
+            kept = {name: visits[name] for name in visits if name in self.multipliers}
+            window.append(kept)
+        self._window = window
+        for name in [*self.thresholds]:
+            learns = (
+                name in self.formulations and self.formulations[name].learns_threshold
+            )
+            if name not in self.multipliers or not learns:
+                del self.thresholds[name]
+
+    def _make_means(self, known: MeansOfConstraints | None) -> None:
+        """Those of these groups and constraints; those of a state once the groups are known."""
+        self.means = None
+        if self.groups is None or not self.bounds_on_means:
+            return
+        # A fit that goes on with the same groups keeps what it has seen.
+        if known is not None and known.groups.equal(self.groups):
+            self.means = known
+            return
+        self.means = MeansOfConstraints(self.groups, self.bounds_on_means)
+        if self._saved_means:
+            self.means.load_state_dict(self._saved_means)
+            self._saved_means = {}
+
+    def _new_shares(self, samples: int) -> dict[str, Share]:
+        """Of the constraints that a share of the samples may violate, without a value yet."""
+        return {
+            name: Share(samples, bound.share)
+            for name, bound in self.constraints.items()
+            if bound.share is not None
+        }
+
+    # In a checkpoint ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """λ and all that moves it, tensors and plain values; between two steps."""
+        self.history.read()
+        return {
+            "samples": self.multipliers.samples,
+            "multipliers": self.multipliers.state_dict(),
+            "thresholds": dict(self.thresholds),
+            "gradient_units": self.units.state_dict(),
+            "fingerprint": self.fingerprint,
+            "window": self._window,
+            "group_means": self.means.state_dict() if self.means else self._saved_means,
+            "shares": {name: share.state_dict() for name, share in self.shares.items()},
+            "history": self.history.state_dict(),
+        }
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Within it a state is loaded whole, or what an error leaves half loaded is undone."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            raise
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from :meth:`state_dict`, to the bit."""
+        multipliers = self.multipliers.for_samples(int(state["samples"]))
+        multipliers.load_state_dict(state["multipliers"])
+        thresholds = {
+            name: value.to("cpu", torch.float32, copy=True)
+            for name, value in state["thresholds"].items()
+        }
+        self._saved_means = state.get("group_means", {})  # Older ones had none.
+        self._make_means(None)
+        self.shares = self._new_shares(multipliers.samples)
+        for name, kept in state.get("shares", {}).items():
+            if name in self.shares:
+                self.shares[name].load_state_dict(kept)
+        self._hold(multipliers, thresholds)
+        units = GradientUnits()
+        units.load_state_dict(state["gradient_units"])
+        self.units = units
+        self._window = [dict(visits) for visits in state["window"]]
+        self.fingerprint = state["fingerprint"]
+        # The rows of a state without a history: of groups λ has fewer than there are samples.
+        samples = self.samples if self.groups is not None else multipliers.samples
+        self.history = History.from_state(
+            self.constraints, samples, state.get("history")
+        )
+
+
+def scope_of(
+    name: str, constraint: Constraint, formulation: Formulation, context: Context
+) -> Scope:
+    """What the formulation of a constraint acts on."""
+    kinds: dict[str, type[Scope]] = {
+        "sample": PerSample,
+        "batch": PerBatch,
+        "none": Unweighted,
+    }
+    if name in context.shares:
+        kinds["sample"] = PerSampleButShare
+    elif context.groups is not None and constraint.each_sample:
+        kinds["sample"] = PerGroup
+    elif context.groups is not None:
+        kinds |= {"sample": PerGroupMean, "none": UnweightedMeans}
+    return kinds[formulation.scope](name, constraint, formulation, context)
+
+
+def without_margin(formulation: Formulation) -> Formulation:
+    """One in force whose aim is the bound itself: of a mean over samples, which is no noise."""
+    if not isinstance(formulation, Ascending) or formulation.scale is None:
+        return formulation
+    return formulation.scaled(replace(formulation.scale, margin=0.0))
