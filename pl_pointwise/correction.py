@@ -200,9 +200,8 @@ def newton_corrected(
 
     y = y.detach()
     v = values(y).detach()
-    # Those after the inequalities.
-    first = v.shape[1] if equalities is None else violations(y).shape[1]
-    exact = torch.arange(v.shape[1], device=v.device) >= first
+    inequalities = v.shape[1] if equalities is None else violations(y).shape[1]
+    exact = torch.arange(v.shape[1], device=v.device) >= inequalities
     best = y
     least = excess_of(v, exact).amax(1)
     damping = torch.zeros_like(least)
@@ -213,24 +212,34 @@ def newton_corrected(
         jacobian = slopes_of(values, y) if slopes is None else slopes(y)
         # A little inside, so that rounding does not keep it out.
         wanted = v[due] + torch.where(exact, 0, tolerance / 2)
-        if within is None:
-            move = least_move(jacobian[due], wanted, exact, damping[due])
-        else:  # In the coordinates of the directions.
-            rows = jacobian[due] @ within
-            move = least_move(rows, wanted, exact, damping[due]) @ within.T
         moved = y.clone()
-        moved[due] = y[due] + move
-        found = values(moved).detach()
+        moved[due] += _move(jacobian[due], wanted, exact, damping[due], within)
+        after = values(moved).detach()
         size = excess_of(v, exact).square().sum(1)
-        lower = excess_of(found, exact).square().sum(1) < size
+        lower = excess_of(after, exact).square().sum(1) < size
         y = torch.where(lower[:, None], moved, y)
-        v = torch.where(lower[:, None], found, v)
-        damping = torch.where(lower, damping / 10, (10 * damping).clamp(min=DAMPING))
-        damping = torch.where(damping < DAMPING, 0, damping)
+        v = torch.where(lower[:, None], after, v)
+        damping = _damping_after(damping, lower)
         worst = excess_of(v, exact).amax(1)
         best = torch.where((worst < least)[:, None], y, best)
         least = torch.minimum(worst, least)
     return best
+
+
+def _move(
+    slopes: Tensor, v: Tensor, exact: Tensor, damping: Tensor, within: Tensor | None
+) -> Tensor:
+    """A step (B, V), in the directions that y may move in."""
+    if within is None:
+        return least_move(slopes, v, exact, damping)
+    # In the coordinates of the directions.
+    return least_move(slopes @ within, v, exact, damping) @ within.T
+
+
+def _damping_after(damping: Tensor, lower: Tensor) -> Tensor:
+    """μ of the next step: a tenth where this one lowered the violations, else ten times."""
+    damping = torch.where(lower, damping / 10, (10 * damping).clamp(min=DAMPING))
+    return torch.where(damping < DAMPING, 0, damping)
 
 
 DAMPING = 1e-2
