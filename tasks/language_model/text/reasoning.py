@@ -85,6 +85,37 @@ def empty_thought(text: str, marks: Marks = THOUGHTS) -> tuple[str, str]:
     return "", ""
 
 
+def text_with_thought(thought: str, text: str, marks: tuple[str, str]) -> str:
+    """A text behind its thought, as a template without a place for thoughts has it.
+
+    >>> text_with_thought("I add.", "Four.", ("<think>", "</think>"))
+    '<think>\\nI add.\\n</think>\\n\\nFour.'
+    """
+    begin, end = marks
+    return f"{begin}\n{thought}\n{end}\n\n{text}"
+
+
+def closed_thought(thought: str, closing: str) -> str:
+    """A thought behind what begins it, and its end on a line of its own, as of an empty one.
+
+    closing: what closes an empty thought: a line more where what begins it does not end its line.
+    """
+    if not thought:
+        return closing
+    end = closing.lstrip("\n")
+    lines = len(closing) - len(end)
+    return "\n" * (lines - 1) + thought + "\n" * min(lines, 1) + end
+
+
+def without_empty_thought(text: str, marks: Marks) -> str:
+    """A text without the empty thought that it begins with: Kimi-K2-Thinking's."""
+    for begin, end in marks:
+        empty = re.match(rf"\s*{re.escape(begin)}\s*{re.escape(end)}\s*", text)
+        if empty is not None:
+            return text[empty.end() :]
+    return text
+
+
 def in_thought(text: str, marks: Marks = THOUGHTS) -> str:
     """What begins the thought that a text stops in; "" if it stops in none."""
     for begin, _ in marks:
