@@ -10,16 +10,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
+from pl_pointwise.task import Notes
+
 from .data import EncodedResponses
-from .likelihood.scoring import ResponseStatistics
+from .likelihood.scoring import ResponseStatistics, reference_problem
 from .model.generation import Generation, generate_ids
 from .text.conversations import ConversationEncoder
 from .text.records import Record
 
+ANSWERS_BEFORE = "answers before"
+"""What checkpoints keep of the starting model where all weights are trained, by prompt."""
 ASKED = 16
 """The most prompts that are answered before and after a fit."""
 LONGEST = 24
@@ -96,6 +100,53 @@ class Watched:
         ]
         remedy = f": {'; '.join(remedies)}" if remedies else ""
         return f"{' and '.join(said)}{tried} are other texts now than before training{remedy}."
+
+
+class Started(Protocol):
+    """What the answers before training need of a module."""
+
+    model: Any
+    generation: Generation
+    trainer: Any
+
+    @property
+    def encoder(self) -> ConversationEncoder:
+        """Of texts."""
+
+    @property
+    def kept_roles(self) -> Sequence[str]:
+        """Of answers that are to stay."""
+
+
+def remember_answers(module: Started, samples: EncodedResponses, notes: Notes) -> None:
+    """Before the first step where no adapters are: later the starting model is gone."""
+    first = not module.trainer.global_step and not module.trainer.fast_dev_run
+    if not first or reference_problem(module.model) is None:
+        return
+    watched = Watched.chosen(samples, module.kept_roles)
+    with module.trainer.precision_plugin.forward_context():
+        answers = watched.answers(module.model, module.encoder, module.generation)
+    prompts = [record.prompt for record in watched.records]
+    notes.kept[ANSWERS_BEFORE] = dict(zip(prompts, answers, strict=True))
+
+
+def sentence_of_changes(
+    module: Started, samples: EncodedResponses, notes: Notes
+) -> str:
+    """How many answers that are to stay are other texts now than before training; "" if none."""
+    watched = Watched.chosen(samples, module.kept_roles)
+    remembered = notes.kept.get(ANSWERS_BEFORE, {})
+    with module.trainer.precision_plugin.forward_context():
+        if reference_problem(module.model) is None:
+            before = watched.answers(
+                module.model, module.encoder, module.generation, reference=True
+            )
+        elif all(record.prompt in remembered for record in watched.records):
+            before = [remembered[record.prompt] for record in watched.records]
+        else:  # Resumed from a checkpoint that does not have them.
+            return ""
+        now = watched.answers(module.model, module.encoder, module.generation)
+    return watched.changed(before, now)
 
 
 NAMES = {"keep": "answers to keep", "answer": "answers to benign prompts"}

@@ -38,12 +38,13 @@ from pl_pointwise.evaluation import BEFORE
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.common.models import pretrained
+from pl_pointwise.tasks.language_model.answers import Rate
 from pl_pointwise.tasks.language_model.likelihood.preference_losses import safe_dpo_loss
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import Generation
 from pl_pointwise.tasks.language_model.model.loading import Policy
-from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
+from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.roles import Requirement
 from pl_pointwise.tasks.language_model.text.reasoning import final_answer
 from pl_pointwise.tasks.language_model.text.records import Record
