@@ -80,11 +80,11 @@ class SavedAdapter:
             # Else layers of another model would keep an adapter that does nothing.
             warnings.filterwarnings("error", "Found missing adapter keys")
             warnings.filterwarnings("ignore", ".*tie_word_embeddings")
-            found = PeftModel.from_pretrained(
+            adapted = PeftModel.from_pretrained(
                 base, str(self.folder), is_trainable=trainable
             )
-        assert isinstance(found, PeftModel)
-        return found
+        assert isinstance(adapted, PeftModel)
+        return adapted
 
     def merged_into(self, base: PreTrainedModel) -> PreTrainedModel:
         """The base with the adapter in its weights, all of them trainable."""
@@ -108,10 +108,9 @@ class SavedAdapter:
             for path, part in base.named_modules()
             if part is embeddings or part is head
         }
+        endings = tuple(f".{path}.weight" for path in paths)
         rows = [
-            shape[0]
-            for name, shape in self.shapes.items()
-            if any(name.endswith(f".{path}.weight") for path in paths)
+            shape[0] for name, shape in self.shapes.items() if name.endswith(endings)
         ]
         if rows and rows[0] != len(embeddings.weight):
             base.resize_token_embeddings(rows[0], mean_resizing=False)
@@ -150,7 +149,7 @@ def saved_adapter(name: str, revision: str | None = None) -> SavedAdapter | None
 
 def repository_file(source: str, file: str, revision: str | None = None) -> str | None:
     """The path of a file of a folder or hub repository; None where there is none."""
-    found: str | None = cached_file(
+    path: str | None = cached_file(
         source,
         file,
         revision=revision,
@@ -158,7 +157,7 @@ def repository_file(source: str, file: str, revision: str | None = None) -> str 
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return found
+    return path
 
 
 def whole_model(
@@ -177,7 +176,7 @@ def merged_model(model: PeftModel) -> PreTrainedModel:
     What no adapter changes shares its memory with ``model`` where that is on the CPU too. Weights
     in half precision are merged in float32 and rounded once.
     """
-    memo: dict[int, Any] = {id(each): each.cpu() for each in model.buffers()}
+    memo: dict[int, Any] = {id(buffer): buffer.cpu() for buffer in model.buffers()}
     for weight in model.parameters():
         memo[id(weight)] = nn.Parameter(weight.detach().cpu(), requires_grad=False)
     copy = deepcopy(model, memo)

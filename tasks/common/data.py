@@ -444,9 +444,9 @@ def warn_of_shared(
     splits: Mapping[str, Sequence[Any]], sources: Mapping[str, str]
 ) -> None:
     """Says of each two splits how many records of the later have a prompt of the earlier."""
-    units = {
-        split: [record.unit for record in records] for split, records in splits.items()
-    }
+    units = {}
+    for split, records in splits.items():
+        units[split] = [record.unit for record in records]
     for first, second in combinations(units, 2):
         known = set(units[first])
         shared = sum(unit in known for unit in units[second])

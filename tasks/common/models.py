@@ -28,9 +28,8 @@ def model_source(name: str) -> str:
     package, _, folder = name.removeprefix(PREFIX).partition("/")
     spec = find_spec(package) if package.isidentifier() else None
     roots = (spec.submodule_search_locations if spec else None) or []
-    path = next(
-        (path for root in roots if (path := Path(root) / folder).is_dir()), None
-    )
+    paths = [Path(root) / folder for root in roots]
+    path = next((path for path in paths if path.is_dir()), None)
     if path is None:
         raise FileNotFoundError(
             f"{name}: the package {package!r} is not installed, or has no such folder. The demo's "
@@ -44,8 +43,8 @@ def most_tokens(model: Any) -> float:
     """The longest input that a model's table of positions allows; inf without one."""
     most = math.inf
     for name, part in model.named_modules():
-        own = name.rpartition(".")[2]
-        if isinstance(part, nn.Embedding) and ("position" in own or own == "wpe"):
+        last = name.rpartition(".")[2]
+        if isinstance(part, nn.Embedding) and ("position" in last or last == "wpe"):
             # Positions are counted from behind the padding's.
             rows = (
                 part.num_embeddings
@@ -131,10 +130,12 @@ def require_causal(model: PreTrainedModel, name: str) -> None:
 
 def check_weights(loader: type[_BaseAutoModelClass], folder: Path) -> None:
     """Refuses a written model that its reader would fill with random weights; reads names alone."""
-    model, found = loader.from_pretrained(
+    model, report = loader.from_pretrained(
         folder, device_map="meta", output_loading_info=True, use_safetensors=True
     )
-    problems = {name: sorted(map(str, names)) for name, names in found.items() if names}
+    problems = {
+        name: sorted(map(str, names)) for name, names in report.items() if names
+    }
     if problems:
         raise ValueError(
             f"The export is not written: {type(model).__name__} would be read from it with other "

@@ -226,8 +226,8 @@ def _mask(*args: Any, mask_function: Callable[..., Tensor], **kwargs: Any) -> An
     rule = rule.expand(1, 1, len(longest), len(longest))
     masks: list[Tensor | None] = []
     for (_, length), inside in zip(batches.shapes, batches.inside, strict=True):
-        own = rule[..., :length, :length]
-        mask = None if own.all() else own
+        allowed = rule[..., :length, :length]
+        mask = None if allowed.all() else allowed
         if inside is not None:
             keys = inside[:, None, None]
             # What is no token sees all tokens, as a softmax over nothing is NaN.
@@ -282,8 +282,10 @@ def softmax_attention(
     bias = None
     if mask is not None:
         bias = query.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-    found: Tensor = _SoftmaxAttention.apply(query, key, value, bias, scaling, dropout)
-    return found.transpose(1, 2), None
+    attended: Tensor = _SoftmaxAttention.apply(
+        query, key, value, bias, scaling, dropout
+    )
+    return attended.transpose(1, 2), None
 
 
 class _SoftmaxAttention(torch.autograd.Function):
@@ -306,7 +308,7 @@ class _SoftmaxAttention(torch.autograd.Function):
         dropout: float,
     ) -> Tensor:
         n, heads, length, _ = ctx.shape = query.shape
-        q, k, v = (each.reshape(n * heads, length, -1) for each in (query, key, value))
+        q, k, v = (part.reshape(n * heads, length, -1) for part in (query, key, value))
         if bias is None:
             scores = torch.bmm(q, k.transpose(1, 2)).mul_(scaling)
         else:
@@ -315,7 +317,7 @@ class _SoftmaxAttention(torch.autograd.Function):
             )
             scores = torch.baddbmm(wide, q, k.transpose(1, 2), alpha=scaling)
         # Autocast would widen the public one.
-        probabilities = torch._softmax(scores, -1, False)
+        probabilities = torch._softmax(scores, -1, half_to_float=False)
         kept, weights = None, probabilities
         if dropout > 0:
             kept, scale = drawn(probabilities, dropout)
@@ -337,7 +339,7 @@ class _SoftmaxAttention(torch.autograd.Function):
         of_scores = torch._softmax_backward_data(of_weights, probabilities, -1, dtype)
         of_q = torch.bmm(of_scores, k).mul_(ctx.scaling)
         of_k = torch.bmm(of_scores.transpose(1, 2), q).mul_(ctx.scaling)
-        shaped = (each.view(ctx.shape) for each in (of_q, of_k, of_v))
+        shaped = (part.view(ctx.shape) for part in (of_q, of_k, of_v))
         return (*shaped, None, None, None)
 
 

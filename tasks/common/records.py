@@ -33,8 +33,8 @@ _BEYOND = "cells beyond the header"
 class Row(dict[str, Any]):
     """A JSON object that knows which of its fields were read, by ``row[name]`` or ``row.get``."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
@@ -173,7 +173,7 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
     """
     name = path.lower()
     ending = next(
-        (each for each in READERS if name.removesuffix(".gz").endswith(each)), None
+        (known for known in READERS if name.removesuffix(".gz").endswith(known)), None
     )
     place = path
     try:
@@ -206,7 +206,7 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
 def _of_folder(path: str) -> str:
     """What is wrong with a folder in a file's place, and which files of ``save_to_disk`` it has."""
     names = sorted(
-        each for each in os.listdir(path) if each.endswith((".arrow", ".parquet"))
+        file for file in os.listdir(path) if file.endswith((".arrow", ".parquet"))
     )
     some = (
         f": name its files, {', '.join(names[:3])}{', …' * (len(names) > 3)}"

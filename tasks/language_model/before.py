@@ -30,13 +30,13 @@ LONGEST = 24
 """The most tokens of these answers; one that begins otherwise is another text."""
 
 
-def as_reference(found: ResponseStatistics) -> ResponseStatistics:
+def as_reference(statistics: ResponseStatistics) -> ResponseStatistics:
     """Statistics of the starting model: it is its own reference, at no distance."""
     return replace(
-        found,
-        kl=found.log_likelihood.new_zeros(found.log_likelihood.shape),
-        reference_log_likelihood=found.log_likelihood,
-        reference_mean_log_likelihood=found.mean_log_likelihood,
+        statistics,
+        kl=statistics.log_likelihood.new_zeros(statistics.log_likelihood.shape),
+        reference_log_likelihood=statistics.log_likelihood,
+        reference_mean_log_likelihood=statistics.mean_log_likelihood,
     )
 
 
@@ -54,11 +54,11 @@ class Watched:
 
         That order has nothing to do with the file's, and is the same on all ranks.
         """
-        found = [
+        kept = [
             i for i, record in enumerate(dataset.records) if kept_role(record, roles)
         ]
-        counts = Counter(kept_role(dataset.records[i], roles) for i in found)
-        some = sorted(found, key=lambda i: dataset.records[i].prompt)[:ASKED]
+        counts = Counter(kept_role(dataset.records[i], roles) for i in kept)
+        some = sorted(kept, key=lambda i: dataset.records[i].prompt)[:ASKED]
         records = [dataset.records[i] for i in some]
         return cls(records, [dataset[i]["prompt"].tolist() for i in some], counts)
 
@@ -85,12 +85,12 @@ class Watched:
             role = kept_role(record, list(self.of))
             asked[role] += 1
             other[role] += list(old) != list(new)
-        said = [
+        counts = [
             f"{other[role]:,} of {count:,} {NAMES.get(role, f'{role} answers')}"
             for role, count in asked.items()
             if other[role]
         ]
-        if not said:
+        if not counts:
             return ""
         tried = (
             " that were tried" if sum(asked.values()) < sum(self.of.values()) else ""
@@ -99,7 +99,7 @@ class Watched:
             REMEDIES[role] for role in asked if other[role] and role in REMEDIES
         ]
         remedy = f": {'; '.join(remedies)}" if remedies else ""
-        return f"{' and '.join(said)}{tried} are other texts now than before training{remedy}."
+        return f"{' and '.join(counts)}{tried} are other texts now than before training{remedy}."
 
 
 class Started(Protocol):

@@ -137,14 +137,14 @@ def collate_rows(
     records: list[Record] = [row["record"] for row in rows]
     batch: Batch = collate_responses(
         [row["prompt"].tolist() for row in rows],
-        [[response.tolist() for response in row["responses"]] for row in rows],
+        [[*map(np.ndarray.tolist, row["responses"])] for row in rows],
         rows[0]["columns"],
     )
     for name in ("index", "rank"):
         batch[name] = torch.tensor([row[name] for row in rows])
     # An array: within a list Lightning's precisions such as bf16-true look for tensors, and die.
     batch["records"] = np.array(records, dtype=object)
-    numbers = [[roles.index(role) for role in record.roles] for record in records]
+    numbers = [[*map(roles.index, record.roles)] for record in records]
     batch["roles"] = collate_columns(numbers, rows[0]["columns"])
     for number, role in enumerate(roles):
         places = [_places_of(number, of_sample) for of_sample in numbers]

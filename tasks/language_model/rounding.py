@@ -51,10 +51,10 @@ def say_what_merging_changed(module: Any, merged: PreTrainedModel) -> None:
     if not crossed:
         rank_zero_info(f"{text}, and no bound is crossed.")
         return
-    found = ", ".join(f"{name}: {count}" for name, count in crossed.items())
+    counts = ", ".join(f"{name}: {count}" for name, count in crossed.items())
     rank_zero_warn(
-        f"{text}, and bounds are crossed that were kept before ({found}). Export the adapter alone "
-        "(policy.merge_on_export: false), or train on a base in float32 (policy.dtype)."
+        f"{text}, and bounds are crossed that were kept before ({counts}). Export the adapter "
+        "alone (policy.merge_on_export: false), or train on a base in float32 (policy.dtype)."
     )
 
 
@@ -89,9 +89,10 @@ def _values(module: Any, merged: PreTrainedModel, batch: Batch) -> tuple[Any, An
     with inference(trained):
         before = ResponseScorer(trained, "plain")(on(device), module.lora is not None)
     with inference(merged):
-        found = ResponseScorer(merged, "plain")(on("cpu"), reference=False)
+        of_merged = ResponseScorer(merged, "plain")(on("cpu"), reference=False)
     sums, means = (
-        value.to(device) for value in (found.log_likelihood, found.mean_log_likelihood)
+        value.to(device)
+        for value in (of_merged.log_likelihood, of_merged.mean_log_likelihood)
     )
     return before, replace(before, log_likelihood=sums, mean_log_likelihood=means)
 
@@ -103,7 +104,7 @@ def _newly_violated(
     counts = {}
     membership = module.membership(batch)
     values, rounded = (
-        module.constraint_values(each, batch) for each in (before, after)
+        module.constraint_values(statistics, batch) for statistics in (before, after)
     )
     bounds = module.constraints if module.training else module.evaluation_constraints
     for name, constraint in bounds.items():

@@ -93,7 +93,7 @@ class PreferenceDataModule(ResponseDataModule):
         """The splits, of several rejected answers one sample where asked for."""
         splits = super().read_splits()
         return (
-            {n: grouped(found) for n, found in splits.items()}
+            {n: grouped(records) for n, records in splits.items()}
             if self.group_rejected
             else splits
         )

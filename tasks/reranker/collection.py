@@ -121,7 +121,7 @@ def _of_json(line: str, where: str) -> tuple[str, str]:
 
 def _judgements(path: str) -> Mapping[str, dict[str, tuple[float, int]]]:
     """By query and passage the judgement, and the line in which it stands."""
-    found = defaultdict[str, dict[str, tuple[float, int]]](dict)
+    judgements = defaultdict[str, dict[str, tuple[float, int]]](dict)
     for number, line in _lines(path):
         cells = line.split("\t") if "\t" in line else line.split()
         if len(cells) == 4:  # TREC's second column says nothing.
@@ -134,13 +134,13 @@ def _judgements(path: str) -> Mapping[str, dict[str, tuple[float, int]]]:
                 f'{path}, line {number}: {shown(line)} is no judgement. Give "query, passage, '
                 'score", or TREC\'s "query 0 passage relevance".'
             )
-        found[cells[0]][cells[1]] = score, number
-    return found
+        judgements[cells[0]][cells[1]] = score, number
+    return judgements
 
 
 def _candidates(path: str) -> Mapping[str, list[str]]:
     """By query its candidates, best first."""
-    found = defaultdict[str, list[tuple[float, str]]](list)
+    candidates = defaultdict[str, list[tuple[float, str]]](list)
     for number, line in _lines(path):
         cells = line.split()
         rank = (
@@ -153,11 +153,11 @@ def _candidates(path: str) -> Mapping[str, list[str]]:
                 f"{path}, line {number}: {shown(line)} is no candidate. Give TREC's \"query Q0 "
                 'passage rank score name", or "query passage rank".'
             )
-        found[cells[0]].append((rank, cells[2 if len(cells) == 6 else 1]))
-    return {
-        query: [each for _, each in sorted(ranked)[:DEPTH]]
-        for query, ranked in found.items()
-    }
+        candidates[cells[0]].append((rank, cells[2 if len(cells) == 6 else 1]))
+    best = {}
+    for query, ranked in candidates.items():
+        best[query] = [passage for _, passage in sorted(ranked)[:DEPTH]]
+    return best
 
 
 def _number(text: str) -> float | None:

@@ -192,23 +192,22 @@ class RerankerDataModule(RecordsDataModule):
             return entries
 
         nothing = np.zeros(0, np.int32)
-        shape = (len(rows), most)
+        count = len(rows)
         alone = torch.tensor(of_candidates("passage_lengths", 0.0))
-        lengths = torch.tensor([*map(len, of_candidates("input_ids", nothing))]).view(
-            shape
-        )
+        lengths = torch.tensor([*map(len, of_candidates("input_ids", nothing))])
+        lengths = lengths.view(count, most)
         batch: Batch = {
             "index": torch.tensor([row["index"] for row in rows]),
             "lengths": lengths,
             "candidates": lengths > 0,
-            "passage_lengths": alone.view(shape),
+            "passage_lengths": alone.view(count, most),
         }
         fillers = {"input_ids": self._tokenizer.pad_token_id, "token_type_ids": 0}
         for name, filler in fillers.items():
             if name in rows[0]:
                 values = [torch.from_numpy(ids) for ids in of_candidates(name, nothing)]
                 padded = pad_sequence(values, batch_first=True, padding_value=filler)
-                batch[name] = padded.long().view(*shape, -1)
+                batch[name] = padded.long().view(count, most, -1)
         if predicting:
             batch["query_id"] = [row["query_id"] for row in rows]
         return batch
@@ -398,14 +397,16 @@ class RerankerDataModule(RecordsDataModule):
         if split != "train":
             records = [parse(rows[i], i) for i in usable]
             sides = side_of_held_out(records, self.shares, self.seed)
-        found = {}
+        splits = {}
         for name in ("train",) if split == "train" else ("val", "test"):
-            own = [i for i, side in zip(usable, sides, strict=True) if side == name]
-            kept = self._kept(name, own, (variances[i] for i in own))
-            found[name] = check_together(
+            of_split = [
+                i for i, side in zip(usable, sides, strict=True) if side == name
+            ]
+            kept = self._kept(name, of_split, (variances[i] for i in of_split))
+            splits[name] = check_together(
                 [parse(rows[i], i) for i in kept], self.skip_invalid
             )
-        return found
+        return splits
 
 
 def _least_negatives(negatives: int, least: int | None) -> int:

@@ -83,13 +83,13 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: Template) ->
     # JSON's escapes are among those that Jinja reads.
     parts = before, template.between, after
     first, second, third = (json.dumps(part, ensure_ascii=False) for part in parts)
-    said = (
+    contents = (
         f'(messages | selectattr("role", "eq", "{role}") | first).content'
         for role in ROLES
     )
     # A content may be a list of parts: CrossEncoder decides from how the template looks.
     query, document = (
-        f"({text} if {text} is string else {text}[0].text)" for text in said
+        f"({text} if {text} is string else {text}[0].text)" for text in contents
     )
     tokenizer.chat_template = (
         f"{{{{ {first} + {query} + {second} + {document} + {third} }}}}"

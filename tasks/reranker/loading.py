@@ -102,22 +102,24 @@ def _base(
     head: Sequence[str] | None,
 ) -> PreTrainedModel:
     """The whole model of a name, with dropout set, and a head that fits the adapter's."""
-    own = saved_adapter(name, revision) if adapter is not None else None
-    if own is not None:
+    base_adapter = saved_adapter(name, revision) if adapter is not None else None
+    if base_adapter is not None:
         raise ValueError(f"{name} is an adapter too. Merge it into its base first.")
     config = pretrained(AutoConfig, name, revision=revision)
     if head is None:
         _set_labels(config, name, adapter)
     if dropout is not None:
         names = [
-            each for each in vars(config) if "dropout" in each or each.endswith("pdrop")
+            option
+            for option in vars(config)
+            if "dropout" in option or option.endswith("pdrop")
         ]
         if not names:
             raise ValueError(
                 f"dropout={dropout}: {name} has none to set; leave it out."
             )
-        for each in names:
-            setattr(config, each, dropout)
+        for option in names:
+            setattr(config, option, dropout)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(torch.initial_seed())
         model: PreTrainedModel = whole_model(
@@ -165,14 +167,14 @@ def _labels_of(adapter: SavedAdapter) -> list[int]:
 
     A head may have a layer in front of its last one, which has more outputs.
     """
-    found = [
+    outputs = [
         shape[0]
         for name, shape in adapter.shapes.items()
         if name.endswith(".weight")
         and "lora_" not in name
         and _HEADS.intersection(name.split("."))
     ]
-    return [min(found)] if found else []
+    return [min(outputs)] if outputs else []
 
 
 # A head of words ----------------------------------------------------------------------------------
@@ -210,19 +212,19 @@ def with_head_of_words(
     config, decoder = model.config, model.get_decoder()
     config.num_labels = 1
     with torch.device("meta"):
-        found = AutoModelForSequenceClassification.from_config(config)
-    own = getattr(found, "score", None)
-    if not isinstance(own, nn.Linear) or own.bias is not None:
+        classifier = AutoModelForSequenceClassification.from_config(config)
+    head = getattr(classifier, "score", None)
+    if not isinstance(head, nn.Linear) or head.bias is not None:
         raise ValueError(
-            f"head: {type(found).__name__} has no head that words can be put into."
+            f"head: {type(classifier).__name__} has no head that words can be put into."
         )
-    setattr(found, found.base_model_prefix, decoder)
-    found.score = nn.Linear(len(weight), 1, bias=False)
-    found.score.weight = nn.Parameter(weight[None].clone())
-    found.config = config
-    _check_equal(model, found, tokens, name)
-    assert isinstance(found, PreTrainedModel)
-    return found.requires_grad_(True)
+    setattr(classifier, classifier.base_model_prefix, decoder)
+    classifier.score = nn.Linear(len(weight), 1, bias=False)
+    classifier.score.weight = nn.Parameter(weight[None].clone())
+    classifier.config = config
+    _check_equal(model, classifier, tokens, name)
+    assert isinstance(classifier, PreTrainedModel)
+    return classifier.requires_grad_(True)
 
 
 def _token_of(tokenizer: PreTrainedTokenizerBase, word: str) -> int:
@@ -235,13 +237,13 @@ def _token_of(tokenizer: PreTrainedTokenizerBase, word: str) -> int:
     return ids[0]
 
 
-def _check_equal(causal: Any, found: Any, tokens: list[int], name: str) -> None:
+def _check_equal(causal: Any, classifier: Any, tokens: list[int], name: str) -> None:
     """Refuses a model whose logits are capped, scaled or shifted: no head of words gives these."""
     rows = len(causal.get_input_embeddings().weight)
     ids = torch.arange(1, 9)[None] % rows
     with torch.no_grad():
         logits = causal.eval()(input_ids=ids, use_cache=False).logits[0, -1].double()
-        score = found.eval()(input_ids=ids).logits[0, 0].double()
+        score = classifier.eval()(input_ids=ids).logits[0, 0].double()
     expected = logits[tokens[0]] - (logits[tokens[1]] if len(tokens) == 2 else 0)
     if not torch.isclose(score, expected, rtol=1e-4, atol=1e-4):
         raise ValueError(

@@ -99,12 +99,12 @@ def choose_scoring_method(
         with torch.no_grad(), mixed:
             expected = scores_of("grouped", model, inputs, lengths, probe)
             install(model)
-            found = scores_of("packed", model, inputs, lengths, probe)
+            scores = scores_of("packed", model, inputs, lengths, probe)
         problem = None
         # NaN is not close.
-        if not found.isclose(expected, rtol=bound, atol=bound).all():
+        if not scores.isclose(expected, rtol=bound, atol=bound).all():
             problem = (
-                f"its scores are {found.tolist()}, and {expected.tolist()} in groups"
+                f"its scores are {scores.tolist()}, and {expected.tolist()} in groups"
             )
     except Exception as error:  # whatever a model may raise that was not built for this
         problem = f"{type(error).__name__}: {error}"

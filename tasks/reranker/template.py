@@ -40,10 +40,10 @@ class Template:
             DataError: query or passage is missing or stands twice, the passage before the query, or
                 there is another brace.
         """
-        before, found, rest = text.partition("{query}")
+        before, query, rest = text.partition("{query}")
         between, passage, after = rest.partition("{passage}")
         plain = "".join((before, between, after)).replace("{instruction}", "", 1)
-        if not (found and passage) or set("{}").intersection(plain):
+        if not (query and passage) or set("{}").intersection(plain):
             raise DataError(
                 f"template {text!r}: needs {{query}} once, then {{passage}} once, {{instruction}} "
                 "at most once, and no other brace."

@@ -345,10 +345,10 @@ class CostModel:
     def load(cls, name: str, device: torch.device | str = "cpu") -> CostModel:
         """From a folder, the hub or ``package:NAME/FOLDER``; safetensors alone, no foreign code."""
         config = pretrained(AutoConfig, name)
-        found = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
-        if found != READ:
+        settings = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
+        if settings != READ:
             raise ValueError(
-                f"{name} is no cost model: its configuration has {found}, not {READ}."
+                f"{name} is no cost model: its configuration has {settings}, not {READ}."
             )
         options = {"use_safetensors": True, "output_loading_info": True}
         model, report = pretrained(

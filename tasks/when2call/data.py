@@ -114,8 +114,8 @@ class When2CallDataModule(ResponseDataModule):
 
     def on_hub(self, name: str) -> tuple[str, str | None, str] | None:
         """A configuration of ``nvidia/When2Call`` for each; of pairs the one split."""
-        own = {"train": "train_pref", "mcq": "test"}
-        configs = {"train": None} if self.schema == "pairs" else own
+        configurations = {"train": "train_pref", "mcq": "test"}
+        configs = {"train": None} if self.schema == "pairs" else configurations
         return (self.hub_path, configs[name], name) if name in configs else None
 
     def reader(self, name: str) -> Parse:
@@ -127,7 +127,7 @@ class When2CallDataModule(ResponseDataModule):
         """The splits, of several rejected answers one sample where asked for."""
         splits = super().read_splits()
         return (
-            {n: grouped(found) for n, found in splits.items()}
+            {n: grouped(records) for n, records in splits.items()}
             if self.group_rejected
             else splits
         )
@@ -161,10 +161,12 @@ def parse_pair(row: Any, where: str) -> Record:
 def parse_choice(row: Any, where: str) -> Record:
     """A row of the multiple-choice split: the right answer, then the others by category."""
     right = _behaviour(field(row, "correct_answer", where), "correct_answer", where)
-    given = field(row, "answers", where)
-    if not isinstance(given, dict):
-        raise bad_field(where, "answers", f"is {kind(given)}", "Give {behaviour: text}")
-    texts = {_behaviour(name, "answers", where): text for name, text in given.items()}
+    answers = field(row, "answers", where)
+    if not isinstance(answers, dict):
+        raise bad_field(
+            where, "answers", f"is {kind(answers)}", "Give {behaviour: text}"
+        )
+    texts = {_behaviour(name, "answers", where): text for name, text in answers.items()}
     if missing := [name for name in CATEGORIES if texts.get(name) is None]:
         problem = f"lacks {', '.join(missing)}"
         raise bad_field(where, "answers", problem, "Give one answer of each behaviour")

@@ -129,12 +129,14 @@ class When2CallModule(LanguageModelModule):
         one_of("constrain", constrain, ("likelihood", "ratio", "floor"))
         one_of("objective", objective, ("kl", "dpo", "simpo", "cpo", "cal_dpo"))
         evaluation = from_plain(When2CallEvaluation, evaluation)
-        own = {"chosen": chosen_tolerance, "rejected": rejected_tolerance}
+        tolerances = {"chosen": chosen_tolerance, "rejected": rejected_tolerance}
         if constrain != "likelihood":
-            own = {
+            tolerances = {
                 constrain: ratio_tolerance if constrain == "ratio" else floor_tolerance
             }
-        super().__init__(policy, formulation, own, evaluation, objective, training)
+        super().__init__(
+            policy, formulation, tolerances, evaluation, objective, training
+        )
         self.losses = from_plain(PreferenceLosses, losses)
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
@@ -165,17 +167,15 @@ class When2CallModule(LanguageModelModule):
             choices = collate_columns(
                 [*map(choices_of, records)], outputs.present.shape[1]
             )
-            given = (
-                outputs.log_likelihood,
-                outputs.lengths,
-                batch["characters"],
+            choices = choices.to(real.device)[real]
+            predicted = chosen_categories(
+                outputs.log_likelihood[real],
+                outputs.lengths[real],
+                batch["characters"].to(real.device)[real],
                 choices,
             )
-            *candidates, index = (
-                each.to(real.device)[real] for each in (*given, batch["index"])
-            )
-            predicted = chosen_categories(*candidates)
-            update_choice_metrics(metrics, index, predicted, candidates[-1][:, 0])
+            index = batch["index"].to(real.device)[real]
+            update_choice_metrics(metrics, index, predicted, choices[:, 0])
 
 
 # The table of multiple choice --------------------------------------------------------------------
@@ -214,8 +214,8 @@ class MacroF1(MulticlassF1Score):
         super().__init__(num_classes=len(CATEGORIES), average="none")
 
     def compute(self) -> Tensor:
-        found, missed = torch.as_tensor(self.tp), torch.as_tensor(self.fn)
-        return super().compute()[found + missed > 0].mean()
+        hits, missed = torch.as_tensor(self.tp), torch.as_tensor(self.fn)
+        return super().compute()[hits + missed > 0].mean()
 
 
 def choice_metrics() -> dict[str, Metric]:
@@ -239,8 +239,8 @@ def update_choice_metrics(
     The accuracies choose by their own normalisation, all else by characters, as published:
     ``hallucination`` is the share of ``direct``.
     """
-    for normalisation, found in predicted.items():
-        metrics[f"accuracy_{normalisation}"].update(index, (found == gold).float())
+    for normalisation, categories in predicted.items():
+        metrics[f"accuracy_{normalisation}"].update(index, (categories == gold).float())
     chosen = predicted["characters"]
     metrics["macro_f1"].update(chosen, gold)
     for category, name in enumerate(CATEGORIES):

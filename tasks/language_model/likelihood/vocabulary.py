@@ -17,7 +17,7 @@ model in bfloat16 rounds its logits to 8 bits before they are summed, which bias
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -108,23 +108,32 @@ def chunked_token_statistics(
     ]
     for start, end in pairwise(bounds):
         reference = known[start:end] if start < len(known) else None
-        chunk = hidden[start:end], targets[start:end], reference
+        states = hidden[start:end]
+        words = targets[start:end]
         if at_once:
-            pieces.append(TokenStatistics(*_WithGradient.apply(*chunk, head, leads)))
+            outputs = _WithGradient.apply(states, words, reference, head, leads)
+            pieces.append(TokenStatistics(*outputs))
         elif several:
-            rng = not head.plain  # only an adapted head can hold dropout
-            pieces.append(
-                checkpoint(
-                    of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng
-                )
+            piece = checkpoint(
+                of_chunk,
+                states,
+                words,
+                reference,
+                use_reentrant=False,
+                # Only an adapted head can hold dropout.
+                preserve_rng_state=not head.plain,
             )
+            pieces.append(piece)
         else:
-            pieces.append(of_chunk(*chunk))
-    first, *others = zip(*pieces, strict=True)
-    given = ([each for each in column if each is not None] for column in others)
-    return TokenStatistics(
-        torch.cat(first), *(torch.cat(each) if each else None for each in given)
-    )
+            pieces.append(of_chunk(states, words, reference))
+    log_likelihoods, *others = zip(*pieces, strict=True)
+    return TokenStatistics(torch.cat(log_likelihoods), *map(_joined, others))
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """One statistic of all chunks; None where none has it."""
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if present else None
 
 
 class _WithGradient(torch.autograd.Function):
@@ -150,41 +159,43 @@ class _WithGradient(torch.autograd.Function):
             logits = head(rows)
         log_policy, target = log_softmax(logits.detach()), targets[:, None]
         log_reference = None if reference is None else log_softmax(head(reference))
-        found = token_statistics(log_policy, targets, log_reference, leads)
+        statistics = token_statistics(log_policy, targets, log_reference, leads)
         probability = log_policy.exp()
         ones = probability.new_ones(target.shape)
         slopes: dict[int, Tensor] = {}
         if leads:  # 1_y − 1_rival
             slopes[3] = torch.zeros_like(probability).scatter_(1, target, ones)
             slopes[3].scatter_(1, _rivals(log_policy, target), -ones)
-        if log_reference is not None and found.divergence is not None:
+        if log_reference is not None and statistics.divergence is not None:
             # ∂KL/∂z = π ∘ (log π − log π_ref − KL)
-            slopes[1] = log_policy.sub_(log_reference).sub_(found.divergence[:, None])
+            slopes[1] = log_policy.sub_(log_reference).sub_(
+                statistics.divergence[:, None]
+            )
             slopes[1].mul_(probability)
         slopes[0] = probability.neg_().scatter_add_(1, target, ones)  # 1_y − π
         ctx.save_for_backward(
             *(
                 torch.autograd.grad(
-                    logits, rows, each.to(logits.dtype), retain_graph=True
+                    logits, rows, slope.to(logits.dtype), retain_graph=True
                 )[0]
-                for each in slopes.values()
+                for slope in slopes.values()
             )
         )
         ctx.outputs, ctx.dtype = list(slopes), hidden.dtype
         ctx.set_materialize_grads(False)
-        if found.reference is not None:
-            ctx.mark_non_differentiable(found.reference)
-        return found
+        if statistics.reference is not None:
+            ctx.mark_non_differentiable(statistics.reference)
+        return statistics
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        parts = [
-            gradient * weight[:, None]
-            for gradient, output in zip(ctx.saved_tensors, ctx.outputs, strict=True)
-            if (weight := incoming[output]) is not None
-        ]
-        found = sum(parts[1:], parts[0]).to(ctx.dtype) if parts else None
-        return found, None, None, None, None
+        parts = []
+        for gradient, output in zip(ctx.saved_tensors, ctx.outputs, strict=True):
+            weight = incoming[output]
+            if weight is not None:
+                parts.append(gradient * weight[:, None])
+        of_hidden = sum(parts[1:], parts[0]).to(ctx.dtype) if parts else None
+        return of_hidden, None, None, None, None
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
@@ -238,7 +249,7 @@ class VocabularyHead:
     def frozen(self) -> bool:
         """Whether nothing behind the hidden states is trained."""
         if not self.plain or any(
-            each.requires_grad for each in self.linear.parameters()
+            weight.requires_grad for weight in self.linear.parameters()
         ):
             return False
         inside = set(self.decoder.parameters())

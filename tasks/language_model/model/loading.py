@@ -117,42 +117,42 @@ def load_language_model(
     Fresh adapters are in float32 even on a base in half precision; with ``merge_on_export``, those
     that cannot be merged are refused.
     """
-    own = Policy(policy) if isinstance(policy, str) else policy
-    adapter = saved_adapter(own.model_name, own.revision)
-    if own.continue_adapter and adapter is None:
+    options = Policy(policy) if isinstance(policy, str) else policy
+    adapter = saved_adapter(options.model_name, options.revision)
+    if options.continue_adapter and adapter is None:
         raise ValueError(
-            f"continue_adapter: {own.model_name} is a whole model, not an adapter. Leave it out; "
-            "then a fresh adapter is trained."
+            f"continue_adapter: {options.model_name} is a whole model, not an adapter. Leave it "
+            "out; then a fresh adapter is trained."
         )
-    if adapter is not None and own.continue_adapter:
-        model = adapter.load_base(partial(_merged_base, own))
+    if adapter is not None and options.continue_adapter:
+        model = adapter.load_base(partial(_merged_base, options))
     else:
-        model = _merged_base(own, own.model_name, own.revision)
-    if own.quantize_4bit:
+        model = _merged_base(options, options.model_name, options.revision)
+    if options.quantize_4bit:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    if own.gradient_checkpointing:
+    if options.gradient_checkpointing:
         checkpoint_gradients(model)
     trained: PreTrainedModel | PeftModel = model
-    if adapter is not None and own.continue_adapter:
-        check_mergeable(own, adapter.config)
+    if adapter is not None and options.continue_adapter:
+        check_mergeable(options, adapter.config)
         trained = continued(model, adapter)
     elif lora is not None:
-        check_mergeable(own, lora.peft)
+        check_mergeable(options, lora.peft)
         trained = add_lora(model, lora)
     use_quick_dropout(trained)
     return trained
 
 
-def _merged_base(own: Policy, name: str, revision: str | None) -> PreTrainedModel:
+def _merged_base(policy: Policy, name: str, revision: str | None) -> PreTrainedModel:
     """The whole model of a name by the policy's options, an adapter merged into its base."""
     adapter = saved_adapter(name, revision)
-    if adapter is not None and own.quantize_4bit:
+    if adapter is not None and policy.quantize_4bit:
         raise ValueError(
             f"{name} is an adapter, and is not merged into weights of 4 bits. Train it on with "
             "policy.continue_adapter, or set quantize_4bit to false."
         )
     if adapter is not None:
-        return adapter.merged_into(adapter.load_base(partial(_merged_base, own)))
+        return adapter.merged_into(adapter.load_base(partial(_merged_base, policy)))
     four_bits = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -163,20 +163,19 @@ def _merged_base(own: Policy, name: str, revision: str | None) -> PreTrainedMode
         AutoModelForCausalLM,
         name,
         revision,
-        dtype=own.dtype if own.dtype == "auto" else getattr(torch, own.dtype),
-        attn_implementation=own.attention,
-        quantization_config=four_bits if own.quantize_4bit else None,
+        dtype=policy.dtype if policy.dtype == "auto" else getattr(torch, policy.dtype),
+        attn_implementation=policy.attention,
+        quantization_config=four_bits if policy.quantize_4bit else None,
     )
     require_causal(model, name)
     return model
 
 
-def check_mergeable(own: Policy, options: Mapping[str, Any] | PeftConfig) -> None:
+def check_mergeable(policy: Policy, options: Mapping[str, Any] | PeftConfig) -> None:
     """Refuses adapters that ``merge_on_export`` could not merge."""
-    given = options if isinstance(options, Mapping) else vars(options)
-    if own.merge_on_export and (
-        added := sorted(n for n in UNMERGEABLE if given.get(n))
-    ):
+    settings = options if isinstance(options, Mapping) else vars(options)
+    added = sorted(name for name in UNMERGEABLE if settings.get(name))
+    if policy.merge_on_export and added:
         raise ValueError(
             f"merge_on_export: adapters with lora.peft {', '.join(added)} cannot be merged. "
             "Leave such options out, or export the adapter alone."

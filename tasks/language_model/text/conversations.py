@@ -129,8 +129,7 @@ class ConversationEncoder:
                 raise template.differs(record.where)
             whole = template.render(record, parts)
             if thinks and not self.traits.thought_form.written:
-                given = whole_as_given(self.traits, record, prompt, original)
-                whole = given or whole
+                whole = whole_as_given(self.traits, record, prompt, original) or whole
             text = behind_prompt(
                 template, prompt, (head, base), whole, parts, record.where
             )

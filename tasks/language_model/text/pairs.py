@@ -13,14 +13,16 @@ ROLES = ("prefer", "avoid")
 """Of the chosen answer and of the others, in the order that a batch numbers them."""
 
 
-def grouped(found: Iterable[Record]) -> list[Record]:
+def grouped(records: Iterable[Record]) -> list[Record]:
     """Records of one prompt and chosen answer as one, where the first stood, rejected ones once."""
     groups: dict[str, Record] = {}
-    for record in found:
+    for record in records:
         key = digest(record.prompt, record.answers[0])
         known = groups.setdefault(key, record)
         new = [
-            each for each in record.responses[1:] if each.answer not in known.answers
+            response
+            for response in record.responses[1:]
+            if response.answer not in known.answers
         ]
         groups[key] = replace(known, responses=(*known.responses, *new))
     return list(groups.values())

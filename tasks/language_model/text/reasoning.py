@@ -67,10 +67,10 @@ def split_thought(text: str, marks: Marks = THOUGHTS) -> tuple[str, str]:
     line: "First I add.\\n</think>\\n\\nFour.".
     """
     for begin, end in marks:
-        thought, found, rest = text.partition(end)
+        thought, closed, rest = text.partition(end)
         thought = thought.lstrip()
         unopened = thought.endswith("\n") and begin not in thought
-        if found and (not thought or thought.startswith(begin) or unopened):
+        if closed and (not thought or thought.startswith(begin) or unopened):
             return thought.removeprefix(begin).strip("\n"), rest.lstrip("\n")
     return "", text
 
@@ -78,8 +78,8 @@ def split_thought(text: str, marks: Marks = THOUGHTS) -> tuple[str, str]:
 def empty_thought(text: str, marks: Marks = THOUGHTS) -> tuple[str, str]:
     """(the empty thought that a text ends in, what has yet to close it); else ("", "")."""
     for begin, end in marks:
-        _, found, rest = text.rpartition(begin)
-        if found and not rest.replace(end, "", 1).strip():
+        _, opened, rest = text.rpartition(begin)
+        if opened and not rest.replace(end, "", 1).strip():
             tag = f"{'' if rest else chr(10)}\n{end}\n\n" if "|" not in end else end
             return begin + rest, "" if end in rest else tag
     return "", ""
@@ -127,8 +127,8 @@ def in_thought(text: str, marks: Marks = THOUGHTS) -> str:
 
 def is_refusal(text: str, marks: Marks = THOUGHTS) -> bool:
     """Whether an answer begins like a refusal, behind thoughts; case and apostrophes aside."""
-    said = final_answer(text, marks).lstrip().lower().replace("’", "'")
-    return said.startswith(REFUSAL_OPENINGS)
+    answer = final_answer(text, marks).lstrip().lower().replace("’", "'")
+    return answer.startswith(REFUSAL_OPENINGS)
 
 
 def validate_refusals(refusals: Sequence[str]) -> list[str]:

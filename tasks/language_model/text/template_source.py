@@ -71,14 +71,14 @@ def marks_in(source: str) -> list[tuple[str, str]]:
     >>> marks_in("{{ content.split('</mm:think>')[-1] }}")
     [('<mm:think>', '</mm:think>')]
     """
-    found = []
+    pairs = []
     for pattern, begin, end in _PAIRS:
         for word in re.findall(pattern, source, re.IGNORECASE):
-            found.append((begin.format(word), end.format(word)))
+            pairs.append((begin.format(word), end.format(word)))
     begins, ends = _BEGINS.search(source), _STOPS.search(source)
     if begins and ends:
-        found.append((begins[0], ends[0]))
-    return list(dict.fromkeys(found))
+        pairs.append((begins[0], ends[0]))
+    return list(dict.fromkeys(pairs))
 
 
 def opened_by(text: str) -> list[tuple[str, str]]:

@@ -114,7 +114,8 @@ def check_marks_of_thoughts(
     if parts.calls:  # Command A writes an empty thought in front of them.
         return
     of_answer = parts.text + parts.reasoning
-    for mark in set(chain.from_iterable(traits.thoughts)):
+    # Not a set, whose order another process would change, and so which mark is named.
+    for mark in dict.fromkeys(chain.from_iterable(traits.thoughts)):
         changed = mark in parts.text and parts.text.strip() not in text
         may_be_empty = thinks and not split_thought(parts.text, traits.thoughts)[0]
         if changed or text.count(mark) > of_answer.count(mark) + may_be_empty:

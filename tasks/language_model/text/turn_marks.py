@@ -41,12 +41,12 @@ class TurnMarks:
     """The marks that no text may hold.
 
     Args:
-        own: a pattern of the model's; None if it has none.
+        of_model: a pattern of the model's; None if it has none.
         ends: what ends an answer, of which the refusal has words of its own.
         thoughts: what begins and ends a thought, which a text may hold.
     """
 
-    own: re.Pattern[str] | None
+    of_model: re.Pattern[str] | None
     ends: Sequence[str]
     thoughts: Marks
 
@@ -80,14 +80,14 @@ class TurnMarks:
                 self._check_text(text, record.where, _ANSWER)
 
     def _check_text(self, text: str, where: str, whose: str) -> None:
-        if self.own is None:
+        if self.of_model is None:
             return
-        of_model = self.own.search(text)
-        if of_model is not None:
-            if of_model[0] in self.ends and whose == _ANSWER:
+        match = self.of_model.search(text)
+        if match is not None:
+            if match[0] in self.ends and whose == _ANSWER:
                 return  # It has a message of its own, where the answer is cut.
             raise DataError(
-                f"{where}: {whose} holds {of_model[0]}, a mark of the model's tokenizer or chat "
+                f"{where}: {whose} holds {match[0]}, a mark of the model's tokenizer or chat "
                 "template. Give the plain text, or messages."
             )
         mark = self._foreign_mark(text)
