@@ -13,18 +13,17 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.data import Needs, Parse
 from pl_pointwise.tasks.common.records import bad_field, field, kind, shown, text_field
-from pl_pointwise.tasks.language_model.data import ResponseDataModule
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_columns
+from pl_pointwise.tasks.language_model.pairs import PairsDataModule
 from pl_pointwise.tasks.language_model.text.messages import (
     parse_answer,
     parse_tools,
     parts_of,
 )
-from pl_pointwise.tasks.language_model.text.pairs import ROLES, grouped
+from pl_pointwise.tasks.language_model.text.pairs import parse_pair
 from pl_pointwise.tasks.language_model.text.records import (
     Record,
     Response,
-    read_preference,
     read_when2call,
     reads_whole,
 )
@@ -37,7 +36,7 @@ _PUBLISHED = {"answers", "correct_answer", "target_tool", "held_out_param"}
 """Fields of multiple choice that say nothing of the question; the last two how it was made."""
 
 
-class When2CallDataModule(ResponseDataModule):
+class When2CallDataModule(PairsDataModule):
     """Preference records for training, multiple-choice records for the table, tokenised once.
 
     Raw records are those of ``nvidia/When2Call``; tools and calls may be JSON or objects.
@@ -70,10 +69,9 @@ class When2CallDataModule(ResponseDataModule):
     """
 
     needs: ClassVar[Needs] = {
-        **ResponseDataModule.needs,
+        **PairsDataModule.needs,
         "test": ("test", "train", "mcq"),
     }
-    roles = ROLES
 
     def __init__(
         self,
@@ -123,15 +121,6 @@ class When2CallDataModule(ResponseDataModule):
         parse = parse_preference if self.schema == "when2call" else parse_pair
         return {"predict": parse_question, "mcq": parse_choice}.get(name, parse)
 
-    def read_splits(self) -> dict[str, list[Record]]:
-        """The splits, of several rejected answers one sample where asked for."""
-        splits = super().read_splits()
-        return (
-            {n: grouped(records) for n, records in splits.items()}
-            if self.group_rejected
-            else splits
-        )
-
 
 # Records -----------------------------------------------------------------------------------------
 
@@ -149,12 +138,6 @@ def parse_preference(row: Any, where: str) -> Record:
     field(row, "tools", where)
     read = read_when2call(row, where)
     return replace(read, given_category=read.responses[0].behaviour, given_kind="")
-
-
-@reads_whole
-def parse_pair(row: Any, where: str) -> Record:
-    """A row of schema "preference"."""
-    return replace(read_preference(row, where), given_category="", given_kind="")
 
 
 @reads_whole

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from pl_pointwise.tasks.common.records import digest
 
-from .records import Record
+from .records import Record, read_preference, reads_whole
 
 ROLES = ("prefer", "avoid")
 """Of the chosen answer and of the others, in the order that a batch numbers them."""
@@ -26,3 +27,17 @@ def grouped(records: Iterable[Record]) -> list[Record]:
         ]
         groups[key] = replace(known, responses=(*known.responses, *new))
     return list(groups.values())
+
+
+@reads_whole
+def parse_pair(row: Any, where: str) -> Record:
+    """A row of {"chosen", "rejected"} behind a prompt: the chosen answer, then the rejected one."""
+    return of_no_kind(read_preference(row, where))
+
+
+def of_no_kind(record: Record) -> Record:
+    """The record without a category and kind: pairs are all alike, and are not told apart by them.
+
+    Its roles would make "avoid + prefer" of every one.
+    """
+    return replace(record, given_category="", given_kind="")
