@@ -68,7 +68,10 @@ def _json(file: Any) -> Iterable[Any]:
     whole = file.read()
     try:
         rows = from_json(whole)
+    except RepeatedKeyError:
+        raise
     except ValueError:
+        # JSON lines in a file of this ending, if no list begins it.
         if whole.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             raise
         return io.BytesIO(whole)
@@ -244,12 +247,28 @@ def without_padding(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: filled(row[name]) for name in row}
 
 
+class RepeatedKeyError(ValueError):
+    """A JSON object has a key twice, of which Python would keep the last in silence."""
+
+
 def from_json(text: str | bytes) -> Any:
-    """What a JSON text holds, or ValueError."""
+    """What a JSON text holds, or ValueError; of an object with a key twice too."""
+    text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     try:
-        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError("too many lists and objects stand in each other") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in names.items() if count > 1)
+        raise RepeatedKeyError(
+            f"an object has {shown(twice)} twice, and one of the two would be lost; take one out"
+        )
+    return entries
 
 
 def validate_values(row: Any) -> Any:

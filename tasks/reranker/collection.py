@@ -13,14 +13,13 @@ Its negatives are what was judged to be none, then the run's candidates without 
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import kind, shown
+from pl_pointwise.tasks.common.records import from_json, kind, shown
 
 DEPTH = 100  # candidates of a query that are read from a run
 
@@ -103,8 +102,8 @@ def _texts(path: str, wanted: set[str]) -> dict[str, str]:
 
 def _of_json(line: str, where: str) -> tuple[str, str]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = from_json(line)
+    except ValueError as error:
         raise DataError(f"{where}: not readable JSON ({error}).") from error
     name = next(
         (row[key] for key in ("_id", "id", "docid", "query_id") if key in row), None

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pl_pointwise.tasks.common.records import (
+    RepeatedKeyError,
     Row,
     bad_field,
     field,
@@ -494,7 +495,8 @@ def _text_or_calls(text: str, where: str, name: str, bare: bool) -> Answer:
             raise ValueError("no call in it")
         return calls
     except ValueError as error:
-        if marked:
+        # Any other JSON may be an answer's text.
+        if marked or isinstance(error, RepeatedKeyError):
             problem = f"is a malformed tool call ({error})"
             raise bad_field(where, name, problem, remedy) from None
         return text

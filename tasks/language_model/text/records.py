@@ -38,6 +38,7 @@ from .messages import (
     turn_text,
     without_weights,
 )
+from .offered import check_offered
 from .unread import check_unread
 
 
@@ -206,7 +207,9 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
         record: Any = parse(row, where, **options)
         if all_turns:
             record = replace(record, asked=asked)
-        responses = getattr(record, "record", record).responses
+        inner = getattr(record, "record", record)
+        responses = inner.responses
+        check_offered(inner, where, all_turns=all_turns)
         has_answers = any(response.answer for response in responses)
         for name, value in row.unread().items():
             _check_left(name, value, has_answers, where)
