@@ -23,9 +23,11 @@ PLACEHOLDERS = ("MODEL", "MODEL_NAME", "YOUR_MODEL", "FOLDER")
 
 def model_source(name: str) -> str:
     """What ``from_pretrained`` takes for ``name``: of ``package:NAME/FOLDER`` that folder."""
+    # A folder, or a name on the hub.
     if not name.startswith(PREFIX):
         return name
     package, _, folder = name.removeprefix(PREFIX).partition("/")
+    # find_spec imports the parent of a dotted name, so that is no package's name here.
     spec = find_spec(package) if package.isidentifier() else None
     roots = (spec.submodule_search_locations if spec else None) or []
     paths = [Path(root) / folder for root in roots]
@@ -60,6 +62,7 @@ def most_tokens(model: Any) -> float:
 def limits_of_model(trainer: Any) -> tuple[float, float]:
     """The most tokens of an input and of the vocabulary; inf where a trainer has no such model."""
     model = getattr(getattr(trainer, "lightning_module", None), "model", None)
+    # A task of one's own, or data used without a trainer.
     if not isinstance(model, PreTrainedModel | PeftModel):
         return math.inf, math.inf
     # The weight's rows, also where adapters are on it.
@@ -78,17 +81,20 @@ def check_known(highest: int, rows: float, where: str) -> None:
 @contextmanager
 def loading(name: str) -> Iterator[None]:
     """Around ``from_pretrained``: what is wrong with a model's files is said with its name."""
+    # Pages say MODEL; a folder of that name is still a folder.
     if name in PLACEHOLDERS and not Path(name).exists():
         raise FileNotFoundError(
             f"{name} stands in the pages' commands for a model of yours. Give a name on the hub, "
             "such as HuggingFaceTB/SmolLM2-135M-Instruct, or a folder."
         )
+    # transformers would look for a path on the hub, and speak of a malformed name.
     if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
         raise FileNotFoundError(
             f"{name}: there is no such folder. Give a folder with a model, or its name on the hub."
         )
     try:
         yield
+    # A package that the model needs is missing, and its message says which.
     except ImportError:
         raise
     except Exception as error:
@@ -99,6 +105,7 @@ def loading(name: str) -> Iterator[None]:
                 f"{name}: a model of this kind does not write texts, as the task needs. Take a "
                 "causal language model, such as HuggingFaceTB/SmolLM2-135M-Instruct."
             ) from error
+        # Its own message names the model already.
         if isinstance(error, (OSError, ValueError)) and name in str(error):
             raise
         kind = OSError if isinstance(error, OSError) else ValueError

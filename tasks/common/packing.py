@@ -151,14 +151,17 @@ def install(model: PreTrainedModel) -> None:
     Raises:
         UnsupportedError: it has no encoder inside, or attends by other means than "sdpa".
     """
+    # Only the encoder is packed; its head works on padded rows.
     if model.base_model is model:
         raise UnsupportedError(f"{type(model).__name__} has no encoder inside it")
     current = model.config._attn_implementation
+    # Installed by an earlier fit.
     if current == IMPLEMENTATION:
         return
     if current != "sdpa":
         raise UnsupportedError(f'attention implementation "{current}" is not "sdpa"')
     model.set_attn_implementation(IMPLEMENTATION)
+    # Older architectures keep attention of their own whatever the setting is.
     if model.config._attn_implementation != IMPLEMENTATION:
         raise UnsupportedError(
             f"{type(model).__name__} does not use the attention interface of transformers"
@@ -204,6 +207,7 @@ def first_position(encoder: nn.Module) -> int:
 def _padded(packing: Packing, module: Any, args: tuple[Any, ...], output: Any) -> Any:
     """The encoder's outputs as the head expects them."""
     output.last_hidden_state = packing.pad(output.last_hidden_state)
+    # BERT's pooler read the first token of the packed row: of one text instead of each.
     if output.get("pooler_output") is not None:
         output.pooler_output = module.pooler(output.last_hidden_state)
     return output
@@ -248,6 +252,7 @@ def _attention(
 
     query, key, value: (1, heads, N, D)  →  (1, N, heads, D)
     """
+    # Not within packed(): an evaluation in padded groups, or another user of the model.
     if not isinstance(attention_mask, Batches):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, **kwargs
@@ -257,6 +262,7 @@ def _attention(
         kwargs.get("position_bias") is None and key.shape == query.shape == value.shape
     )
     dropped = kwargs.get("dropout", 0.0) > 0  # which torch's fused kernel has not
+    # With a position bias or grouped-query heads the written-out gradient is another.
     if same and (dropped or query.dtype == torch.bfloat16):
         attend = softmax_attention  # the same, and faster
     apart = map(attention_mask.apart, (query, key, value))

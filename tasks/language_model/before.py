@@ -70,6 +70,7 @@ class Watched:
         reference: bool = False,
     ) -> list[list[int]]:
         """The beginning of the greedy answer to each, as token ids."""
+        # generate() takes no empty batch.
         if not self.prompts:
             return []
         greedy = Generation(max_new_tokens=min(LONGEST, settings.max_new_tokens))
@@ -159,6 +160,7 @@ REMEDIES = {
 
 def kept_role(record: Record, roles: Sequence[str]) -> str:
     """The first of some roles that the record has an answer of; "" if it has to change."""
+    # Its prompt has an answer to learn or forget, so the old one has to go.
     if not CHANGED.isdisjoint(record.roles):
         return ""
     return next((role for role in roles if role in record.roles), "")
@@ -181,6 +183,7 @@ def place_of(record: Record) -> dict[str, Any]:
     """{file, line} of a record; {file} where it has no line of its own."""
     file, _, number = record.where.rpartition(", ")
     last = number.rpartition(" ")[2]
+    # Of the hub, "DATA SET, split, record 3", or of a record made by hand.
     if not file or not last.isdigit():
         return {"file": record.where}
     return {"file": file, "line": int(last)}

@@ -257,6 +257,7 @@ class EncodedResponses:
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
             self._encode(records[start : start + CHUNK], encoder, skipped)
+        # report_skipped() would say that no record is usable, and not that all are too long.
         if not self.records and self.long.skipped:
             raise DataError(
                 f"{name}: no record fits (too_long: skip). {self.long.skipped[0]}"
@@ -297,6 +298,7 @@ class EncodedResponses:
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
                 continue
+            # Too long and skipped; the report counts it.
             if fitting is None:
                 continue
             record, texts, ids, tokens = fitting
@@ -320,6 +322,7 @@ class EncodedResponses:
         problem = self._length_problem(record.where, ids, tokens)
         if not problem:
             return record, texts, ids, tokens
+        # Turns go only from what does not fit, so a shorter file keeps its prompts.
         if self._too_long == "cut":
             return self._cut(record, encoder, problem)
         if self._too_long == "skip" and self._skip_invalid is not None:
@@ -332,6 +335,7 @@ class EncodedResponses:
     ) -> str:
         """Why a record does not fit; "" of one that does."""
         prompt_limit, limit, _ = self._limits
+        # Two limits with two remedies: max_length is the model's too, max_prompt_length is not.
         if len(ids) > prompt_limit:
             return (
                 f"{where}: the prompt has {len(ids):,} tokens and does not fit in "
@@ -363,6 +367,7 @@ class EncodedResponses:
             return not self._length_problem(part.where, ids, tokens)
 
         end = shortened(record, fits)
+        # The last question alone is too long.
         if end is None:
             raise DataError(
                 f"{problem} Without its earlier turns it does not fit either."

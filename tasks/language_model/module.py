@@ -138,6 +138,7 @@ class LanguageModelModule(PointwiseModule):
         self.policy = policy
         lora = self.default_lora if policy.lora == "default" else policy.lora
         start = saved_adapter(policy.model_name, policy.revision)
+        # Its own rank and layers: those of the task would be another adapter.
         if policy.continue_adapter and start is not None:
             lora = lora_of(start.config)
         # Its base is another model than that of the adapters which are trained.
@@ -151,6 +152,7 @@ class LanguageModelModule(PointwiseModule):
         self.revision = policy.revision
         self.chat_template = policy.chat_template
         self.template_arguments = policy.template_arguments
+        # Adapters are in float32 on a base of any dtype; whole models are stepped as they are.
         if self.lora is None and policy.dtype == "auto":
             policy = replace(policy, dtype="float32")
         elif self.lora is None and policy.dtype != "float32":
@@ -173,6 +175,7 @@ class LanguageModelModule(PointwiseModule):
     def forward(self, batch: Batch) -> ResponseStatistics:
         """Statistics of every response, with the reference where it is needed."""
         leads = any(self.requirements[name].value is lead for name in self.constraints)
+        # The adapters are off: what is scored is the reference itself.
         if self._at_start:
             return as_reference(self.scorer(batch, reference=False, leads=leads))
         return self.scorer(batch, self.referred(batch), leads)
@@ -209,6 +212,7 @@ class LanguageModelModule(PointwiseModule):
 
     def objective(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The mean over the objective's responses of KL per token, or of −s̄; 0 of none, (B,)."""
+        # Safe-DPO, preference losses, a task of one's own.
         if self.trained_on not in ("kl", "cross_entropy"):
             return self.own_loss(outputs, batch)
         if self.trained_on == "kl":
@@ -234,6 +238,7 @@ class LanguageModelModule(PointwiseModule):
         for name in self.constraints:
             requirement = self.requirements[name]
             values = requirement.value(outputs)
+            # Most data sets have none: then nothing has to be moved.
             if own_bounds and requirement.value not in (drop, lead):
                 values = self._from_own_bounds(name, values, outputs, batch)
             # Where a sample has no such response any column will do: membership() leaves it out.
@@ -283,6 +288,7 @@ class LanguageModelModule(PointwiseModule):
             roles.update(record.roles)
         there = f"the training responses are of role {', '.join(sorted(roles))}"
         constrained = {self.requirements[name].role for name in self.constraints}
+        # Without a formulation constraints are only measured.
         if self.formulations and roles.isdisjoint(constrained):
             raise DataError(
                 f"No constraint applies to any record ({', '.join(self.constraints)}): {there}. "
@@ -381,6 +387,7 @@ class LanguageModelModule(PointwiseModule):
         """Adds the KL of a batch, and answers to its prompts where they are asked for."""
         compared = self.compared(batch).to(real.device)
         carries = compared.any(1) & real
+        # A batch of prompts to refuse alone has no answer to stay close to.
         if outputs.kl is not None and carries.any():
             metrics["kl"].update(mean_over(outputs.kl, compared)[carries])
         if stage.removeprefix(BEFORE) in self._evaluation_answers.data_sets:

@@ -87,6 +87,7 @@ class Requirement:
 
     def constraint(self, option: str, tolerance: float) -> Constraint:
         """The constraint of a tolerance that was given as ``option``; ValueError: of wrong sign."""
+        # Nothing is within a band of no width, and no KL is below 0.
         if tolerance <= 0 and (self.bound == "within" or self.value is divergence):
             what = (
                 "half the width of a band"
@@ -98,6 +99,7 @@ class Requirement:
             )
         if self.bound == "within":
             return Constraint(at_least=-tolerance, at_most=tolerance)
+        # A forgotten minus sign: no model could reach the bound, and λ would grow without end.
         if tolerance > 0 and self.value is mean_log_likelihood:
             raise ValueError(
                 f"{option}={tolerance}: it bounds a mean log-likelihood, which is never above 0. "
@@ -111,6 +113,7 @@ class Requirement:
     def columns(self, batch: Batch) -> Tensor:
         """Which responses of a batch it is about, (B,) or (B, K); −1 for none."""
         columns: Tensor = batch[self.role]
+        # Safety asks for a refusal of unsafe prompts, and forbids the same text to benign ones.
         if self.kinds:
             concerned = torch.tensor(
                 [record.kind in self.kinds for record in batch["records"]]

@@ -31,10 +31,12 @@ def say_what_merging_changed(module: Any, merged: PreTrainedModel) -> None:
     float32, nor where the training set is not at hand.
     """
     low = {weight.dtype for weight in merged.parameters() if weight.dtype.itemsize < 4}
+    # In float32 merging rounds nothing that a bound could see.
     if not low:
         return
     kind = ", ".join(sorted(map(str, low)))
     batch = _constrained_samples(module)
+    # An export of a loaded checkpoint has no trainer with data.
     if batch is None:
         rank_zero_info(
             f"The adapter is merged into weights of {kind} and rounded; what that changes was not "
@@ -64,9 +66,11 @@ def _constrained_samples(module: Any) -> Batch | None:
     rows = getattr(
         getattr(trainer and trainer.train_dataloader, "dataset", None), "rows", None
     )
+    # Data of one's own are not of a form that can be sampled here.
     if not isinstance(rows, EncodedResponses):
         return None
     roles = {module.requirements[name].role for name in module.constraints}
+    # Only answers with a bound can cross one.
     asked = [
         i for i, record in enumerate(rows.records) if roles.intersection(record.roles)
     ]

@@ -73,6 +73,7 @@ class PreferenceDataModule(PairsDataModule):
         super().__init__(
             model_name, source, files | {"predict": predict_file}, **options
         )
+        # A path that nobody reads, or a hub without a name.
         if (source == "hub") != (hub_path is not None):
             raise DataError(
                 f"source={source}, hub_path={hub_path}: set both, or neither."
@@ -100,6 +101,7 @@ def read_pair(row: Row, where: str) -> Record:
 @reads_whole
 def read_prompt(row: Row, where: str) -> Record:
     """The prompt of a row, with or without answers."""
+    # A file of pairs to answer: the prompt may stand in the answers' conversations.
     if row.get("chosen") is not None:
         return replace(read_pair(row, where), responses=())
     row.read |= {"chosen", "rejected", "chosen_response", "rejected_response"}

@@ -52,8 +52,10 @@ class Collection:
             for passage, (score, _) in judgements.items():
                 if not self._is_answer(score):
                     negatives.append(passage)
+            # A candidate without a judgement counts as none, as in MS MARCO's triples.
             negatives += [p for p in candidates.get(query, ()) if p not in judgements]
             missing = [p for p in (*judgements, *negatives) if p not in passages]
+            # Files of two versions of a collection: ids do not meet.
             if query not in queries or missing:
                 place = self.corpus if query in queries else self.queries
                 name = f"passage {missing[0]}" if query in queries else f"query {query}"
@@ -87,6 +89,7 @@ def _texts(path: str, wanted: set[str]) -> dict[str, str]:
     texts = dict[str, str]()
     for number, line in _lines(path):
         where = f"{path}, line {number}"
+        # BEIR's corpus.jsonl; MS MARCO's collection.tsv is a table.
         if line.lstrip().startswith("{"):
             name, text = _of_json(line, where)
         else:
@@ -95,6 +98,7 @@ def _texts(path: str, wanted: set[str]) -> dict[str, str]:
                 raise DataError(
                     f'{where}: is no table. Give "id <tab> text", or JSON lines.'
                 )
+        # A corpus has millions of passages, of which judgements and runs name some.
         if name in wanted:
             texts[name] = text
     return texts

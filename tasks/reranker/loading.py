@@ -43,6 +43,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         ValueError: it has neither a pad token nor an end token.
     """
     adapter = saved_adapter(name)
+    # PEFT saves no tokenizer; TRL's and this package's exports do.
     if adapter is not None and not (adapter.folder / "tokenizer_config.json").is_file():
         return load_tokenizer(adapter.base)
     tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, name)
@@ -74,6 +75,7 @@ def load_cross_encoder(
     def load(name: str, revision: str | None) -> PreTrainedModel:
         return _base(name, revision, adapter, dropout, attention, words)
 
+    # The model is whole, with a head or without.
     if adapter is None:
         model = load(model_name, None)
     else:
@@ -103,9 +105,11 @@ def _base(
 ) -> PreTrainedModel:
     """The whole model of a name, with dropout set, and a head that fits the adapter's."""
     base_adapter = saved_adapter(name, revision) if adapter is not None else None
+    # An adapter of an adapter: merged_into() knows one base.
     if base_adapter is not None:
         raise ValueError(f"{name} is an adapter too. Merge it into its base first.")
     config = pretrained(AutoConfig, name, revision=revision)
+    # A head of words takes the place of any head of labels.
     if head is None:
         _set_labels(config, name, adapter)
     if dropout is not None:
@@ -114,6 +118,7 @@ def _base(
             for option in vars(config)
             if "dropout" in option or option.endswith("pdrop")
         ]
+        # A setting that the model does not read would do nothing, in silence.
         if not names:
             raise ValueError(
                 f"dropout={dropout}: {name} has none to set; leave it out."
@@ -153,6 +158,7 @@ def _set_labels(
         rank_zero_info(
             f"{name} has no classification head: it gets a new one, untrained.{words * causal}"
         )
+    # A classifier of sentiments or of entailment: its classes say nothing of relevance.
     elif labels[0] not in (1, 2):
         raise ValueError(
             f"{name} has a head of {labels[0]} labels. A re-ranker needs one label, "
@@ -182,6 +188,7 @@ def _labels_of(adapter: SavedAdapter) -> list[int]:
 
 def _words(head: Sequence[str | bool | int]) -> list[str]:
     """The words of a head; ValueError of none, more than two, or what YAML made of them."""
+    # str(True) is "True", a token of its own in most vocabularies.
     if any(isinstance(word, bool) for word in head):
         raise ValueError(
             'head: YAML reads yes and no as true and false. Put them in quotes: ["yes", "no"].'
@@ -211,6 +218,7 @@ def with_head_of_words(
     weight = rows[0] if len(rows) == 1 else rows[0] - rows[1]
     config, decoder = model.config, model.get_decoder()
     config.num_labels = 1
+    # Of the classifier only its shape is needed; the weights are the causal model's.
     with torch.device("meta"):
         classifier = AutoModelForSequenceClassification.from_config(config)
     head = getattr(classifier, "score", None)
@@ -229,6 +237,7 @@ def with_head_of_words(
 
 def _token_of(tokenizer: PreTrainedTokenizerBase, word: str) -> int:
     ids: list[int] = tokenizer(word, add_special_tokens=False)["input_ids"]
+    # A head has one row a label, which is that of one token.
     if len(ids) != 1:
         raise ValueError(
             f"head: {word!r} is {len(ids)} tokens {tokenizer.convert_ids_to_tokens(ids)}. Give a "

@@ -155,6 +155,7 @@ class SafetyModule(LanguageModelModule):
         one_of("constrain", constrain, ("refusal", "answer"))
         one_of("objective", objective, ("kl", "cross_entropy", "safe_dpo"))
         tolerances = {"refuse": refuse_tolerance, "comply": comply_tolerance}
+        # Then nothing is asked of refusals: the unsafe answer itself is to become unlikely.
         if constrain == "answer":
             tolerances = {"avoid": avoid_tolerance}
         evaluation = from_plain(SafetyEvaluation, evaluation)
@@ -171,6 +172,7 @@ class SafetyModule(LanguageModelModule):
         """The Safe-DPO loss, (B,); 0 where there is no pair."""
         s = outputs.log_likelihood
         reference = outputs.reference_log_likelihood
+        # A batch without a pair; a loss of 0 that a gradient goes through.
         if reference is None or s.shape[1] < 2:
             return torch.where(torch.zeros_like(outputs.present[:, 0]), s[:, 0], 0)
         unsafe = (batch["roles"] == ROLES.index(UNSAFE)).to(s.device, non_blocking=True)
@@ -257,6 +259,7 @@ class SafetyModule(LanguageModelModule):
     def _add_costs(self, answers: Sequence[dict[str, Any]]) -> None:
         """Adds the "cost" of answers to unsafe prompts, where there is a cost model."""
         name = self.evaluation.cost_model
+        # A 7B judge is not loaded for nothing.
         if not answers or name is None:
             return
         self._judge = self._judge or CostModel.load(name, device=self.device)
@@ -273,6 +276,7 @@ class SafetyModule(LanguageModelModule):
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
         """Writes what the package ``alpaca_eval`` judges, without white space and thoughts."""
         asked = answers.get("alpaca_eval")
+        # Files are written once; their answers are those of all ranks.
         if not asked or not self.trainer.is_global_zero:
             return
         outputs = [

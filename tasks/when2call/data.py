@@ -156,6 +156,7 @@ def parse_choice(row: Any, where: str) -> Record:
     responses: list[Response] = []
     for name in sorted(CATEGORIES, key=lambda name: name != right):
         answer = parse_answer(texts[name], where, f"answers.{name}", bare_calls=True)
+        # Else the table would count a text as the behaviour that it is not.
         if name == "tool_call" and not parts_of(answer).calls:
             remedy = 'Give {"name": …, "arguments": {…}} as JSON'
             raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)

@@ -146,6 +146,7 @@ class When2CallModule(PairsModule):
         """Adds a batch; real: bool (B,), False for samples that only fill it."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
         records: Sequence[Record] = batch["records"]
+        # Preference records have no four behaviours to choose from.
         if any(record.choice for record in records):
             choices = collate_columns(
                 [*map(choices_of, records)], outputs.present.shape[1]

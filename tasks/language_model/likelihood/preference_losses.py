@@ -128,6 +128,7 @@ def preference_loss(
     sums, means = pairs(likelihoods), pairs(statistics.mean_log_likelihood)
     # None where the batch has no pair: then every loss is masked.
     ratios = pairs(likelihoods - (likelihoods.detach() if known is None else known))
+    # SimPO and CPO need no reference, DPO and Cal-DPO the ratio to it.
     if objective == "simpo":
         losses = simpo_loss(
             *means, beta=settings.simpo_beta, gamma=settings.simpo_gamma

@@ -57,6 +57,7 @@ def token_statistics(
         lead = log_likelihood - log_policy.gather(
             1, _rivals(log_policy, target)
         ).squeeze(1)
+    # Only responses of the objective, or of a relative bound, have a reference.
     if log_reference is None:
         return TokenStatistics(log_likelihood, lead=lead)
     divergence = (log_policy.exp() * (log_policy - log_reference)).sum(-1)
@@ -110,6 +111,7 @@ def chunked_token_statistics(
         reference = known[start:end] if start < len(known) else None
         states = hidden[start:end]
         words = targets[start:end]
+        # A frozen head: its gradient by token costs less than computing logits twice.
         if at_once:
             outputs = _WithGradient.apply(states, words, reference, head, leads)
             pieces.append(TokenStatistics(*outputs))
@@ -201,6 +203,7 @@ class _WithGradient(torch.autograd.Function):
 def decoder_of(model: PreTrainedModel) -> nn.Module:
     """The part of a causal language model that gives the last hidden states."""
     decoder = model.get_decoder()
+    # Some classes return themselves, and have the decoder under "model".
     if decoder is model:
         decoder = getattr(model, "model", None)
     if decoder is None:
@@ -270,6 +273,7 @@ class VocabularyHead:
     def _project(self, hidden: Tensor) -> Tensor:
         """(1, n, H) → (1, n, V), float32 or wider."""
         logits: Tensor = _Project.apply(hidden[0], self.weight, self.products)
+        # Phi's and GPT-J's heads have one.
         if self.bias is not None:
             logits = logits + self.bias
         return logits[None]
@@ -303,6 +307,7 @@ def _multiply(left: Tensor, right: Tensor, products: torch.dtype) -> Tensor:
     device = left.device.type
     with torch.autocast(device, enabled=False):
         low = products in (torch.bfloat16, torch.float16)
+        # Tensor cores multiply in half precision and give float32, from torch 2.8 on.
         if device == "cuda" and low and torch.__version__ >= "2.8":
             return torch.mm(
                 left.to(products), right.to(products), out_dtype=torch.float32

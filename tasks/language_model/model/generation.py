@@ -63,6 +63,7 @@ def text_of_response(
     """A response of a batch as the text that a generated answer would have."""
     length = int(batch["response_lengths"][row, column])
     ids = batch["response_ids"][row, column, :length].tolist()
+    # Some templates close a turn by two tokens.
     while ids and ids[-1] in encoder.end_ids:
         ids.pop()
     return encoder.answer_in(decoded(ids, encoder))
@@ -96,6 +97,7 @@ def generate_answers(
     )
     reports = []
     for prompt, ids in zip(prompts, generated, strict=True):
+        # No end token came within max_new_tokens.
         cut = ids[-1] not in ends
         begun = in_thought(decoded(prompt[-_TAIL:], encoder), encoder.thoughts)
         text = begun + decoded(ids if cut else ids[:-1], encoder)

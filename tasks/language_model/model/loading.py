@@ -96,11 +96,13 @@ class Policy:
             self.lora = None
         if isinstance(self.generation, Mapping):
             self.generation = Generation(**self.generation)
+        # Weights of 4 bits have no gradient, and a merge would round each step's change away.
         if self.quantize_4bit and (self.lora is None or self.merge_on_export):
             raise ValueError(
                 "policy.quantize_4bit: weights of 4 bits cannot be trained themselves, nor "
                 "adapters be merged into them. Set lora, and merge_on_export to false."
             )
+        # Contradicting wishes, of which one would be dropped in silence.
         if self.continue_adapter and self.lora is None:
             raise ValueError(
                 "policy.continue_adapter: it trains the adapter, and lora: none all weights. Take "
@@ -128,6 +130,7 @@ def load_language_model(
         model = adapter.load_base(partial(_merged_base, options))
     else:
         model = _merged_base(options, options.model_name, options.revision)
+    # PEFT's own preparation: the base frozen, what is not quantised in float32.
     if options.quantize_4bit:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if options.gradient_checkpointing:
@@ -146,6 +149,7 @@ def load_language_model(
 def _merged_base(policy: Policy, name: str, revision: str | None) -> PreTrainedModel:
     """The whole model of a name by the policy's options, an adapter merged into its base."""
     adapter = saved_adapter(name, revision)
+    # PEFT dequantises, merges and rounds to 4 bits again: another model than was trained.
     if adapter is not None and policy.quantize_4bit:
         raise ValueError(
             f"{name} is an adapter, and is not merged into weights of 4 bits. Train it on with "
@@ -207,6 +211,7 @@ def load_encoder(
 ) -> ConversationEncoder:
     """The tokenizer of a model and its template, its own only where neither other is given."""
     tokenizer = load_tokenizer(name, revision)
+    # A file; anything else is the template itself.
     if chat_template is not None and chat_template.endswith(".jinja"):
         chat_template = Path(chat_template).read_text(encoding="utf-8")
     tokenizer.chat_template = (
@@ -220,6 +225,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     adapter = saved_adapter(name, revision)
     if adapter is not None and not (adapter.folder / "tokenizer_config.json").is_file():
         has_one = repository_file(model_source(name), "tokenizer_config.json", revision)
+        # TRL's adapters come with a tokenizer, PEFT's own without.
         if has_one is None:
             return load_tokenizer(adapter.base, adapter.base_revision)
     tokenizer: PreTrainedTokenizerBase = pretrained(

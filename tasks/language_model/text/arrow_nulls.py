@@ -18,6 +18,7 @@ _MEANT = ("default", "const")  # of a schema, null is a value of these
 def without_nulls(record: R) -> R:
     """A record whose schemas have no null fields, nor calls null arguments that no schema has."""
     whole: Any = record
+    # Without a schema nobody knows which nulls of arguments are meant.
     if not getattr(whole, "tools", None):
         return record
     tools = [_schema(tool) for tool in whole.tools]
@@ -45,6 +46,7 @@ def _properties(tool: Mapping[str, Any]) -> tuple[str, Any]:
 def _arguments(arguments: Any, schema: Any) -> Any:
     """Arguments without the null ones that are no property; unchanged where no schema says so."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
+    # A schema that says no properties allows any argument, null too.
     if not isinstance(arguments, dict) or not isinstance(properties, dict):
         return arguments
     kept = {}

@@ -46,10 +46,12 @@ def final_answer(text: str, marks: Marks = THOUGHTS) -> str:
     "" of a thought that never ends, and of gpt-oss without a "final" channel; a tool call there is
     an answer, and keeps its header, which names the tool.
     """
+    # gpt-oss writes a turn for each channel; the last one counts.
     if _MESSAGE in text and _CHANNEL in text:
         # <|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>…
         last = text.rpartition(_NEXT)[2]
         header, _, body = last.partition(_MESSAGE)
+        # A call to a tool: its name stands in the header alone.
         if " to=" in header:
             return last
         return _ENDS.sub("", body) if "final" in header else ""
@@ -69,6 +71,7 @@ def split_thought(text: str, marks: Marks = THOUGHTS) -> tuple[str, str]:
     for begin, end in marks:
         thought, closed, rest = text.partition(end)
         thought = thought.lstrip()
+        # Elsewhere in a line the mark may be what the text speaks of.
         unopened = thought.endswith("\n") and begin not in thought
         if closed and (not thought or thought.startswith(begin) or unopened):
             return thought.removeprefix(begin).strip("\n"), rest.lstrip("\n")
@@ -79,6 +82,7 @@ def empty_thought(text: str, marks: Marks = THOUGHTS) -> tuple[str, str]:
     """(the empty thought that a text ends in, what has yet to close it); else ("", "")."""
     for begin, end in marks:
         _, opened, rest = text.rpartition(begin)
+        # Anything but its end behind the mark is a thought that is not empty.
         if opened and not rest.replace(end, "", 1).strip():
             tag = f"{'' if rest else chr(10)}\n{end}\n\n" if "|" not in end else end
             return begin + rest, "" if end in rest else tag
@@ -120,6 +124,7 @@ def in_thought(text: str, marks: Marks = THOUGHTS) -> str:
     """What begins the thought that a text stops in; "" if it stops in none."""
     for begin, _ in marks:
         ended = max(text.rfind(end) for other, end in marks if other == begin)
+        # Begun again behind the last end: it is the place in which generation goes on.
         if text.rfind(begin) > ended:
             return begin
     return ""

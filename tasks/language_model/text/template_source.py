@@ -49,6 +49,7 @@ def arguments_of(source: str) -> frozenset[str] | None:
     environment = Environment(extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"])
     try:
         tree = environment.parse(_GENERATION.sub("", source))
+    # A tag of a newer transformers: nothing is known of the arguments, so any passes.
     except TemplateSyntaxError:
         return None
     names = meta.find_undeclared_variables(tree) - _GIVEN - set(environment.globals)
@@ -88,6 +89,7 @@ def opened_by(text: str) -> list[tuple[str, str]]:
     [('<thought>', '</thought>')]
     """
     ending = re.search(rf"(?:<{_WORD}>|\[{_WORD}\]|◁{_WORD}▷)\s*$", text, re.IGNORECASE)
+    # The prompt ends where the assistant begins; nothing has begun yet.
     if not ending:
         return []
     begin = ending[0].strip()

@@ -34,10 +34,12 @@ def check_unread(row: Row, record: Any, where: str) -> None:
         last = name.rpartition(".")[2]
         plain = last.lower().replace("-", "_")
         ignore = f'or let it pass by data.ignore: ["{last}"]'
+        # How the model is to answer, which templates read as arguments.
         if _MODES.search(plain):
             remedy = f"Set policy.template_arguments, {ignore}"
             raise bad_field(where, name, f"is {shown(value)}, and is not read", remedy)
         of_training = bool(_PARTS.search(plain))
+        # LLaMA-Factory's, Axolotl's and others' ways to leave a record out of the loss.
         if of_training and _is_asked_off(plain, value):
             problem = (
                 f"is {shown(value)}, is not read, and says how to train on the record"
@@ -50,6 +52,7 @@ def check_unread(row: Row, record: Any, where: str) -> None:
         if not texts:
             continue  # Numbers alone: a warning names them.
         record_texts = record_texts if record_texts is not None else _texts_of(record)
+        # Rows often have a text twice: raw, and in messages.
         if _stands_in(texts, record_texts) or _holds(texts, row):
             _mark_read(row, name)
             continue
@@ -62,6 +65,7 @@ def check_unread(row: Row, record: Any, where: str) -> None:
 def _is_asked_off(name: str, value: Any) -> bool:
     """Whether a field of training asks for less than training on the whole record."""
     word = str(value).lower()
+    # mask: 1 leaves out, train: 1 does not.
     if _NEGATED.search(name):
         return word not in _FALSE
     if isinstance(value, (int, float)) and not isinstance(value, bool):
