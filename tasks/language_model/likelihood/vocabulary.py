@@ -17,7 +17,7 @@ model in bfloat16 rounds its logits to 8 bits before they are summed, which bias
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -129,13 +129,12 @@ def chunked_token_statistics(
         else:
             pieces.append(of_chunk(states, words, reference))
     log_likelihoods, *others = zip(*pieces, strict=True)
-    return TokenStatistics(torch.cat(log_likelihoods), *map(_joined, others))
-
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """One statistic of all chunks; None where none has it."""
-    present = [part for part in parts if part is not None]
-    return torch.cat(present) if present else None
+    joined: list[Tensor | None] = []
+    for column in others:
+        # Chunks behind the last that has a reference have none; of no statistic all have none.
+        present = [piece for piece in column if piece is not None]
+        joined.append(torch.cat(present) if present else None)
+    return TokenStatistics(torch.cat(log_likelihoods), *joined)
 
 
 class _WithGradient(torch.autograd.Function):
