@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -99,6 +100,8 @@ def chunked_token_statistics(
 
     size = max(1, chunk_elements // int(head.model.config.get_text_config().vocab_size))
     several = len(hidden) > size and torch.is_grad_enabled()
+    rng = not head.plain  # Only an adapted head can hold dropout.
+    again = partial(checkpoint, of_chunk, use_reentrant=False, preserve_rng_state=rng)
     at_once = several and hidden.requires_grad and head.frozen
     pieces: list[TokenStatistics] = []
     known = hidden[:0] if reference_hidden is None else reference_hidden
@@ -116,16 +119,7 @@ def chunked_token_statistics(
             outputs = _WithGradient.apply(states, words, reference, head, leads)
             pieces.append(TokenStatistics(*outputs))
         elif several:
-            piece = checkpoint(
-                of_chunk,
-                states,
-                words,
-                reference,
-                use_reentrant=False,
-                # Only an adapted head can hold dropout.
-                preserve_rng_state=not head.plain,
-            )
-            pieces.append(piece)
+            pieces.append(again(states, words, reference))
         else:
             pieces.append(of_chunk(states, words, reference))
     log_likelihoods, *others = zip(*pieces, strict=True)
