@@ -75,6 +75,7 @@ class AnswerSamples(Callback):
         rank_zero_info(f"Answers are written to {self._path}")
         self._epoch = trainer.current_epoch
         self._answered: int | None = None  # The last step whose model answered.
+        # The answers of the model as it came, which later ones are read beside.
         if trainer.global_step == 0:
             self._answer(trainer, pl_module)
 
@@ -101,9 +102,11 @@ class AnswerSamples(Callback):
 
     def _of_data(self, datamodule: Any) -> list[dict[str, Any]]:
         """The conversations of the data set that were asked for."""
+        # Prompts of one's own alone.
         if not self.per_category:
             return []
         name = self.data
+        # Without validation data the training prompts show as much.
         if name == "val" and name not in datamodule.datasets:
             name = "train"
         one_of("data", name, list(datamodule.datasets))
@@ -147,6 +150,7 @@ class AnswerSamples(Callback):
                         if key in prompt:  # Of the data, not of one's own prompts.
                             row[key] = prompt[key]
                     rows.append({**row, **answer})
+        # All ranks answer alike; one writes.
         if trainer.is_global_zero:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:

@@ -55,6 +55,7 @@ class DualMonitor(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         if self.every_n_steps is None or trainer.global_step == 0:
             self._sums = {}
+        # A resumed run goes on with the sums of its checkpoint.
         if trainer.global_step == 0:
             self._visited = {}  # Those of an earlier fit.
 
@@ -75,6 +76,7 @@ class DualMonitor(Callback):
     def _visited_of(self, name: str, shape: torch.Size) -> Tensor:
         """Which entries of λ have taken a step; none yet of a table of another shape."""
         visited = self._visited.get(name)
+        # Of another data set than before: it begins anew.
         if visited is None or visited.shape != shape:
             visited = torch.zeros(shape, dtype=torch.bool)
             self._visited[name] = visited
@@ -124,6 +126,7 @@ class DualMonitor(Callback):
 def _means(sums: dict[str, Tensor], formulation: Formulation) -> dict[str, Tensor]:
     """What the sums of dual steps say, over the entries that stepped."""
     entries = sums["entries"]
+    # Each entry has its own residual; a statistic's is noisy within a step.
     if "statistic" not in sums:
         return {key: total / entries for key, total in sums.items() if key != "entries"}
     # Of a statistic, which varies from batch to batch, r is averaged before it is measured.
@@ -150,6 +153,7 @@ def _sums_of(step: DualStep, formulation: Formulation) -> dict[str, Tensor]:
     multiplier = step.after[step.mask]
     sums = {"entries": step.mask.sum(), "step": moved[step.mask].sum()}
     relaxation = getattr(formulation, "relaxation", None)
+    # Relaxed formulations stop at u*: what is left beyond it is the residual.
     if relaxation is not None:
         relaxed = relaxation(step.judged, step.after)[step.mask]
         residual = residual - relaxed

@@ -63,16 +63,19 @@ class HardestSamples(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         self._found["epoch"] = trainer.current_epoch
         measured = pl_module.measured
+        # A step that was left out as not finite, or data without a length.
         if measured is None or not pl_module.multipliers.samples:
             return  # Rows of a stream belong to no known sample.
         for name, formulation in pl_module.formulations.items():
             mask = measured.masks[name]
             rows = mask.any(1)  # Padding is of no sample, and has no index of its own.
+            # A statistic has one λ for all, and no sample is harder than another by it.
             if formulation.scope != "sample" or not rows.any():
                 continue
             violation = (
                 measured.judged[name][rows].float().masked_fill(~mask[rows], math.nan)
             )
+            # Begun at the first visit, as only values tell how many columns there are.
             if name not in self._found["last"]:
                 samples = len(trainer.train_dataloader.dataset)  # type: ignore[union-attr]
                 self._begin(name, (samples, violation.shape[1]))
@@ -171,6 +174,7 @@ class HardestSamples(Callback):
 def _texts_of(trainer: Trainer, index: int) -> dict[str, str]:
     """What a training sample is, by field: as its data module describes it, else its row."""
     data: Any = getattr(trainer, "datamodule", None)
+    # A plain loader's data set has rows alone.
     if hasattr(data, "describe"):
         row = data.describe(index)
     else:

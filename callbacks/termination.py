@@ -61,9 +61,11 @@ class SaveOnTermination(OnExceptionCheckpoint):
     def on_module_attached(self, trainer: Any, pl_module: LightningModule) -> None:
         """Before the trainer looks for a checkpoint to continue from; the module calls it."""
         self._path = None
+        # Testing has nothing to continue, and a trial run leaves no files.
         if trainer.state.fn != TrainerFn.FITTING or trainer.fast_dev_run:
             return
         savers = trainer.checkpoint_callbacks
+        # Lightning adds its own ModelCheckpoint only where there is none of any kind.
         if all(isinstance(callback, OnExceptionCheckpoint) for callback in savers):
             trainer.callbacks.append(ModelCheckpoint())
         name = f"{self.filename}-{run_digest(trainer, pl_module)}{self.FILE_EXTENSION}"
@@ -78,6 +80,7 @@ class SaveOnTermination(OnExceptionCheckpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._received = False
+        # Python takes handlers in the main thread alone.
         if threading.current_thread() is threading.main_thread():
             # Over Lightning's, which puts back at the end what was there before both.
             signal.signal(signal.SIGTERM, self._note)
@@ -86,6 +89,7 @@ class SaveOnTermination(OnExceptionCheckpoint):
         self._received = True
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        # Any rank's signal: a rank that stops alone leaves the others waiting.
         if trainer.strategy.reduce_boolean_decision(self._received, all=False):
             if self._path is not None:
                 trainer.save_checkpoint(self._path)
@@ -112,6 +116,7 @@ def run_digest(trainer: Any, module: Any) -> str:
     arguments = {}
     for kind in kinds:
         for name in inspect.signature(kind.__init__).parameters:
+            # What the data module keeps under the argument's name.
             if hasattr(data, name):
                 arguments[name] = getattr(data, name)
     parts = {

@@ -62,22 +62,22 @@ class Certified(nn.Module):
         answer = self.model(x.to(self.network.scale.dtype)).double()
         answer = program.onto_equalities(answer, x)
         dual = program.minimiser(x, multipliers)
-        found, least = answer, torch.full_like(answer[:, 0], torch.inf)
+        best, least = answer, torch.full_like(answer[:, 0], torch.inf)
         for candidate in (answer, dual):
             moved = feasible(candidate, program, x, kind, self.tolerance)
             value = program.objective(moved, x)
             allowed = program.inequalities(moved, x).amax(1) <= self.tolerance
             value = torch.where(allowed, value, torch.inf)
             better = value < least
-            found = torch.where(better[:, None], moved, found)
+            best = torch.where(better[:, None], moved, best)
             least = torch.where(better, value, least)
-        return self.proved(x, found.to(kind), multipliers)
+        return self.proved(x, best.to(kind), multipliers)
 
     @torch.no_grad()
     def multipliers(self, x: Tensor) -> Tensor:
         """λ(x) after the Newton steps, (B, K) float64."""
-        given = self.network(x.to(self.network.scale.dtype))
-        return self.program.ascend(x, given, self.ascents)
+        start = self.network(x.to(self.network.scale.dtype))
+        return self.program.ascend(x, start, self.ascents)
 
     @torch.no_grad()
     def proved(

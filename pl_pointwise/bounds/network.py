@@ -43,8 +43,8 @@ class DualNetwork(nn.Module):
         self.last.bias.copy_((start / self.scale).clamp(min=FLOOR))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.network(x.to(self.scale.dtype))
-        return self.scale * found.relu()
+        shape: Tensor = self.network(x.to(self.scale.dtype))
+        return self.scale * shape.relu()
 
 
 def train_bound(

@@ -48,7 +48,7 @@ class QuadraticProgram(ConvexProblems):
         H: Tensor | None = None,  # noqa: N803
     ) -> None:
         super().__init__()
-        Q, p, A, G, h = (each.detach().double() for each in (Q, p, A, G, h))  # noqa: N806
+        Q, p, A, G, h = (matrix.detach().double() for matrix in (Q, p, A, G, h))  # noqa: N806
         Q = torch.diag(Q) if Q.dim() == 1 else Q  # noqa: N806
         quadratic = None if H is None else H.detach().double()
         if quadratic is not None and quadratic.dim() == 2:
@@ -121,10 +121,10 @@ class QuadraticProgram(ConvexProblems):
     def inequalities(self, y: Tensor, x: Tensor | None = None) -> Tensor:
         """g(y), (B, V) ↦ (B, K) float64; at most 0 is satisfied; x is not read."""
         y = y.double()
-        found = y @ self.G.T - self.h
+        linear = y @ self.G.T - self.h
         if self.H is None:
-            return found
-        return found + quadratic_terms(y, self.H, self.diagonals) / 2
+            return linear
+        return linear + quadratic_terms(y, self.H, self.diagonals) / 2
 
     def slopes(self, y: Tensor, x: Tensor | None = None) -> Tensor:
         """∂g/∂y, (B, K, V) float64."""

@@ -89,7 +89,7 @@ class Stationary(nn.Module):
     def described(self, x: Tensor, y: Tensor) -> LocalSolution:
         """What is known of answers y, (B, V)."""
         program, wide = self.program, y.double()
-        found = stationarity(
+        residual = stationarity(
             wide, self.objective, lambda y: program.inequalities(y, x), program.null
         )
-        return LocalSolution(y, program.violation(y, x), self.objective(wide), found)
+        return LocalSolution(y, program.violation(y, x), self.objective(wide), residual)

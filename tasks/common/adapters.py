@@ -70,6 +70,7 @@ class SavedAdapter:
         Raises:
             ValueError: it does not fit the base, or adds tokens instead of changing weights.
         """
+        # Prefix and prompt tuning: nothing that could be merged into weights.
         if self.config.is_prompt_learning:
             raise ValueError(
                 f"{self.name}: an adapter of type {self.config.peft_type.value} writes tokens in "
@@ -79,12 +80,13 @@ class SavedAdapter:
         with loading(self.name), warnings.catch_warnings():
             # Else layers of another model would keep an adapter that does nothing.
             warnings.filterwarnings("error", "Found missing adapter keys")
+            # PEFT warns of every adapter on a head that is tied, which merged_model() handles.
             warnings.filterwarnings("ignore", ".*tie_word_embeddings")
-            found = PeftModel.from_pretrained(
+            adapted = PeftModel.from_pretrained(
                 base, str(self.folder), is_trainable=trainable
             )
-        assert isinstance(found, PeftModel)
-        return found
+        assert isinstance(adapted, PeftModel)
+        return adapted
 
     def merged_into(self, base: PreTrainedModel) -> PreTrainedModel:
         """The base with the adapter in its weights, all of them trainable."""
@@ -108,10 +110,10 @@ class SavedAdapter:
             for path, part in base.named_modules()
             if part is embeddings or part is head
         }
+        endings = tuple(f".{path}.weight" for path in paths)
+        # A run that added tokens saved embeddings and head whole, with more rows than the base.
         rows = [
-            shape[0]
-            for name, shape in self.shapes.items()
-            if any(name.endswith(f".{path}.weight") for path in paths)
+            shape[0] for name, shape in self.shapes.items() if name.endswith(endings)
         ]
         if rows and rows[0] != len(embeddings.weight):
             base.resize_token_embeddings(rows[0], mean_resizing=False)
@@ -127,6 +129,7 @@ def saved_adapter(name: str, revision: str | None = None) -> SavedAdapter | None
     source = model_source(name)
     with loading(name):
         config = find_adapter_config_file(source, revision=revision)
+        # No adapter_config.json, so it is a whole model.
         if config is None:
             return None
         weights = repository_file(source, WEIGHTS, revision)
@@ -150,7 +153,7 @@ def saved_adapter(name: str, revision: str | None = None) -> SavedAdapter | None
 
 def repository_file(source: str, file: str, revision: str | None = None) -> str | None:
     """The path of a file of a folder or hub repository; None where there is none."""
-    found: str | None = cached_file(
+    path: str | None = cached_file(
         source,
         file,
         revision=revision,
@@ -158,7 +161,7 @@ def repository_file(source: str, file: str, revision: str | None = None) -> str 
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return found
+    return path
 
 
 def whole_model(
@@ -166,7 +169,7 @@ def whole_model(
 ) -> Any:
     """What ``loader`` makes of a whole model; settings of an adapter beside it are not read."""
     if find_adapter_config_file(model_source(name), revision=revision):
-        # where transformers looks for them
+        # Else it loads the adapter itself, unmerged: the place where transformers looks for it.
         options["adapter_kwargs"] = {"subfolder": "none"}
     return pretrained(loader, name, revision=revision, use_safetensors=True, **options)
 
@@ -177,7 +180,8 @@ def merged_model(model: PeftModel) -> PreTrainedModel:
     What no adapter changes shares its memory with ``model`` where that is on the CPU too. Weights
     in half precision are merged in float32 and rounded once.
     """
-    memo: dict[int, Any] = {id(each): each.cpu() for each in model.buffers()}
+    memo: dict[int, Any] = {id(buffer): buffer.cpu() for buffer in model.buffers()}
+    # What the memo holds is shared and not copied: a base of many GB stands in memory once.
     for weight in model.parameters():
         memo[id(weight)] = nn.Parameter(weight.detach().cpu(), requires_grad=False)
     copy = deepcopy(model, memo)
@@ -200,6 +204,7 @@ def merged_model(model: PeftModel) -> PreTrainedModel:
     # Of a layer that stands twice the first is right.
     for layer, name, dtype in reversed(dtypes):
         weight = getattr(layer, name)
+        # Rounded once, after all adapters of the layer are in.
         if weight.dtype != dtype:
             setattr(
                 layer,

@@ -70,6 +70,7 @@ class RecordsDataModule(PointwiseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        # A text is a sequence too: its letters would be the names.
         if isinstance(ignore, str):
             raise DataError(f"ignore={ignore!r}: give a list of names, [{ignore}].")
         self.ignore = list(ignore)
@@ -79,6 +80,7 @@ class RecordsDataModule(PointwiseDataModule):
         for name, paths in files.items():
             self.files[name] = [paths] if isinstance(paths, str) else list(paths or [])
         with_files = {name for name, paths in self.files.items() if paths}
+        # Files to predict for go with any source.
         if source != "files" and not with_files <= set(self.beside):
             raise DataError(f"source={source}: it takes no files. Set source to files.")
         if source == "files" and not with_files:
@@ -122,6 +124,8 @@ class RecordsDataModule(PointwiseDataModule):
         for path in self.files.get(name, ()):
             rows, count = counted(rows_of(path))
             of_file = records_of(rows, path, parse, self.skips(name), self.ignore)
+            # What is not trained on is told at the end of a fit; of held-out records nobody misses
+            # one.
             if name in self.trained:
                 self.note_left_out(
                     path, count() - len(of_file), count(), f"records of {path}"
@@ -134,6 +138,7 @@ class RecordsDataModule(PointwiseDataModule):
     def _read_hub(self, name: str, parse: Parse) -> list[Any]:
         """The records of a data set on the hub; none where it has none."""
         place = self.on_hub(name)
+        # When2Call's multiple choice, say, where pairs come from another data set.
         if place is None:
             return []
         path, configuration, split = place
@@ -231,6 +236,7 @@ class RecordsDataModule(PointwiseDataModule):
         """Fill the hub's caches, once a node."""
         self._take_model()
         stage = self.trainer.state.fn if self.trainer else None
+        # Files are read by each process itself; what is predicted for is a file.
         if self.source == "hub" and stage != "predict":
             for name in self.needs.get(stage or "fit", ()):
                 self.task_records(name)
@@ -243,6 +249,7 @@ class RecordsDataModule(PointwiseDataModule):
                 self._add(name)
         if stage is None:
             return
+        # Fitting works without validation data; testing needs any one of its data sets.
         needed = self.needs[stage][: None if stage == "test" else 1]
         if self.datasets.keys().isdisjoint(needed):
             held_out = stage in ("validate", "test")
@@ -283,6 +290,7 @@ class RecordsDataModule(PointwiseDataModule):
         if name in self.datasets:
             return
         records = self.task_records(name)
+        # Without test data of its own "test" is "val" under another name, encoded once.
         if name == "test" and not records:
             self._add("val")
             if "val" in self.datasets:
@@ -310,6 +318,7 @@ class RecordsDataModule(PointwiseDataModule):
         """Encodes for the model it is used with now; data sets of another model are dropped."""
         known = self._taken
         self._taken = self.take_model(known)
+        # Tokens of another model's tokenizer mean other words.
         if known not in (None, self._taken):
             self.datasets = {}
             self._records = {}
@@ -381,6 +390,7 @@ def hold_out(
         others = [
             group for group in order if group not in part_of and left[kind[group]] > 1
         ]
+        # A small file may have no group as small as the share: one is held out all the same.
         if share > 0 and not size and others:
             smallest = min(others, key=lambda group: sizes[group])
             part_of[smallest] = part
@@ -444,9 +454,9 @@ def warn_of_shared(
     splits: Mapping[str, Sequence[Any]], sources: Mapping[str, str]
 ) -> None:
     """Says of each two splits how many records of the later have a prompt of the earlier."""
-    units = {
-        split: [record.unit for record in records] for split, records in splits.items()
-    }
+    units = {}
+    for split, records in splits.items():
+        units[split] = [record.unit for record in records]
     for first, second in combinations(units, 2):
         known = set(units[first])
         shared = sum(unit in known for unit in units[second])

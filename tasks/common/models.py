@@ -23,14 +23,15 @@ PLACEHOLDERS = ("MODEL", "MODEL_NAME", "YOUR_MODEL", "FOLDER")
 
 def model_source(name: str) -> str:
     """What ``from_pretrained`` takes for ``name``: of ``package:NAME/FOLDER`` that folder."""
+    # A folder, or a name on the hub.
     if not name.startswith(PREFIX):
         return name
     package, _, folder = name.removeprefix(PREFIX).partition("/")
+    # find_spec imports the parent of a dotted name, so that is no package's name here.
     spec = find_spec(package) if package.isidentifier() else None
     roots = (spec.submodule_search_locations if spec else None) or []
-    path = next(
-        (path for root in roots if (path := Path(root) / folder).is_dir()), None
-    )
+    paths = [Path(root) / folder for root in roots]
+    path = next((path for path in paths if path.is_dir()), None)
     if path is None:
         raise FileNotFoundError(
             f"{name}: the package {package!r} is not installed, or has no such folder. The demo's "
@@ -44,8 +45,8 @@ def most_tokens(model: Any) -> float:
     """The longest input that a model's table of positions allows; inf without one."""
     most = math.inf
     for name, part in model.named_modules():
-        own = name.rpartition(".")[2]
-        if isinstance(part, nn.Embedding) and ("position" in own or own == "wpe"):
+        last = name.rpartition(".")[2]
+        if isinstance(part, nn.Embedding) and ("position" in last or last == "wpe"):
             # Positions are counted from behind the padding's.
             rows = (
                 part.num_embeddings
@@ -61,6 +62,7 @@ def most_tokens(model: Any) -> float:
 def limits_of_model(trainer: Any) -> tuple[float, float]:
     """The most tokens of an input and of the vocabulary; inf where a trainer has no such model."""
     model = getattr(getattr(trainer, "lightning_module", None), "model", None)
+    # A task of one's own, or data used without a trainer.
     if not isinstance(model, PreTrainedModel | PeftModel):
         return math.inf, math.inf
     # The weight's rows, also where adapters are on it.
@@ -79,17 +81,20 @@ def check_known(highest: int, rows: float, where: str) -> None:
 @contextmanager
 def loading(name: str) -> Iterator[None]:
     """Around ``from_pretrained``: what is wrong with a model's files is said with its name."""
+    # Pages say MODEL; a folder of that name is still a folder.
     if name in PLACEHOLDERS and not Path(name).exists():
         raise FileNotFoundError(
             f"{name} stands in the pages' commands for a model of yours. Give a name on the hub, "
             "such as HuggingFaceTB/SmolLM2-135M-Instruct, or a folder."
         )
+    # transformers would look for a path on the hub, and speak of a malformed name.
     if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
         raise FileNotFoundError(
             f"{name}: there is no such folder. Give a folder with a model, or its name on the hub."
         )
     try:
         yield
+    # A package that the model needs is missing, and its message says which.
     except ImportError:
         raise
     except Exception as error:
@@ -100,6 +105,7 @@ def loading(name: str) -> Iterator[None]:
                 f"{name}: a model of this kind does not write texts, as the task needs. Take a "
                 "causal language model, such as HuggingFaceTB/SmolLM2-135M-Instruct."
             ) from error
+        # Its own message names the model already.
         if isinstance(error, (OSError, ValueError)) and name in str(error):
             raise
         kind = OSError if isinstance(error, OSError) else ValueError
@@ -131,10 +137,12 @@ def require_causal(model: PreTrainedModel, name: str) -> None:
 
 def check_weights(loader: type[_BaseAutoModelClass], folder: Path) -> None:
     """Refuses a written model that its reader would fill with random weights; reads names alone."""
-    model, found = loader.from_pretrained(
+    model, report = loader.from_pretrained(
         folder, device_map="meta", output_loading_info=True, use_safetensors=True
     )
-    problems = {name: sorted(map(str, names)) for name, names in found.items() if names}
+    problems = {
+        name: sorted(map(str, names)) for name, names in report.items() if names
+    }
     if problems:
         raise ValueError(
             f"The export is not written: {type(model).__name__} would be read from it with other "

@@ -151,14 +151,17 @@ def install(model: PreTrainedModel) -> None:
     Raises:
         UnsupportedError: it has no encoder inside, or attends by other means than "sdpa".
     """
+    # Only the encoder is packed; its head works on padded rows.
     if model.base_model is model:
         raise UnsupportedError(f"{type(model).__name__} has no encoder inside it")
     current = model.config._attn_implementation
+    # Installed by an earlier fit.
     if current == IMPLEMENTATION:
         return
     if current != "sdpa":
         raise UnsupportedError(f'attention implementation "{current}" is not "sdpa"')
     model.set_attn_implementation(IMPLEMENTATION)
+    # Older architectures keep attention of their own whatever the setting is.
     if model.config._attn_implementation != IMPLEMENTATION:
         raise UnsupportedError(
             f"{type(model).__name__} does not use the attention interface of transformers"
@@ -204,6 +207,7 @@ def first_position(encoder: nn.Module) -> int:
 def _padded(packing: Packing, module: Any, args: tuple[Any, ...], output: Any) -> Any:
     """The encoder's outputs as the head expects them."""
     output.last_hidden_state = packing.pad(output.last_hidden_state)
+    # BERT's pooler read the first token of the packed row: of one text instead of each.
     if output.get("pooler_output") is not None:
         output.pooler_output = module.pooler(output.last_hidden_state)
     return output
@@ -226,8 +230,8 @@ def _mask(*args: Any, mask_function: Callable[..., Tensor], **kwargs: Any) -> An
     rule = rule.expand(1, 1, len(longest), len(longest))
     masks: list[Tensor | None] = []
     for (_, length), inside in zip(batches.shapes, batches.inside, strict=True):
-        own = rule[..., :length, :length]
-        mask = None if own.all() else own
+        allowed = rule[..., :length, :length]
+        mask = None if allowed.all() else allowed
         if inside is not None:
             keys = inside[:, None, None]
             # What is no token sees all tokens, as a softmax over nothing is NaN.
@@ -248,6 +252,7 @@ def _attention(
 
     query, key, value: (1, heads, N, D)  →  (1, N, heads, D)
     """
+    # Not within packed(): an evaluation in padded groups, or another user of the model.
     if not isinstance(attention_mask, Batches):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, **kwargs
@@ -257,6 +262,7 @@ def _attention(
         kwargs.get("position_bias") is None and key.shape == query.shape == value.shape
     )
     dropped = kwargs.get("dropout", 0.0) > 0  # which torch's fused kernel has not
+    # With a position bias or grouped-query heads the written-out gradient is another.
     if same and (dropped or query.dtype == torch.bfloat16):
         attend = softmax_attention  # the same, and faster
     apart = map(attention_mask.apart, (query, key, value))
@@ -282,8 +288,10 @@ def softmax_attention(
     bias = None
     if mask is not None:
         bias = query.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-    found: Tensor = _SoftmaxAttention.apply(query, key, value, bias, scaling, dropout)
-    return found.transpose(1, 2), None
+    attended: Tensor = _SoftmaxAttention.apply(
+        query, key, value, bias, scaling, dropout
+    )
+    return attended.transpose(1, 2), None
 
 
 class _SoftmaxAttention(torch.autograd.Function):
@@ -306,7 +314,7 @@ class _SoftmaxAttention(torch.autograd.Function):
         dropout: float,
     ) -> Tensor:
         n, heads, length, _ = ctx.shape = query.shape
-        q, k, v = (each.reshape(n * heads, length, -1) for each in (query, key, value))
+        q, k, v = (part.reshape(n * heads, length, -1) for part in (query, key, value))
         if bias is None:
             scores = torch.bmm(q, k.transpose(1, 2)).mul_(scaling)
         else:
@@ -315,7 +323,7 @@ class _SoftmaxAttention(torch.autograd.Function):
             )
             scores = torch.baddbmm(wide, q, k.transpose(1, 2), alpha=scaling)
         # Autocast would widen the public one.
-        probabilities = torch._softmax(scores, -1, False)
+        probabilities = torch._softmax(scores, -1, half_to_float=False)
         kept, weights = None, probabilities
         if dropout > 0:
             kept, scale = drawn(probabilities, dropout)
@@ -337,7 +345,7 @@ class _SoftmaxAttention(torch.autograd.Function):
         of_scores = torch._softmax_backward_data(of_weights, probabilities, -1, dtype)
         of_q = torch.bmm(of_scores, k).mul_(ctx.scaling)
         of_k = torch.bmm(of_scores.transpose(1, 2), q).mul_(ctx.scaling)
-        shaped = (each.view(ctx.shape) for each in (of_q, of_k, of_v))
+        shaped = (part.view(ctx.shape) for part in (of_q, of_k, of_v))
         return (*shaped, None, None, None)
 
 

@@ -33,8 +33,8 @@ _BEYOND = "cells beyond the header"
 class Row(dict[str, Any]):
     """A JSON object that knows which of its fields were read, by ``row[name]`` or ``row.get``."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
@@ -50,6 +50,7 @@ class Row(dict[str, Any]):
         """What holds something and was not read, also of the objects that were read in part."""
         unread = {}
         for name, value in self.items():
+            # Blank cells and empty lists of a table say nothing that could be missed.
             if name not in self.read and value not in (None, "", [], {}):
                 unread[name] = value
             several = isinstance(value, list)
@@ -68,10 +69,15 @@ def _json(file: Any) -> Iterable[Any]:
     whole = file.read()
     try:
         rows = from_json(whole)
+    except RepeatedKeyError:
+        raise
     except ValueError:
+        # JSON lines in a file of this ending, if no list begins it.
+        # Of a list it is broken JSON; of anything else each line is said to be one record.
         if whole.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             raise
         return io.BytesIO(whole)
+    # Some files wrap their list in one object, as {"data": […]}.
     if isinstance(rows, dict):
         _check_layout(rows)
         rows = rows.get("data", rows)
@@ -89,6 +95,7 @@ def _check_layout(whole: Mapping[str, Any]) -> None:
         raise ValueError(
             "it has columns, as pandas writes them; write it by to_json(…, orient='records')"
         )
+    # {"train": […], "test": […]}: which of them is meant cannot be told.
     lists = [name for name, value in whole.items() if _is_rows(value)]
     if len(lists) == len(values) and "data" not in whole and lists:
         names = ", ".join(map(shown, lists))
@@ -112,6 +119,7 @@ def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
     rows = csv.DictReader(text, delimiter=delimiter, restkey=_BEYOND, strict=True)
     _check_separator(list(rows.fieldnames or []), delimiter)
     names = rows.fieldnames or []
+    # DictReader keeps the last of two columns in silence.
     if len(set(names)) < len(names):
         raise ValueError(f"two columns of one name in the header {shown(names)}")
     return map(_without_blanks, rows)
@@ -127,6 +135,7 @@ def _check_separator(names: list[str], delimiter: str) -> None:
         raise ValueError(
             'its first line is "sep=…", which Excel alone reads; take it out'
         )
+    # Several names were told apart, so the separator is right.
     if len(names) != 1:
         return
     other = next(
@@ -173,10 +182,11 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
     """
     name = path.lower()
     ending = next(
-        (each for each in READERS if name.removesuffix(".gz").endswith(each)), None
+        (known for known in READERS if name.removesuffix(".gz").endswith(known)), None
     )
     place = path
     try:
+        # open() says only that it is a folder.
         if os.path.isdir(path):
             raise ValueError(_of_folder(path))
         with gzip.open(path) if name.endswith(".gz") else open(path, "rb") as file:
@@ -186,6 +196,7 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
                 )
             for number, row in enumerate(READERS[ending](file), start=1):
                 unit = "line" if isinstance(row, bytes) else "record"
+                # Editors leave an empty line at the end; no record is one.
                 if unit == "record" or row.strip():
                     yield f"{path}, {unit} {number}", row
                 place = f"{path}, after {unit} {number}"
@@ -206,7 +217,7 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
 def _of_folder(path: str) -> str:
     """What is wrong with a folder in a file's place, and which files of ``save_to_disk`` it has."""
     names = sorted(
-        each for each in os.listdir(path) if each.endswith((".arrow", ".parquet"))
+        file for file in os.listdir(path) if file.endswith((".arrow", ".parquet"))
     )
     some = (
         f": name its files, {', '.join(names[:3])}{', …' * (len(names) > 3)}"
@@ -232,6 +243,7 @@ def hub_split(path: str, config: str | None, split: str) -> Any:
 
 def without_padding(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row without the nulls that Arrow fills the objects of one column with."""
+    # In a schema {"default": null} says something, and "arguments" may be null for {}.
     meant = ("default", "const", "arguments")
 
     def filled(value: Any) -> Any:
@@ -244,12 +256,28 @@ def without_padding(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: filled(row[name]) for name in row}
 
 
+class RepeatedKeyError(ValueError):
+    """A JSON object has a key twice, of which Python would keep the last in silence."""
+
+
 def from_json(text: str | bytes) -> Any:
-    """What a JSON text holds, or ValueError."""
+    """What a JSON text holds, or ValueError; of an object with a key twice too."""
+    text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     try:
-        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError("too many lists and objects stand in each other") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in names.items() if count > 1)
+        raise RepeatedKeyError(
+            f"an object has {shown(twice)} twice, and one of the two would be lost; take one out"
+        )
+    return entries
 
 
 def validate_values(row: Any) -> Any:
@@ -278,6 +306,7 @@ def records_of(
     for where, raw in rows:
         try:
             row = json_object(without_fields(_read(raw, where), ignore), where)
+            # A text with the separator in it, not in quotes, has moved all cells behind it.
             if _BEYOND in row:
                 raise DataError(
                     f"{where}: the row has more cells than the header. Put a text with the "
@@ -328,6 +357,7 @@ def refused(error: DataError, skip_invalid: bool | None) -> str:
     """
     if skip_invalid:
         return str(error)
+    # Records to predict for: one left out would move the answers of all behind it.
     if skip_invalid is None:
         raise error
     raise DataError(f"{error} (invalid: skip leaves such records out.)")
@@ -340,6 +370,7 @@ def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:
             f"{source}: left out {len(problems):,} of {kept + len(problems):,} records that cannot "
             f"be used; the first: {problems[0]}"
         )
+    # With all of them left out a run would train on nothing.
     if not kept:
         raise DataError(f"{source}: no usable record. Give at least one.")
 

@@ -133,6 +133,7 @@ class ConversationDataModule(ResponseDataModule):
             raise DataError(
                 f"source={source}, hub_path={hub_path}: set both, or neither."
             )
+        # Files of the package, for the pages and a first try.
         if source == "example":
             self.files["train"] = [
                 str(Path(__file__).parent / "examples" / f"{example}.jsonl")
@@ -151,6 +152,7 @@ class ConversationDataModule(ResponseDataModule):
 
     def reader(self, name: str) -> Parse:
         """With the role of a file that has one."""
+        # Prompts alone will do: the model answers them before the first step.
         if name == "keep" and self.own_answers:
             return read_prompt_to_keep
         role = name if name in TRAINED[1:] else self.role
@@ -171,6 +173,8 @@ class ConversationDataModule(ResponseDataModule):
         rank_zero_info(f"Records: {counts}{held_out}.")
         trained = _roles_of(splits.get("train", []))
         for side, records in splits.items():
+            # Answers that were held out without a role: they would be measured as a role nobody
+            # trains.
             if trained and trained.isdisjoint(_roles_of(records)):
                 rank_zero_warn(
                     f"{records[0].where}: the answers held out as {side} are of role "
@@ -224,8 +228,10 @@ class ConversationDataModule(ResponseDataModule):
 
     def encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """Records as tokens, with the model's own answers, and how likely to be those to forget."""
+        # The answers are made when the model is there, at the start of a fit.
         if self.own_answers and name != "predict":
             module = getattr(self.trainer, "lightning_module", None)
+            # Data set up by hand, in a notebook.
             if not isinstance(module, LanguageModelModule):
                 raise DataError(
                     "own_answers needs the model: call trainer.fit(module, data)."
@@ -239,6 +245,7 @@ class ConversationDataModule(ResponseDataModule):
                 )
             records = answered
         encoded = super().encoded(name, records)
+        # Nothing is asked of what is predicted.
         if name != "predict":
             add_targets(encoded, self.forget_like, self._encoder, self.model_name)
         return encoded
@@ -265,6 +272,7 @@ class ConversationDataModule(ResponseDataModule):
 def read_prompt_to_keep(row: Any, where: str) -> Record:
     """A record of an answer to keep, or of a prompt alone, which the model is to answer itself."""
     row = json_object(row, where)
+    # With an answer it is one to keep as it stands there.
     if not {"responses", "messages", *ANSWERS}.isdisjoint(row):
         return read_record(row, where, role="keep")
     record: Record = read_record(row, where, responses=False)
@@ -291,6 +299,7 @@ def with_own_answers(
             )
         answers = module.answers_to(prompts, reference=True)
         for place, answer in zip(places, answers, strict=True):
+            # A cut answer has no end: to keep it would teach the model to go on for ever.
             if answer["cut"] or not answer["answer"].strip():
                 problems.append(
                     f"{records[place].where}: the model's own answer is empty or does not end "
@@ -302,6 +311,7 @@ def with_own_answers(
             answered[place] = _with_kept_answer(records[place], answer["answer"])
     kept = len(asked) - len(problems)
     rank_zero_info(f"The model's own answers are kept of {kept:,} prompts.")
+    # All are cut: max_new_tokens is too small, and the reason is worth more than a count.
     if problems and not kept:
         raise DataError(problems[0])
     if problems:
@@ -341,6 +351,7 @@ def add_targets(
     for place, record in enumerate(encoded.records):
         if any(map(is_open, record.responses)):
             places.append(place)
+    # Every answer to forget has its number.
     if not places:
         return
     if like is None:
@@ -356,6 +367,7 @@ def add_targets(
             "results/keep/export."
         )
     theirs = load_tokenizer(like).get_vocab()
+    # Its tokens would be other words here, and s̄ of other tokens.
     if theirs != encoder.tokenizer.get_vocab():
         raise DataError(
             f"forget_like={like}: it has another vocabulary than {name}. Name a model of the same "

@@ -31,12 +31,13 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
+from pl_pointwise.tasks.language_model.answers import Rate
 from pl_pointwise.tasks.language_model.before import WANTED
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import text_of_response
 from pl_pointwise.tasks.language_model.model.loading import Policy
-from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
+from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.roles import (
     Requirement,
     divergence,

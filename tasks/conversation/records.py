@@ -71,6 +71,7 @@ def parse_response(value: Any, where: str, name: str) -> Response:
     fields = {key: entry for key, entry in value.items() if entry is not None}
     known = ("role", "refusal", *_BOUND, *_CONTENT)
     unknown = set(fields).difference(known)
+    # A misspelt tolerance would be the role's in silence.
     if unknown:
         problem = f"has the field {shown(min(unknown))}"
         raise bad_field(where, name, problem, f"Its fields are {', '.join(known)}")
@@ -84,6 +85,7 @@ def parse_response(value: Any, where: str, name: str) -> Response:
     refusal = "refusal" in fields and flag(fields, "refusal", where, f"{name}.")
     refusal = refusal or role == "refuse"
     message = {key: fields[key] for key in _CONTENT if key in fields}
+    # Refusals have texts in the settings; of anything else nobody knows what is meant.
     if not message and not refusal:
         remedy = (
             "Give content or tool_calls; only a refusal may be left to the settings"
@@ -117,6 +119,7 @@ def _bound_of_its_own(
     else:  # A mean log-likelihood, or a difference of two.
         right = role in _OWN and math.isfinite(bound) and (relative or bound <= 0)
     bounds = {option: fields[option] for option in _BOUND if option in fields}
+    # Also of a role without a bound, and a band's number under the name of a floor's.
     if not right or bounds.keys() - {key, "relative"}:
         remedy = f"Give {_OWN.get(role, 'none, or a role that is a requirement')}"
         raise bad_field(
@@ -131,6 +134,7 @@ def check_together(records: Sequence[Record]) -> None:
     for record in records:
         for role in {"learn", "keep", "forget"}.intersection(record.roles):
             other, where = asked.setdefault(record.unit, (role, record.where))
+            # One prompt, two wishes: which of them holds would be a matter of multipliers.
             if other != role:
                 raise DataError(
                     f"{where}: an answer to the prompt is of role {other} here, and of role {role} "
@@ -159,9 +163,11 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
         *messages, answer = conversation(row, where)
         held = next((field for field in PROMPTS if row.get(field)), "messages")
         name = f"{held}[{len(messages)}]"
+        # An open conversation, such as a prompt to predict for.
         if answer["role"] != "assistant":
             problem = "has no answer: its last turn is not the assistant's"
             raise bad_field(where, held, problem, "Add the answer, or give responses")
+        # The model would learn to go on before it has the result.
         if messages and messages[-1].get("tool_calls"):
             problem = (
                 "ends with a call and an answer, without the call's result between them"
@@ -186,6 +192,7 @@ def _single(schema: str, row: dict[str, Any], where: str, role: str) -> Record:
             problem = "stands beside messages that end with an answer already"
             raise bad_field(where, name, problem, "Take one of the two out")
     options = {key: row[key] for key in ("role", *_BOUND) if row.get(key) is not None}
+    # KTO's label: true is a good answer.
     if "role" not in options and truth(dict.get(row, "label")) is not None:
         role = "prefer" if flag(row, "label", where) else "avoid"
     response = parse_response(
@@ -249,6 +256,7 @@ def read_record(
     ends_open = isinstance(prompt, str) or (
         is_turns(prompt) and prompt[-1]["role"] != "assistant"
     )
+    # To predict for; answers beside the prompt are not looked at.
     if ends_open and not responses:
         row.read |= _ANSWERS
         return make_record(row, conversation(row, where), [], where)
@@ -256,6 +264,7 @@ def read_record(
     if name in ("records", "answer"):  # Our own.
         _check_spelling(row, where)
     record = SCHEMAS[name][1](row, where, role)
+    # responses: [] asks nothing of the model.
     if responses and not record.responses:
         problem = "has none that anything is asked of"
         raise bad_field(where, "responses", problem, "Give at least one")
@@ -274,6 +283,7 @@ def _check_spelling(row: Mapping[str, Any], where: str) -> None:
             raise bad_field(
                 where, name, "is not read", "Give responses: [{role, content}]"
             )
+        # "Role", "tolerence": close, and with the same letter in front.
         if near and near[0][0] == name[:1].lower():
             remedy = f'Write "{near[0]}", or name it otherwise'
             raise bad_field(where, name, "is not read", remedy)
@@ -286,6 +296,7 @@ def told(row: Mapping[str, Any], where: str) -> str:
             return name
     names = ", ".join(map(shown, list(row)[:12])) or "nothing"
     plain = {name.strip().lower(): None for name in row}
+    # Tables made by hand have Prompt and " answer".
     if plain.keys() != row.keys() and _is_known(plain):
         raise DataError(
             f"{where}: the fields ({names}) are known by other names. Write them in lower case "

@@ -159,16 +159,16 @@ class DigitsDataModule(PointwiseDataModule):
         self.test_file = test_file
 
     def setup(self, stage: str) -> None:
-        given = {"test": digits_in(self.test_file)} if self.test_file else {}
-        for split, (images, labels) in (digits() | given).items():
+        tests = {"test": digits_in(self.test_file)} if self.test_file else {}
+        for split, (images, labels) in (digits() | tests).items():
             right = old_model()(images).argmax(dim=1) == labels
             turned = images.view(-1, 8, 8).rot90(dims=(1, 2)).flatten(1)
             parts = [(images[right], labels[right], False), (turned, labels, True)]
-            self.datasets[split] = [
-                {"image": image, "label": label, "rotated": rotated}
-                for images_, labels_, rotated in parts
-                for image, label in zip(images_, labels_, strict=True)
-            ]
+            rows = []
+            for of_part, labels_of_part, rotated in parts:
+                for image, label in zip(of_part, labels_of_part, strict=True):
+                    rows.append({"image": image, "label": label, "rotated": rotated})
+            self.datasets[split] = rows
 
     def describe(self, index: int, dataset: str = "train") -> dict[str, Any]:
         """The sample as a picture, for reports."""

@@ -132,15 +132,23 @@ class ResponseDataModule(RecordsDataModule):
         if record.kind:
             texts["kind"] = record.kind
         seen: Counter[str] = Counter()
-        for each in record.responses:
-            seen[each.role] += 1
-            about = [each.behaviour] if each.behaviour else []
-            if each.tolerance is not None:
-                about.append(f"{'s̄_ref − ' if each.relative else ''}{each.tolerance:g}")
+        for response in record.responses:
+            seen[response.role] += 1
+            about = [response.behaviour] if response.behaviour else []
+            if response.tolerance is not None:
+                about.append(
+                    f"{'s̄_ref − ' if response.relative else ''}{response.tolerance:g}"
+                )
             name = " ".join(
-                [each.role, str(seen[each.role]), *(f"({what})" for what in about)]
+                [
+                    response.role,
+                    str(seen[response.role]),
+                    *(f"({what})" for what in about),
+                ]
             )
-            texts[name] = "" if each.answer is None else answer_text(each.answer)
+            texts[name] = (
+                "" if response.answer is None else answer_text(response.answer)
+            )
         return texts
 
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
@@ -170,10 +178,11 @@ class ResponseDataModule(RecordsDataModule):
         revision, template, arguments = (
             self.shared_option(name, None) for name in options
         )
-        taken = (self.model_name, revision, template, arguments)
-        if taken != known:
-            self._encoder = load_encoder(*taken, self.default_template)
-        return taken
+        name = self.model_name
+        if (name, revision, template, arguments) != known:
+            default = self.default_template
+            self._encoder = load_encoder(name, revision, template, arguments, default)
+        return name, revision, template, arguments
 
 
 Fitting = tuple[Record, list[str], list[int], list[list[int]]]
@@ -248,6 +257,7 @@ class EncodedResponses:
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
             self._encode(records[start : start + CHUNK], encoder, skipped)
+        # report_skipped() would say that no record is usable, and not that all are too long.
         if not self.records and self.long.skipped:
             raise DataError(
                 f"{name}: no record fits (too_long: skip). {self.long.skipped[0]}"
@@ -288,12 +298,13 @@ class EncodedResponses:
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
                 continue
+            # Too long and skipped; the report counts it.
             if fitting is None:
                 continue
             record, texts, ids, tokens = fitting
             self.records.append(record)
             row: dict[str, Any] = {"prompt": np.asarray(ids, np.int32)}
-            row["responses"] = [np.asarray(each, np.int32) for each in tokens]
+            row["responses"] = [np.asarray(response, np.int32) for response in tokens]
             self._rows.append(row | {"characters": [*map(encoder.characters, texts)]})
 
     def _fitting(
@@ -311,6 +322,7 @@ class EncodedResponses:
         problem = self._length_problem(record.where, ids, tokens)
         if not problem:
             return record, texts, ids, tokens
+        # Turns go only from what does not fit, so a shorter file keeps its prompts.
         if self._too_long == "cut":
             return self._cut(record, encoder, problem)
         if self._too_long == "skip" and self._skip_invalid is not None:
@@ -323,6 +335,7 @@ class EncodedResponses:
     ) -> str:
         """Why a record does not fit; "" of one that does."""
         prompt_limit, limit, _ = self._limits
+        # Two limits with two remedies: max_length is the model's too, max_prompt_length is not.
         if len(ids) > prompt_limit:
             return (
                 f"{where}: the prompt has {len(ids):,} tokens and does not fit in "
@@ -344,21 +357,22 @@ class EncodedResponses:
     ) -> Fitting:
         """The record without its earliest turns, rendered again."""
 
-        def rendered(each: Record) -> tuple[list[str], list[int], list[list[int]]]:
-            prompt, texts = encoder.texts(each)
+        def rendered(part: Record) -> tuple[list[str], list[int], list[list[int]]]:
+            prompt, texts = encoder.texts(part)
             ((ids, tokens),) = encoder.encode([prompt], [texts])
             return texts, ids, tokens
 
-        def fits(each: Record) -> bool:
-            _, ids, tokens = rendered(each)
-            return not self._length_problem(each.where, ids, tokens)
+        def fits(part: Record) -> bool:
+            _, ids, tokens = rendered(part)
+            return not self._length_problem(part.where, ids, tokens)
 
-        found = shortened(record, fits)
-        if found is None:
+        end = shortened(record, fits)
+        # The last question alone is too long.
+        if end is None:
             raise DataError(
                 f"{problem} Without its earlier turns it does not fit either."
             )
-        shorter, turns = found
+        shorter, turns = end
         self.long.cut.append(turns)
         return shorter, *rendered(shorter)
 
@@ -389,15 +403,17 @@ class EncodedResponses:
     def widths(self) -> dict[str, int]:
         """By role the most responses of a sample."""
         counts = [Counter(record.roles) for record in self.records]
-        return {
-            role: max(each[role] for each in counts) for role in set().union(*counts)
-        }
+        widths: dict[str, int] = {}
+        for of_record in counts:
+            for role, count in of_record.items():
+                widths[role] = max(count, widths.get(role, 0))
+        return widths
 
     @cached_property
     def categories(self) -> list[str] | None:
         """Each record's category; None where none has one."""
-        found = [record.category for record in self.records]
-        return found if any(found) else None
+        names = [record.category for record in self.records]
+        return names if any(names) else None
 
     @cached_property
     def strata(self) -> list[int] | None:
@@ -422,12 +438,12 @@ class EncodedResponses:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the tokens, their order, and what is asked of each response."""
-        found = hashlib.sha256()
+        tokens = hashlib.sha256()
         for row in self._rows:
             for ids in (row["prompt"], *row["responses"]):
-                found.update(len(ids).to_bytes(8, "little") + ids.tobytes())
-        asked = [
-            [each.kind, [[r.role, r.tolerance, r.relative] for r in each.responses]]
-            for each in self.records
-        ]
-        return digest(found.hexdigest(), asked)
+                tokens.update(len(ids).to_bytes(8, "little") + ids.tobytes())
+        asked: list[Any] = []
+        for record in self.records:
+            bounds = [[r.role, r.tolerance, r.relative] for r in record.responses]
+            asked.append([record.kind, bounds])
+        return digest(tokens.hexdigest(), asked)

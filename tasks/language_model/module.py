@@ -13,117 +13,44 @@ prompts are answered, and ``answers_at_most``, so many of each kind by a batch's
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from peft import PeftModel
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torchmetrics import MeanMetric
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.evaluation import BEFORE, MeanBySample
-from pl_pointwise.export.folder import replaced_folder
-from pl_pointwise.lagrangian.terms import PADDING
-from pl_pointwise.model_card import write_card
 from pl_pointwise.plain import from_plain
-from pl_pointwise.task import Batch, Metrics, notes_of, objects_of_all_ranks
+from pl_pointwise.task import Batch, Metrics, notes_of
 from pl_pointwise.tasks.common.adapters import saved_adapter
-from pl_pointwise.tasks.common.models import check_weights
 
-from .before import Watched, as_reference, kept_role, place_of, wanted_columns
+from .answers import EvaluationAnswers, Rate, real_samples
+from .before import as_reference, remember_answers, sentence_of_changes
 from .data import EncodedResponses
+from .export import export_model
 from .likelihood.scoring import (
     ReferenceCache,
     ResponseScorer,
     ResponseStatistics,
     inference,
-    of_adapter,
     reference_problem,
 )
-from .model.adapters import Lora, lora_of, merged_model
-from .model.generation import Generation, generate_answers, text_of_response
+from .model.adapters import Lora, lora_of
+from .model.generation import Generation, generate_answers
 from .model.loading import Policy, load_encoder, load_language_model
 from .roles import Requirement, divergence, drop, lead, mean_over
-from .rounding import say_what_merging_changed
 from .text.conversations import ConversationEncoder
 from .text.records import Record
-
-ANSWERS_BEFORE = "answers before"
-"""What checkpoints keep of the starting model where all weights are trained, by prompt."""
-
-USAGE = """
-from {package} import {kind}
-from transformers import AutoTokenizer
-
-name = "PATH OR NAME OF THIS REPOSITORY"
-model, tokenizer = {kind}.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-"""
-
-
-OR = "\n\nor:\n\n"
-"""Between several texts that are wanted as the answer to one prompt."""
-
-COLUMNS = (
-    "index",
-    "prompt",
-    "wanted",
-    "before",
-    "answer",
-    "exact",
-    "flipped",
-    "file",
-    "line",
-)
-"""What stands first in a line of a file of answers, in this order, as far as it has them."""
-
-
-def in_order(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer with what people read first in front."""
-    first = {name: answer[name] for name in COLUMNS if name in answer}
-    return first | {name: value for name, value in answer.items() if name not in first}
-
-
-ADAPTER_NOTE = (
-    "**This folder holds an adapter, and not the whole model**: it loads its base model too, from "
-    "the name in `adapter_config.json`, which has to be there. One whole model is "
-    "`model.merge_and_unload()`, saved, of the `model` below; or train with "
-    "`--model.policy.merge_on_export true`."
-)
-
-
-@dataclass(frozen=True)
-class Rate:
-    """A metric: the mean over the answers of an entry of theirs.
-
-    Args:
-        entry: of an answer, such as "refused"; answers without it are not counted.
-        value: what counts of it; of a flag 1 or 0.
-        kind: of the prompts, as ``prompt_kind`` names it; None for all.
-    """
-
-    entry: str
-    value: Callable[[Any], float] = float
-    kind: str | None = None
-
-
-def real_samples(batch: Batch) -> list[tuple[int, int]]:
-    """(position in the batch, index) of the samples of a batch that do not only fill it."""
-    samples = []
-    for position, index in enumerate(batch["index"].tolist()):
-        if index != PADDING:
-            samples.append((position, index))
-    return samples
+from .trained_state import drop_frozen_base, require_trained
 
 
 class LanguageModelModule(PointwiseModule):
@@ -139,7 +66,6 @@ class LanguageModelModule(PointwiseModule):
 
     Attributes:
         lora, generation: the policy's, or the task's where it has "default".
-        answers: generated in the last `test` or `validate` by this rank, by data set.
 
     Raises:
         ValueError: a positive tolerance, which no mean log-likelihood reaches; or no policy.
@@ -204,7 +130,7 @@ class LanguageModelModule(PointwiseModule):
         self.host_keys = tuple({*self.host_keys, *roles})
         self.trained_on = objective
         self.evaluation = evaluation
-        self.answers: dict[str, list[dict[str, Any]]] = {}
+        self._evaluation_answers = EvaluationAnswers(self)
         self._at_start = False  # Whether the adapters are off, within starting_model().
         self._load_policy(from_plain(Policy, policy))
 
@@ -212,6 +138,7 @@ class LanguageModelModule(PointwiseModule):
         self.policy = policy
         lora = self.default_lora if policy.lora == "default" else policy.lora
         start = saved_adapter(policy.model_name, policy.revision)
+        # Its own rank and layers: those of the task would be another adapter.
         if policy.continue_adapter and start is not None:
             lora = lora_of(start.config)
         # Its base is another model than that of the adapters which are trained.
@@ -225,6 +152,7 @@ class LanguageModelModule(PointwiseModule):
         self.revision = policy.revision
         self.chat_template = policy.chat_template
         self.template_arguments = policy.template_arguments
+        # Adapters are in float32 on a base of any dtype; whole models are stepped as they are.
         if self.lora is None and policy.dtype == "auto":
             policy = replace(policy, dtype="float32")
         elif self.lora is None and policy.dtype != "float32":
@@ -240,13 +168,14 @@ class LanguageModelModule(PointwiseModule):
         # Loaded in evaluation mode, and Lightning keeps the mode it finds.
         self.model = model.train()
         self.scorer = ResponseScorer(model, policy.scoring_method)
-        self.register_state_dict_post_hook(_drop_frozen_base)
+        self.register_state_dict_post_hook(drop_frozen_base)
 
     # The terms ------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> ResponseStatistics:
         """Statistics of every response, with the reference where it is needed."""
         leads = any(self.requirements[name].value is lead for name in self.constraints)
+        # The adapters are off: what is scored is the reference itself.
         if self._at_start:
             return as_reference(self.scorer(batch, reference=False, leads=leads))
         return self.scorer(batch, self.referred(batch), leads)
@@ -283,6 +212,7 @@ class LanguageModelModule(PointwiseModule):
 
     def objective(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The mean over the objective's responses of KL per token, or of −s̄; 0 of none, (B,)."""
+        # Safe-DPO, preference losses, a task of one's own.
         if self.trained_on not in ("kl", "cross_entropy"):
             return self.own_loss(outputs, batch)
         if self.trained_on == "kl":
@@ -308,6 +238,7 @@ class LanguageModelModule(PointwiseModule):
         for name in self.constraints:
             requirement = self.requirements[name]
             values = requirement.value(outputs)
+            # Most data sets have none: then nothing has to be moved.
             if own_bounds and requirement.value not in (drop, lead):
                 values = self._from_own_bounds(name, values, outputs, batch)
             # Where a sample has no such response any column will do: membership() leaves it out.
@@ -357,6 +288,7 @@ class LanguageModelModule(PointwiseModule):
             roles.update(record.roles)
         there = f"the training responses are of role {', '.join(sorted(roles))}"
         constrained = {self.requirements[name].role for name in self.constraints}
+        # Without a formulation constraints are only measured.
         if self.formulations and roles.isdisjoint(constrained):
             raise DataError(
                 f"No constraint applies to any record ({', '.join(self.constraints)}): {there}. "
@@ -386,12 +318,19 @@ class LanguageModelModule(PointwiseModule):
                 rank_zero_warn(str(problem))
 
     def prepare_training(self) -> None:
-        samples = getattr(
-            getattr(self.trainer.train_dataloader, "dataset", None), "rows", None
-        )
-        if isinstance(samples, EncodedResponses):
-            self.check_training_records(samples.records)
-            self._remember_answers(samples)
+        samples = self._trained_samples
+        if samples is None:
+            return
+        self.check_training_records(samples.records)
+        if self._measures_before:
+            remember_answers(self, samples, notes_of(self))
+
+    @property
+    def _trained_samples(self) -> EncodedResponses | None:
+        """The samples of this fit; None of a loader that is no data module's of the package."""
+        dataset = getattr(self.trainer.train_dataloader, "dataset", None)
+        samples = getattr(dataset, "rows", None)
+        return samples if isinstance(samples, EncodedResponses) else None
 
     # Before and after -----------------------------------------------------------------------------
 
@@ -417,57 +356,25 @@ class LanguageModelModule(PointwiseModule):
             finally:
                 self._at_start = False
 
-    def _remember_answers(self, samples: EncodedResponses) -> None:
-        """Before the first step where no adapters are: later the starting model is gone."""
-        first = not self.trainer.global_step and not self.trainer.fast_dev_run
-        if (
-            not first
-            or not self._measures_before
-            or reference_problem(self.model) is None
-        ):
-            return
-        watched = Watched.chosen(samples, self.kept_roles)
-        with self.trainer.precision_plugin.forward_context():
-            answers = watched.answers(self.model, self.encoder, self.generation)
-        prompts = [record.prompt for record in watched.records]
-        notes_of(self).kept[ANSWERS_BEFORE] = dict(zip(prompts, answers, strict=True))
-
     def closing_sentences(self) -> list[str]:
         """How many of some answers that are to stay are other texts now than before training."""
-        samples = getattr(
-            getattr(self.trainer.train_dataloader, "dataset", None), "rows", None
-        )
-        if not self._measures_before or not isinstance(samples, EncodedResponses):
+        samples = self._trained_samples
+        if not self._measures_before or samples is None:
             return []
-        watched = Watched.chosen(samples, self.kept_roles)
-        remembered = notes_of(self).kept.get(ANSWERS_BEFORE, {})
-
-        def answers(*, reference: bool = False) -> list[list[int]]:
-            return watched.answers(
-                self.model, self.encoder, self.generation, reference=reference
-            )
-
-        with self.trainer.precision_plugin.forward_context():
-            if reference_problem(self.model) is None:
-                before = answers(reference=True)
-            elif all(record.prompt in remembered for record in watched.records):
-                before = [remembered[record.prompt] for record in watched.records]
-            else:  # Resumed from a checkpoint that does not have them.
-                return []
-            sentence = watched.changed(before, answers())
+        sentence = sentence_of_changes(self, samples, notes_of(self))
         return [sentence] if sentence else []
 
     # Evaluation -----------------------------------------------------------------------------------
 
+    @property
+    def answers(self) -> dict[str, list[dict[str, Any]]]:
+        """Generated in the last `test` or `validate` by this rank, by data set."""
+        return self._evaluation_answers.by_data_set
+
     def evaluation_metrics(self) -> Metrics:
         """The KL of adapters, and rates of the generated answers."""
-        rates = {name: MeanBySample() for name in self._rates}
+        rates = {name: MeanBySample() for name in self._evaluation_answers.rates}
         return {"kl": MeanMetric(), **rates}
-
-    @property
-    def _rates(self) -> dict[str, Rate]:
-        """The task's, and with any the share of answers that stop only at the length limit."""
-        return {**self.rates, "cut": Rate("cut")} if self.rates else {}
 
     def update_evaluation_metrics(
         self,
@@ -480,69 +387,11 @@ class LanguageModelModule(PointwiseModule):
         """Adds the KL of a batch, and answers to its prompts where they are asked for."""
         compared = self.compared(batch).to(real.device)
         carries = compared.any(1) & real
+        # A batch of prompts to refuse alone has no answer to stay close to.
         if outputs.kl is not None and carries.any():
             metrics["kl"].update(mean_over(outputs.kl, compared)[carries])
-        if stage.removeprefix(BEFORE) in self._answered:
-            self._answer(metrics, batch, stage)
-
-    @property
-    def _answered(self) -> list[str]:
-        """The data sets of this pass whose prompts are answered: none in validation in training."""
-        wanted = self.evaluation.answer_in if self.rates else []
-        if self.trainer.state.fn == TrainerFn.VALIDATING:
-            return ["val"] if "test" in wanted else []
-        return list(wanted) if self.trainer.testing else []
-
-    def _answer(self, metrics: Metrics, batch: Batch, stage: str) -> None:
-        """Answers the prompts of a batch that are among the first of their kind, and counts."""
-        if not metrics["cut"].update_called:  # Fresh metrics: another pass.
-            self.answers[stage] = []
-        limit = self.evaluation.answers_at_most
-        ranks = batch["rank"].tolist()
-        asked = real_samples(batch)
-        if limit is not None:
-            asked = [(row, index) for row, index in asked if ranks[row] < limit]
-        if not asked:
-            return
-        new = self.batch_answers(batch, asked, stage)
-        records = [batch["records"][row] for row, _ in asked]
-        for answer, (row, _), record in zip(new, asked, records, strict=True):
-            answer |= self._about(batch, row, record)
-        self.answers[stage] += new
-        self._count(metrics, new, [self.prompt_kind(record) for record in records])
-
-    def _about(self, batch: Batch, row: int, record: Record) -> dict[str, Any]:
-        """What the file of answers has beside an answer: prompt, what is wanted, and its place."""
-        about: dict[str, Any] = {"prompt": record.text}
-        wanted = []
-        for column in wanted_columns(record, self.kept_roles):
-            wanted.append(text_of_response(self.encoder, batch, row, column).strip())
-        if wanted:
-            about["wanted"] = OR.join(wanted)
-        about["kept"] = kept_role(record, self.kept_roles) != ""
-        return about | place_of(record)
-
-    def _count(
-        self,
-        metrics: Metrics,
-        answers: Sequence[Mapping[str, Any]],
-        kinds: Sequence[str],
-    ) -> None:
-        """Adds answers, to prompts of some kinds, to the rates that they have part in."""
-        for name, rate in self._rates.items():
-            if name not in metrics:
-                continue
-            index = []
-            values = []
-            for answer, kind in zip(answers, kinds, strict=True):
-                if rate.kind in (None, kind) and rate.entry in answer:
-                    index.append(answer["index"])
-                    values.append(float(rate.value(answer[rate.entry])))
-            if index:
-                device = metrics[name].device
-                metrics[name].update(
-                    torch.tensor(index).to(device), torch.tensor(values).to(device)
-                )
+        if stage.removeprefix(BEFORE) in self._evaluation_answers.data_sets:
+            self._evaluation_answers.add(metrics, batch, stage)
 
     def prompt_kind(self, record: Record) -> str:
         """The kind of a prompt, of which some rates are."""
@@ -566,63 +415,10 @@ class LanguageModelModule(PointwiseModule):
 
     def finish_evaluation_metrics(self, metrics: dict[str, Metrics]) -> None:
         """Writes the answers to ``answers/<data set>.jsonl``; none of a confidential model."""
-        answered = [name for name in metrics if name in self._answered]
-        if not answered and not self.trainer.testing:  # A validation during training.
+        if not self._evaluation_answers.finish(metrics):
             return
-        of_this_pass: dict[str, list[dict[str, Any]]] = {}
-        for name in (*answered, *[f"{BEFORE}{name}" for name in answered]):
-            if name in metrics:
-                # Answers of an earlier pass are there still where this one asked for none.
-                asked = metrics[name]["cut"].update_called
-                of_this_pass[name] = self.answers[name] if asked else []
-        self.answers = {name: of_this_pass[name] for name in answered}
-        for name, answers in self.answers.items():
-            before = of_this_pass.get(f"{BEFORE}{name}", [])
-            self._join_before(answers, before, metrics[name])
         if not notes_of(self).confidential:
-            self.report_answers({name: self._write_answers(name) for name in answered})
-
-    def _join_before(
-        self,
-        answers: list[dict[str, Any]],
-        others: Sequence[dict[str, Any]],
-        metrics: Metrics,
-    ) -> None:
-        """Gives this rank's answers {before}, and those that are to stay {flipped}, and counts it.
-
-        others: the starting model's answers to the same prompts.
-        """
-        before = {other["index"]: other["answer"] for other in others}
-        for answer in answers:
-            kept = answer.pop("kept")
-            if answer["index"] in before:
-                answer["before"] = before[answer["index"]]
-                if kept:
-                    answer["flipped"] = answer["answer"] != answer["before"]
-        if "flipped" in metrics:
-            flipped = [answer for answer in answers if "flipped" in answer]
-            self._count({"flipped": metrics["flipped"]}, flipped, [""] * len(flipped))
-
-    def _write_answers(self, stage: str) -> list[dict[str, Any]]:
-        """Writes the answers of all ranks to one data set, and returns them by index."""
-        gathered = chain.from_iterable(objects_of_all_ranks(self.answers[stage]))
-        answers = sorted(gathered, key=lambda answer: int(answer["index"]))
-        if self.trainer.is_global_zero:
-            path = Path(self.trainer.default_root_dir) / "answers" / f"{stage}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lines = []
-            for answer in answers:
-                lines.append(json.dumps(in_order(answer), ensure_ascii=False) + "\n")
-            path.write_text("".join(lines), encoding="utf-8")
-            cut = sum(answer["cut"] for answer in answers)
-            kept = [answer["flipped"] for answer in answers if "flipped" in answer]
-            changed = ""
-            if kept:
-                changed = f"; {sum(kept):,} of {len(kept):,} that are to stay are other texts now"
-            rank_zero_info(
-                f"{stage}: {len(answers):,} answers, {cut:,} of them cut{changed}: read {path}."
-            )
-        return answers
+            self.report_answers(self._evaluation_answers.write())
 
     def predict_step(
         self, batch: Batch, batch_idx: int = 0, dataloader_idx: int = 0
@@ -686,43 +482,15 @@ class LanguageModelModule(PointwiseModule):
         without adapters, and where the run began by merging one, the whole model, which
         `AutoModelForCausalLM` loads. A run takes both as `model_name`.
         """
-        package = "transformers"
-        kind = "AutoModelForCausalLM"
-        with replaced_folder(Path(path)) as folder:
-            apart = not (self.policy.merge_on_export or self.merged_start)
-            if isinstance(self.model, PeftModel) and apart:
-                package = "peft"
-                kind = "AutoPeftModelForCausalLM"
-                self._save_adapter(self.model, folder)
-            else:
-                self._save_whole(folder)
-            self.tokenizer.save_pretrained(folder)
-            write_card(
-                self,
-                folder,
-                library_name=package,
-                pipeline_tag="text-generation",
-                base_model=self.model_name,
-                note=ADAPTER_NOTE if package == "peft" else "",
-                usage=USAGE.format(package=package, kind=kind),
-            )
+        export_model(
+            self,
+            self.model,
+            self.tokenizer,
+            self.policy,
+            Path(path),
+            whole=self.policy.merge_on_export or self.merged_start,
+        )
         return Path(path)
-
-    def _save_adapter(self, model: PeftModel, folder: Path) -> None:
-        if not self.policy.continue_adapter:  # Else it has that of its base.
-            # Of the base: the branch may move on, the commit does not.
-            commit = getattr(model.config, "_commit_hash", None)
-            model.active_peft_config.revision = commit or self.revision
-        model.save_pretrained(folder, selected_adapters=[model.active_adapter])
-
-    def _save_whole(self, folder: Path) -> None:
-        """Saves the model, adapters merged into it."""
-        whole = self.model
-        if isinstance(whole, PeftModel):
-            whole = merged_model(whole)
-            say_what_merging_changed(self, whole)
-        whole.save_pretrained(folder)
-        check_weights(AutoModelForCausalLM, folder)
 
     # The state: what is trained, and nothing of the frozen base -----------------------------------
 
@@ -735,33 +503,6 @@ class LanguageModelModule(PointwiseModule):
             RuntimeError: with ``strict``, a trained weight that is missing, or one too many.
         """
         keys = super().load_state_dict(state_dict, strict=False, assign=assign)
-        missing = sorted(self._trained_names().intersection(keys.missing_keys))
-        problems = [f"missing {name}" for name in missing]
-        problems += [f"unexpected {name}" for name in keys.unexpected_keys]
-        if strict and problems:
-            raise RuntimeError(
-                f"The checkpoint does not fit what this model trains ({len(problems)} weights, as "
-                f"{problems[0]}). Load it with the model and the lora settings it was trained with."
-            )
+        if strict:
+            require_trained(self, keys)
         return keys
-
-    def _trained_names(self) -> set[str]:
-        """Names, in the state, of what is trained or belongs to the adapters."""
-        names = {
-            name for name, weight in self.named_parameters() if weight.requires_grad
-        }
-        for name in self.model.state_dict():
-            if of_adapter(self.model, name):
-                names.add(f"model.{name}")
-        return names
-
-
-def _drop_frozen_base(
-    module: LanguageModelModule, state: dict[str, Any], prefix: str, metadata: Any
-) -> None:
-    """Leaves what is trained in the state: a hook, which no method of a subclass can replace."""
-    names = {prefix + name for name in module._trained_names()}
-    for name in [
-        name for name in state if name.startswith(prefix) and name not in names
-    ]:
-        del state[name]

@@ -87,6 +87,7 @@ class Requirement:
 
     def constraint(self, option: str, tolerance: float) -> Constraint:
         """The constraint of a tolerance that was given as ``option``; ValueError: of wrong sign."""
+        # Nothing is within a band of no width, and no KL is below 0.
         if tolerance <= 0 and (self.bound == "within" or self.value is divergence):
             what = (
                 "half the width of a band"
@@ -98,6 +99,7 @@ class Requirement:
             )
         if self.bound == "within":
             return Constraint(at_least=-tolerance, at_most=tolerance)
+        # A forgotten minus sign: no model could reach the bound, and λ would grow without end.
         if tolerance > 0 and self.value is mean_log_likelihood:
             raise ValueError(
                 f"{option}={tolerance}: it bounds a mean log-likelihood, which is never above 0. "
@@ -111,6 +113,7 @@ class Requirement:
     def columns(self, batch: Batch) -> Tensor:
         """Which responses of a batch it is about, (B,) or (B, K); −1 for none."""
         columns: Tensor = batch[self.role]
+        # Safety asks for a refusal of unsafe prompts, and forbids the same text to benign ones.
         if self.kinds:
             concerned = torch.tensor(
                 [record.kind in self.kinds for record in batch["records"]]
@@ -137,14 +140,14 @@ def collate_rows(
     records: list[Record] = [row["record"] for row in rows]
     batch: Batch = collate_responses(
         [row["prompt"].tolist() for row in rows],
-        [[response.tolist() for response in row["responses"]] for row in rows],
+        [[*map(np.ndarray.tolist, row["responses"])] for row in rows],
         rows[0]["columns"],
     )
     for name in ("index", "rank"):
         batch[name] = torch.tensor([row[name] for row in rows])
     # An array: within a list Lightning's precisions such as bf16-true look for tensors, and die.
     batch["records"] = np.array(records, dtype=object)
-    numbers = [[roles.index(role) for role in record.roles] for record in records]
+    numbers = [[*map(roles.index, record.roles)] for record in records]
     batch["roles"] = collate_columns(numbers, rows[0]["columns"])
     for number, role in enumerate(roles):
         places = [_places_of(number, of_sample) for of_sample in numbers]

@@ -31,10 +31,12 @@ def say_what_merging_changed(module: Any, merged: PreTrainedModel) -> None:
     float32, nor where the training set is not at hand.
     """
     low = {weight.dtype for weight in merged.parameters() if weight.dtype.itemsize < 4}
+    # In float32 merging rounds nothing that a bound could see.
     if not low:
         return
     kind = ", ".join(sorted(map(str, low)))
     batch = _constrained_samples(module)
+    # An export of a loaded checkpoint has no trainer with data.
     if batch is None:
         rank_zero_info(
             f"The adapter is merged into weights of {kind} and rounded; what that changes was not "
@@ -51,10 +53,10 @@ def say_what_merging_changed(module: Any, merged: PreTrainedModel) -> None:
     if not crossed:
         rank_zero_info(f"{text}, and no bound is crossed.")
         return
-    found = ", ".join(f"{name}: {count}" for name, count in crossed.items())
+    counts = ", ".join(f"{name}: {count}" for name, count in crossed.items())
     rank_zero_warn(
-        f"{text}, and bounds are crossed that were kept before ({found}). Export the adapter alone "
-        "(policy.merge_on_export: false), or train on a base in float32 (policy.dtype)."
+        f"{text}, and bounds are crossed that were kept before ({counts}). Export the adapter "
+        "alone (policy.merge_on_export: false), or train on a base in float32 (policy.dtype)."
     )
 
 
@@ -64,9 +66,11 @@ def _constrained_samples(module: Any) -> Batch | None:
     rows = getattr(
         getattr(trainer and trainer.train_dataloader, "dataset", None), "rows", None
     )
+    # Data of one's own are not of a form that can be sampled here.
     if not isinstance(rows, EncodedResponses):
         return None
     roles = {module.requirements[name].role for name in module.constraints}
+    # Only answers with a bound can cross one.
     asked = [
         i for i, record in enumerate(rows.records) if roles.intersection(record.roles)
     ]
@@ -89,9 +93,10 @@ def _values(module: Any, merged: PreTrainedModel, batch: Batch) -> tuple[Any, An
     with inference(trained):
         before = ResponseScorer(trained, "plain")(on(device), module.lora is not None)
     with inference(merged):
-        found = ResponseScorer(merged, "plain")(on("cpu"), reference=False)
+        of_merged = ResponseScorer(merged, "plain")(on("cpu"), reference=False)
     sums, means = (
-        value.to(device) for value in (found.log_likelihood, found.mean_log_likelihood)
+        value.to(device)
+        for value in (of_merged.log_likelihood, of_merged.mean_log_likelihood)
     )
     return before, replace(before, log_likelihood=sums, mean_log_likelihood=means)
 
@@ -103,7 +108,7 @@ def _newly_violated(
     counts = {}
     membership = module.membership(batch)
     values, rounded = (
-        module.constraint_values(each, batch) for each in (before, after)
+        module.constraint_values(statistics, batch) for statistics in (before, after)
     )
     bounds = module.constraints if module.training else module.evaluation_constraints
     for name, constraint in bounds.items():

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.data import Parse
 from pl_pointwise.tasks.common.records import Row
-from pl_pointwise.tasks.language_model.data import ResponseDataModule
-from pl_pointwise.tasks.language_model.text.pairs import ROLES, grouped
+from pl_pointwise.tasks.language_model.pairs import PairsDataModule
+from pl_pointwise.tasks.language_model.text.pairs import of_no_kind
 from pl_pointwise.tasks.language_model.text.records import (
     Record,
     conversation,
@@ -23,7 +23,7 @@ from pl_pointwise.tasks.language_model.text.records import (
 )
 
 
-class PreferenceDataModule(ResponseDataModule):
+class PreferenceDataModule(PairsDataModule):
     """Pairs of a chosen and a rejected answer, tokenised once.
 
     A record has ``chosen`` and ``rejected``, texts, messages, or whole conversations that differ in
@@ -52,7 +52,6 @@ class PreferenceDataModule(ResponseDataModule):
         DataError: options that contradict each other.
     """
 
-    roles = ROLES
     sources = ("files", "hub")
 
     def __init__(
@@ -74,6 +73,7 @@ class PreferenceDataModule(ResponseDataModule):
         super().__init__(
             model_name, source, files | {"predict": predict_file}, **options
         )
+        # A path that nobody reads, or a hub without a name.
         if (source == "hub") != (hub_path is not None):
             raise DataError(
                 f"source={source}, hub_path={hub_path}: set both, or neither."
@@ -89,27 +89,19 @@ class PreferenceDataModule(ResponseDataModule):
         """Of pairs; of what is predicted for the prompt alone."""
         return read_prompt if name == "predict" else read_pair
 
-    def read_splits(self) -> dict[str, list[Record]]:
-        """The splits, of several rejected answers one sample where asked for."""
-        splits = super().read_splits()
-        return (
-            {n: grouped(found) for n, found in splits.items()}
-            if self.group_rejected
-            else splits
-        )
-
 
 @reads_whole
 def read_pair(row: Row, where: str) -> Record:
     """The record of a row of either schema: the chosen answer, then the rejected one."""
     when2call = "chosen_response" in row and "rejected_response" in row
     read = read_when2call if when2call else read_preference
-    return replace(read(row, where), given_category="", given_kind="")
+    return of_no_kind(read(row, where))
 
 
 @reads_whole
 def read_prompt(row: Row, where: str) -> Record:
     """The prompt of a row, with or without answers."""
+    # A file of pairs to answer: the prompt may stand in the answers' conversations.
     if row.get("chosen") is not None:
         return replace(read_pair(row, where), responses=())
     row.read |= {"chosen", "rejected", "chosen_response", "rejected_response"}

@@ -28,18 +28,14 @@ from pl_pointwise.errors import one_of
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
-    NEED_REFERENCE,
     Objective,
     PreferenceLosses,
-    pairs_of,
-    preference_loss,
 )
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.loading import Policy
-from pl_pointwise.tasks.language_model.module import LanguageModelModule
+from pl_pointwise.tasks.language_model.pairs import PairsModule
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
-from pl_pointwise.tasks.language_model.text.pairs import ROLES
 
 DEFAULT_LOSSES = PreferenceLosses()
 DEFAULT_TRAINING = Training(
@@ -65,7 +61,7 @@ class PreferenceEvaluation:
     ratio_tolerance: float | None = None
 
 
-class PreferenceModule(LanguageModelModule):
+class PreferenceModule(PairsModule):
     """A causal language model with LoRA, trained on preference pairs subject to bounds.
 
     Args:
@@ -94,13 +90,9 @@ class PreferenceModule(LanguageModelModule):
         "rejected": Requirement("avoid", "at_most", several=True),
         "ratio": Requirement("avoid", "at_least", several=True, value=log_ratio),
     }
-    roles = ROLES
-    objective_roles = ("prefer", "avoid")
     default_lora = Lora(
         r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear"
     )
-    need_reference = NEED_REFERENCE
-    trained_on: Objective
 
     def __init__(
         self,
@@ -128,17 +120,9 @@ class PreferenceModule(LanguageModelModule):
         )
         self.losses = from_plain(PreferenceLosses, losses)
 
-    def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
-        """The preference loss of each sample, (B,)."""
-        return preference_loss(self.trained_on, outputs, self.losses)
-
     def evaluation_metrics(self) -> Metrics:
-        """Those of all language tasks, and the order of the answers."""
-        names = ("pairwise_accuracy", "reward_accuracy")
-        return {
-            **super().evaluation_metrics(),
-            **{name: MeanMetric() for name in names},
-        }
+        """Those of all pairs, and how often the chosen answer has gained more than the other."""
+        return {**super().evaluation_metrics(), "reward_accuracy": MeanMetric()}
 
     def update_evaluation_metrics(
         self,
@@ -150,12 +134,10 @@ class PreferenceModule(LanguageModelModule):
     ) -> None:
         """Adds a batch; real: bool (B,), False for samples that only fill it."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
-        pairs = pairs_of(outputs) & real[:, None]
-        metrics["pairwise_accuracy"].update(
-            (log_ratio(outputs)[:, 1:] > 0)[pairs].float()
-        )
-        if (known := outputs.reference_log_likelihood) is not None:
-            ratios = outputs.log_likelihood - known
-            metrics["reward_accuracy"].update(
-                (ratios[:, :1] > ratios[:, 1:])[pairs].float()
-            )
+        known = outputs.reference_log_likelihood
+        # Without adapters there is no reference: the metric stays NaN.
+        if known is not None:
+            gains = outputs.log_likelihood - known
+            gained_more = gains[:, :1] > gains[:, 1:]
+            right = gained_more[self.real_pairs(outputs, real)]
+            metrics["reward_accuracy"].update(right.float())

@@ -13,14 +13,13 @@ Its negatives are what was judged to be none, then the run's candidates without 
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import kind, shown
+from pl_pointwise.tasks.common.records import from_json, kind, shown
 
 DEPTH = 100  # candidates of a query that are read from a run
 
@@ -53,8 +52,10 @@ class Collection:
             for passage, (score, _) in judgements.items():
                 if not self._is_answer(score):
                     negatives.append(passage)
+            # A candidate without a judgement counts as none, as in MS MARCO's triples.
             negatives += [p for p in candidates.get(query, ()) if p not in judgements]
             missing = [p for p in (*judgements, *negatives) if p not in passages]
+            # Files of two versions of a collection: ids do not meet.
             if query not in queries or missing:
                 place = self.corpus if query in queries else self.queries
                 name = f"passage {missing[0]}" if query in queries else f"query {query}"
@@ -88,6 +89,7 @@ def _texts(path: str, wanted: set[str]) -> dict[str, str]:
     texts = dict[str, str]()
     for number, line in _lines(path):
         where = f"{path}, line {number}"
+        # BEIR's corpus.jsonl; MS MARCO's collection.tsv is a table.
         if line.lstrip().startswith("{"):
             name, text = _of_json(line, where)
         else:
@@ -96,6 +98,7 @@ def _texts(path: str, wanted: set[str]) -> dict[str, str]:
                 raise DataError(
                     f'{where}: is no table. Give "id <tab> text", or JSON lines.'
                 )
+        # A corpus has millions of passages, of which judgements and runs name some.
         if name in wanted:
             texts[name] = text
     return texts
@@ -103,8 +106,8 @@ def _texts(path: str, wanted: set[str]) -> dict[str, str]:
 
 def _of_json(line: str, where: str) -> tuple[str, str]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = from_json(line)
+    except ValueError as error:
         raise DataError(f"{where}: not readable JSON ({error}).") from error
     name = next(
         (row[key] for key in ("_id", "id", "docid", "query_id") if key in row), None
@@ -121,7 +124,7 @@ def _of_json(line: str, where: str) -> tuple[str, str]:
 
 def _judgements(path: str) -> Mapping[str, dict[str, tuple[float, int]]]:
     """By query and passage the judgement, and the line in which it stands."""
-    found = defaultdict[str, dict[str, tuple[float, int]]](dict)
+    judgements = defaultdict[str, dict[str, tuple[float, int]]](dict)
     for number, line in _lines(path):
         cells = line.split("\t") if "\t" in line else line.split()
         if len(cells) == 4:  # TREC's second column says nothing.
@@ -134,13 +137,13 @@ def _judgements(path: str) -> Mapping[str, dict[str, tuple[float, int]]]:
                 f'{path}, line {number}: {shown(line)} is no judgement. Give "query, passage, '
                 'score", or TREC\'s "query 0 passage relevance".'
             )
-        found[cells[0]][cells[1]] = score, number
-    return found
+        judgements[cells[0]][cells[1]] = score, number
+    return judgements
 
 
 def _candidates(path: str) -> Mapping[str, list[str]]:
     """By query its candidates, best first."""
-    found = defaultdict[str, list[tuple[float, str]]](list)
+    candidates = defaultdict[str, list[tuple[float, str]]](list)
     for number, line in _lines(path):
         cells = line.split()
         rank = (
@@ -153,11 +156,11 @@ def _candidates(path: str) -> Mapping[str, list[str]]:
                 f"{path}, line {number}: {shown(line)} is no candidate. Give TREC's \"query Q0 "
                 'passage rank score name", or "query passage rank".'
             )
-        found[cells[0]].append((rank, cells[2 if len(cells) == 6 else 1]))
-    return {
-        query: [each for _, each in sorted(ranked)[:DEPTH]]
-        for query, ranked in found.items()
-    }
+        candidates[cells[0]].append((rank, cells[2 if len(cells) == 6 else 1]))
+    best = {}
+    for query, ranked in candidates.items():
+        best[query] = [passage for _, passage in sorted(ranked)[:DEPTH]]
+    return best
 
 
 def _number(text: str) -> float | None:

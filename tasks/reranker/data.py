@@ -152,6 +152,7 @@ class RerankerDataModule(RecordsDataModule):
         check_fractions(val_fraction, test_fraction)
         shares = {"val": val_fraction, "test": test_fraction}
         super().__init__(source, files, shares, invalid, **options)
+        # Read here, so that a wrong one is refused before a model is loaded.
         if template is not None:
             Template.parse(template)
         self.collection = _collection(
@@ -192,23 +193,22 @@ class RerankerDataModule(RecordsDataModule):
             return entries
 
         nothing = np.zeros(0, np.int32)
-        shape = (len(rows), most)
+        count = len(rows)
         alone = torch.tensor(of_candidates("passage_lengths", 0.0))
-        lengths = torch.tensor([*map(len, of_candidates("input_ids", nothing))]).view(
-            shape
-        )
+        lengths = torch.tensor([*map(len, of_candidates("input_ids", nothing))])
+        lengths = lengths.view(count, most)
         batch: Batch = {
             "index": torch.tensor([row["index"] for row in rows]),
             "lengths": lengths,
             "candidates": lengths > 0,
-            "passage_lengths": alone.view(shape),
+            "passage_lengths": alone.view(count, most),
         }
         fillers = {"input_ids": self._tokenizer.pad_token_id, "token_type_ids": 0}
         for name, filler in fillers.items():
             if name in rows[0]:
                 values = [torch.from_numpy(ids) for ids in of_candidates(name, nothing)]
                 padded = pad_sequence(values, batch_first=True, padding_value=filler)
-                batch[name] = padded.long().view(*shape, -1)
+                batch[name] = padded.long().view(count, most, -1)
         if predicting:
             batch["query_id"] = [row["query_id"] for row in rows]
         return batch
@@ -230,6 +230,7 @@ class RerankerDataModule(RecordsDataModule):
         agreed = {}
         for option, value in self._format_options.items():
             agreed[option] = self.shared_option(option, value)
+        # What cross-encoders are trained with, where neither module nor data say.
         if agreed["max_length"] is None:
             agreed["max_length"] = 512
         name, longest, template, instruction = agreed.values()
@@ -239,10 +240,12 @@ class RerankerDataModule(RecordsDataModule):
             )
         if agreed != known:
             tokenizer = load_tokenizer(name)
+            # Cuts need the places of tokens in the text, which fast tokenizers alone give.
             if not tokenizer.is_fast or tokenizer.pad_token_id is None:
                 raise DataError(
                     f"{name}: take an encoder with a fast tokenizer that has a pad token."
                 )
+            # At least one token of the query and one of the passage have to fit.
             least = tokenizer.num_special_tokens_to_add(pair=template is None) + 2
             if not least <= longest <= tokenizer.model_max_length:
                 raise DataError(
@@ -340,8 +343,10 @@ class RerankerDataModule(RecordsDataModule):
     ) -> list[Any]:
         """Those queries that a split keeps; of each the variance of its negatives' lengths."""
         limit = self.limits[name]
+        # Nothing to choose: the paper's rule picks among more queries than it can train on.
         if limit is None or len(usable) <= limit:
             return usable
+        # With data to certify on, a choice by length would make them unlike new queries.
         if name != "train" and (self.shares["test"] or self.files["test"]):
             rule = "drawn at random"
             chosen = random.Random(digest(self.seed, name)).sample(
@@ -395,17 +400,20 @@ class RerankerDataModule(RecordsDataModule):
                     source, len(wrong), len(rows), f"records of {source}"
                 )
         sides = ["train"] * len(usable)
+        # The hub's one validation split serves to select and to certify: a query is on one side.
         if split != "train":
             records = [parse(rows[i], i) for i in usable]
             sides = side_of_held_out(records, self.shares, self.seed)
-        found = {}
+        splits = {}
         for name in ("train",) if split == "train" else ("val", "test"):
-            own = [i for i, side in zip(usable, sides, strict=True) if side == name]
-            kept = self._kept(name, own, (variances[i] for i in own))
-            found[name] = check_together(
+            of_split = [
+                i for i, side in zip(usable, sides, strict=True) if side == name
+            ]
+            kept = self._kept(name, of_split, (variances[i] for i in of_split))
+            splits[name] = check_together(
                 [parse(rows[i], i) for i in kept], self.skip_invalid
             )
-        return found
+        return splits
 
 
 def _least_negatives(negatives: int, least: int | None) -> int:
@@ -427,6 +435,7 @@ def _collection(
     """The passages and queries that judgements name by id; None where records hold their texts."""
     if corpus_file is not None and queries_file is not None:
         return Collection(corpus_file, queries_file, run_file, relevant_from)
+    # A run or queries alone name passages by id, and nobody has their texts.
     if corpus_file or queries_file or run_file:
         raise DataError(
             f"corpus_file={corpus_file}, queries_file={queries_file}: a collection needs both."
@@ -457,6 +466,7 @@ def docstring_records(negatives: int, seed: int = 0) -> list[dict[str, Any]]:
     records = []
     for module, documented in groupby(entries, key=lambda entry: entry["module"]):
         of_module = list(documented)
+        # Negatives are other docstrings of the module; it has not enough.
         if len(of_module) <= negatives:
             continue
         for entry in of_module:

@@ -43,6 +43,7 @@ def exported_tokenizer(
     """The tokenizer, so that it makes the module's inputs: of pairs, or by ``template``."""
     # CrossEncoder would render pairs with whatever chat template it finds.
     tokenizer.chat_template = None
+    # Only where the module read one text; pairs need no template.
     if template is not None:
         set_chat_template(tokenizer, template)
     tokenizer.model_max_length = max_length
@@ -52,6 +53,7 @@ def exported_tokenizer(
 def save_with_one_label(model: PreTrainedModel, folder: Path) -> None:
     """Saves the model; of a two-label head, its one layer of two outputs, W₁ − W₀ and b₁ − b₀."""
     state = model.state_dict()
+    # The difference of two rows is a head of one label with the same score.
     if model.config.num_labels == 2:
         linear = {
             name: part
@@ -83,13 +85,13 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: Template) ->
     # JSON's escapes are among those that Jinja reads.
     parts = before, template.between, after
     first, second, third = (json.dumps(part, ensure_ascii=False) for part in parts)
-    said = (
+    contents = (
         f'(messages | selectattr("role", "eq", "{role}") | first).content'
         for role in ROLES
     )
     # A content may be a list of parts: CrossEncoder decides from how the template looks.
     query, document = (
-        f"({text} if {text} is string else {text}[0].text)" for text in said
+        f"({text} if {text} is string else {text}[0].text)" for text in contents
     )
     tokenizer.chat_template = (
         f"{{{{ {first} + {query} + {second} + {document} + {third} }}}}"
@@ -101,6 +103,7 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: Template) ->
             messages, tokenize=True, return_dict=True
         )
         expected = tokenizer(template.render(query, passage).text).input_ids
+        # Llama's legacy tokenizers put a blank behind a special token that is written out.
         if rendered["input_ids"] != expected:
             raise ValueError(
                 f"The template {template} cannot be exported: this tokenizer reads a text "

@@ -43,6 +43,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         ValueError: it has neither a pad token nor an end token.
     """
     adapter = saved_adapter(name)
+    # PEFT saves no tokenizer; TRL's and this package's exports do.
     if adapter is not None and not (adapter.folder / "tokenizer_config.json").is_file():
         return load_tokenizer(adapter.base)
     tokenizer: PreTrainedTokenizerBase = pretrained(AutoTokenizer, name)
@@ -74,6 +75,7 @@ def load_cross_encoder(
     def load(name: str, revision: str | None) -> PreTrainedModel:
         return _base(name, revision, adapter, dropout, attention, words)
 
+    # The model is whole, with a head or without.
     if adapter is None:
         model = load(model_name, None)
     else:
@@ -102,22 +104,27 @@ def _base(
     head: Sequence[str] | None,
 ) -> PreTrainedModel:
     """The whole model of a name, with dropout set, and a head that fits the adapter's."""
-    own = saved_adapter(name, revision) if adapter is not None else None
-    if own is not None:
+    base_adapter = saved_adapter(name, revision) if adapter is not None else None
+    # An adapter of an adapter: merged_into() knows one base.
+    if base_adapter is not None:
         raise ValueError(f"{name} is an adapter too. Merge it into its base first.")
     config = pretrained(AutoConfig, name, revision=revision)
+    # A head of words takes the place of any head of labels.
     if head is None:
         _set_labels(config, name, adapter)
     if dropout is not None:
         names = [
-            each for each in vars(config) if "dropout" in each or each.endswith("pdrop")
+            option
+            for option in vars(config)
+            if "dropout" in option or option.endswith("pdrop")
         ]
+        # A setting that the model does not read would do nothing, in silence.
         if not names:
             raise ValueError(
                 f"dropout={dropout}: {name} has none to set; leave it out."
             )
-        for each in names:
-            setattr(config, each, dropout)
+        for option in names:
+            setattr(config, option, dropout)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(torch.initial_seed())
         model: PreTrainedModel = whole_model(
@@ -151,6 +158,7 @@ def _set_labels(
         rank_zero_info(
             f"{name} has no classification head: it gets a new one, untrained.{words * causal}"
         )
+    # A classifier of sentiments or of entailment: its classes say nothing of relevance.
     elif labels[0] not in (1, 2):
         raise ValueError(
             f"{name} has a head of {labels[0]} labels. A re-ranker needs one label, "
@@ -165,14 +173,14 @@ def _labels_of(adapter: SavedAdapter) -> list[int]:
 
     A head may have a layer in front of its last one, which has more outputs.
     """
-    found = [
+    outputs = [
         shape[0]
         for name, shape in adapter.shapes.items()
         if name.endswith(".weight")
         and "lora_" not in name
         and _HEADS.intersection(name.split("."))
     ]
-    return [min(found)] if found else []
+    return [min(outputs)] if outputs else []
 
 
 # A head of words ----------------------------------------------------------------------------------
@@ -180,6 +188,7 @@ def _labels_of(adapter: SavedAdapter) -> list[int]:
 
 def _words(head: Sequence[str | bool | int]) -> list[str]:
     """The words of a head; ValueError of none, more than two, or what YAML made of them."""
+    # str(True) is "True", a token of its own in most vocabularies.
     if any(isinstance(word, bool) for word in head):
         raise ValueError(
             'head: YAML reads yes and no as true and false. Put them in quotes: ["yes", "no"].'
@@ -209,24 +218,26 @@ def with_head_of_words(
     weight = rows[0] if len(rows) == 1 else rows[0] - rows[1]
     config, decoder = model.config, model.get_decoder()
     config.num_labels = 1
+    # Of the classifier only its shape is needed; the weights are the causal model's.
     with torch.device("meta"):
-        found = AutoModelForSequenceClassification.from_config(config)
-    own = getattr(found, "score", None)
-    if not isinstance(own, nn.Linear) or own.bias is not None:
+        classifier = AutoModelForSequenceClassification.from_config(config)
+    head = getattr(classifier, "score", None)
+    if not isinstance(head, nn.Linear) or head.bias is not None:
         raise ValueError(
-            f"head: {type(found).__name__} has no head that words can be put into."
+            f"head: {type(classifier).__name__} has no head that words can be put into."
         )
-    setattr(found, found.base_model_prefix, decoder)
-    found.score = nn.Linear(len(weight), 1, bias=False)
-    found.score.weight = nn.Parameter(weight[None].clone())
-    found.config = config
-    _check_equal(model, found, tokens, name)
-    assert isinstance(found, PreTrainedModel)
-    return found.requires_grad_(True)
+    setattr(classifier, classifier.base_model_prefix, decoder)
+    classifier.score = nn.Linear(len(weight), 1, bias=False)
+    classifier.score.weight = nn.Parameter(weight[None].clone())
+    classifier.config = config
+    _check_equal(model, classifier, tokens, name)
+    assert isinstance(classifier, PreTrainedModel)
+    return classifier.requires_grad_(True)
 
 
 def _token_of(tokenizer: PreTrainedTokenizerBase, word: str) -> int:
     ids: list[int] = tokenizer(word, add_special_tokens=False)["input_ids"]
+    # A head has one row a label, which is that of one token.
     if len(ids) != 1:
         raise ValueError(
             f"head: {word!r} is {len(ids)} tokens {tokenizer.convert_ids_to_tokens(ids)}. Give a "
@@ -235,13 +246,13 @@ def _token_of(tokenizer: PreTrainedTokenizerBase, word: str) -> int:
     return ids[0]
 
 
-def _check_equal(causal: Any, found: Any, tokens: list[int], name: str) -> None:
+def _check_equal(causal: Any, classifier: Any, tokens: list[int], name: str) -> None:
     """Refuses a model whose logits are capped, scaled or shifted: no head of words gives these."""
     rows = len(causal.get_input_embeddings().weight)
     ids = torch.arange(1, 9)[None] % rows
     with torch.no_grad():
         logits = causal.eval()(input_ids=ids, use_cache=False).logits[0, -1].double()
-        score = found.eval()(input_ids=ids).logits[0, 0].double()
+        score = classifier.eval()(input_ids=ids).logits[0, 0].double()
     expected = logits[tokens[0]] - (logits[tokens[1]] if len(tokens) == 2 else 0)
     if not torch.isclose(score, expected, rtol=1e-4, atol=1e-4):
         raise ValueError(

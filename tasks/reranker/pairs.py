@@ -64,6 +64,7 @@ class _Collected:
         key = str(folded(passage))
         same = self.right if right else self.wrong
         opposite = self.wrong if right else self.right
+        # Of one query a passage is an answer or it is not.
         if key in opposite:
             raise DataError(
                 f"{where}: of the same query {opposite[key][1]} says the opposite of the passage "
@@ -79,6 +80,7 @@ class _Collected:
 
     def as_row(self) -> tuple[str, dict[str, Any]]:
         """Its place and the row; DataError where no passage is an answer."""
+        # Negatives alone ask nothing of the order.
         if not self.right:
             problem = "marks none of the query's passages as an answer"
             remedy = (
@@ -110,12 +112,14 @@ def collected(
     problems = list[str]()
     for number, (where, raw) in enumerate(rows):
         row = _row(raw)
+        # A table's header is read with its first row.
         if number == 0:
             check_header(source, row)
         passage = "" if row is None else _passage_of_pair(row)
         try:
             if row is not None and passage:
                 _add_pair(groups, row, passage, where, relevant_from)
+            # MS MARCO's triples have one negative a row; K of a query make one sample.
             elif row is not None and negatives > 1 and _is_triple(row):
                 _add_triple(groups, row, where)
             else:
@@ -165,6 +169,7 @@ def _passage_of_pair(row: Mapping[str, Any]) -> str:
     filled = {name for name, value in row.items() if is_filled(value)}
     name = next((name for name in _PAIR_PASSAGES if name in filled), "")
     several = not filled.isdisjoint(LISTED) or any(map(NEGATIVE.fullmatch, filled))
+    # A list of passages, or negatives beside it: the row is a whole query.
     if not name or several or set(row).isdisjoint(MARKS):
         return ""
     return "" if isinstance(listed(row[name]), list) else name
@@ -190,6 +195,7 @@ def _add_pair(
     marks = next((name for name in MARKS if is_filled(row.get(name))), "")
     marks = marks or next(name for name in MARKS if name in row)
     value = row[marks]
+    # A list of labels for one passage.
     if isinstance(value, list):
         raise bad_field(
             where, marks, f"is {kind(value)} for one passage", "Give one label"
@@ -205,6 +211,7 @@ def _add_pair(
         raise bad_field(where, marks, problem, remedy)
     text = row[passage]
     read = {passage, marks}
+    # BEIR's passages are read behind their title, in every form.
     if isinstance(text, str) and is_filled(row.get("title")):
         text = {"title": row["title"], "text": text}
         read.add("title")

@@ -101,11 +101,13 @@ def parse_labelled(
     labels = None
     if isinstance(grades, list):
         labels = [relevance(grade, relevant_from) for grade in grades]
+    # Grades of 0 to 3, or similarities: from where on one is an answer has to be said.
     if labels is None or None in labels:
         remedy = "Mark the answer with 1 and others with 0"
         if labels is not None:
             remedy += ", or set data.relevant_from to the least grade of an answer"
         raise bad_field(where, marks, "is not a list of 0 and 1", remedy)
+    # Two lists side by side that do not belong together.
     if len(labels) != len(named):
         problem = f"has {len(labels)} entries for {len(named)} passages"
         raise bad_field(where, marks, problem, "Give one entry for each passage")
@@ -120,6 +122,7 @@ def parse_labelled(
     wrong = [place for place in range(len(texts)) if place != right]
     _check_once(texts, right, [name for name, _ in named], where)
     _check_teacher(row, where, labels)
+    # Batches have one shape; a query of few negatives has fewer constraints too.
     if len(wrong) < least:
         problem = (
             f"has {len(wrong)} passages besides the marked one, and {least} are needed"
@@ -129,6 +132,7 @@ def parse_labelled(
             problem += f" (not read: {', '.join(map(shown, unread))})"
         raise bad_field(where, marks, problem, "Add some, or lower min_negatives")
     _check_unread(row, record, where)
+    # By the row's own text, so that other rows do not change the draw.
     if len(wrong) > negatives:
         key = digest(seed, record.query, *texts)
         wrong = sorted(random.Random(key).sample(wrong, negatives))
@@ -140,6 +144,7 @@ def _check_once(
 ) -> None:
     """Refuses a negative that is the right passage again; names: the field of each."""
     for place, text in enumerate(texts):
+        # A passage above itself by a margin: no model can do it.
         if place != right and folded(text) == folded(texts[right]):
             problem = f"is {names[right]} again, but for case and spaces"
             raise bad_field(where, names[place], problem, "Take one out")
@@ -152,6 +157,7 @@ def parse_candidates(row: Any, where: str) -> Record:
     query = text_field(field(row, name, where), name, where)
     category = str(row.get("query_type") or "").strip()
     instruction = row.get("instruction") or ""
+    # A template has a place for it; "" takes the module's.
     if instruction:
         instruction = text_field(instruction, "instruction", where)
     texts = tuple(_text(text, name, where) for name, text in _passages(row, where)[0])
@@ -170,12 +176,15 @@ def rows_of_one_answer(raw: Any, relevant_from: float | None = None) -> list[Any
     if not isinstance(row, dict):
         return [raw]
     form, is_listed = form_of(row)
+    # BEIR-like grades in a list: each answer is a sample of its own.
     if is_listed and relevant_from is not None:
         return _rows_of_grades(row, form, relevant_from) or [raw]
+    # One answer, marked in the list; or a row that the reader refuses by name.
     if is_listed or not form:
         return [raw]
     right = listed(row[form])
     scores = row.get("pos_scores")
+    # A single answer is one sample already.
     if not isinstance(right, list) or len(right) < 2:
         return [raw]
     rows = [{**row, form: [passage]} for passage in right]
@@ -206,6 +215,7 @@ def check_together(
         opposite = wrong.get(answer)
         for negative in negatives:
             opposite = opposite or right.get(negative)
+        # Rows of two annotators: margins in both directions cannot hold.
         if opposite is not None:
             problem = DataError(
                 f"{record.where}: of the same query {opposite} says the opposite: the right "
@@ -250,6 +260,7 @@ def relevance(value: Any, relevant_from: float | None) -> int | None:
     0 and 1, also as a text of a CSV file, or true and false; with ``relevant_from`` any number.
     """
     known = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+    # 0 and 1 need no threshold; 2 would be a grade, and is refused.
     if relevant_from is None or isinstance(value, bool):
         return known.get(str(value).lower())
     try:
@@ -265,6 +276,7 @@ def _check_unread(row: Row, record: Record, where: str) -> None:
     for name, value in row.unread().items():
         last = re.sub(r"\[\d+]", "", name).rpartition(".")[2]
         texts = [text for text in texts_in(value) if str(folded(text)) not in read]
+        # MS MARCO's answers are written by people, and no passages.
         if last not in _UNREAD and texts and not is_harmless(last, value):
             problem = f"is {shown(value)}, and is not read"
             remedy = f'Write it into the query or passage, or let it pass: data.ignore: ["{last}"]'
@@ -293,6 +305,7 @@ def _check_teacher(row: Any, where: str, labels: Sequence[int | None]) -> None:
             (best if label else others).append(score)
     if not all(isinstance(score, (int, float)) for score in [*best, *others]):
         return
+    # A teacher that ranks a negative first says that the mark is wrong.
     if best and others and max(others) > max(best):
         problem = f"has {max(others):g} for a negative, above {max(best):g} of the right passage"
         raise bad_field(where, name, problem, "Take the record or its scores out")
@@ -339,6 +352,7 @@ def _passages(
             'with "labels", "pos" with "neg", "positive" with "negative", or of each pair '
             '"passage" with "label"; to predict give all passages of a query in one list.'
         )
+    # All passages in one list with marks beside it; else a field of answers and one of negatives.
     if is_listed:
         return _listed_passages(row, form, where)
     named = []

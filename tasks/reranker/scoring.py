@@ -49,6 +49,7 @@ def scores_of(
 ) -> Tensor:
     """The scores of the present pairs by a scoring method; arguments as at the top."""
     device = inputs["input_ids"].device
+    # Packed rows have no padding to save, but should not be too long for a CPU's caches.
     if method == "packed":
         groups = rows_of_tokens(lengths[present], ROW_TOKENS)
     else:
@@ -83,10 +84,12 @@ def choose_scoring_method(
     Of the shortest, a middle and the longest pair, in evaluation mode, and in float32 where the
     weights are: half precision would hide a shift by one position.
     """
+    # There attention batch by batch is many small kernels, slower than padding.
     if inputs["input_ids"].device.type != "cpu":
         return "grouped"
     by_length = present[lengths[present].argsort(stable=True)]
     probe = by_length[[0, len(by_length) // 2, -1]].unique()
+    # A shift by one position moves scores by less than bfloat16 rounds.
     exact = all(weight.dtype.itemsize >= 4 for weight in model.parameters())
     bound = 1e-4 if exact else 0.1
     mixed = torch.autocast(
@@ -99,12 +102,12 @@ def choose_scoring_method(
         with torch.no_grad(), mixed:
             expected = scores_of("grouped", model, inputs, lengths, probe)
             install(model)
-            found = scores_of("packed", model, inputs, lengths, probe)
+            scores = scores_of("packed", model, inputs, lengths, probe)
         problem = None
         # NaN is not close.
-        if not found.isclose(expected, rtol=bound, atol=bound).all():
+        if not scores.isclose(expected, rtol=bound, atol=bound).all():
             problem = (
-                f"its scores are {found.tolist()}, and {expected.tolist()} in groups"
+                f"its scores are {scores.tolist()}, and {expected.tolist()} in groups"
             )
     except Exception as error:  # whatever a model may raise that was not built for this
         problem = f"{type(error).__name__}: {error}"

@@ -40,10 +40,10 @@ class Template:
             DataError: query or passage is missing or stands twice, the passage before the query, or
                 there is another brace.
         """
-        before, found, rest = text.partition("{query}")
+        before, query, rest = text.partition("{query}")
         between, passage, after = rest.partition("{passage}")
         plain = "".join((before, between, after)).replace("{instruction}", "", 1)
-        if not (found and passage) or set("{}").intersection(plain):
+        if not (query and passage) or set("{}").intersection(plain):
             raise DataError(
                 f"template {text!r}: needs {{query}} once, then {{passage}} once, {{instruction}} "
                 "at most once, and no other brace."
@@ -57,6 +57,7 @@ class Template:
 
     def filled(self, instruction: str | None) -> Template:
         """The template of an instruction; DataError where it has a place and there is none."""
+        # A template without a place for it: the instruction stands in the text already.
         if not self.instructed:
             return self
         if not instruction:
@@ -90,6 +91,7 @@ def kept_tokens(
         if start < end and start < rendered.end and end > rendered.start
     ]
     cut = max(0, len(offsets) - max_length)
+    # Query and what stands around it fill max_length: the score would be of no passage.
     if cut >= len(passage):
         return None
     dropped = set(passage[len(passage) - cut :])

@@ -200,6 +200,7 @@ class SafetyDataModule(ResponseDataModule):
     def read_splits(self) -> dict[str, list[Record]]:
         """For each split benign, then unsafe records."""
         kinds = [self._of_kind("benign")]
+        # The warm start trains on benign prompts alone.
         if self.unsafe_schema is not None:
             kinds.append(self._of_kind("unsafe"))
         splits: dict[str, list[Record]] = {side: [] for side in SPLITS}
@@ -208,6 +209,7 @@ class SafetyDataModule(ResponseDataModule):
                 splits[side] += records
         safe = {record.unit for record in splits["train"] if not record.unsafe}
         both = sum(record.unit in safe for record in splits["train"] if record.unsafe)
+        # One λ for a refusal above its floor, one for the same text below a ceiling.
         if both:
             rank_zero_warn(
                 f"train: {both:,} unsafe records have a prompt that is a benign one too, so it "
@@ -222,6 +224,7 @@ class SafetyDataModule(ResponseDataModule):
         files = {side: self.files[f"{kind}_{side}"] for side in SPLITS}
         read = {side: self.read(f"{kind}_{side}") for side in SPLITS}
         read = {side: records for side, records in read.items() if records}
+        # Files have their own splits, or shares; the paper's selection is of the hub's sets.
         if self.source == "files" and not judged:
             return self.held_out(read, files)
         train = read.get("train", [])
@@ -229,6 +232,7 @@ class SafetyDataModule(ResponseDataModule):
             train, held = per_category(
                 train, chosen.per_category, chosen.held_out_per_category, self.seed
             )
+            # With a file of its own the selection is for validation alone.
             if "test" in read:
                 return self.held_out(
                     {"train": train, "val": held, "test": read["test"]}, files
@@ -253,10 +257,12 @@ class SafetyDataModule(ResponseDataModule):
             records = self._of_schema(rows)
         elif name == "pku":
             records = unsafe_prompts(rows, once=True)
+        # XSTest has unsafe contrasts beside its benign prompts.
         elif name == "over_refusal":
             records = [record for record in rows if not record.unsafe]
         else:
             records = rows
+        # A prompt that was trained on says nothing of new ones.
         if name in TEST_SETS:
             splits = {"train": self._records.get("train", []), name: records}
             where = ", ".join(self.files[name]) or name

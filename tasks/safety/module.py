@@ -38,12 +38,13 @@ from pl_pointwise.evaluation import BEFORE
 from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.common.models import pretrained
+from pl_pointwise.tasks.language_model.answers import Rate
 from pl_pointwise.tasks.language_model.likelihood.preference_losses import safe_dpo_loss
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.generation import Generation
 from pl_pointwise.tasks.language_model.model.loading import Policy
-from pl_pointwise.tasks.language_model.module import LanguageModelModule, Rate
+from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.roles import Requirement
 from pl_pointwise.tasks.language_model.text.reasoning import final_answer
 from pl_pointwise.tasks.language_model.text.records import Record
@@ -154,6 +155,7 @@ class SafetyModule(LanguageModelModule):
         one_of("constrain", constrain, ("refusal", "answer"))
         one_of("objective", objective, ("kl", "cross_entropy", "safe_dpo"))
         tolerances = {"refuse": refuse_tolerance, "comply": comply_tolerance}
+        # Then nothing is asked of refusals: the unsafe answer itself is to become unlikely.
         if constrain == "answer":
             tolerances = {"avoid": avoid_tolerance}
         evaluation = from_plain(SafetyEvaluation, evaluation)
@@ -170,6 +172,7 @@ class SafetyModule(LanguageModelModule):
         """The Safe-DPO loss, (B,); 0 where there is no pair."""
         s = outputs.log_likelihood
         reference = outputs.reference_log_likelihood
+        # A batch without a pair; a loss of 0 that a gradient goes through.
         if reference is None or s.shape[1] < 2:
             return torch.where(torch.zeros_like(outputs.present[:, 0]), s[:, 0], 0)
         unsafe = (batch["roles"] == ROLES.index(UNSAFE)).to(s.device, non_blocking=True)
@@ -256,6 +259,7 @@ class SafetyModule(LanguageModelModule):
     def _add_costs(self, answers: Sequence[dict[str, Any]]) -> None:
         """Adds the "cost" of answers to unsafe prompts, where there is a cost model."""
         name = self.evaluation.cost_model
+        # A 7B judge is not loaded for nothing.
         if not answers or name is None:
             return
         self._judge = self._judge or CostModel.load(name, device=self.device)
@@ -272,6 +276,7 @@ class SafetyModule(LanguageModelModule):
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
         """Writes what the package ``alpaca_eval`` judges, without white space and thoughts."""
         asked = answers.get("alpaca_eval")
+        # Files are written once; their answers are those of all ranks.
         if not asked or not self.trainer.is_global_zero:
             return
         outputs = [
@@ -344,10 +349,10 @@ class CostModel:
     def load(cls, name: str, device: torch.device | str = "cpu") -> CostModel:
         """From a folder, the hub or ``package:NAME/FOLDER``; safetensors alone, no foreign code."""
         config = pretrained(AutoConfig, name)
-        found = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
-        if found != READ:
+        settings = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
+        if settings != READ:
             raise ValueError(
-                f"{name} is no cost model: its configuration has {found}, not {READ}."
+                f"{name} is no cost model: its configuration has {settings}, not {READ}."
             )
         options = {"use_safetensors": True, "output_loading_info": True}
         model, report = pretrained(

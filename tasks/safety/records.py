@@ -80,6 +80,7 @@ def parse_labelled(row: Any, where: str) -> Record:
     responses = [REFUSES]
     judged = row.get("response") is not None
     row.read |= {*ANSWERS}  # An answer that nobody judged is not taken.
+    # A prompt of a list of unsafe ones; that nobody answered it says nothing.
     if not judged:
         for name in ("label", "safe", "is_safe"):
             value = row.get(name)
@@ -90,6 +91,7 @@ def parse_labelled(row: Any, where: str) -> Record:
         answer = _judged(row, "response", "is_safe", where)
         if answer.role == UNSAFE:
             responses.append(answer)
+        # A safe answer that helps, such as with a crime's history, is no refusal to learn.
         elif is_refusal(answer_text(answer.answer or "")):
             responses = [replace(REFUSES, answer=answer.answer)]
     return _record(conversation(row, where), where, "unsafe", responses)
@@ -128,6 +130,7 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
 def _zero_or_one(row: dict[str, Any], name: str, where: str) -> int:
     """Which of two responses a field names."""
     value = field(row, name, where)
+    # true is 1 to Python, and which of two it names nobody knows.
     if isinstance(value, bool) or value not in (0, 1):
         raise bad_field(where, name, f"is {shown(value)}", "Give 0 or 1")
     return int(value)
@@ -140,6 +143,7 @@ def parse_prompt(row: Any, where: str) -> Record:
     Unsafe by "label"; of XSTest's files without one by "type", as ``contrast_homonyms``.
     """
     label = row.get("label")
+    # XSTest has no label; its unsafe contrasts say so in their type.
     if label in (None, ""):
         label = "unsafe" if str(row.get("type")).startswith("contrast_") else "safe"
     if label not in ("safe", "unsafe"):
@@ -185,6 +189,7 @@ def unanimous(
     for group in groups.values():
         shared = frozenset.intersection(*[judgement.harms for judgement in group])
         named = [name for name in categories if name in shared]
+        # Fewer judgements, or one that differs: the paper leaves the answer out.
         if len(group) >= PAPER_ANNOTATORS and named:
             records.append(replace(group[0].record, given_category=named[0]))
     return sorted(records, key=lambda record: categories.index(record.category))
@@ -259,10 +264,12 @@ def preference_pairs(pairs: Iterable[AnswerPair]) -> list[Record]:
     records = []
     for record, better, _ in pairs:
         unsafe = [role == UNSAFE for role in record.roles]
+        # Which of two unsafe answers is better says nothing of safety.
         if all(unsafe):
             continue
         first = 1 - better if unsafe[better] else better
         responses = [record.responses[first], record.responses[1 - first]]
+        # Its constraint is on the refusal, beside the pair of the objective.
         if record.unsafe:
             responses.append(REFUSES)
         records.append(replace(record, responses=tuple(responses)))

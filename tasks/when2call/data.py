@@ -13,18 +13,17 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.data import Needs, Parse
 from pl_pointwise.tasks.common.records import bad_field, field, kind, shown, text_field
-from pl_pointwise.tasks.language_model.data import ResponseDataModule
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_columns
+from pl_pointwise.tasks.language_model.pairs import PairsDataModule
 from pl_pointwise.tasks.language_model.text.messages import (
     parse_answer,
     parse_tools,
     parts_of,
 )
-from pl_pointwise.tasks.language_model.text.pairs import ROLES, grouped
+from pl_pointwise.tasks.language_model.text.pairs import parse_pair
 from pl_pointwise.tasks.language_model.text.records import (
     Record,
     Response,
-    read_preference,
     read_when2call,
     reads_whole,
 )
@@ -37,7 +36,7 @@ _PUBLISHED = {"answers", "correct_answer", "target_tool", "held_out_param"}
 """Fields of multiple choice that say nothing of the question; the last two how it was made."""
 
 
-class When2CallDataModule(ResponseDataModule):
+class When2CallDataModule(PairsDataModule):
     """Preference records for training, multiple-choice records for the table, tokenised once.
 
     Raw records are those of ``nvidia/When2Call``; tools and calls may be JSON or objects.
@@ -70,10 +69,9 @@ class When2CallDataModule(ResponseDataModule):
     """
 
     needs: ClassVar[Needs] = {
-        **ResponseDataModule.needs,
+        **PairsDataModule.needs,
         "test": ("test", "train", "mcq"),
     }
-    roles = ROLES
 
     def __init__(
         self,
@@ -114,23 +112,14 @@ class When2CallDataModule(ResponseDataModule):
 
     def on_hub(self, name: str) -> tuple[str, str | None, str] | None:
         """A configuration of ``nvidia/When2Call`` for each; of pairs the one split."""
-        own = {"train": "train_pref", "mcq": "test"}
-        configs = {"train": None} if self.schema == "pairs" else own
+        configurations = {"train": "train_pref", "mcq": "test"}
+        configs = {"train": None} if self.schema == "pairs" else configurations
         return (self.hub_path, configs[name], name) if name in configs else None
 
     def reader(self, name: str) -> Parse:
         """By data set; of preference records by ``schema``."""
         parse = parse_preference if self.schema == "when2call" else parse_pair
         return {"predict": parse_question, "mcq": parse_choice}.get(name, parse)
-
-    def read_splits(self) -> dict[str, list[Record]]:
-        """The splits, of several rejected answers one sample where asked for."""
-        splits = super().read_splits()
-        return (
-            {n: grouped(found) for n, found in splits.items()}
-            if self.group_rejected
-            else splits
-        )
 
 
 # Records -----------------------------------------------------------------------------------------
@@ -152,25 +141,22 @@ def parse_preference(row: Any, where: str) -> Record:
 
 
 @reads_whole
-def parse_pair(row: Any, where: str) -> Record:
-    """A row of schema "preference"."""
-    return replace(read_preference(row, where), given_category="", given_kind="")
-
-
-@reads_whole
 def parse_choice(row: Any, where: str) -> Record:
     """A row of the multiple-choice split: the right answer, then the others by category."""
     right = _behaviour(field(row, "correct_answer", where), "correct_answer", where)
-    given = field(row, "answers", where)
-    if not isinstance(given, dict):
-        raise bad_field(where, "answers", f"is {kind(given)}", "Give {behaviour: text}")
-    texts = {_behaviour(name, "answers", where): text for name, text in given.items()}
+    answers = field(row, "answers", where)
+    if not isinstance(answers, dict):
+        raise bad_field(
+            where, "answers", f"is {kind(answers)}", "Give {behaviour: text}"
+        )
+    texts = {_behaviour(name, "answers", where): text for name, text in answers.items()}
     if missing := [name for name in CATEGORIES if texts.get(name) is None]:
         problem = f"lacks {', '.join(missing)}"
         raise bad_field(where, "answers", problem, "Give one answer of each behaviour")
     responses: list[Response] = []
     for name in sorted(CATEGORIES, key=lambda name: name != right):
         answer = parse_answer(texts[name], where, f"answers.{name}", bare_calls=True)
+        # Else the table would count a text as the behaviour that it is not.
         if name == "tool_call" and not parts_of(answer).calls:
             remedy = 'Give {"name": …, "arguments": {…}} as JSON'
             raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)

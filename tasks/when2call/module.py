@@ -22,7 +22,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 from torchmetrics.classification import BinaryF1Score, MulticlassF1Score
 
 from pl_pointwise import Formulation, Optimization, Training
@@ -32,18 +32,14 @@ from pl_pointwise.plain import from_plain
 from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.likelihood.batch import collate_columns
 from pl_pointwise.tasks.language_model.likelihood.preference_losses import (
-    NEED_REFERENCE,
     Objective,
     PreferenceLosses,
-    pairs_of,
-    preference_loss,
 )
 from pl_pointwise.tasks.language_model.likelihood.scoring import ResponseStatistics
 from pl_pointwise.tasks.language_model.model.adapters import Lora
 from pl_pointwise.tasks.language_model.model.loading import Policy
-from pl_pointwise.tasks.language_model.module import LanguageModelModule
+from pl_pointwise.tasks.language_model.pairs import PairsModule
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
-from pl_pointwise.tasks.language_model.text.pairs import ROLES
 from pl_pointwise.tasks.language_model.text.records import Record
 
 from .data import CATEGORIES, choices_of
@@ -74,7 +70,7 @@ class When2CallEvaluation:
     before: bool = True
 
 
-class When2CallModule(LanguageModelModule):
+class When2CallModule(PairsModule):
     """A causal language model with LoRA, constrained in what it makes likely and unlikely.
 
     Any model that `AutoModelForCausalLM` loads from safetensors will do, with a chat template that
@@ -106,11 +102,7 @@ class When2CallModule(LanguageModelModule):
         "ratio": Requirement("avoid", "at_least", several=True, value=log_ratio),
         "floor": Requirement("prefer", "at_most", value=drop),
     }
-    roles = ROLES
-    objective_roles = ("prefer", "avoid")
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
-    need_reference = NEED_REFERENCE
-    trained_on: Objective
 
     def __init__(
         self,
@@ -129,22 +121,19 @@ class When2CallModule(LanguageModelModule):
         one_of("constrain", constrain, ("likelihood", "ratio", "floor"))
         one_of("objective", objective, ("kl", "dpo", "simpo", "cpo", "cal_dpo"))
         evaluation = from_plain(When2CallEvaluation, evaluation)
-        own = {"chosen": chosen_tolerance, "rejected": rejected_tolerance}
+        tolerances = {"chosen": chosen_tolerance, "rejected": rejected_tolerance}
         if constrain != "likelihood":
-            own = {
+            tolerances = {
                 constrain: ratio_tolerance if constrain == "ratio" else floor_tolerance
             }
-        super().__init__(policy, formulation, own, evaluation, objective, training)
+        super().__init__(
+            policy, formulation, tolerances, evaluation, objective, training
+        )
         self.losses = from_plain(PreferenceLosses, losses)
-
-    def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
-        """The preference loss of each sample, (B,)."""
-        return preference_loss(self.trained_on, outputs, self.losses)
 
     def evaluation_metrics(self) -> Metrics:
         """Divergence and order of the responses; of multiple choice, the When2Call table too."""
-        order = {"pairwise_accuracy": MeanMetric()}
-        return super().evaluation_metrics() | order | choice_metrics()
+        return super().evaluation_metrics() | choice_metrics()
 
     def update_evaluation_metrics(
         self,
@@ -156,26 +145,21 @@ class When2CallModule(LanguageModelModule):
     ) -> None:
         """Adds a batch; real: bool (B,), False for samples that only fill it."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
-        pairs = pairs_of(outputs) & real[:, None]
-        metrics["pairwise_accuracy"].update(
-            (log_ratio(outputs)[:, 1:] > 0)[pairs].float()
-        )
         records: Sequence[Record] = batch["records"]
+        # Preference records have no four behaviours to choose from.
         if any(record.choice for record in records):
             choices = collate_columns(
                 [*map(choices_of, records)], outputs.present.shape[1]
             )
-            given = (
-                outputs.log_likelihood,
-                outputs.lengths,
-                batch["characters"],
+            choices = choices.to(real.device)[real]
+            predicted = chosen_categories(
+                outputs.log_likelihood[real],
+                outputs.lengths[real],
+                batch["characters"].to(real.device)[real],
                 choices,
             )
-            *candidates, index = (
-                each.to(real.device)[real] for each in (*given, batch["index"])
-            )
-            predicted = chosen_categories(*candidates)
-            update_choice_metrics(metrics, index, predicted, candidates[-1][:, 0])
+            index = batch["index"].to(real.device)[real]
+            update_choice_metrics(metrics, index, predicted, choices[:, 0])
 
 
 # The table of multiple choice --------------------------------------------------------------------
@@ -214,8 +198,8 @@ class MacroF1(MulticlassF1Score):
         super().__init__(num_classes=len(CATEGORIES), average="none")
 
     def compute(self) -> Tensor:
-        found, missed = torch.as_tensor(self.tp), torch.as_tensor(self.fn)
-        return super().compute()[found + missed > 0].mean()
+        hits, missed = torch.as_tensor(self.tp), torch.as_tensor(self.fn)
+        return super().compute()[hits + missed > 0].mean()
 
 
 def choice_metrics() -> dict[str, Metric]:
@@ -239,8 +223,8 @@ def update_choice_metrics(
     The accuracies choose by their own normalisation, all else by characters, as published:
     ``hallucination`` is the share of ``direct``.
     """
-    for normalisation, found in predicted.items():
-        metrics[f"accuracy_{normalisation}"].update(index, (found == gold).float())
+    for normalisation, categories in predicted.items():
+        metrics[f"accuracy_{normalisation}"].update(index, (categories == gold).float())
     chosen = predicted["characters"]
     metrics["macro_f1"].update(chosen, gold)
     for category, name in enumerate(CATEGORIES):

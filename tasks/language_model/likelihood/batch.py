@@ -78,6 +78,7 @@ class Pairs:
             prompt_lengths=batch["prompt_lengths"].tolist(),
             response_lengths=batch["response_lengths"].tolist(),
         )
+        # A forward pass of nothing fails deep inside the model.
         if not pairs.places:
             raise DataError("A batch without a single response.")
         return pairs

@@ -124,10 +124,11 @@ def preference_loss(
     def pairs(values: Tensor) -> tuple[Tensor, Tensor]:
         return values[:, :1], values[:, 1:]
 
-    own, known = statistics.log_likelihood, statistics.reference_log_likelihood
-    sums, means = pairs(own), pairs(statistics.mean_log_likelihood)
+    likelihoods, known = statistics.log_likelihood, statistics.reference_log_likelihood
+    sums, means = pairs(likelihoods), pairs(statistics.mean_log_likelihood)
     # None where the batch has no pair: then every loss is masked.
-    ratios = pairs(own - (own.detach() if known is None else known))
+    ratios = pairs(likelihoods - (likelihoods.detach() if known is None else known))
+    # SimPO and CPO need no reference, DPO and Cal-DPO the ratio to it.
     if objective == "simpo":
         losses = simpo_loss(
             *means, beta=settings.simpo_beta, gamma=settings.simpo_gamma

@@ -131,6 +131,7 @@ class ResponseScorer:
         self.method = method
         self.cache = cache
         self.chunk_elements = chunk_elements
+        # The others take the attention that the model was loaded with.
         if method == "shared_prompt":
             install(self.base)
 
@@ -143,9 +144,11 @@ class ResponseScorer:
         leads: whether to tell how far each token is ahead of every other.
         """
         pairs = Pairs.of(batch)
+        # On the first batch, as only real token ids show what the model does with them.
         if self.method == "auto":
             self.method = self.choose_method(batch)
         wanted = pairs if reference is not False else None
+        # Responses without KL and without a relative bound need no second forward pass.
         if isinstance(reference, Tensor):
             flags = reference.tolist()
             asked = {place for place in pairs.places if flags[place[0]][place[1]]}
@@ -178,6 +181,7 @@ class ResponseScorer:
         chosen: ScoringMethod = "plain"
         methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
         device = pairs.prompt_ids.device.type
+        # TF32 rounds factors to 10 bits, and two right ways differ by that.
         exact = torch.get_float32_matmul_precision() == "highest"
         exact = exact and all(
             weight.dtype.itemsize >= 4 for weight in self.model.parameters()
@@ -201,6 +205,7 @@ class ResponseScorer:
                 except Exception as error:
                     # whatever a model may raise that was not built for this
                     problem = f"{type(error).__name__}: {error}"
+                # The methods stand in the order of their speed.
                 if problem is None:
                     chosen = method
                     break
@@ -250,6 +255,7 @@ class ResponseScorer:
         if isinstance(head.linear, ADAPTED):  # Then it is not the reference's.
             options["reference_mode"] = partial(inference, self.model, reference=True)
         reference = None if reference is None else reference.to(hidden.dtype)
+        # All or none have a reference: the order of the tokens is right as it is.
         if wanted is None or wanted is pairs:
             return chunked_token_statistics(
                 head, hidden, pairs.targets, reference, **options
@@ -270,6 +276,7 @@ class ResponseScorer:
     def _hidden(self, pairs: Pairs) -> Tensor:
         """Last hidden states (n, H) at the places that predict a response token."""
         decoder = decoder_of(self.base)
+        # Whole sequences, each on its own: models that refuse the shared prompt's mask.
         if self.method == "chunked":
             return self._hidden_in_groups(pairs)
         layout = pairs.layout
@@ -300,12 +307,14 @@ class ResponseScorer:
             outputs = decoder(input_ids=ids, attention_mask=mask, use_cache=False)
             pieces.append(outputs.last_hidden_state.flatten(0, 1)[predicting])
             places.append(some.within(pairs))
+        # One group is in order already.
         if len(pieces) == 1:
             return pieces[0]
         return torch.cat(pieces).index_select(0, torch.cat(places).argsort())
 
     def _reference_hidden(self, wanted: Pairs) -> Tensor:
         """Last hidden states (m, H) of the reference, from the cache as far as it has them."""
+        # Computed in every step, as nothing is kept.
         if self.cache is None:
             with inference(self.model, reference=True):
                 return self._hidden(wanted)
@@ -319,6 +328,7 @@ class ResponseScorer:
         missing = wanted.only(
             {place for place, key in keys.items() if key not in self.cache}
         )
+        # In the first epoch all, later none but of resumed runs.
         if missing.places:
             with inference(self.model, reference=True):
                 hidden = self._hidden(missing)
@@ -339,6 +349,7 @@ def value_problem(
     """Which statistic of a pair, the first of ``plain``, some copy of it in ``fast`` has not."""
     for name in ("mean_log_likelihood", "reference_mean_log_likelihood", "kl"):
         right = getattr(plain, name)
+        # Without adapters there are no statistics of a reference.
         if right is None:
             continue
         copies = getattr(fast, name)[fast.present]
@@ -369,6 +380,7 @@ def _summed(
     lengths = torch.tensor(pairs.response_lengths).to(sums.device, non_blocking=True)
     sizes = lengths.clamp(min=1)
     statistics = ResponseStatistics(sums, sums / sizes, lengths)
+    # Only a constraint on the lead asks for it: it costs one more pass over the logits.
     if of_tokens.lead is not None:
         least = by_response(of_tokens.lead, pairs, torch.inf).amin(-1)
         statistics = replace(statistics, lead=torch.where(lengths > 0, least, 0))
@@ -422,6 +434,7 @@ def inference(model: nn.Module, reference: bool = False) -> Iterator[None]:
 def _reference_adapters(model: nn.Module) -> Iterator[None]:
     """The adapters of the reference policy in the place of those that are trained."""
     assert isinstance(model, PeftModel)
+    # A fresh adapter: the reference is the base. With continue_adapter it is a frozen copy.
     if REFERENCE not in model.peft_config:
         with model.disable_adapter():
             yield
@@ -443,6 +456,7 @@ def reference_problem(model: nn.Module) -> str | None:
             "without a reference, such as cross_entropy."
         )
     for name, weight in model.named_parameters():
+        # modules_to_save is the adapter's; a bias that LoRA's bias: all trains is the base's.
         if weight.requires_grad and not of_adapter(model, name):
             return (
                 f"The reference policy would move: base weights are trained (as {name}). Freeze "

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -57,6 +58,7 @@ def token_statistics(
         lead = log_likelihood - log_policy.gather(
             1, _rivals(log_policy, target)
         ).squeeze(1)
+    # Only responses of the objective, or of a relative bound, have a reference.
     if log_reference is None:
         return TokenStatistics(log_likelihood, lead=lead)
     divergence = (log_policy.exp() * (log_policy - log_reference)).sum(-1)
@@ -98,6 +100,8 @@ def chunked_token_statistics(
 
     size = max(1, chunk_elements // int(head.model.config.get_text_config().vocab_size))
     several = len(hidden) > size and torch.is_grad_enabled()
+    rng = not head.plain  # Only an adapted head can hold dropout.
+    again = partial(checkpoint, of_chunk, use_reentrant=False, preserve_rng_state=rng)
     at_once = several and hidden.requires_grad and head.frozen
     pieces: list[TokenStatistics] = []
     known = hidden[:0] if reference_hidden is None else reference_hidden
@@ -108,23 +112,23 @@ def chunked_token_statistics(
     ]
     for start, end in pairwise(bounds):
         reference = known[start:end] if start < len(known) else None
-        chunk = hidden[start:end], targets[start:end], reference
+        states = hidden[start:end]
+        words = targets[start:end]
+        # A frozen head: its gradient by token costs less than computing logits twice.
         if at_once:
-            pieces.append(TokenStatistics(*_WithGradient.apply(*chunk, head, leads)))
+            outputs = _WithGradient.apply(states, words, reference, head, leads)
+            pieces.append(TokenStatistics(*outputs))
         elif several:
-            rng = not head.plain  # only an adapted head can hold dropout
-            pieces.append(
-                checkpoint(
-                    of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng
-                )
-            )
+            pieces.append(again(states, words, reference))
         else:
-            pieces.append(of_chunk(*chunk))
-    first, *others = zip(*pieces, strict=True)
-    given = ([each for each in column if each is not None] for column in others)
-    return TokenStatistics(
-        torch.cat(first), *(torch.cat(each) if each else None for each in given)
-    )
+            pieces.append(of_chunk(states, words, reference))
+    log_likelihoods, *others = zip(*pieces, strict=True)
+    joined: list[Tensor | None] = []
+    for column in others:
+        # Chunks behind the last that has a reference have none; of no statistic all have none.
+        present = [piece for piece in column if piece is not None]
+        joined.append(torch.cat(present) if present else None)
+    return TokenStatistics(torch.cat(log_likelihoods), *joined)
 
 
 class _WithGradient(torch.autograd.Function):
@@ -150,46 +154,49 @@ class _WithGradient(torch.autograd.Function):
             logits = head(rows)
         log_policy, target = log_softmax(logits.detach()), targets[:, None]
         log_reference = None if reference is None else log_softmax(head(reference))
-        found = token_statistics(log_policy, targets, log_reference, leads)
+        statistics = token_statistics(log_policy, targets, log_reference, leads)
         probability = log_policy.exp()
         ones = probability.new_ones(target.shape)
         slopes: dict[int, Tensor] = {}
         if leads:  # 1_y − 1_rival
             slopes[3] = torch.zeros_like(probability).scatter_(1, target, ones)
             slopes[3].scatter_(1, _rivals(log_policy, target), -ones)
-        if log_reference is not None and found.divergence is not None:
+        if log_reference is not None and statistics.divergence is not None:
             # ∂KL/∂z = π ∘ (log π − log π_ref − KL)
-            slopes[1] = log_policy.sub_(log_reference).sub_(found.divergence[:, None])
+            slopes[1] = log_policy.sub_(log_reference).sub_(
+                statistics.divergence[:, None]
+            )
             slopes[1].mul_(probability)
         slopes[0] = probability.neg_().scatter_add_(1, target, ones)  # 1_y − π
         ctx.save_for_backward(
             *(
                 torch.autograd.grad(
-                    logits, rows, each.to(logits.dtype), retain_graph=True
+                    logits, rows, slope.to(logits.dtype), retain_graph=True
                 )[0]
-                for each in slopes.values()
+                for slope in slopes.values()
             )
         )
         ctx.outputs, ctx.dtype = list(slopes), hidden.dtype
         ctx.set_materialize_grads(False)
-        if found.reference is not None:
-            ctx.mark_non_differentiable(found.reference)
-        return found
+        if statistics.reference is not None:
+            ctx.mark_non_differentiable(statistics.reference)
+        return statistics
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        parts = [
-            gradient * weight[:, None]
-            for gradient, output in zip(ctx.saved_tensors, ctx.outputs, strict=True)
-            if (weight := incoming[output]) is not None
-        ]
-        found = sum(parts[1:], parts[0]).to(ctx.dtype) if parts else None
-        return found, None, None, None, None
+        parts = []
+        for gradient, output in zip(ctx.saved_tensors, ctx.outputs, strict=True):
+            weight = incoming[output]
+            if weight is not None:
+                parts.append(gradient * weight[:, None])
+        of_hidden = sum(parts[1:], parts[0]).to(ctx.dtype) if parts else None
+        return of_hidden, None, None, None, None
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
     """The part of a causal language model that gives the last hidden states."""
     decoder = model.get_decoder()
+    # Some classes return themselves, and have the decoder under "model".
     if decoder is model:
         decoder = getattr(model, "model", None)
     if decoder is None:
@@ -238,7 +245,7 @@ class VocabularyHead:
     def frozen(self) -> bool:
         """Whether nothing behind the hidden states is trained."""
         if not self.plain or any(
-            each.requires_grad for each in self.linear.parameters()
+            weight.requires_grad for weight in self.linear.parameters()
         ):
             return False
         inside = set(self.decoder.parameters())
@@ -259,6 +266,7 @@ class VocabularyHead:
     def _project(self, hidden: Tensor) -> Tensor:
         """(1, n, H) → (1, n, V), float32 or wider."""
         logits: Tensor = _Project.apply(hidden[0], self.weight, self.products)
+        # Phi's and GPT-J's heads have one.
         if self.bias is not None:
             logits = logits + self.bias
         return logits[None]
@@ -292,6 +300,7 @@ def _multiply(left: Tensor, right: Tensor, products: torch.dtype) -> Tensor:
     device = left.device.type
     with torch.autocast(device, enabled=False):
         low = products in (torch.bfloat16, torch.float16)
+        # Tensor cores multiply in half precision and give float32, from torch 2.8 on.
         if device == "cuda" and low and torch.__version__ >= "2.8":
             return torch.mm(
                 left.to(products), right.to(products), out_dtype=torch.float32

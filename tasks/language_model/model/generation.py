@@ -63,6 +63,7 @@ def text_of_response(
     """A response of a batch as the text that a generated answer would have."""
     length = int(batch["response_lengths"][row, column])
     ids = batch["response_ids"][row, column, :length].tolist()
+    # Some templates close a turn by two tokens.
     while ids and ids[-1] in encoder.end_ids:
         ids.pop()
     return encoder.answer_in(decoded(ids, encoder))
@@ -80,16 +81,23 @@ def generate_answers(
     The answer is without thoughts (reasoning.py), "" where one did not end; it is cut where it ran
     into max_new_tokens.
     """
-    own = base_of(model).generation_config.eos_token_id
+    of_model = base_of(model).generation_config.eos_token_id
     ends = {
         *encoder.end_ids,
-        *(own if isinstance(own, list) else [] if own is None else [own]),
+        *(
+            of_model
+            if isinstance(of_model, list)
+            else []
+            if of_model is None
+            else [of_model]
+        ),
     }
-    found = generate_ids(
+    generated = generate_ids(
         model, prompts, settings, ends=sorted(ends), reference=reference
     )
     reports = []
-    for prompt, ids in zip(prompts, found, strict=True):
+    for prompt, ids in zip(prompts, generated, strict=True):
+        # No end token came within max_new_tokens.
         cut = ids[-1] not in ends
         begun = in_thought(decoded(prompt[-_TAIL:], encoder), encoder.thoughts)
         text = begun + decoded(ids if cut else ids[:-1], encoder)
@@ -118,7 +126,7 @@ def generate_ids(
     ids = torch.tensor(filled, device=base.device)
     attended = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     mask = torch.tensor(attended, device=base.device)
-    own = base.generation_config
+    of_model = base.generation_config
     # generate() fills in from the model's own whatever is not set, so those are set aside.
     drawing = {"temperature": float(settings.temperature), "top_k": settings.top_k}
     base.generation_config = GenerationConfig(
@@ -133,12 +141,12 @@ def generate_ids(
             torch.manual_seed(int(digest(settings.seed, filled)[:15], 16))
             whole = base.generate(input_ids=ids, attention_mask=mask)
     finally:
-        base.generation_config = own
+        base.generation_config = of_model
     assert isinstance(whole, Tensor)
-    found = []
+    answers = []
     for row in whole[:, width:].tolist():  # Padding follows an end token.
         end = next(
             (place for place, token in enumerate(row) if token in ends), len(row)
         )
-        found.append(row[: end + 1])
-    return found
+        answers.append(row[: end + 1])
+    return answers

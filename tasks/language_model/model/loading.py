@@ -96,11 +96,13 @@ class Policy:
             self.lora = None
         if isinstance(self.generation, Mapping):
             self.generation = Generation(**self.generation)
+        # Weights of 4 bits have no gradient, and a merge would round each step's change away.
         if self.quantize_4bit and (self.lora is None or self.merge_on_export):
             raise ValueError(
                 "policy.quantize_4bit: weights of 4 bits cannot be trained themselves, nor "
                 "adapters be merged into them. Set lora, and merge_on_export to false."
             )
+        # Contradicting wishes, of which one would be dropped in silence.
         if self.continue_adapter and self.lora is None:
             raise ValueError(
                 "policy.continue_adapter: it trains the adapter, and lora: none all weights. Take "
@@ -117,42 +119,44 @@ def load_language_model(
     Fresh adapters are in float32 even on a base in half precision; with ``merge_on_export``, those
     that cannot be merged are refused.
     """
-    own = Policy(policy) if isinstance(policy, str) else policy
-    adapter = saved_adapter(own.model_name, own.revision)
-    if own.continue_adapter and adapter is None:
+    options = Policy(policy) if isinstance(policy, str) else policy
+    adapter = saved_adapter(options.model_name, options.revision)
+    if options.continue_adapter and adapter is None:
         raise ValueError(
-            f"continue_adapter: {own.model_name} is a whole model, not an adapter. Leave it out; "
-            "then a fresh adapter is trained."
+            f"continue_adapter: {options.model_name} is a whole model, not an adapter. Leave it "
+            "out; then a fresh adapter is trained."
         )
-    if adapter is not None and own.continue_adapter:
-        model = adapter.load_base(partial(_merged_base, own))
+    if adapter is not None and options.continue_adapter:
+        model = adapter.load_base(partial(_merged_base, options))
     else:
-        model = _merged_base(own, own.model_name, own.revision)
-    if own.quantize_4bit:
+        model = _merged_base(options, options.model_name, options.revision)
+    # PEFT's own preparation: the base frozen, what is not quantised in float32.
+    if options.quantize_4bit:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    if own.gradient_checkpointing:
+    if options.gradient_checkpointing:
         checkpoint_gradients(model)
     trained: PreTrainedModel | PeftModel = model
-    if adapter is not None and own.continue_adapter:
-        check_mergeable(own, adapter.config)
+    if adapter is not None and options.continue_adapter:
+        check_mergeable(options, adapter.config)
         trained = continued(model, adapter)
     elif lora is not None:
-        check_mergeable(own, lora.peft)
+        check_mergeable(options, lora.peft)
         trained = add_lora(model, lora)
     use_quick_dropout(trained)
     return trained
 
 
-def _merged_base(own: Policy, name: str, revision: str | None) -> PreTrainedModel:
+def _merged_base(policy: Policy, name: str, revision: str | None) -> PreTrainedModel:
     """The whole model of a name by the policy's options, an adapter merged into its base."""
     adapter = saved_adapter(name, revision)
-    if adapter is not None and own.quantize_4bit:
+    # PEFT dequantises, merges and rounds to 4 bits again: another model than was trained.
+    if adapter is not None and policy.quantize_4bit:
         raise ValueError(
             f"{name} is an adapter, and is not merged into weights of 4 bits. Train it on with "
             "policy.continue_adapter, or set quantize_4bit to false."
         )
     if adapter is not None:
-        return adapter.merged_into(adapter.load_base(partial(_merged_base, own)))
+        return adapter.merged_into(adapter.load_base(partial(_merged_base, policy)))
     four_bits = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -163,20 +167,19 @@ def _merged_base(own: Policy, name: str, revision: str | None) -> PreTrainedMode
         AutoModelForCausalLM,
         name,
         revision,
-        dtype=own.dtype if own.dtype == "auto" else getattr(torch, own.dtype),
-        attn_implementation=own.attention,
-        quantization_config=four_bits if own.quantize_4bit else None,
+        dtype=policy.dtype if policy.dtype == "auto" else getattr(torch, policy.dtype),
+        attn_implementation=policy.attention,
+        quantization_config=four_bits if policy.quantize_4bit else None,
     )
     require_causal(model, name)
     return model
 
 
-def check_mergeable(own: Policy, options: Mapping[str, Any] | PeftConfig) -> None:
+def check_mergeable(policy: Policy, options: Mapping[str, Any] | PeftConfig) -> None:
     """Refuses adapters that ``merge_on_export`` could not merge."""
-    given = options if isinstance(options, Mapping) else vars(options)
-    if own.merge_on_export and (
-        added := sorted(n for n in UNMERGEABLE if given.get(n))
-    ):
+    settings = options if isinstance(options, Mapping) else vars(options)
+    added = sorted(name for name in UNMERGEABLE if settings.get(name))
+    if policy.merge_on_export and added:
         raise ValueError(
             f"merge_on_export: adapters with lora.peft {', '.join(added)} cannot be merged. "
             "Leave such options out, or export the adapter alone."
@@ -208,6 +211,7 @@ def load_encoder(
 ) -> ConversationEncoder:
     """The tokenizer of a model and its template, its own only where neither other is given."""
     tokenizer = load_tokenizer(name, revision)
+    # A file; anything else is the template itself.
     if chat_template is not None and chat_template.endswith(".jinja"):
         chat_template = Path(chat_template).read_text(encoding="utf-8")
     tokenizer.chat_template = (
@@ -221,6 +225,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     adapter = saved_adapter(name, revision)
     if adapter is not None and not (adapter.folder / "tokenizer_config.json").is_file():
         has_one = repository_file(model_source(name), "tokenizer_config.json", revision)
+        # TRL's adapters come with a tokenizer, PEFT's own without.
         if has_one is None:
             return load_tokenizer(adapter.base, adapter.base_revision)
     tokenizer: PreTrainedTokenizerBase = pretrained(

@@ -18,6 +18,7 @@ _MEANT = ("default", "const")  # of a schema, null is a value of these
 def without_nulls(record: R) -> R:
     """A record whose schemas have no null fields, nor calls null arguments that no schema has."""
     whole: Any = record
+    # Without a schema nobody knows which nulls of arguments are meant.
     if not getattr(whole, "tools", None):
         return record
     tools = [_schema(tool) for tool in whole.tools]
@@ -33,7 +34,7 @@ def without_nulls(record: R) -> R:
 def _schema(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _schema(v) for k, v in value.items() if v is not None or k in _MEANT}
-    return [_schema(each) for each in value] if isinstance(value, list) else value
+    return [_schema(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _properties(tool: Mapping[str, Any]) -> tuple[str, Any]:
@@ -42,13 +43,14 @@ def _properties(tool: Mapping[str, Any]) -> tuple[str, Any]:
     return str(described.get("name")), described.get("parameters")
 
 
-def _arguments(given: Any, schema: Any) -> Any:
+def _arguments(arguments: Any, schema: Any) -> Any:
     """Arguments without the null ones that are no property; unchanged where no schema says so."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(given, dict) or not isinstance(properties, dict):
-        return given
+    # A schema that says no properties allows any argument, null too.
+    if not isinstance(arguments, dict) or not isinstance(properties, dict):
+        return arguments
     kept = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None or name in properties:
             kept[name] = _arguments(value, properties.get(name))
     return kept

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pl_pointwise.tasks.common.records import (
+    RepeatedKeyError,
     Row,
     bad_field,
     field,
@@ -208,6 +209,7 @@ def _named(turn: Any, where: str, name: str) -> Any:
     who = next((key for key in ("role", "from") if key in keys), None)
     content = next((key for key in ("content", "value") if key in keys), None)
     speaker = dict.get(turn, who) if who else None
+    # An object that is no turn, such as a part of a content.
     if who is None or not isinstance(speaker, str):
         return turn
     if who == "role" and content != "value" and speaker in ROLES:  # In our form.
@@ -222,6 +224,7 @@ def _named(turn: Any, where: str, name: str) -> Any:
     renamed["role"] = SPEAKERS.get(speaker, speaker)
     if content:
         renamed["content"] = dict.get(turn, content)
+    # ShareGPT's: the turn's text is the JSON of its calls.
     if speaker in ("function_call", "tool_call"):
         calls = from_text(
             renamed.get("content"), where, f"{name}.{content}", _CALLS_REMEDY
@@ -236,6 +239,7 @@ def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
         raise bad_field(where, name, f"is {kind(turn)}", "Give {role, content}")
     turn = _without_thoughts(turn, where, name)
     role = field(turn, "role", where, f"{name}.")
+    # OpenAI's form before there were several calls a turn.
     older = turn.get("function_call") if role == "assistant" else None
     if older and not turn.get("tool_calls"):
         turn = copy(turn)  # a Row's copy shares what was read
@@ -251,6 +255,7 @@ def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
     if role not in ROLES:
         remedy = f"Give one of {', '.join(ROLES)}"
         raise bad_field(where, f"{name}.role", f"is {shown(role)}", remedy)
+    # Templates leave such calls out in silence.
     if calls and role != "assistant":
         problem = f"stands in a turn of role {role}"
         raise bad_field(
@@ -280,8 +285,10 @@ def _content(turn: dict[str, Any], where: str, name: str) -> str:
     # A list of texts as OpenAI writes them, or under "value".
     if isinstance(content, list) and all(map(_is_text, content)):
         content = "".join(part.get("text", part.get("value")) for part in content)
+    # A result as values: templates write texts.
     elif role == "tool" and isinstance(content, (dict, list)):
         return json.dumps(content, ensure_ascii=False)
+    # Images and audio: texts alone are read.
     elif isinstance(content, list):
         remedy = 'Give a text, or [{"type": "text", "text": …}]'
         raise bad_field(where, f"{name}.content", "holds what is no text", remedy)
@@ -305,11 +312,13 @@ def _without_thoughts(turn: dict[str, Any], where: str, name: str) -> dict[str, 
     content = dict.get(turn, "content")
     parts = content if isinstance(content, list) else []
     thoughts = [p for p in parts if isinstance(p, dict) and p.get("type") == "thinking"]
+    # A content without parts of that type, or a text.
     if not thoughts:
         return turn
     texts: list[str] = []
     for part in thoughts:
         inner = part.get("thinking")
+        # Anthropic's is a text, Mistral's a list of parts.
         if not isinstance(inner, list):
             inner = [{"type": "text", "text": inner}]
         if not all(map(_is_text, inner)):
@@ -351,6 +360,7 @@ def parse_tools(value: Any, where: str) -> list[dict[str, Any]]:
         name = f"tools[{place}]"
         tool = from_text(raw, where, name, "Give one JSON object a tool")
         described = None
+        # A copy, as a Row would note what is read of it.
         if isinstance(tool, dict):
             tool = dict(tool)
             described = tool.get("function", tool)  # OpenAI's form, or the flat one.
@@ -369,6 +379,7 @@ def from_text(value: Any, where: str, name: str, remedy: str) -> Any:
     try:
         return validate_values(from_json(value)) if isinstance(value, str) else value
     except ValueError as error:
+        # pandas' to_csv writes a list by str(), with single quotes.
         if re.match(r"\s*[\[{]+\s*'", value):
             problem = "is a list as Python prints it, as to_csv writes one, and no JSON"
             raise bad_field(
@@ -390,6 +401,7 @@ def parse_answer(
     A text ``<TOOLCALL>[{"name", "arguments"}]</TOOLCALL>`` is tool calls; with ``bare_calls`` so is
     one that is JSON of a call, or of a list of calls.
     """
+    # OpenAI's and Anthropic's answers stand in a list of one message.
     if is_turns(value):
         if len(value) > 1:
             problem = f"has {len(value)} turns"
@@ -469,6 +481,7 @@ def _listed_calls(value: Any, where: str, name: str) -> list[dict[str, Any]]:
         except ValueError as error:
             problem = f"is malformed ({error})"
             raise bad_field(where, name_of_call, problem, _CALLS_REMEDY) from None
+        # Ids join calls and results; Mistral's and Kimi-K2's templates write them.
         if outer.get("id") is not None:
             listed["id"] = text_field(outer["id"], f"{name_of_call}.id", where)
         listed_calls.append(listed)
@@ -480,9 +493,11 @@ def _text_or_calls(text: str, where: str, name: str, bare: bool) -> Answer:
     inner = text.strip()
     remedy = f"{_CALLS_REMEDY} in {_OPEN}"
     marked = inner.startswith(_OPEN) and inner.endswith(_CLOSE)
+    # When2Call's marks around a part of the text: which part the model is to say is unclear.
     if _OPEN in inner and not marked:
         problem = f"mixes text and a tool call, or does not end in {_CLOSE}"
         raise bad_field(where, name, problem, remedy)
+    # JSON may be what a user asked for; When2Call's multiple choice has bare calls.
     if not marked and not (bare and inner.startswith(("{", "["))):
         return text
     try:
@@ -494,7 +509,8 @@ def _text_or_calls(text: str, where: str, name: str, bare: bool) -> Answer:
             raise ValueError("no call in it")
         return calls
     except ValueError as error:
-        if marked:
+        # Any other JSON may be an answer's text.
+        if marked or isinstance(error, RepeatedKeyError):
             problem = f"is a malformed tool call ({error})"
             raise bad_field(where, name, problem, remedy) from None
         return text
@@ -518,6 +534,7 @@ def _call(call: Any) -> dict[str, Any]:
         raise ValueError("a call is an object of name and arguments")
     name = call["name"]
     arguments = call["arguments"]
+    # OpenAI's API gives arguments as their JSON, and "" for none.
     if arguments is None or isinstance(arguments, str):
         arguments = validate_values(from_json((arguments or "").strip() or "{}"))
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):

@@ -46,10 +46,12 @@ def final_answer(text: str, marks: Marks = THOUGHTS) -> str:
     "" of a thought that never ends, and of gpt-oss without a "final" channel; a tool call there is
     an answer, and keeps its header, which names the tool.
     """
+    # gpt-oss writes a turn for each channel; the last one counts.
     if _MESSAGE in text and _CHANNEL in text:
         # <|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>…
         last = text.rpartition(_NEXT)[2]
         header, _, body = last.partition(_MESSAGE)
+        # A call to a tool: its name stands in the header alone.
         if " to=" in header:
             return last
         return _ENDS.sub("", body) if "final" in header else ""
@@ -67,10 +69,11 @@ def split_thought(text: str, marks: Marks = THOUGHTS) -> tuple[str, str]:
     line: "First I add.\\n</think>\\n\\nFour.".
     """
     for begin, end in marks:
-        thought, found, rest = text.partition(end)
+        thought, closed, rest = text.partition(end)
         thought = thought.lstrip()
+        # Elsewhere in a line the mark may be what the text speaks of.
         unopened = thought.endswith("\n") and begin not in thought
-        if found and (not thought or thought.startswith(begin) or unopened):
+        if closed and (not thought or thought.startswith(begin) or unopened):
             return thought.removeprefix(begin).strip("\n"), rest.lstrip("\n")
     return "", text
 
@@ -78,17 +81,50 @@ def split_thought(text: str, marks: Marks = THOUGHTS) -> tuple[str, str]:
 def empty_thought(text: str, marks: Marks = THOUGHTS) -> tuple[str, str]:
     """(the empty thought that a text ends in, what has yet to close it); else ("", "")."""
     for begin, end in marks:
-        _, found, rest = text.rpartition(begin)
-        if found and not rest.replace(end, "", 1).strip():
+        _, opened, rest = text.rpartition(begin)
+        # Anything but its end behind the mark is a thought that is not empty.
+        if opened and not rest.replace(end, "", 1).strip():
             tag = f"{'' if rest else chr(10)}\n{end}\n\n" if "|" not in end else end
             return begin + rest, "" if end in rest else tag
     return "", ""
+
+
+def text_with_thought(thought: str, text: str, marks: tuple[str, str]) -> str:
+    """A text behind its thought, as a template without a place for thoughts has it.
+
+    >>> text_with_thought("I add.", "Four.", ("<think>", "</think>"))
+    '<think>\\nI add.\\n</think>\\n\\nFour.'
+    """
+    begin, end = marks
+    return f"{begin}\n{thought}\n{end}\n\n{text}"
+
+
+def closed_thought(thought: str, closing: str) -> str:
+    """A thought behind what begins it, and its end on a line of its own, as of an empty one.
+
+    closing: what closes an empty thought: a line more where what begins it does not end its line.
+    """
+    if not thought:
+        return closing
+    end = closing.lstrip("\n")
+    lines = len(closing) - len(end)
+    return "\n" * (lines - 1) + thought + "\n" * min(lines, 1) + end
+
+
+def without_empty_thought(text: str, marks: Marks) -> str:
+    """A text without the empty thought that it begins with: Kimi-K2-Thinking's."""
+    for begin, end in marks:
+        empty = re.match(rf"\s*{re.escape(begin)}\s*{re.escape(end)}\s*", text)
+        if empty is not None:
+            return text[empty.end() :]
+    return text
 
 
 def in_thought(text: str, marks: Marks = THOUGHTS) -> str:
     """What begins the thought that a text stops in; "" if it stops in none."""
     for begin, _ in marks:
         ended = max(text.rfind(end) for other, end in marks if other == begin)
+        # Begun again behind the last end: it is the place in which generation goes on.
         if text.rfind(begin) > ended:
             return begin
     return ""
@@ -96,8 +132,8 @@ def in_thought(text: str, marks: Marks = THOUGHTS) -> str:
 
 def is_refusal(text: str, marks: Marks = THOUGHTS) -> bool:
     """Whether an answer begins like a refusal, behind thoughts; case and apostrophes aside."""
-    said = final_answer(text, marks).lstrip().lower().replace("’", "'")
-    return said.startswith(REFUSAL_OPENINGS)
+    answer = final_answer(text, marks).lstrip().lower().replace("’", "'")
+    return answer.startswith(REFUSAL_OPENINGS)
 
 
 def validate_refusals(refusals: Sequence[str]) -> list[str]:

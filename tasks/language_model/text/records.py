@@ -38,6 +38,7 @@ from .messages import (
     turn_text,
     without_weights,
 )
+from .offered import check_offered
 from .unread import check_unread
 
 
@@ -206,7 +207,9 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
         record: Any = parse(row, where, **options)
         if all_turns:
             record = replace(record, asked=asked)
-        responses = getattr(record, "record", record).responses
+        inner = getattr(record, "record", record)
+        responses = inner.responses
+        check_offered(inner, where, all_turns=all_turns)
         has_answers = any(response.answer for response in responses)
         for name, value in row.unread().items():
             _check_left(name, value, has_answers, where)
@@ -219,6 +222,7 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
 def _check_left(name: str, value: Any, has_answers: bool, where: str) -> None:
     """Refuses a field that nobody reads, and that makes the record another."""
     last = name.rpartition(".")[2]
+    # Other names are check_unread()'s.
     if last not in _CHANGING:
         return
     of_answers = last in _OFF or last in MASKS
@@ -239,6 +243,7 @@ def make_record(
         raise bad_field(
             where, "messages", "has no turn before the answer", "Give the question"
         )
+    # A generation prompt behind it would begin a second turn of the assistant.
     if messages[-1]["role"] == "assistant":
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")
@@ -286,6 +291,7 @@ def _turns(row: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
         if str(more or "").strip():
             text = f"{text}\n\n{text_field(more, 'input', where)}"
         turns = [{"role": "user", "content": text}]
+    # An object, a number: no conversation in any schema.
     if not isinstance(turns, list):
         raise bad_field(
             where, name, f"is {kind(turns)}", "Give a text, or [{role, content}]"
@@ -297,9 +303,11 @@ def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]
     """Two lists of turns as one; what ends the first and begins the other stands once."""
     start = folded(first)
     end = folded(then)
+    # UltraFeedback repeats the prompt in front of each answer.
     for shared in range(min(len(first), len(then)), 0, -1):
         if start[-shared:] == end[:shared]:
             return first + then[shared:]
+    # One of the two is only the beginning of the other.
     if not first or first[-1]["role"] == "system" or then[0]["role"] == "assistant":
         return first + then
     problem = "and the turns before the answer are two conversations"
@@ -328,6 +336,7 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"chosen", "rejected"} behind a prompt, or with the conversation that both have in front."""
     whole_chosen = transcript(field(row, "chosen", where))
     whole_rejected = transcript(field(row, "rejected", where))
+    # Which of the two is called chosen is an accident then.
     if row.get("status") == "tie":
         raise bad_field(
             where, "status", "says that neither answer is better", "Take it out"
@@ -335,6 +344,7 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     _check_scores(row, where)
     before, chosen = _behind(whole_chosen, where, "chosen")
     others, rejected = _behind(whole_rejected, where, "rejected")
+    # Two answers to two questions say nothing of which is better.
     if is_turns(whole_rejected) and others != before:
         problem = "follows another conversation than the chosen one"
         raise bad_field(
@@ -359,6 +369,7 @@ def _check_scores(row: dict[str, Any], where: str) -> None:
     """Refuses a pair of which the row's own scores say that neither answer is the better one."""
     for name, value in row.items():
         other = re.sub("chosen", "rejected", name, flags=re.IGNORECASE)
+        # A score of one answer alone compares nothing.
         if other == name or other not in row or not _SCORES.search(name):
             continue
         of_rejected = dict.get(row, other)
@@ -386,6 +397,7 @@ def _behind(value: Any, where: str, name: str) -> tuple[list[dict[str, Any]], An
     A text may be a transcript, as Anthropic's preferences are.
     """
     value = transcript(value)
+    # The answer alone; the conversation stands in another field.
     if not is_turns(value) or len(value) == 1:
         return [], value
     return parse_messages(value[:-1], where, name), value[-1]
@@ -404,6 +416,7 @@ def transcript(value: Any) -> Any:
         return value
     first, *parts = _SPEAKER.split(value.strip())
     speakers = parts[::2]
+    # A text that only speaks of humans and assistants.
     if first or speakers[:2] != ["Human", "Assistant"]:
         return value
     roles = {"Human": "user", "Assistant": "assistant"}
@@ -435,6 +448,7 @@ def _pair(
 ) -> Record:
     """A record of two responses, the first of which is to be preferred."""
     chosen, rejected = [a.strip() if isinstance(a, str) else a for a in answers]
+    # Likely and unlikely at once: no model does it.
     if chosen == rejected:
         raise bad_field(
             where, "rejected", "equals the chosen one", "Change one of the two"
@@ -464,6 +478,7 @@ def with_thought(row: dict[str, Any], answer: Any, where: str) -> Any:
     if isinstance(turn, str):
         return {"role": "assistant", "content": turn, "reasoning_content": thought}
     if isinstance(turn, dict) and ("content" in turn or "tool_calls" in turn):
+        # Which of the two is the answer's cannot be told.
         if any(str(turn.get(key) or "").strip() for key in THOUGHTS):
             problem = "stands beside an answer that has a thought of its own"
             raise bad_field(where, name, problem, "Take one of the two out")

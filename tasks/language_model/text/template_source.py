@@ -49,6 +49,7 @@ def arguments_of(source: str) -> frozenset[str] | None:
     environment = Environment(extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"])
     try:
         tree = environment.parse(_GENERATION.sub("", source))
+    # A tag of a newer transformers: nothing is known of the arguments, so any passes.
     except TemplateSyntaxError:
         return None
     names = meta.find_undeclared_variables(tree) - _GIVEN - set(environment.globals)
@@ -71,14 +72,14 @@ def marks_in(source: str) -> list[tuple[str, str]]:
     >>> marks_in("{{ content.split('</mm:think>')[-1] }}")
     [('<mm:think>', '</mm:think>')]
     """
-    found = []
+    pairs = []
     for pattern, begin, end in _PAIRS:
         for word in re.findall(pattern, source, re.IGNORECASE):
-            found.append((begin.format(word), end.format(word)))
+            pairs.append((begin.format(word), end.format(word)))
     begins, ends = _BEGINS.search(source), _STOPS.search(source)
     if begins and ends:
-        found.append((begins[0], ends[0]))
-    return list(dict.fromkeys(found))
+        pairs.append((begins[0], ends[0]))
+    return list(dict.fromkeys(pairs))
 
 
 def opened_by(text: str) -> list[tuple[str, str]]:
@@ -88,6 +89,7 @@ def opened_by(text: str) -> list[tuple[str, str]]:
     [('<thought>', '</thought>')]
     """
     ending = re.search(rf"(?:<{_WORD}>|\[{_WORD}\]|◁{_WORD}▷)\s*$", text, re.IGNORECASE)
+    # The prompt ends where the assistant begins; nothing has begun yet.
     if not ending:
         return []
     begin = ending[0].strip()

@@ -33,9 +33,11 @@ def in_order_of_calls(messages: Sequence[dict[str, Any]], where: str) -> Turns:
 def _sorted(run: Turns, calls: Sequence[Any], where: str) -> Turns:
     """One run of results; where one of them names no call of the turn before, as it is."""
     named = [turn.get("tool_call_id") for turn in run]
+    # Without ids their order is all there is, as in most data sets.
     if None in named or None in calls or not calls:
         return run
     unknown = [call for call in named if call not in calls]
+    # Else it would stand under a call that it does not answer.
     if unknown:
         raise DataError(
             f"{where}: a result of a tool names the call {unknown[0]!r}, and the turn before has "

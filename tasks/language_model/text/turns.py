@@ -18,6 +18,7 @@ def every_turn(records: Iterable[Record]) -> list[Record]:
     """
     split: list[Record] = []
     for record in records:
+        # A pair's earlier turns are of both answers.
         if len(record.responses) == 1 and record.responses[0].answer is not None:
             split += _records_of_turns(record)
         else:
@@ -33,6 +34,7 @@ def _records_of_turns(record: Record) -> list[Record]:
         asked = (None,) * (len(places) + 1)
     records = []
     for place, wanted in zip(places, asked, strict=False):
+        # None, where a file says nothing, is trained on: turns: all asks for it.
         if wanted is not False:
             answer = answer_of(record.messages[place])
             earlier = replace(

@@ -29,15 +29,17 @@ _FALSE = ("false", "0", "0.0", "no", "none")
 
 def check_unread(row: Row, record: Any, where: str) -> None:
     """Refuses what a row says beside what was read of it; the rest counts as read if harmless."""
-    said: list[str] | None = None
+    record_texts: list[str] | None = None
     for name, value in row.unread().items():
         last = name.rpartition(".")[2]
         plain = last.lower().replace("-", "_")
         ignore = f'or let it pass by data.ignore: ["{last}"]'
+        # How the model is to answer, which templates read as arguments.
         if _MODES.search(plain):
             remedy = f"Set policy.template_arguments, {ignore}"
             raise bad_field(where, name, f"is {shown(value)}, and is not read", remedy)
         of_training = bool(_PARTS.search(plain))
+        # LLaMA-Factory's, Axolotl's and others' ways to leave a record out of the loss.
         if of_training and _is_asked_off(plain, value):
             problem = (
                 f"is {shown(value)}, is not read, and says how to train on the record"
@@ -49,8 +51,9 @@ def check_unread(row: Row, record: Any, where: str) -> None:
         texts = list(texts_in(value))
         if not texts:
             continue  # Numbers alone: a warning names them.
-        said = said if said is not None else _said_by(record)
-        if _stands_in(texts, said) or _holds(texts, row):
+        record_texts = record_texts if record_texts is not None else _texts_of(record)
+        # Rows often have a text twice: raw, and in messages.
+        if _stands_in(texts, record_texts) or _holds(texts, row):
             _mark_read(row, name)
             continue
         problem = f"is {shown(value)}, and is not read"
@@ -62,6 +65,7 @@ def check_unread(row: Row, record: Any, where: str) -> None:
 def _is_asked_off(name: str, value: Any) -> bool:
     """Whether a field of training asks for less than training on the whole record."""
     word = str(value).lower()
+    # mask: 1 leaves out, train: 1 does not.
     if _NEGATED.search(name):
         return word not in _FALSE
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -84,7 +88,7 @@ def _mark_read(row: Row, name: str) -> None:
         inner.read.add(last)
 
 
-def _said_by(record: Any) -> list[str]:
+def _texts_of(record: Any) -> list[str]:
     """The texts of a record, without case and spaces."""
     inner = getattr(record, "record", record)
     whole = [
@@ -95,12 +99,23 @@ def _said_by(record: Any) -> list[str]:
     return [folded(text) for text in texts_in(whole)]
 
 
-def _stands_in(texts: list[str], said: list[str]) -> bool:
+def _stands_in(texts: list[str], record_texts: list[str]) -> bool:
     """Whether each text is one of the record, or a longer one stands in one of it."""
-    names = {*said, "system", "user", "assistant", "tool", "human", "gpt", "text"}
+    names = {
+        *record_texts,
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "human",
+        "gpt",
+        "text",
+    }
     enough = 12  # Characters that are not found in another text by chance.
     for text in map(folded, texts):
-        within = len(text) >= enough and any(text in each for each in said)
+        within = len(text) >= enough and any(
+            text in record_text for record_text in record_texts
+        )
         if text and text not in names and not within:
             return False
     return True
@@ -108,14 +123,10 @@ def _stands_in(texts: list[str], said: list[str]) -> bool:
 
 def _holds(texts: list[str], row: Row) -> bool:
     """Whether one text has all texts that were read in it, as the column "text" of Alpaca."""
-    read = [
-        folded(row_text)
-        for name in row.read
-        for row_text in [dict.get(row, name)]
-        if row_text and isinstance(row_text, str)
-    ]
+    values = [dict.get(row, name) for name in row.read]
+    read = [folded(value) for value in values if value and isinstance(value, str)]
     return (
         len(texts) == 1
         and len(read) > 1
-        and all(each in folded(texts[0]) for each in read)
+        and all(read_text in folded(texts[0]) for read_text in read)
     )

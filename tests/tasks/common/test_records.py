@@ -208,3 +208,25 @@ def test_a_damaged_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=f"{name}.*: cannot be read"):
             read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "a.jsonl",
+            '{"a": 1}\n{"a": 1, "b": {"c": 2, "c": 3}}\n',
+            r"line 2: .*'c' twice",
+        ),
+        ("a.json", '[{"a": 1, "a": 2}]', r"a\.json: .*'a' twice"),
+        ("a.json", '{"a": 1, "a": 2}', r"a\.json: .*'a' twice"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(
+    name: str, text: str, said: str, tmp_path: Path
+) -> None:
+    """Of the two values Python keeps the last, and nobody would know."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=said):
+        records_of(rows_of(str(path)), name, lambda row, where: dict(row))

@@ -26,7 +26,7 @@ from pl_pointwise.tasks import (
     When2CallModule,
 )
 from pl_pointwise.tasks.common.dropout import QuickDropout
-from pl_pointwise.tasks.language_model import module as own_module
+from pl_pointwise.tasks.language_model import export as own_export
 from pl_pointwise.tasks.language_model.model.loading import load_language_model
 from pl_pointwise.tasks.language_model.text.conversations import ConversationEncoder
 from pl_pointwise.tasks.safety.module import (
@@ -222,7 +222,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(
     # With it, weights would be looked for.
     (folder / "adapter_config.json").write_text("{}")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    merge = own_module.merged_model
+    merge = own_export.merged_model
 
     def incomplete(model: Any) -> Any:
         merged = merge(model)
@@ -230,7 +230,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(
         layer.own, layer.up_proj = layer.up_proj, None
         return merged
 
-    monkeypatch.setattr(own_module, "merged_model", incomplete)
+    monkeypatch.setattr(own_export, "merged_model", incomplete)
     with pytest.raises(ValueError, match=r"not written.*up_proj"):
         module.export(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

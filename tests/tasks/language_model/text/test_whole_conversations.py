@@ -132,7 +132,9 @@ def difference(made: ConversationEncoder, whole: str, pair: str) -> str:
     found = []
     if "call00000" in pair:
         whole, found = whole.replace(ID, "call00000"), ["id"]
-    closing = next(c for c in (made.closing, made._behind_call[1]) if pair.endswith(c))
+    closing = next(
+        c for c in (made.closing, made.traits.behind_call.closing) if pair.endswith(c)
+    )
     pair = pair.removesuffix(closing).rstrip()
     rest = whole[len(pair) :] if whole.startswith(pair) else None
     if rest is None:
