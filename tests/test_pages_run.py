@@ -1,0 +1,361 @@
+"""Every command and every block of code of the pages runs, unchanged and offline.
+
+Pages are typed from top to bottom in a folder that has what their reader has: models and data sets
+of the hub's names (`tests/offline_hub.py`), own files, and the model that the page calls MODEL.
+What is not run is in `NOT_RUN` with the reason; a line that is neither fails.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pl_pointwise.cli import COMMANDS, PointwiseCLI, main
+from tests.offline_hub import CHAT_MODELS, RE_RANKERS, build_hub
+from tests.tasks.conftest import write_rows
+from tests.tasks.preference.conftest import pair_rows
+from tests.tasks.reranker.conftest import ms_marco_rows
+from tests.tasks.safety.conftest import benign_rows, unsafe_rows
+from tests.tasks.when2call.conftest import choice_rows, preference_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {
+    path.name: path.read_text("utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+
+# What the pages have --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a reader runs at once: a command line, or a block of code."""
+
+    page: str
+    kind: str  #: "command", "python" or "other": of no language, as what a command prints
+    text: str
+
+
+def lines_of(block: str) -> list[str]:
+    """Command lines, each whole; comments are none."""
+    whole = block.replace("\\\n", " ").splitlines()
+    bare = [re.sub(r"(^|\s)# .*$", "", line).strip() for line in whole]
+    return [line for line in bare if line]
+
+
+FENCE = re.compile(r"(?ms)^```([^\n]*)\n(.*?)^```|(?<!`)`([^`]+)`(?!`)")
+DATA = {"json", "jsonl", "yaml", "diff", "bibtex", "{toctree}"}
+"""Blocks of data: test_docs.py parses them."""
+WHOLE = rf"(pl-pointwise )?({'|'.join((*PointwiseCLI.subcommands(), *COMMANDS))}) [^…]*--config \w"
+SHELL = r"\s*(pl-pointwise \w+ |git|pip|make|python|torchrun|srun|sbatch|seq|cp|sed|EXAMPLE=|#SBATCH|--)"
+
+
+def steps_of(page: str) -> Iterator[Step]:
+    """Of a page, from top to bottom; commands within a sentence too, if they are whole."""
+    for found in FENCE.finditer(PAGES[page]):
+        kind, block, within = found.groups()
+        if within is not None:
+            command = " ".join(within.split())
+            if re.match(WHOLE, command):
+                yield Step(page, "command", f"pl-pointwise {command.removeprefix('pl-pointwise ')}")
+        elif kind in DATA or block.startswith("{") or ">>> " in block:
+            continue  # `>>>`: test_docs.py runs them.
+        elif kind == "python" or re.match(r"(class|from|import) |\w+\.\w+[.\[(]", block):
+            yield Step(page, "python", block)
+        elif re.match(SHELL, block):
+            yield from (Step(page, "command", line) for line in lines_of(block))
+        else:
+            yield Step(page, "other", block)
+
+
+# What is not run ------------------------------------------------------------------------------
+
+NOT_RUN = {
+    r"git clone |pip install |make demo": "network; test_packaging.py builds and installs",
+    r"make evidence |python -m benchmarks": "hours, and models of the hub; tests/benchmarks",
+    r".* --trainer.devices 4 |torchrun |srun |#SBATCH": "several devices or machines; test_ranks",
+    r"seq 12 |sbatch ": "starts programs beside each other, ARGUMENTS stands for the above",
+    r"pl-pointwise .*…": "an outline: the commands are further down",
+    r".*quantize_4bit true": "takes bitsandbytes and a GPU",
+}
+"""Command lines, by how they begin."""
+
+IN_A_SHELL = {"own_task.md": ("EXAMPLE=", "cp ", "sed ")}
+"""Lines that are typed before the page's commands."""
+
+EXCERPTS = {
+    "def configure_model": "FSDP2 takes several devices: tests/programs/sharded.py",
+    "class DigitsModule": "an excerpt of tasks/digits/digits.py",
+}
+"""Blocks of code that are no programs."""
+
+ELSEWHERE = {
+    "examples.md": "tests/tasks/test_examples.py",
+    "any_loop.md": "tests/tasks/test_any_loop.py",
+}
+"""Pages whose blocks of Python another test runs as they stand."""
+
+PRINTED = {
+    "README.md": ["After 870 steps"],
+    "compare.md": ["pl-pointwise compare: error"],
+    "own_data.md": ["           first step"],
+    "own_task.md": ["After 870 steps", "                              test"],
+    "requirement.md": ["6 items"],
+    "run_end.md": ["After 1,020 steps"],
+}
+"""How the blocks begin that a command has printed."""
+
+NOT_YET = {"physics.md", "family.md"}
+"""Pages that are being rewritten."""
+
+
+def why_not(step: Step) -> str | None:
+    if step.kind == "python" and step.page in ELSEWHERE:
+        return ELSEWHERE[step.page]
+    table = NOT_RUN if step.kind == "command" else EXCERPTS
+    return next((why for start, why in table.items() if re.match(start, step.text)), None)
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES} - NOT_YET))
+def test_every_block_of_the_page_is_run_or_listed(page: str) -> None:
+    for step in steps_of(page):
+        if step.kind == "command" and not why_not(step):
+            known = ("pl-pointwise ", "--", *IN_A_SHELL.get(page, ()))
+            assert step.text.startswith(known), step
+        if step.kind == "other":
+            assert step.text.startswith(tuple(PRINTED.get(page, ["?"]))), step
+
+
+def test_nothing_is_listed_that_is_on_no_page() -> None:
+    steps = [step for page in PAGES for step in steps_of(page)]
+    texts = [step.text for step in steps]
+    for start in (*NOT_RUN, *EXCERPTS):
+        assert any(re.match(start, text) for text in texts), start
+    for page, starts in PRINTED.items():
+        for start in starts:
+            assert any(s.page == page and s.text.startswith(start) for s in steps), start
+    for page, test in ELSEWHERE.items():
+        assert (ROOT / test).is_file()
+        assert f"docs/{page}" in (ROOT / test).read_text("utf-8")
+
+
+def test_the_class_that_the_page_shows_is_the_shipped_one() -> None:
+    (shown,) = [s.text for s in steps_of("own_task.md") if s.text.startswith("class Digits")]
+    shipped = (ROOT / "tasks/digits/digits.py").read_text("utf-8")
+    code = "".join(re.sub(r"#.*", "", shipped).split())
+    for line in shown.splitlines():
+        assert "".join(re.sub(r"#.*", "", line).split()) in code, line
+
+
+# What the reader has --------------------------------------------------------------------------
+
+
+def rows_on_page(page: str, start: str) -> str:
+    """The records of a block."""
+    blocks = re.findall(r"(?ms)^```\w*\n(.*?)^```", PAGES[page])
+    (block,) = [each for each in blocks if each.startswith(start)]
+    return block
+
+
+def answers(*prompts: str) -> list[dict[str, str]]:
+    return [{"prompt": prompt, "answer": "Yes, it is."} for prompt in prompts]
+
+
+OWN = answers("Is it open?", "Is the sea deep?", "Is ice cold?", "Is it far?", "Are you sure?")
+CHOSEN = preference_rows(8)
+ASKED = [{name: row[name] for name in ("question", "tools")} for row in choice_rows(2)]
+QUERIES = [{"query": "what is ice", "passages": ["ice is cold", "fish eat", "wind"]}]
+ITEMS = [
+    {"id": i, "prompt": f"{i} + 1?", "answer": f"{i + 1}", "correct": True} for i in range(6)
+]
+WRONG_OLD, WRONG_NEW = {0}, {1, 2}
+"""Of six items: the old model has one wrong, the new one two others."""
+
+
+def outcomes(wrong: set[int]) -> list[dict[str, Any]]:
+    return [item | {"correct": item["id"] not in wrong} for item in ITEMS]
+
+
+FILES: dict[str, dict[str, Any]] = {
+    "README.md": {"own.jsonl": rows_on_page("README.md", '{"prompt": "When do')},
+    "conversation.md": {
+        "theirs.jsonl": [{"conversation": [{"human": "Is it?", "assistant": "Yes."}]}],
+        "records.jsonl": rows_on_page("conversation.md", '{"prompt": "When are my'),
+        "prompts.jsonl": [{"prompt": "Is it open?"}],
+    },
+    "forget.md": {"pairs.jsonl": pair_rows(6)},
+    "keep.md": {"new.jsonl": OWN[:2], "general.jsonl": OWN, "held_out.jsonl": OWN},
+    "own_data.md": {
+        "own.jsonl": rows_on_page("own_data.md", '{"prompt": "When do'),
+        "general.jsonl": [{"prompt": row["prompt"]} for row in OWN],
+    },
+    "policy.md": {"second.jsonl": rows_on_page("conversation.md", '{"prompt": "When are my')},
+    "preference.md": {"pairs.jsonl": pair_rows(6)},
+    "requirement.md": {
+        "old_samples.jsonl": outcomes(WRONG_OLD),
+        "new_samples.jsonl": outcomes(WRONG_NEW),
+    },
+    "reranker.md": {
+        "train.jsonl": ms_marco_rows(12, negatives=9),
+        "validation.jsonl": ms_marco_rows(14, negatives=9)[12:],
+        "queries.jsonl": QUERIES,
+    },
+    "safety.md": {"benign.jsonl": benign_rows(10), "unsafe.jsonl": unsafe_rows(8)},
+    "when2call.md": {
+        "train_pref.jsonl": CHOSEN,
+        "test_mcq.jsonl": choice_rows(4),
+        "questions.jsonl": ASKED,
+    },
+}
+"""Files that a page tells its reader to have."""
+
+MODELS = {"forget.md": "results/keep/export", "policy.md": "results/first/export"}
+"""Exports of another page's command: here the chat model itself."""
+
+CERTIFIED = (
+    "pl-pointwise compare --config safety --config safety/local --config safety/pointwise "
+    "--model.policy.model_name MODEL --model.evaluation.refuse_tolerance -50 "
+    "--data.benign_file benign.jsonl --data.unsafe_file unsafe.jsonl "
+    "--data.unsafe_test_file certify.jsonl --trainer.max_epochs 1 "
+    '--require "refuse: violated <= 0.9" --output '
+)
+KEPT = (
+    "pl-pointwise compare --config keep --model.policy.model_name MODEL "
+    "--model.evaluation.keep_tolerance 50 --data.source files --data.learn_file new.jsonl "
+    "--data.keep_file general.jsonl --data.test_file certify.jsonl --trainer.max_epochs 1 "
+    '--require "keep: violated <= 0.9" --output '
+)
+SET_UP = {
+    "keep.md": [f"{KEPT}OLD", f"{KEPT}NEW"],
+    "requirement.md": [f"{CERTIFIED}OLD", f"{CERTIFIED}NEW", f"{CERTIFIED}OUTPUT"],
+}
+"""How the models came about that a page calls OLD, NEW and OUTPUT: certified by a lax requirement."""
+
+BEFORE: dict[str, str] = {
+    "few_instances.md": """
+import torch
+from pl_pointwise import Constraint, Pointwise, PointwiseLoss
+model = torch.nn.Linear(2, 1)
+rows = torch.utils.data.TensorDataset(torch.randn(8, 2), torch.randn(8), torch.arange(8))
+loader = torch.utils.data.DataLoader(rows, batch_size=4)
+def objective(model, x, y):
+    return (model(x)[:, 0] - y).square()
+def slopes(model, drawn):
+    return model.weight.abs().sum().expand(len(drawn))
+""",
+    "multipliers.md": f"""
+{next(s.text for s in steps_of("README.md") if s.kind == "python")}
+groups = torch.arange(40) // 10
+""",
+    "own_task.md": """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+x, y = torch.randn(8, 2), torch.randn(8)
+rows = [{"x": x[i], "y": y[i]} for i in range(8)]
+""",
+}
+"""What a page's own code stands for in its blocks of Python: a loop around them, names."""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_hub(tmp_path_factory.mktemp("hub"))
+
+
+def furnish(folder: Path, page: str, hub: Path) -> None:
+    """Gives the folder what the page's reader has."""
+    for owner in hub.iterdir():
+        (folder / owner.name).symlink_to(owner)
+    own = RE_RANKERS[0] if page == "reranker.md" else CHAT_MODELS[0]
+    (folder / "MODEL").symlink_to(hub / own)
+    for name, rows in FILES.get(page, {}).items():
+        if isinstance(rows, str):
+            (folder / name).write_text(rows, encoding="utf-8")
+        else:
+            write_rows(folder / name, rows)
+    if page in MODELS:
+        (folder / MODELS[page]).parent.mkdir(parents=True)
+        (folder / MODELS[page]).symlink_to(hub / CHAT_MODELS[0])
+
+
+def newest(pattern: str) -> Path | None:
+    found = [p for p in Path().rglob(pattern) if "version_" in str(p)]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def name_the_last_run() -> None:
+    """CONFIG and CHECKPOINT are those of the run before."""
+    for name, pattern in (("CONFIG", "config.yaml"), ("CHECKPOINT", "*.ckpt")):
+        if found := newest(pattern):
+            Path(name).unlink(missing_ok=True)
+            Path(name).symlink_to(found.absolute())
+
+
+def run(command: str) -> None:
+    """A command line, as the shell reads it."""
+    if not command.startswith("pl-pointwise "):
+        path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        subprocess.run(["bash", "-ec", command], env={"PATH": path}, check=True, timeout=200)
+        return
+    name_the_last_run()
+    try:
+        main(shlex.split(command)[1:])
+    except SystemExit as end:
+        assert end.code in (None, 0) or command.split()[1] in ("check", "lost"), command
+
+
+# The pages ------------------------------------------------------------------------------------
+
+QUICK = ["few_instances.md", "metrics.md", "multipliers.md"]
+RUNNABLE = {
+    page: [step for step in steps_of(page) if step.kind != "other" and not why_not(step)]
+    for page in sorted({*PAGES} - NOT_YET)
+}
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[] if page in QUICK else pytest.mark.slow)
+        for page, steps in RUNNABLE.items()
+        if steps
+    ],
+)
+def test_the_page_runs_from_top_to_bottom(
+    page: str,
+    hub: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    furnish(tmp_path, page, hub)
+    steps = RUNNABLE[page]
+    shell = [s.text for s in steps if s.text.startswith(IN_A_SHELL.get(page, ("?",)))]
+    if shell:
+        run("\n".join(shell))
+    for command in SET_UP.get(page, ()):
+        run(command)
+    program: dict[str, Any] = {"__name__": "page"}
+    exec(BEFORE.get(page, ""), program)
+    before = ""
+    for step in steps:
+        torch.manual_seed(0)
+        if step.kind == "python":
+            exec(compile(step.text, page, "exec"), program)
+        elif step.text not in shell:
+            # Options alone belong to the page's command before them.
+            whole = f"{before} {step.text}" if step.text.startswith("--") else step.text
+            run(whole)
+            before = whole
