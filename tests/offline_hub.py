@@ -23,11 +23,13 @@ CHAT_MODELS = (
     "meta-llama/Llama-2-7b-chat-hf",
     "huggyllama/llama-7b",
 )
+TRAINED = "own/trained"
+"""Another chat model, which no page names: it stands for an export of the reader's own."""
 RE_RANKERS = ("answerdotai/ModernBERT-base",)
 
 
-def save_chat_model(folder: Path) -> Path:
-    """A tiny Llama that answers any prompt by a short text, and ends it."""
+def save_chat_model(folder: Path, answer: str) -> Path:
+    """A tiny Llama that answers any prompt by this short text, and ends it."""
     tokenizer = build_tokenizer()
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 4096}
     model = build_model("llama", hidden_size=32, **sizes)
@@ -36,7 +38,7 @@ def save_chat_model(folder: Path) -> Path:
     for step in range(100):
         turns = [
             {"role": "user", "content": prompts[step % len(prompts)]},
-            {"role": "assistant", "content": "Yes."},
+            {"role": "assistant", "content": answer},
         ]
         text = tokenizer.apply_chat_template(turns, tokenize=False)
         tokens = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -76,7 +78,8 @@ def judgements() -> list[dict[str, Any]]:
 
 def build_hub(folder: Path) -> Path:
     """All models and data sets that pages and packaged configurations name."""
-    chat = save_chat_model(folder / CHAT_MODELS[0])
+    chat = save_chat_model(folder / CHAT_MODELS[0], "Yes.")
+    save_chat_model(folder / TRAINED, "No.")
     re_ranker = save_tiny_cross_encoder(folder / RE_RANKERS[0], kind="modernbert", pair=False)
     for names, target in ((CHAT_MODELS[1:], chat), (RE_RANKERS[1:], re_ranker)):
         for name in names:
