@@ -6,6 +6,7 @@ nothing of a command, of its configuration or of the code has to be replaced.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ CHAT_MODELS = (
 )
 TRAINED = "own/trained"
 """Another chat model, which no page names: it stands for an export of the reader's own."""
-RE_RANKERS = ("answerdotai/ModernBERT-base",)
+RE_RANKER = "answerdotai/ModernBERT-base"
 
 
 def save_chat_model(folder: Path, answer: str) -> Path:
@@ -34,7 +35,12 @@ def save_chat_model(folder: Path, answer: str) -> Path:
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 4096}
     model = build_model("llama", hidden_size=32, **sizes)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    prompts = ["Name a tree.", "1 + 2?", "When do you open, and until when?", "Say it. " * 9]
+    prompts = [
+        "Name a tree.",
+        "1 + 2?",
+        "When do you open, and until when?",
+        "Say it. " * 9,
+    ]
     for step in range(100):
         turns = [
             {"role": "user", "content": prompts[step % len(prompts)]},
@@ -49,6 +55,17 @@ def save_chat_model(folder: Path, answer: str) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def save_re_ranker(folder: Path) -> None:
+    """A tiny ModernBERT, whose positions are turned and not learned: it may read 512 tokens."""
+    save_tiny_cross_encoder(folder, kind="modernbert", pair=False)
+    for name, key in (
+        ("config.json", "max_position_embeddings"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
+        file = folder / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {key: 512}))
 
 
 def save_dataset(folder: Path, splits: dict[str, dict[str, list[Any]]]) -> None:
@@ -80,22 +97,28 @@ def build_hub(folder: Path) -> Path:
     """All models and data sets that pages and packaged configurations name."""
     chat = save_chat_model(folder / CHAT_MODELS[0], "Yes.")
     save_chat_model(folder / TRAINED, "No.")
-    re_ranker = save_tiny_cross_encoder(folder / RE_RANKERS[0], kind="modernbert", pair=False)
-    for names, target in ((CHAT_MODELS[1:], chat), (RE_RANKERS[1:], re_ranker)):
-        for name in names:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).symlink_to(target)
-    when2call = {"train_pref": {"train": preference_rows(8)}, "test": {"mcq": choice_rows(4)}}
-    queries = {"train": ms_marco_rows(24, negatives=9), "validation": ms_marco_rows(8, 9)}
+    save_re_ranker(folder / RE_RANKER)
+    for name in CHAT_MODELS[1:]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(chat)
+    when2call = {
+        "train_pref": {"train": preference_rows(8)},
+        "test": {"mcq": choice_rows(4)},
+    }
+    queries = {
+        "train": ms_marco_rows(24, negatives=9),
+        "validation": ms_marco_rows(8, 9),
+    }
     pairs = {"train": pair_rows(12), "test": pair_rows(16)[8:]}
     orca = [row | {"system": "", "input": row["prompt"]} for row in preference_pairs(8)]
     save_dataset(folder / "nvidia/When2Call", when2call)
     save_dataset(folder / "microsoft/ms_marco", {"v2.1": queries})
     save_dataset(folder / "tatsu-lab/alpaca", {"default": {"train": benign_rows(30)}})
-    save_dataset(folder / "PKU-Alignment/BeaverTails", {"default": {"330k_train": judgements()}})
+    save_dataset(
+        folder / "PKU-Alignment/BeaverTails", {"default": {"330k_train": judgements()}}
+    )
     save_dataset(folder / "PKU-Alignment/PKU-SafeRLHF-30K", {"default": pairs})
     save_dataset(
         folder / "argilla/distilabel-intel-orca-dpo-pairs", {"default": {"train": orca}}
     )
     return folder
-

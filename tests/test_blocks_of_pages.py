@@ -22,7 +22,7 @@ import torch
 from pl_pointwise import Pointwise
 from pl_pointwise.cli import COMMANDS, PointwiseCLI, main
 from pl_pointwise.tasks.digits import digits
-from tests.offline_hub import CHAT_MODELS, RE_RANKERS, TRAINED, build_hub
+from tests.offline_hub import CHAT_MODELS, RE_RANKER, TRAINED, build_hub
 from tests.tasks.conftest import write_rows
 from tests.tasks.preference.conftest import pair_rows
 from tests.tasks.reranker.conftest import ms_marco_rows
@@ -43,7 +43,9 @@ class Step:
     """What a reader runs at once: a command line, or a block of code."""
 
     page: str
-    kind: str  #: "command", "python" or "other": of no language, as what a command prints
+    kind: (
+        str  #: "command", "python" or "other": of no language, as what a command prints
+    )
     text: str
 
 
@@ -68,10 +70,16 @@ def steps_of(page: str) -> Iterator[Step]:
         if within is not None:
             command = " ".join(within.split())
             if re.match(WHOLE, command):
-                yield Step(page, "command", f"pl-pointwise {command.removeprefix('pl-pointwise ')}")
+                yield Step(
+                    page,
+                    "command",
+                    f"pl-pointwise {command.removeprefix('pl-pointwise ')}",
+                )
         elif kind in DATA or block.startswith("{") or ">>> " in block:
             continue  # `>>>`: test_docs.py runs them.
-        elif kind == "python" or re.match(r"(class|from|import) |\w+\.\w+[.\[(]", block):
+        elif kind == "python" or re.match(
+            r"(class|from|import) |\w+\.\w+[.\[(]", block
+        ):
             yield Step(page, "python", block)
         elif re.match(SHELL, block):
             yield from (Step(page, "command", line) for line in lines_of(block))
@@ -124,7 +132,9 @@ def why_not(step: Step) -> str | None:
     if step.kind == "python" and step.page in ELSEWHERE:
         return ELSEWHERE[step.page]
     table = NOT_RUN if step.kind == "command" else EXCERPTS
-    return next((why for start, why in table.items() if re.match(start, step.text)), None)
+    return next(
+        (why for start, why in table.items() if re.match(start, step.text)), None
+    )
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES} - NOT_YET))
@@ -144,14 +154,18 @@ def test_nothing_is_listed_that_is_on_no_page() -> None:
         assert any(re.match(start, text) for text in texts), start
     for page, starts in PRINTED.items():
         for start in starts:
-            assert any(s.page == page and s.text.startswith(start) for s in steps), start
+            assert any(s.page == page and s.text.startswith(start) for s in steps), (
+                start
+            )
     for page, test in ELSEWHERE.items():
         assert (ROOT / test).is_file()
         assert f"docs/{page}" in (ROOT / test).read_text("utf-8")
 
 
 def test_the_class_that_the_page_shows_computes_what_the_shipped_one_does() -> None:
-    (shown,) = [s.text for s in steps_of("own_task.md") if s.text.startswith("class Digits")]
+    (shown,) = [
+        s.text for s in steps_of("own_task.md") if s.text.startswith("class Digits")
+    ]
     names = dict(vars(digits))
     exec(shown, names)
     torch.manual_seed(0)
@@ -163,7 +177,10 @@ def test_the_class_that_the_page_shows_computes_what_the_shipped_one_does() -> N
     found, expected = pair[0](batch), pair[1](batch)
     assert torch.equal(found, expected)
     assert torch.equal(module.objective(found, batch), shipped.objective(found, batch))
-    for terms, arguments in (("constraint_values", (found, batch)), ("membership", (batch,))):
+    for terms, arguments in (
+        ("constraint_values", (found, batch)),
+        ("membership", (batch,)),
+    ):
         given, wanted = (getattr(each, terms)(*arguments) for each in pair)
         assert given.keys() == wanted.keys()
         assert all(torch.equal(given[name], wanted[name]) for name in wanted)
@@ -183,12 +200,19 @@ def answers(*prompts: str) -> list[dict[str, str]]:
     return [{"prompt": prompt, "answer": "Yes, it is."} for prompt in prompts]
 
 
-OWN = answers("Is it open?", "Is the sea deep?", "Is ice cold?", "Is it far?", "Are you sure?")
+def kept(*prompts: str) -> list[dict[str, str]]:
+    return [row | {"role": "keep"} for row in answers(*prompts)]
+
+
+OWN = answers(
+    "Is it open?", "Is the sea deep?", "Is ice cold?", "Is it far?", "Are you sure?"
+)
 CHOSEN = preference_rows(8)
 ASKED = [{name: row[name] for name in ("question", "tools")} for row in choice_rows(2)]
 QUERIES = [{"query": "what is ice", "passages": ["ice is cold", "fish eat", "wind"]}]
 ITEMS = [
-    {"id": i, "prompt": f"{i} + 1?", "answer": f"{i + 1}", "correct": True} for i in range(6)
+    {"id": i, "prompt": f"{i} + 1?", "answer": f"{i + 1}", "correct": True}
+    for i in range(6)
 ]
 WRONG_OLD, WRONG_NEW = {0}, {1, 2}
 """Of six items: the old model has one wrong, the new one two others."""
@@ -198,6 +222,27 @@ def outcomes(wrong: set[int]) -> list[dict[str, Any]]:
     return [item | {"correct": item["id"] not in wrong} for item in ITEMS]
 
 
+WORDS = "river ice salt sea lake rain snow wind ship fish cold deep".split()
+JUDGED = "query-id\tcorpus-id\tscore\n"
+COLLECTION: dict[str, Any] = {
+    "corpus.jsonl": [
+        {"_id": f"p{i}", "title": "", "text": f"the {word} is {i}"}
+        for i, word in enumerate(WORDS)
+    ],
+    "queries.jsonl": [
+        {"_id": f"q{i}", "text": f"what is {word}"} for i, word in enumerate(WORDS)
+    ],
+    "qrels/train.tsv": JUDGED + "".join(f"q{i}\tp{i}\t1\n" for i in range(8)),
+    "qrels/dev.tsv": JUDGED + "".join(f"q{i}\tp{i}\t1\n" for i in range(8, 12)),
+    "bm25.trec": "".join(
+        f"q{i} Q0 p{j} {j + 1} {12 - j} bm25\n" for i in range(12) for j in range(12)
+    ),
+}
+"""A collection in the layout of BEIR: a query for each passage, and a first stage's run."""
+
+SAFE = {"benign.jsonl": benign_rows(10), "unsafe.jsonl": unsafe_rows(8)}
+NEW_PROMPTS = unsafe_rows(28)[8:]
+
 FILES: dict[str, dict[str, Any]] = {
     "README.md": {"own.jsonl": rows_on_page("README.md", '{"prompt": "When do')},
     "conversation.md": {
@@ -206,23 +251,35 @@ FILES: dict[str, dict[str, Any]] = {
         "prompts.jsonl": [{"prompt": "Is it open?"}],
     },
     "forget.md": {"pairs.jsonl": pair_rows(6)},
-    "keep.md": {"new.jsonl": OWN[:2], "general.jsonl": OWN, "held_out.jsonl": OWN},
+    "keep.md": {
+        "new.jsonl": OWN[:2],
+        "general.jsonl": OWN,
+        "certify.jsonl": kept(*"abcd"),
+        "held_out.jsonl": kept(*"efghijkl"),
+    },
     "own_data.md": {
         "own.jsonl": rows_on_page("own_data.md", '{"prompt": "When do'),
         "general.jsonl": [{"prompt": row["prompt"]} for row in OWN],
     },
-    "policy.md": {"second.jsonl": rows_on_page("conversation.md", '{"prompt": "When are my')},
+    "policy.md": {
+        "second.jsonl": rows_on_page("conversation.md", '{"prompt": "When are my')
+    },
     "preference.md": {"pairs.jsonl": pair_rows(6)},
     "requirement.md": {
+        **SAFE,
+        "certify.jsonl": NEW_PROMPTS[:4],
+        "records.jsonl": NEW_PROMPTS[4:12],
+        "new.jsonl": NEW_PROMPTS[12:],
         "old_samples.jsonl": outcomes(WRONG_OLD),
         "new_samples.jsonl": outcomes(WRONG_NEW),
     },
     "reranker.md": {
         "train.jsonl": ms_marco_rows(12, negatives=9),
         "validation.jsonl": ms_marco_rows(14, negatives=9)[12:],
-        "queries.jsonl": QUERIES,
-    },
-    "safety.md": {"benign.jsonl": benign_rows(10), "unsafe.jsonl": unsafe_rows(8)},
+        "asked.jsonl": QUERIES,
+    }
+    | COLLECTION,
+    "safety.md": SAFE,
     "when2call.md": {
         "train_pref.jsonl": CHOSEN,
         "test_mcq.jsonl": choice_rows(4),
@@ -288,9 +345,10 @@ def furnish(folder: Path, page: str, hub: Path) -> None:
     """Gives the folder what the page's reader has."""
     for owner in hub.iterdir():
         (folder / owner.name).symlink_to(owner)
-    own = RE_RANKERS[0] if page == "reranker.md" else CHAT_MODELS[0]
+    own = RE_RANKER if page == "reranker.md" else CHAT_MODELS[0]
     (folder / "MODEL").symlink_to(hub / own)
     for name, rows in FILES.get(page, {}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if isinstance(rows, str):
             (folder / name).write_text(rows, encoding="utf-8")
         else:
@@ -317,7 +375,9 @@ def run(command: str) -> None:
     """A command line, as the shell reads it."""
     if not command.startswith("pl-pointwise "):
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-        subprocess.run(["bash", "-ec", command], env={"PATH": path}, check=True, timeout=200)
+        subprocess.run(
+            ["bash", "-ec", command], env={"PATH": path}, check=True, timeout=200
+        )
         return
     try:
         main(shlex.split(command)[1:])
@@ -331,7 +391,9 @@ def run(command: str) -> None:
 
 QUICK = ["few_instances.md", "metrics.md", "multipliers.md"]
 RUNNABLE = {
-    page: [step for step in steps_of(page) if step.kind != "other" and not why_not(step)]
+    page: [
+        step for step in steps_of(page) if step.kind != "other" and not why_not(step)
+    ]
     for page in sorted({*PAGES} - NOT_YET)
 }
 
