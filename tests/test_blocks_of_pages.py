@@ -399,7 +399,8 @@ def status(words: list[str]) -> int:
 
 # The pages ------------------------------------------------------------------------------------
 
-QUICK = ["few_instances.md", "metrics.md", "multipliers.md"]
+QUICK = ["few_instances.md", "metrics.md", "multipliers.md", "policy.md", "settings.md"]
+"""Pages whose commands take a few seconds."""
 RUNNABLE = {
     page: [
         step for step in steps_of(page) if step.kind != "other" and not why_not(step)
