@@ -252,7 +252,7 @@ FILES: dict[str, dict[str, Any]] = {
     },
     "forget.md": {"pairs.jsonl": pair_rows(6)},
     "keep.md": {
-        "new.jsonl": OWN[:2],
+        "new.jsonl": answers("Where is the map?", "Who has the key?"),
         "general.jsonl": OWN,
         "certify.jsonl": kept(*"abcd"),
         "held_out.jsonl": kept(*"efghijkl"),
