@@ -261,8 +261,8 @@ class ConversationDataModule(ResponseDataModule):
             self._own_left_out,
             whole,
             "kept answers",
-            f"the model's own is longer than {longest:,} tokens, or empty; raise "
-            "model.policy.generation.max_new_tokens",
+            f"the model's own is longer than {longest:,} tokens (raise "
+            "model.policy.generation.max_new_tokens), empty, or goes on with another turn",
         )
 
     def _not_trained_in_encoding(self) -> int:
@@ -284,8 +284,8 @@ def with_own_answers(
 ) -> list[Record]:
     """The records, each answer of role keep as the module's reference writes it now.
 
-    A record whose own answer is empty, or does not end within ``max_new_tokens``, is left out with
-    a warning: nobody knows how it ends.
+    A record whose own answer is empty, does not end within ``max_new_tokens``, or goes on with
+    another turn is left out with a warning: nobody knows how it ends.
     """
     asked = [place for place, record in enumerate(records) if "keep" in record.roles]
     answered: list[Record | None] = list(records)
@@ -308,7 +308,13 @@ def with_own_answers(
                 )
                 answered[place] = None
                 continue
-            answered[place] = _with_kept_answer(records[place], answer["answer"])
+            own: Record | None = _with_kept_answer(records[place], answer["answer"])
+            try:  # A model may go on with a turn of somebody else before it ends.
+                module.encoder.texts(own)
+            except DataError as error:
+                problems.append(f"the model's own answer cannot be kept: {error}")
+                own = None
+            answered[place] = own
     kept = len(asked) - len(problems)
     rank_zero_info(f"The model's own answers are kept of {kept:,} prompts.")
     # All are cut: max_new_tokens is too small, and the reason is worth more than a count.
