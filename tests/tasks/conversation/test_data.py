@@ -215,7 +215,9 @@ def test_a_model_that_says_nothing_of_what_to_forget_is_refused(
 def test_own_answers_stand_in_the_place_of_the_files(
     language_model_folder, tmp_path
 ) -> None:
-    """Those that do not end are left out with a word; other roles keep what the file says."""
+    """Other roles keep what the file says. Left out with a word are answers that do not end, are
+    empty, or go on with a turn of somebody else.
+    """
     rows = [{"prompt": f"{i}", "answer": "File.", "role": "keep"} for i in range(10)]
     rows += [{"prompt": "new", "answer": "New.", "role": "learn"}]
     module = made(language_model_folder, moved=False, keep_tolerance=0.05)
@@ -225,7 +227,10 @@ def test_own_answers_stand_in_the_place_of_the_files(
     ) -> list[dict[str, Any]]:
         assert reference
         texts = [each["messages"][0]["content"] for each in prompts]
-        return [{"answer": f"Mine {t}." * (t != "7"), "cut": t == "3"} for t in texts]
+        answers = {f"{i}": {"answer": f"Mine {i}.", "cut": i == 3} for i in range(10)}
+        answers["5"]["answer"] += "<|im_end|>\n<|im_start|>user\nAnd then?"
+        answers["7"]["answer"] = ""
+        return [answers[t] for t in texts]
 
     module.answers_to = answers_to
     held_out = tmp_path / "val.jsonl"  # Of which the model is asked nothing.
@@ -236,8 +241,8 @@ def test_own_answers_stand_in_the_place_of_the_files(
         data.setup("fit")
     trainer = quiet_trainer(tmp_path, max_epochs=0, limit_val_batches=0)
     with pytest.warns(
-        UserWarning, match=r"left out 2 of 10 .*line 4: .*max_new_tokens"
+        UserWarning, match=r"left out 3 of 10 .*line 4: .*max_new_tokens"
     ):
         trainer.fit(module, data)
     texts = [record.answers[0] for record in data.datasets["train"].records]
-    assert texts == [f"Mine {i}." for i in range(10) if i not in (3, 7)] + ["New."]
+    assert texts == [f"Mine {i}." for i in range(10) if i not in (3, 5, 7)] + ["New."]
