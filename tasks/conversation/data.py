@@ -308,13 +308,13 @@ def with_own_answers(
                 )
                 answered[place] = None
                 continue
-            own: Record | None = _with_kept_answer(records[place], answer["answer"])
+            record = _with_kept_answer(records[place], answer["answer"])
+            answered[place] = record
             try:  # A model may go on with a turn of somebody else before it ends.
-                module.encoder.texts(own)
+                module.encoder.texts(record)
             except DataError as error:
                 problems.append(f"the model's own answer cannot be kept: {error}")
-                own = None
-            answered[place] = own
+                answered[place] = None
     kept = len(asked) - len(problems)
     rank_zero_info(f"The model's own answers are kept of {kept:,} prompts.")
     # All are cut: max_new_tokens is too small, and the reason is worth more than a count.
