@@ -40,6 +40,11 @@ class AnswerSamples(Callback):
 
     Raises:
         ValueError: no prompts, or a number below 1.
+
+    >>> from lightning.pytorch import Trainer
+    >>> from pl_pointwise.callbacks import AnswerSamples
+    >>> callback = AnswerSamples(["When do you open?"], every_n_epochs=5)
+    >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[callback])
     """
 
     def __init__(

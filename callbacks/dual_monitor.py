@@ -41,6 +41,11 @@ class DualMonitor(Callback):
 
     Raises:
         ValueError: a number below 1.
+
+    >>> from lightning.pytorch import Trainer
+    >>> from pl_pointwise.callbacks import DualMonitor
+    >>> callback = DualMonitor(every_n_steps=50)
+    >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[callback])
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:

@@ -31,6 +31,11 @@ class ModelExport(Callback):
         license: of the exported model, by the hub's name for it, such as "apache-2.0", on the card.
         language: of the data, such as ["en"], on the card.
         datasets: trained on, by their names on the hub, on the card.
+
+    >>> from lightning.pytorch import Trainer
+    >>> from pl_pointwise.callbacks import ModelExport
+    >>> callback = ModelExport("exported", license="apache-2.0", language=["en"])
+    >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[callback])
     """
 
     def __init__(

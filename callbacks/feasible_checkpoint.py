@@ -32,6 +32,13 @@ class FeasibleCheckpoint(ModelCheckpoint):
 
     Raises:
         TrainingError: a key that no validation logged, when it is time to compare.
+
+    >>> from lightning.pytorch import Trainer
+    >>> from pl_pointwise.callbacks import FeasibleCheckpoint
+    >>> callback = FeasibleCheckpoint(statistic="violated", at_most=0.05, save_top_k=3)
+    >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[callback])
+    >>> trainer.checkpoint_callback is callback
+    True
     """
 
     def __init__(

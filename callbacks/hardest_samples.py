@@ -41,6 +41,11 @@ class HardestSamples(Callback):
 
     Args:
         count: samples per constraint.
+
+    >>> from lightning.pytorch import Trainer
+    >>> from pl_pointwise.callbacks import HardestSamples
+    >>> callback = HardestSamples(count=10)
+    >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[callback])
     """
 
     def __init__(self, count: int = 50) -> None:

@@ -25,6 +25,11 @@ class PredictionWriter(BasePredictionWriter):
 
     Args:
         path: the file to write; None is ``predictions.jsonl`` in the folder of the run.
+
+    >>> from lightning.pytorch import Trainer
+    >>> from pl_pointwise.callbacks import PredictionWriter
+    >>> callback = PredictionWriter("answers.jsonl")
+    >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[callback])
     """
 
     def __init__(self, path: str | None = None) -> None:

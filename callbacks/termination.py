@@ -42,6 +42,11 @@ class SaveOnTermination(OnExceptionCheckpoint):
     Args:
         dirpath: the folder of the checkpoint; a relative one is below ``default_root_dir``.
         filename: its name, without digest and ending.
+
+    >>> from lightning.pytorch import Trainer
+    >>> from pl_pointwise.callbacks import SaveOnTermination
+    >>> callback = SaveOnTermination()
+    >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[callback])
     """
 
     def __init__(

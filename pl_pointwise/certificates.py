@@ -86,7 +86,13 @@ def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What n held-out violations of one constraint certify; made by :func:`certify`."""
+    """What n held-out violations of one constraint certify; made by :func:`certify`.
+
+    >>> from pl_pointwise.certificates import certify
+    >>> certificate = certify(torch.full((100,), -0.5))
+    >>> certificate.violated, round(certificate.bound, 4), round(certificate.quantile, 2)
+    (0, 0.0295, -0.5)
+    """
 
     n: int  #: Samples.
     violated: int  #: Samples with v > 0.

@@ -25,6 +25,12 @@ class Corrected(nn.Module):
         tolerance: in units of v. A sample without a violation above it is left alone.
         within: directions that y may move in, the span of its columns: the null space of the
             equalities (V, V − E), or a projector (V, V). None: all.
+
+    >>> from pl_pointwise.correction import Corrected
+    >>> solver = Corrected(nn.Identity(), lambda y, x: y.sum(1, keepdim=True) - 1)
+    >>> solver(torch.tensor([[1.0, 1.0], [0.2, 0.3]]))  # y₁ + y₂ ≤ 1.
+    tensor([[0.5000, 0.5000],
+            [0.2000, 0.3000]])
     """
 
     within: Tensor | None
@@ -61,7 +67,12 @@ def corrected(
     tolerance: float = 1e-4,
     within: Tensor | None = None,
 ) -> Tensor:
-    """Answers y (B, V) after the steps; violations: y ↦ v, (B, K). The rest: :class:`Corrected`."""
+    """Answers y (B, V) after the steps; violations: y ↦ v, (B, K). The rest: :class:`Corrected`.
+
+    >>> from pl_pointwise.correction import corrected
+    >>> corrected(torch.tensor([[1.0, 1.0]]), lambda y: y.sum(1, keepdim=True) - 1)
+    tensor([[0.5000, 0.5000]])
+    """
     # With gradients, whatever the caller has switched off.
     with torch.inference_mode(False):
         directions = None if within is None else projector(within)
@@ -192,6 +203,11 @@ def newton_corrected(
         steps: at most, those included that are not taken.
         tolerance: in units of v and e.
         within: directions that y may move in, as those of :class:`Corrected`: (V, D), orthonormal.
+
+    >>> from pl_pointwise.correction import newton_corrected
+    >>> outside = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+    >>> newton_corrected(outside, lambda y: y.square().sum(1, keepdim=True) - 1)  # ‖y‖ ≤ 1.
+    tensor([[0.7071, 0.7071]], dtype=torch.float64)
     """
 
     def values(y: Tensor) -> Tensor:

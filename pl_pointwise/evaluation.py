@@ -29,6 +29,12 @@ class SampleViolations:
 
     A row per sample that the constraint applies to, in data-set order. Of an interval the larger
     of both sides. Where the bound is on means of groups, statistics are of these.
+
+    >>> from pl_pointwise.evaluation import SampleViolations
+    >>> violation = torch.tensor([[-1.0, 2.0], [-3.0, -2.0]])
+    >>> found = SampleViolations(torch.arange(2), violation, violation < 9)
+    >>> found.worst(), round(float(found.statistics()["violated"]), 2)
+    (tensor([ 2., -2.]), 0.25)
     """
 
     index: Tensor  #: (n,) int64, each sample's position in its data set
@@ -115,6 +121,13 @@ class MeanBySample(Metric):
 
     A metric that a requirement can be about, where its values are within [0, 1]. A sample that
     several batches or ranks brought counts once.
+
+    >>> from pl_pointwise.evaluation import MeanBySample
+    >>> metric = MeanBySample()
+    >>> metric.update(torch.tensor([0, 1]), torch.tensor([0.0, 1.0]))
+    >>> metric.update(torch.tensor([1]), torch.tensor([1.0]))  # Sample 1 again: it counts once.
+    >>> metric.compute()
+    tensor(0.5000)
     """
 
     def __init__(self) -> None:

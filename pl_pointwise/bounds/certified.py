@@ -37,6 +37,17 @@ class Certified(nn.Module):
         ascents: Newton steps on D for each x; 0: λ(x) alone. None: 1 where the objective is
             quadratic and constraints are linear, which is the whole way to their optimum, else 3.
         tolerance: the largest violation, where y is float64.
+
+    >>> from pl_pointwise.bounds import Certified, DualNetwork, QuadraticProgram
+    >>> program = QuadraticProgram(  # ½‖y‖² at least, with y₁ + y₂ = x and y₁ ≤ 0.25.
+    ...     Q=torch.ones(2), p=torch.zeros(2), A=torch.ones(1, 2),
+    ...     G=torch.tensor([[1.0, 0.0]]), h=torch.tensor([0.25]),
+    ... )
+    >>> network = DualNetwork(1, start=torch.tensor([0.2]))
+    >>> solver = Certified(nn.Linear(1, 2), program, network)  # A model that is not trained.
+    >>> found = solver(torch.tensor([[1.0]]))
+    >>> found.y, bool(found.gap < 1e-4)
+    (tensor([[0.2500, 0.7500]]), True)
     """
 
     returns = Solution

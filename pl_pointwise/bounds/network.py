@@ -21,6 +21,11 @@ class DualNetwork(nn.Module):
         inputs: E.
         start: (K,) ≥ 0, such as the mean price of a run.
         width: of its two layers.
+
+    >>> from pl_pointwise.bounds import DualNetwork
+    >>> network = DualNetwork(1, start=torch.tensor([0.5, 0.0]))
+    >>> network(torch.tensor([[3.0]])).detach()  # A price of 0 starts a little above.
+    tensor([[0.5000, 0.0100]])
     """
 
     def __init__(self, inputs: int, start: Tensor, width: int = 200) -> None:
@@ -70,6 +75,18 @@ def train_bound(
 
     Returns:
         The network.
+
+    >>> from pl_pointwise.bounds import DualNetwork, QuadraticProgram, train_bound
+    >>> program = QuadraticProgram(  # ½‖y‖² at least, with y₁ + y₂ = x and y₁ ≤ 0.25.
+    ...     Q=torch.ones(2), p=torch.zeros(2), A=torch.ones(1, 2),
+    ...     G=torch.tensor([[1.0, 0.0]]), h=torch.tensor([0.25]),
+    ... )
+    >>> x = torch.linspace(1, 2, 50)[:, None]
+    >>> network = DualNetwork(1, start=torch.tensor([0.2]))
+    >>> before = program.dual(x, network(x)).mean()
+    >>> network = train_bound(network, program, x, epochs=50)
+    >>> bool(program.dual(x, network(x)).mean() > before)
+    True
     """
     program.require_convex(x)
     trained = [weight.requires_grad for weight in network.parameters()]

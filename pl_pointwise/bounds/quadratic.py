@@ -25,6 +25,15 @@ class QuadraticProgram(ConvexProblems):
     Raises:
         DataError: matrices whose sizes disagree, not finite, or an objective or a constraint that
             is not convex: no bound can be given.
+
+    >>> from pl_pointwise.bounds import QuadraticProgram
+    >>> program = QuadraticProgram(  # ½‖y‖² at least, with y₁ + y₂ = x and y₁ ≤ 0.25.
+    ...     Q=torch.ones(2), p=torch.zeros(2), A=torch.ones(1, 2),
+    ...     G=torch.tensor([[1.0, 0.0]]), h=torch.tensor([0.25]),
+    ... )
+    >>> x = torch.tensor([[1.0]])
+    >>> [round(float(program.dual(x, torch.tensor([[price]]))), 4) for price in (0.0, 0.5)]
+    [0.25, 0.3125]
     """
 
     Q: Tensor

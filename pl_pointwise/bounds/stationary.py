@@ -41,6 +41,12 @@ def stationarity(
         inequalities: y ↦ g, (B, K), row by row; g ≤ 0 is satisfied.
         within: (V, D), orthonormal: the null space of the equalities.
         near: in units of g.
+
+    >>> from pl_pointwise.bounds import stationarity
+    >>> y = torch.tensor([[0.5, 0.0], [0.4, 0.0]], dtype=torch.float64)
+    >>> found = stationarity(y, lambda y: (y - 1).square().sum(1), lambda y: y - 0.5)
+    >>> found.round(decimals=3)  # y₂ could still be better in both.
+    tensor([0.7070, 1.0000], dtype=torch.float64)
     """
     y = y.detach()
     slopes = slopes_of(inequalities, y)

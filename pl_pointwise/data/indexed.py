@@ -31,6 +31,11 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         rows: a map-style data set. Wrap a Subset or ConcatDataset as a whole.
         fields: names of the entries of rows that are tuples or tensors, such as ``("x", "y")``.
         groups: (N,), the number of each row's group, from 0: see :class:`PointwiseDataModule`.
+
+    >>> from pl_pointwise.data import IndexedDataset
+    >>> rows = IndexedDataset([(1.0, 2.0), (3.0, 4.0)], fields=("x", "y"))
+    >>> rows[1]
+    {'x': 3.0, 'y': 4.0, 'index': 1}
     """
 
     def __init__(

@@ -18,6 +18,14 @@ class ResumableDataLoader(DataLoader[Any]):
 
     Its state: the sampler's seed and epoch, batches handed out, and samples a batch over all ranks.
     ``dataset``, ``batch_size``, ``collate_fn`` and ``num_workers`` are as DataLoader's.
+
+    >>> from torch.utils.data import default_collate
+    >>> from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
+    >>> rows = IndexedDataset([{"x": float(number)} for number in range(4)])
+    >>> sampler = PointwiseSampler(rows, shuffle=False)
+    >>> loader = ResumableDataLoader(rows, sampler, batch_size=2, collate_fn=default_collate)
+    >>> [batch["index"].tolist() for batch in loader]
+    [[0, 1], [2, 3]]
     """
 
     sampler: PointwiseSampler

@@ -25,6 +25,12 @@ class PointwiseSampler(DistributedSampler[Any]):
         num_replicas, rank: world size and global rank.
         shuffle: a new order each epoch, a function of ``seed`` and the epoch alone.
         strata: the kind of each sample, (N,). A shuffled order then spreads every kind evenly.
+
+    >>> from pl_pointwise.data import PointwiseSampler
+    >>> list(PointwiseSampler(range(5), num_replicas=2, rank=0, shuffle=False))
+    [0, 2, 4]
+    >>> list(PointwiseSampler(range(5), num_replicas=2, rank=1, shuffle=False))  # Padded.
+    [1, 3, -1]
     """
 
     def __init__(

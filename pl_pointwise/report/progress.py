@@ -22,6 +22,13 @@ class RunProgressBar(TQDMProgressBar):
 
     Args:
         refresh_rate: steps between two updates; 0 shows nothing.
+
+    >>> from lightning.pytorch import Trainer
+    >>> from pl_pointwise.callbacks import RunProgressBar
+    >>> callback = RunProgressBar(refresh_rate=10)
+    >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[callback])
+    >>> trainer.progress_bar_callback is callback
+    True
     """
 
     def __init__(self, refresh_rate: int = 1) -> None:

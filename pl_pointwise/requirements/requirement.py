@@ -44,12 +44,26 @@ EXAMPLES = (
 
 
 class RequirementError(DataError):
-    """A requirement that cannot be read, is about nothing there is, or cannot be certified."""
+    """A requirement that cannot be read, is about nothing there is, or cannot be certified.
+
+    >>> from pl_pointwise.requirements import Requirement, RequirementError
+    >>> try:
+    ...     Requirement.parse("refuse: violated >= 0.9")
+    ... except RequirementError as error:
+    ...     print(error)
+    'refuse: violated >= 0.9': what is violated or lost has to be small. Write <=.
+    """
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """One condition on new inputs; made by :meth:`parse`."""
+    """One condition on new inputs; made by :meth:`parse`.
+
+    >>> from pl_pointwise.requirements import Requirement
+    >>> found = Requirement.parse("refuse/malware: violated <= 0.1")
+    >>> found.quantity, found.category, found.at_most
+    ('refuse', 'malware', 0.1)
+    """
 
     text: str
     """As it was written."""

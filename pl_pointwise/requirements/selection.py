@@ -74,7 +74,14 @@ class Selection:
 def select(
     candidates: Sequence[Candidate], rates: Sequence[float], confidence: float = 0.95
 ) -> Selection:
-    """Orders on the selection split, tests on the certification split at ``rates``, chooses."""
+    """Orders on the selection split, tests on the certification split at ``rates``, chooses.
+
+    >>> from pl_pointwise.requirements import Candidate, select
+    >>> cautious = Candidate("cautious", 2.0, [[0.0] * 200], [[0.0] * 200])
+    >>> bold = Candidate("bold", 1.0, [[1.0] * 200], [[1.0] * 200])  # It fails on all samples.
+    >>> select([cautious, bold], rates=[0.05]).position
+    0
+    """
     of_all = zip(*[candidate.selection for candidate in candidates], strict=True)
     zero_one = [all(map(are_zero_one, losses)) for losses in of_all]
 

@@ -72,6 +72,13 @@ class DigitsModule(PointwiseModule):
         tolerance: the least lead of the right digit's logit in training. In evaluation it is 0, so
             that ``kept/violated`` is the share of samples that were lost.
         training: optimizer and schedule.
+
+    >>> from lightning.pytorch import Trainer
+    >>> from pl_pointwise import Pointwise
+    >>> from pl_pointwise.tasks.digits import DigitsDataModule, DigitsModule
+    >>> module, data = DigitsModule(Pointwise()), DigitsDataModule(batch_size=64)
+    >>> trainer = Trainer(max_epochs=30, accelerator="cpu", logger=False)
+    >>> trainer.fit(module, data)  # doctest: +SKIP
     """
 
     def __init__(
@@ -152,6 +159,12 @@ class DigitsDataModule(PointwiseDataModule):
     Args:
         test_file: other test data, for ``pl-pointwise check`` and ``monitor``: see `digits_in`.
         options: of `PointwiseDataModule`.
+
+    >>> from pl_pointwise.tasks.digits import DigitsDataModule
+    >>> data = DigitsDataModule(batch_size=64)
+    >>> data.setup("fit")
+    >>> sorted(data.datasets["train"][0])
+    ['image', 'label', 'rotated']
     """
 
     def __init__(self, test_file: str | None = None, **options: Any) -> None:

@@ -57,7 +57,12 @@ y = module.solver(x)  # x: (B, equations)"""
 
 @dataclass(frozen=True)
 class Family:
-    """Which problems. G is drawn after the instances: another number of them is another family."""
+    """Which problems. G is drawn after the instances: another number of them is another family.
+
+    >>> from pl_pointwise.tasks.family import Family
+    >>> Family(variables=50, equations=20, inequalities=20).instances
+    1000
+    """
 
     variables: int = 20  #: V
     equations: int = 10  #: E < V
@@ -366,6 +371,13 @@ class FamilyModule(PointwiseModule):
         proof: an answer whose gap is above it counts as `unproved`.
         problem: an ``.npz`` file of one's own problems in place of ``family``, and of the data's:
             ``Family.of_file``.
+
+    >>> from pl_pointwise import Pointwise
+    >>> from pl_pointwise.tasks.family import Family, FamilyModule
+    >>> family = Family(variables=6, equations=3, inequalities=3, instances=24)
+    >>> module = FamilyModule(Pointwise(), family, bound=True)
+    >>> list(module.constraints)
+    ['inequalities']
     """
 
     shared_objective = "gap"
@@ -540,7 +552,15 @@ class FamilyModule(PointwiseModule):
 
 
 class FamilyDataModule(PointwiseDataModule):
-    """The instances x of ``family``, uniform in [−1, 1]; those held out with their optimum."""
+    """The instances x of ``family``, uniform in [−1, 1]; those held out with their optimum.
+
+    >>> from pl_pointwise.tasks.family import Family, FamilyDataModule
+    >>> family = Family(variables=6, equations=3, inequalities=3, instances=24)
+    >>> data = FamilyDataModule(family, batch_size=8)
+    >>> data.setup("fit")
+    >>> len(data.datasets["train"])
+    20
+    """
 
     def __init__(self, family: Family = Family(), **options: Any) -> None:
         super().__init__(**options)

@@ -54,6 +54,11 @@ class Preparation:
 
     Raises:
         DataError: a value out of its range.
+
+    >>> from pl_pointwise.tasks.language_model.data import Preparation
+    >>> preparation = Preparation(max_length=4096, too_long="cut", val_fraction=0.1)
+    >>> preparation.max_prompt_length
+    1024
     """
 
     max_prompt_length: int = 1024

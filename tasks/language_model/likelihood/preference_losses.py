@@ -101,6 +101,10 @@ class PreferenceLosses:
         cpo_likelihood_weight: λ₀ of CPO, of the chosen response's own likelihood.
         cal_dpo_beta: β of Cal-DPO, whose targets are ±1/2β.
         cal_dpo_calibration_weight: c of Cal-DPO; the authors' code has ½.
+
+    >>> from pl_pointwise.tasks.language_model.likelihood.preference_losses import PreferenceLosses
+    >>> PreferenceLosses(dpo_beta=0.05).dpo_beta
+    0.05
     """
 
     dpo_beta: float = 0.1

@@ -62,6 +62,11 @@ class Lora:
         target_parameters: weights that are no linear layer's, such as "mlp.experts.gate_up_proj" of
             experts; needs lora_dropout 0.
         peft: more options of PEFT's ``LoraConfig``, such as {use_dora: true}.
+
+    >>> from pl_pointwise.tasks import Lora
+    >>> adapters = Lora(r=16, lora_alpha=32, target_modules="all-linear", peft={"use_dora": True})
+    >>> adapters.lora_alpha / adapters.r
+    2.0
     """
 
     r: int = 8

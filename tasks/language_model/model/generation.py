@@ -36,6 +36,10 @@ class Generation:
         temperature: of the draws.
         top_k: tokens a draw may take; 0 for all.
         seed: of the draws; another one for other answers to the same prompts.
+
+    >>> from pl_pointwise.tasks import Generation
+    >>> Generation(max_new_tokens=32, sample=True, temperature=0.7)
+    Generation(max_new_tokens=32, sample=True, temperature=0.7, top_k=50, seed=0)
     """
 
     max_new_tokens: int = 256

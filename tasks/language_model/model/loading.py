@@ -70,6 +70,12 @@ class Policy:
         continue_adapter: train the adapter that ``model_name`` is on, a LoRA, instead of merging
             it and training a fresh one; ``lora`` is then not read. The reference is the adapter as
             it was, and the export an adapter of the same base.
+
+    >>> from pl_pointwise.tasks import Lora, Policy
+    >>> name = "HuggingFaceTB/SmolLM2-135M-Instruct"  # Or a folder; loaded when a run begins.
+    >>> policy = Policy(name, lora=Lora(r=16), merge_on_export=True)
+    >>> policy.scoring_method
+    'auto'
     """
 
     model_name: str
