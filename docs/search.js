@@ -26,7 +26,8 @@ const browser = vm.createContext({
   _ready: nothing,
   console,
 });
-for (const file of ["_static/language_data.js", "_static/searchtools.js", "searchindex.js"])
+const STEMMER = fs.readdirSync(path.join(site, "_static")).filter((name) => /stemmer/.test(name));
+for (const file of [...STEMMER.map((name) => `_static/${name}`), "_static/language_data.js", "_static/searchtools.js", "searchindex.js"])
   vm.runInContext(fs.readFileSync(path.join(site, file), "utf-8"), browser, file);
 
 /** Pages in the order in which the site lists them, each once; the last of a list is the best. */

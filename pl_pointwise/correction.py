@@ -26,6 +26,8 @@ class Corrected(nn.Module):
         within: directions that y may move in, the span of its columns: the null space of the
             equalities (V, V − E), or a projector (V, V). None: all.
 
+    .. versionadded:: 0.3.0
+
     >>> from pl_pointwise.correction import Corrected
     >>> solver = Corrected(nn.Identity(), lambda y, x: y.sum(1, keepdim=True) - 1)
     >>> solver(torch.tensor([[1.0, 1.0], [0.2, 0.3]]))  # y₁ + y₂ ≤ 1.
@@ -68,6 +70,8 @@ def corrected(
     within: Tensor | None = None,
 ) -> Tensor:
     """Answers y (B, V) after the steps; violations: y ↦ v, (B, K). The rest: :class:`Corrected`.
+
+    .. versionadded:: 0.3.0
 
     >>> from pl_pointwise.correction import corrected
     >>> corrected(torch.tensor([[1.0, 1.0]]), lambda y: y.sum(1, keepdim=True) - 1)
@@ -203,6 +207,8 @@ def newton_corrected(
         steps: at most, those included that are not taken.
         tolerance: in units of v and e.
         within: directions that y may move in, as those of :class:`Corrected`: (V, D), orthonormal.
+
+    .. versionadded:: 0.3.0
 
     >>> from pl_pointwise.correction import newton_corrected
     >>> outside = torch.tensor([[1.0, 1.0]], dtype=torch.float64)

@@ -82,6 +82,8 @@ class _OpenStep:
 class PointwiseLoss:
     """Mean ℓ₀ + Σ mean ψ(v, λ) of a batch, with a multiplier for every sample.
 
+    .. versionadded:: 0.3.0
+
     >>> from pl_pointwise import Constraint, Pointwise, PointwiseLoss
     >>> x, y, index = torch.ones(2), torch.tensor([0.0, 1.0]), torch.arange(2)
     >>> weight = torch.zeros(1, requires_grad=True)

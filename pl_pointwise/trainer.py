@@ -93,6 +93,8 @@ class PointwiseTrainerMixin:
         TrainingError: a checkpoint without λ, of another training set, or of files of two savings;
             settings under which a sample has no row of its own, or a term no gradient: packing,
             online RL, several data sets, DeepSpeed, FSDP1, DDP's static graph.
+
+    .. versionadded:: 0.3.0
     """
 
     constrained: PointwiseLoss

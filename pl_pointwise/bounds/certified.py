@@ -12,7 +12,10 @@ from .problems import ConvexProblems, feasible
 
 
 class Solution(NamedTuple):
-    """Answers, and what is proved of them; a row for each x."""
+    """Answers, and what is proved of them; a row for each x.
+
+    .. versionadded:: 0.3.0
+    """
 
     y: Tensor  #: (B, V)
     #: (B,) float64, the largest of g and |Ay − x|; at most 0 of g counts as 0
@@ -37,6 +40,8 @@ class Certified(nn.Module):
         ascents: Newton steps on D for each x; 0: λ(x) alone. None: 1 where the objective is
             quadratic and constraints are linear, which is the whole way to their optimum, else 3.
         tolerance: the largest violation, where y is float64.
+
+    .. versionadded:: 0.3.0
 
     >>> from pl_pointwise.bounds import Certified, DualNetwork, QuadraticProgram
     >>> program = QuadraticProgram(  # ½‖y‖² at least, with y₁ + y₂ = x and y₁ ≤ 0.25.

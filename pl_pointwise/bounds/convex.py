@@ -56,6 +56,8 @@ class ConvexProgram(ConvexProblems):
         >>> multipliers = program.ascend(x, torch.zeros(1, 1), steps=5)
         >>> round(float(program.dual(x, multipliers)), 4)  # At y = (0.2, 0.5, 0.5).
         4.5188
+
+    .. versionadded:: 0.3.0
     """
 
     A: Tensor

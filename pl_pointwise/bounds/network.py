@@ -22,6 +22,8 @@ class DualNetwork(nn.Module):
         start: (K,) ≥ 0, such as the mean price of a run.
         width: of its two layers.
 
+    .. versionadded:: 0.3.0
+
     >>> from pl_pointwise.bounds import DualNetwork
     >>> network = DualNetwork(1, start=torch.tensor([0.5, 0.0]))
     >>> network(torch.tensor([[3.0]])).detach()  # A price of 0 starts a little above.
@@ -75,6 +77,8 @@ def train_bound(
 
     Returns:
         The network.
+
+    .. versionadded:: 0.3.0
 
     >>> from pl_pointwise.bounds import DualNetwork, QuadraticProgram, train_bound
     >>> program = QuadraticProgram(  # ½‖y‖² at least, with y₁ + y₂ = x and y₁ ≤ 0.25.

@@ -17,6 +17,8 @@ class ConvexProblems(nn.Module, ABC):
 
     What a kind of problem brings is its functions and the minimum of its Lagrangian; the bound's
     ascent is the same for all.
+
+    .. versionadded:: 0.3.0
     """
 
     plus: Tensor  #: A⁺, (V, E)

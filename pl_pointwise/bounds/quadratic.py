@@ -26,6 +26,8 @@ class QuadraticProgram(ConvexProblems):
         DataError: matrices whose sizes disagree, not finite, or an objective or a constraint that
             is not convex: no bound can be given.
 
+    .. versionadded:: 0.3.0
+
     >>> from pl_pointwise.bounds import QuadraticProgram
     >>> program = QuadraticProgram(  # ½‖y‖² at least, with y₁ + y₂ = x and y₁ ≤ 0.25.
     ...     Q=torch.ones(2), p=torch.zeros(2), A=torch.ones(1, 2),

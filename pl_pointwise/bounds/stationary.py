@@ -13,7 +13,10 @@ from .problems import ConvexProblems, feasible
 
 
 class LocalSolution(NamedTuple):
-    """Answers to problems that are not convex: nothing is said of better ones elsewhere."""
+    """Answers to problems that are not convex: nothing is said of better ones elsewhere.
+
+    .. versionadded:: 0.3.0
+    """
 
     y: Tensor  #: (B, V)
     violation: Tensor  #: (B,) float64, as that of a :class:`Solution`
@@ -42,11 +45,13 @@ def stationarity(
         within: (V, D), orthonormal: the null space of the equalities.
         near: in units of g.
 
+    .. versionadded:: 0.3.0
+
     >>> from pl_pointwise.bounds import stationarity
     >>> y = torch.tensor([[0.5, 0.0], [0.4, 0.0]], dtype=torch.float64)
     >>> found = stationarity(y, lambda y: (y - 1).square().sum(1), lambda y: y - 0.5)
-    >>> found.round(decimals=3)  # y₂ could still be better in both.
-    tensor([0.7070, 1.0000], dtype=torch.float64)
+    >>> found.round(decimals=3)  # 0 where nothing could be better.
+    tensor([0.8940, 1.0000], dtype=torch.float64)
     """
     y = y.detach()
     slopes = slopes_of(inequalities, y)
@@ -68,6 +73,8 @@ class Stationary(nn.Module):
         program: their constraints; its objective is not read.
         objective: y ↦ f (B,), row by row.
         tolerance: the largest violation, where y is float64.
+
+    .. versionadded:: 0.3.0
     """
 
     returns = LocalSolution

@@ -36,7 +36,10 @@ UNREAD_ROWS = 8192
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the weights, as it was taken."""
+    """A step of the weights, as it was taken.
+
+    .. versionadded:: 0.3.0
+    """
 
     measured: Measured  #: what its micro-batches gave
     in_force: Mapping[str, Formulation]  #: by constraint, with α a number
@@ -85,6 +88,8 @@ class Prices(Mapping[str, Tensor]):
     of either sign, where a larger c lowers the objective if it is below 0. NaN of a sample that was
     never visited, 0 of a value that a mask leaves out. Of a batch's statistic: the mean of its λ,
     () or (2,). Of groups each sample has its own; :meth:`of_groups` averages.
+
+    .. versionadded:: 0.3.0
 
     >>> prices = Prices(samples=3)
     >>> prices.add_forces("fit", torch.tensor([0, 2]), torch.tensor([[1.0], [0.0]]))

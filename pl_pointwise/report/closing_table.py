@@ -17,6 +17,8 @@ class RequirementRow:
     """One requirement at the end of a run; values are in the unit of its bound.
 
     Of an interval and of an equality a value is how far it is off.
+
+    .. versionadded:: 0.3.0
     """
 
     name: str  #: of the constraint
@@ -52,7 +54,10 @@ class RequirementRow:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What the last evaluation found on samples that were not trained on."""
+    """What the last evaluation found on samples that were not trained on.
+
+    .. versionadded:: 0.3.0
+    """
 
     constraints: Mapping[str, Constraint]  #: the bounds it measured by
     #: by constraint (n,), the largest of each sample, or group
@@ -63,7 +68,10 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Conditions:
-    """How the run was made, as far as it is known: for the likelier cause of what went wrong."""
+    """How the run was made, as far as it is known: for the likelier cause of what went wrong.
+
+    .. versionadded:: 0.3.0
+    """
 
     rate: float | None = None  #: the peak learning rate
     epochs: int | None = None  #: of the whole run
@@ -83,7 +91,10 @@ NOTHING_KNOWN = Conditions()
 
 @dataclass(frozen=True)
 class Closing:
-    """The end of a run; ``print`` shows it."""
+    """The end of a run; ``print`` shows it.
+
+    .. versionadded:: 0.3.0
+    """
 
     steps: int  #: of the weights
     epochs: int | None  #: None where that is not known

@@ -23,6 +23,8 @@ class RunProgressBar(TQDMProgressBar):
     Args:
         refresh_rate: steps between two updates; 0 shows nothing.
 
+    .. versionadded:: 0.3.0
+
     >>> from lightning.pytorch import Trainer
     >>> from pl_pointwise.callbacks import RunProgressBar
     >>> callback = RunProgressBar(refresh_rate=10)

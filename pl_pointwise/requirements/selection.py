@@ -76,9 +76,11 @@ def select(
 ) -> Selection:
     """Orders on the selection split, tests on the certification split at ``rates``, chooses.
 
+    >>> import numpy as np
     >>> from pl_pointwise.requirements import Candidate, select
-    >>> cautious = Candidate("cautious", 2.0, [[0.0] * 200], [[0.0] * 200])
-    >>> bold = Candidate("bold", 1.0, [[1.0] * 200], [[1.0] * 200])  # It fails on all samples.
+    >>> met, failed = np.zeros(200), np.ones(200)  # The losses of 200 samples.
+    >>> cautious = Candidate("cautious", 2.0, selection=[met], certification=[met])
+    >>> bold = Candidate("bold", 1.0, selection=[failed], certification=[failed])
     >>> select([cautious, bold], rates=[0.05]).position
     0
     """

@@ -59,6 +59,8 @@ y = module.solver(x)  # x: (B, equations)"""
 class Family:
     """Which problems. G is drawn after the instances: another number of them is another family.
 
+    .. versionadded:: 0.3.0
+
     >>> from pl_pointwise.tasks.family import Family
     >>> Family(variables=50, equations=20, inequalities=20).instances
     1000
@@ -372,6 +374,8 @@ class FamilyModule(PointwiseModule):
         problem: an ``.npz`` file of one's own problems in place of ``family``, and of the data's:
             ``Family.of_file``.
 
+    .. versionadded:: 0.3.0
+
     >>> from pl_pointwise import Pointwise
     >>> from pl_pointwise.tasks.family import Family, FamilyModule
     >>> family = Family(variables=6, equations=3, inequalities=3, instances=24)
@@ -553,6 +557,8 @@ class FamilyModule(PointwiseModule):
 
 class FamilyDataModule(PointwiseDataModule):
     """The instances x of ``family``, uniform in [−1, 1]; those held out with their optimum.
+
+    .. versionadded:: 0.3.0
 
     >>> from pl_pointwise.tasks.family import Family, FamilyDataModule
     >>> family = Family(variables=6, equations=3, inequalities=3, instances=24)

@@ -50,6 +50,8 @@ class PreferenceDataModule(PairsDataModule):
 
     Raises:
         DataError: options that contradict each other.
+
+    .. versionadded:: 0.3.0
     """
 
     sources = ("files", "hub")

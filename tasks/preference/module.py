@@ -53,6 +53,8 @@ class PreferenceEvaluation:
     Args:
         floor_tolerance, chosen_tolerance, rejected_tolerance, ratio_tolerance: what violations are
             measured against; None takes that of training.
+
+    .. versionadded:: 0.3.0
     """
 
     floor_tolerance: float | None = None
@@ -82,6 +84,8 @@ class PreferenceModule(PairsModule):
 
     Raises:
         ValueError: a positive tolerance of a mean log-likelihood, which none reaches.
+
+    .. versionadded:: 0.3.0
     """
 
     requirements: Mapping[str, Requirement] = {
