@@ -19,15 +19,15 @@ const nothing = () => undefined;
 const element = { addEventListener: nothing, removeChild: nothing, appendChild: nothing };
 const browser = vm.createContext({
   document: { ...element, getElementById: () => element, querySelector: () => null },
-  window: { location: { search: "" } },
+  location: { search: "" },
   DOCUMENTATION_OPTIONS: {},
   SPHINX_HIGHLIGHT_ENABLED: false,
   _: (text) => text,
   _ready: nothing,
   console,
 });
-const STEMMER = fs.readdirSync(path.join(site, "_static")).filter((name) => /stemmer/.test(name));
-for (const file of [...STEMMER.map((name) => `_static/${name}`), "_static/language_data.js", "_static/searchtools.js", "searchindex.js"])
+browser.window = browser;
+for (const file of ["_static/language_data.js", "_static/searchtools.js", "searchindex.js"])
   vm.runInContext(fs.readFileSync(path.join(site, file), "utf-8"), browser, file);
 
 /** Pages in the order in which the site lists them, each once; the last of a list is the best. */
