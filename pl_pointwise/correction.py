@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -191,12 +192,10 @@ def newton_corrected(
 ) -> Tensor:
     """Answers y (B, V), moved to the nearest point that meets the linearised constraints, again.
 
-    A step solves min ‖u‖²/2 + ‖(v + ∇v·u)₊, e + ∇e·u‖²/2μ by its dual. μ is nearly 0 at first: for
-    linear constraints that is the projection, and for smooth ones the violation falls
-    quadratically, so that a few steps reach 1e-8 in float64. Where a step does not lower the
-    sample's sum of squared violations, it is not taken, and the next one has a larger μ
-    (Levenberg–Marquardt): it leads more along their gradient, and is shorter. The answer with the
-    least worst violation is given.
+    A step solves min ‖u‖²/2 + ‖(v + ∇v·u)₊, e + ∇e·u‖²/2μ by its dual. μ is nearly 0 at first: a
+    projection for linear constraints; for smooth ones the violation falls quadratically, to 1e-8 in
+    a few steps in float64. A step that does not lower a sample's squared violations is not taken,
+    and the next has a larger μ (Levenberg–Marquardt): it is shorter, and more along their gradient.
 
     Args:
         y: (B, V).
@@ -210,16 +209,12 @@ def newton_corrected(
 
     .. versionadded:: 0.3.0
 
-    >>> from pl_pointwise.correction import newton_corrected
     >>> outside = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
     >>> newton_corrected(outside, lambda y: y.square().sum(1, keepdim=True) - 1)  # ‖y‖ ≤ 1.
     tensor([[0.7071, 0.7071]], dtype=torch.float64)
     """
 
-    def values(y: Tensor) -> Tensor:
-        v = violations(y)
-        return v if equalities is None else torch.cat([v, equalities(y)], 1)
-
+    values = partial(_values, violations, equalities)
     y = y.detach()
     v = values(y).detach()
     inequalities = v.shape[1] if equalities is None else violations(y).shape[1]
@@ -237,8 +232,7 @@ def newton_corrected(
         moved = y.clone()
         moved[due] += _move(jacobian[due], wanted, exact, damping[due], within)
         after = values(moved).detach()
-        size = excess_of(v, exact).square().sum(1)
-        lower = excess_of(after, exact).square().sum(1) < size
+        lower = _size(after, exact) < _size(v, exact)
         y = torch.where(lower[:, None], moved, y)
         v = torch.where(lower[:, None], after, v)
         damping = _damping_after(damping, lower)
@@ -246,6 +240,21 @@ def newton_corrected(
         best = torch.where((worst < least)[:, None], y, best)
         least = torch.minimum(worst, least)
     return best
+
+
+def _values(
+    violations: Callable[[Tensor], Tensor],
+    equalities: Callable[[Tensor], Tensor] | None,
+    y: Tensor,
+) -> Tensor:
+    """v and e of an answer, (B, K + E)."""
+    v = violations(y)
+    return v if equalities is None else torch.cat([v, equalities(y)], 1)
+
+
+def _size(v: Tensor, exact: Tensor) -> Tensor:
+    """The sum of squared violations, (B,)."""
+    return excess_of(v, exact).square().sum(1)
 
 
 def _move(

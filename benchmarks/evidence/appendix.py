@@ -183,6 +183,34 @@ OTHERS = {
             ("objective", "gap", "worst", "beyond", "equality"),
         ),
     ),
+    "published": (
+        "Tables of papers on learned solvers",
+        "`python -m benchmarks.published`: means over the seeds, in the columns of each paper; "
+        "`newton` is after the correction.",
+        lambda: grouped(
+            "published.csv", ("table", "method", "correction", "column"), ("value",)
+        ),
+    ),
+    "corrections": (
+        "Two corrections beside each other",
+        "`python benchmarks/corrections.py`: the same answers, corrected by gradients and by "
+        "Newton's steps. `gap` is above the optimum, `ms` of an answer.",
+        lambda: grouped(
+            "corrections.csv",
+            ("family", "epochs", "correction"),
+            ("violation, largest", "moved, mean", "gap, %", "ms"),
+        ),
+    ),
+    "start": (
+        "Where λ starts",
+        "`python benchmarks/start_of_multipliers.py`: at 0, or at the mean of solved instances' "
+        "multipliers.",
+        lambda: grouped(
+            "start.csv",
+            ("family", "start", "epochs"),
+            ("gap, %", "worst", "gap, %, corrected", "worst, corrected"),
+        ),
+    ),
     "two_sided": (
         "Two-sided requirements on a language model",
         "`python benchmarks/two_sided.py`: median (range) over the seeds. Settings with one run "

@@ -81,10 +81,8 @@ def train_bound(
     .. versionadded:: 0.3.0
 
     >>> from pl_pointwise.bounds import DualNetwork, QuadraticProgram, train_bound
-    >>> program = QuadraticProgram(  # ½‖y‖² at least, with y₁ + y₂ = x and y₁ ≤ 0.25.
-    ...     Q=torch.ones(2), p=torch.zeros(2), A=torch.ones(1, 2),
-    ...     G=torch.tensor([[1.0, 0.0]]), h=torch.tensor([0.25]),
-    ... )
+    >>> G, h = torch.tensor([[1.0, 0.0]]), torch.tensor([0.25])  # y₁ ≤ 0.25, y₁ + y₂ = x.
+    >>> program = QuadraticProgram(torch.ones(2), torch.zeros(2), torch.ones(1, 2), G, h)
     >>> x = torch.linspace(1, 2, 50)[:, None]
     >>> network = DualNetwork(1, start=torch.tensor([0.2]))
     >>> before = program.dual(x, network(x)).mean()

@@ -79,8 +79,8 @@ def test_own_answers_that_do_not_end_are_told(language_model_folder, tmp_path) -
     left = 12 - len(data.datasets["train"])
     assert 0 < left < 12
     assert data.not_trained_on() == [
-        f"{left} of 12 kept answers were left out: the model's own is longer than 40 tokens, or "
-        "empty; raise model.policy.generation.max_new_tokens."
+        f"{left} of 12 kept answers were left out: the model's own is longer than 40 tokens "
+        "(raise model.policy.generation.max_new_tokens), empty, or goes on with another turn."
     ]
     assert module.closing is not None
     assert data.not_trained_on()[0] in module.closing.not_trained
