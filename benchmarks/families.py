@@ -125,6 +125,19 @@ class InUnit(FamilyModule):
         return {name: self.unit * values for name, values in found.items()}
 
 
+def quiet_trainer(epochs: int) -> Trainer:
+    """A trainer that evaluates, saves and prints nothing."""
+    return Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+    )
+
+
 def trained(problem: Problem, method: Method, seed: int, epochs: int) -> Proxy:
     """The network after a training with the package."""
     seed_everything(seed, verbose=False)
@@ -136,15 +149,7 @@ def trained(problem: Problem, method: Method, seed: int, epochs: int) -> Proxy:
         training=Training(Optimization(learning_rate=RATE, schedule="linear")),
     )
     module.unit = method.unit
-    trainer = Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-    )
+    trainer = quiet_trainer(epochs)
     trainer.fit(module, FamilyDataModule(problem.family, batch_size=BATCH, seed=seed))
     return module.proxy.eval()
 

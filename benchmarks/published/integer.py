@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import seed_everything
 from torch import Tensor, nn
 
+from benchmarks.families import quiet_trainer
 from pl_pointwise import (
     Constraint,
     Formulation,
@@ -230,15 +231,7 @@ def run(table: IntegerTable, method: str, seed: int) -> dict[str, dict[str, floa
         formulation = Penalty(weight=weight, shape="hinge")
     schedule = Training(Optimization(learning_rate=RATE, schedule="linear"))
     module = Integers(formulation, table.size, training=schedule)
-    trainer = Trainer(
-        max_epochs=EPOCHS,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-    )
+    trainer = quiet_trainer(EPOCHS)
     trainer.fit(module, Instances(table.size, batch_size=BATCH, seed=seed))
     seconds = {"seconds": time.process_time() - begun}
     module.eval()

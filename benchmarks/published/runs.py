@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import seed_everything
 from torch import Tensor
 
+from benchmarks.families import quiet_trainer
 from pl_pointwise import Formulation, Optimization, Penalty, Pointwise, Training
 from pl_pointwise.correction import complementary, newton_corrected
 from pl_pointwise.tasks.family.family import (
@@ -99,15 +100,7 @@ def train(
     schedule = Training(Optimization(learning_rate=RATE, schedule="linear"))
     module = Weighed(formulation, family, training=schedule)
     module.weights = weights
-    trainer = Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-    )
+    trainer = quiet_trainer(epochs)
     trainer.fit(module, FamilyDataModule(family, batch_size=batch, seed=seed))
     return module.proxy.eval()
 

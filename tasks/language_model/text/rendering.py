@@ -256,7 +256,7 @@ def must_hold(text: str, rendered: str, where: str, what: str, hint: str = "") -
     if text.strip() in rendered:
         return
     forms = [text]
-    # Templates write arguments of calls by tojson, with letters as they are or as \uXXXX.
+    # Templates write arguments of calls by tojson: letters beyond ASCII as they are, or escaped.
     for ensure_ascii in (False, True):
         forms.append(json.dumps(text, ensure_ascii=ensure_ascii)[1:-1])
     whole = "".join(rendered.split())  # Falcon's joins paragraphs.
