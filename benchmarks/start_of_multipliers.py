@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import seed_everything
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.families import append
+from benchmarks.families import append, quiet_trainer
 from benchmarks.published import qcqp
 from benchmarks.published.runs import Instances, answers, judge, prices
 from benchmarks.published.table import geometric_mean
@@ -71,15 +71,7 @@ def run(
     module = FamilyModule(Pointwise(), family, training=schedule)
     if multipliers is not None:
         module.multipliers.set("inequalities", multipliers.float())
-    trainer = Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-    )
+    trainer = quiet_trainer(epochs)
     trainer.fit(module, FamilyDataModule(family, batch_size=batch, seed=seed))
     part = split_of(family)["test"]
     judged = Instances(problems(family).x[part], optimum(family)[part])
