@@ -5,11 +5,12 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
     Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
 
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
-values, m that of (v)₊ over all values, M the largest that m was within two epochs, λ̄ the mean
-multiplier of the values that have a force or a multiplier, s the share of the samples that violate
-or have a multiplier, R the epochs of the run, and v⁺ = v + r/4 (v for an equality),
+values, m that of (v)₊ over all values, M the largest that m was within an epoch and a half, λ̄ the
+mean multiplier of the values that have a force or a multiplier, s the share of the samples that
+violate or have a multiplier, Λ₀ the first Λ or the present one, whichever is less, R the epochs of
+the run, and v⁺ = v + r/4 (v for an equality),
 
-    P = min(max(2Λ·M/m + λ̄, 2Λ·min(1/s, L)), 100Λ),   L = 10 where R ≤ 10, else max(10⁴/R³, 1),
+    P = min(max(2Λ·M/m + λ̄, 2Λ₀·min(1/s, L)), 100Λ),   L = 10 where R ≤ 10, else max(10⁴/R³, 1),
     force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
 
 The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
@@ -18,8 +19,10 @@ The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
   averaged over all of them, hence 1/s. With multipliers on more of them that part is less. In a
   long run λ has the time to grow to what few samples need, and a hard push at its start costs
   objective that is not made up for: hence L.
+- An objective that starts at its minimum, as the distance to the model before training does, has
+  no gradient there: Λ₀ is 0. Λ grows with the distance that the push makes, and a push that grew
+  with it would be its own reason.
 - P grows as m falls: fewer samples are left to push. Where pushing does not lower m, it does not.
-  M is kept whole for two epochs: no λ acts in the first one, and none has grown in the second.
 - From the second epoch on λ grows by a factor while a violation stays, and falls where there is
   slack; for an interval by half of that, as each side has a multiplier; for an equality by a
   quarter, as λ never has slack and follows noise. Where an epoch is fewer than W steps, the weights
@@ -27,8 +30,8 @@ The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
 - W is ten. In a run of T > 900 steps it is 10·(1 + s²(T/150 − 6)): while most samples violate, the
   weights are on their way, and a λ that grows meanwhile is far too large when they arrive, which an
   objective that is slow itself never makes up for (a residual of a differential equation). The 2Λ
-  are then 2Λ·20/W, a quarter at least. Once few violate, λ decides which, and waits no more. Not
-  for an equality: all its samples violate it at all times.
+  are then 2Λ·20/W. Once few violate, λ decides which, and waits no more. Not for an equality: all
+  its samples violate it at all times.
 - v⁺ aims inside the bound, and r shrinks with the violations. Beyond r nothing pushes harder.
 - 100Λ bounds the first violation after a long time, 10Λ samples that cannot be satisfied.
 
@@ -65,8 +68,8 @@ PATIENCE = 0.6
 LARGEST = 100.0
 """The largest P, in Λ. A tenth of it: how far an update moves λ at most, in Λ; and how much harder
 each of few samples pushes at most, by one over their share."""
-MEMORY = 2.0
-"""Epochs within which M is forgotten, and before which it is not."""
+MEMORY = 1.5
+"""Epochs within which M is forgotten."""
 PACE = 150.0
 """Of a long run so many steps let λ wait for WINDOW more; beyond LONG times as many."""
 WINDOW = 10
@@ -74,8 +77,8 @@ WINDOW = 10
 the weights follow a λ."""
 SHORT = 10.0
 """Epochs of a run up to which few samples push so much harder."""
-LONG, LEAST = 6.0, 0.25
-"""A run is long beyond so many times PACE; its first push is such a part of LEAD at least."""
+LONG = 6.0
+"""A run is long beyond so many times PACE."""
 
 COST = 0.03
 """Of a fit's time: what later measurements of Λ may take, each at most a pass a term more."""
@@ -86,6 +89,8 @@ class _State:
     """What is known of one constraint."""
 
     unit: float | None = None  # Λ.
+    # The first Λ that was measured; 0 where the objective was at its minimum then.
+    first_unit: float = 0.0
     tried: bool = False  # Whether Λ was to be measured, however it came out.
     measurements: int = 0  # Of Λ; 0 where the objective has had no gradient yet.
     size: float | None = None  # r.
@@ -121,9 +126,7 @@ def _add(state: _State, values: _Values, steps_an_epoch: float) -> None:
     state.mean += (float(residual.mean()) - state.mean) / steps
     share = float((values.violated | (multiplier != 0)).double().mean())
     state.share += (share - state.share) / steps
-    kept = 1.0
-    if state.visits > MEMORY * steps_an_epoch:
-        kept = 1 - 1 / max(WINDOW, MEMORY * steps_an_epoch)
+    kept = 1 - 1 / max(WINDOW, MEMORY * steps_an_epoch)
     state.largest = max(kept * state.largest, state.mean)
     if len(pulling):
         state.pulls += 1
@@ -170,10 +173,11 @@ def _of_samples(
     waiting = float(WINDOW)
     if not formulation.signed:
         waiting = _waiting(state.share, sides, total_steps)
-    lead = LEAD * min(1.0, max(LEAST, 2 * WINDOW / waiting))
+    lead = LEAD * min(1.0, 2 * WINDOW / waiting)
     growth = state.largest / state.mean if state.mean else 1.0
     few = _of_few(state.share, sides, _most_of_few(steps_between, total_steps))
-    pull = max(lead * growth * unit + state.multiplier, lead * few * unit)
+    of_few = lead * few * min(unit, state.first_unit)
+    pull = max(lead * growth * unit + state.multiplier, of_few)
     pull = min(pull, LARGEST * unit)
     if formulation.scope == "none":  # It has no λ.
         return pull, 0.0
@@ -265,6 +269,8 @@ class GradientUnits:
                 state.unit = 1 / violations
             return
         unit = objective / violations
+        if state.unit is None:
+            state.first_unit = unit
         if state.unit is None or not state.measurements:
             log.info('The unit of the multipliers of "%s" starts at %.3g.', name, unit)
             state.unit = unit
@@ -303,7 +309,11 @@ class GradientUnits:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._next, self.not_finite = int(state["next"]), int(state["not_finite"])
-        self._states = {name: _State(**of) for name, of in state["states"].items()}
+        # A state of before has no first unit; its rule had the present one in that place.
+        self._states = {
+            name: _State(**{"first_unit": of["unit"] or 0.0, **of})
+            for name, of in state["states"].items()
+        }
 
 
 def norm_of(gradients: Iterable[Tensor]) -> float:
