@@ -45,6 +45,7 @@ class DualNetwork(nn.Module):
     def start_at(self, start: Tensor) -> None:
         """From now on, until it is trained, λ(x) is ``start``, (K,), whatever x is."""
         start = start.detach().to(self.scale).clamp(min=0)
+        # Where all prices are 0 there is no unit, and any will do.
         self.scale.fill_(float(start.max()) or 1.0)
         nn.init.zeros_(self.last.weight)
         self.last.bias.copy_((start / self.scale).clamp(min=FLOOR))
@@ -91,10 +92,12 @@ def train_bound(
     True
     """
     program.require_convex(x)
+    # A frozen network is trained all the same, and frozen again at the end.
     trained = [weight.requires_grad for weight in network.parameters()]
     optimizer = torch.optim.Adam(
         network.requires_grad_(True).parameters(), learning_rate
     )
+    # Rounded up: the last batch of an epoch may be smaller.
     total = epochs * -(-len(x) // batch)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 1 - step / total
@@ -104,6 +107,7 @@ def train_bound(
     with torch.inference_mode(False), torch.enable_grad():
         for _ in range(epochs):
             for rows in torch.randperm(len(x), generator=draw).split(batch):
+                # A copy, since instances that were made in inference mode take part in no graph.
                 of = x[rows].clone()
                 loss = -program.dual(of, network(of)).mean()
                 optimizer.zero_grad()

@@ -180,6 +180,7 @@ def chosen_categories(
     columns = torch.where(present, choices, len(CATEGORIES))
     chosen, divisors = {}, (torch.ones_like(tokens), characters, tokens)
     for name, divisor in zip(NORMALISATIONS, divisors, strict=True):
+        # An absent candidate has length 0; its score goes to the column that is cut off.
         scores = log_likelihood / divisor.clamp(min=1)
         scores = scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
         table = scores.new_full((len(scores), len(CATEGORIES) + 1), -math.inf)
