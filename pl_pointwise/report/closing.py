@@ -54,6 +54,7 @@ def closing_of(
             row, history, formulations.get(name), multipliers.get(name), groups
         )
         rows.append(_with_held_out(row, held_out))
+    # NaN is a sample without a visit, or one that the objective does not apply to.
     known = history.objective[~history.objective.isnan()]
     objective = (
         None if math.isnan(history.start) else history.start,

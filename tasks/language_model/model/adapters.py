@@ -264,6 +264,7 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
             inside.update(
                 id(part) for part in attention.modules() if isinstance(part, _LINEAR)
             )
+    # One number, several, or None for all layers.
     layers = lora.layers_to_transform
     chosen = {
         str(layer) for layer in (layers if isinstance(layers, list) else [layers])
