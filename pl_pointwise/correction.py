@@ -232,7 +232,6 @@ def newton_corrected(
         jacobian = slopes_of(values, y) if slopes is None else slopes(y)
         # A little inside, so that rounding does not keep it out.
         wanted = v[due] + torch.where(exact, 0, tolerance / 2)
-        # Rows that are satisfied already stay where they are.
         moved = y.clone()
         moved[due] += _move(jacobian[due], wanted, exact, damping[due], within)
         after = values(moved).detach()

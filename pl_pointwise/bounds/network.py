@@ -92,12 +92,10 @@ def train_bound(
     True
     """
     program.require_convex(x)
-    # A frozen network is trained all the same, and frozen again at the end.
     trained = [weight.requires_grad for weight in network.parameters()]
     optimizer = torch.optim.Adam(
         network.requires_grad_(True).parameters(), learning_rate
     )
-    # Rounded up: the last batch of an epoch may be smaller.
     total = epochs * -(-len(x) // batch)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 1 - step / total
@@ -107,7 +105,6 @@ def train_bound(
     with torch.inference_mode(False), torch.enable_grad():
         for _ in range(epochs):
             for rows in torch.randperm(len(x), generator=draw).split(batch):
-                # A copy, since instances that were made in inference mode take part in no graph.
                 of = x[rows].clone()
                 loss = -program.dual(of, network(of)).mean()
                 optimizer.zero_grad()

@@ -138,6 +138,7 @@ def _with_multipliers(
     value = None
     scope = "none" if formulation is None else formulation.scope
     if scope == "batch" and table is not None:
+        # Of an interval the larger of the two, and of an equality without its sign.
         value = float(table.abs().max())
     elif scope == "sample" and history.samples:
         of_samples = torch.zeros(0, 1) if table is None else table

@@ -322,6 +322,7 @@ class RerankerDataModule(RecordsDataModule):
         for split, records in splits.items():
             splits[split] = check_together(records, self.skip_invalid)
         for split, records in splits.items():
+            # Not a list: where nothing is left out, no length is measured.
             variances = (_variance(self._tokenizer, record) for record in records)
             splits[split] = self._kept(split, records, variances)
         return splits

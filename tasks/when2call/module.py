@@ -122,6 +122,7 @@ class When2CallModule(PairsModule):
         one_of("objective", objective, ("kl", "dpo", "simpo", "cpo", "cal_dpo"))
         evaluation = from_plain(When2CallEvaluation, evaluation)
         tolerances = {"chosen": chosen_tolerance, "rejected": rejected_tolerance}
+        # One constraint in place of the two, as they ask for the same in another way.
         if constrain != "likelihood":
             tolerances = {
                 constrain: ratio_tolerance if constrain == "ratio" else floor_tolerance
