@@ -22,7 +22,7 @@ from torch import Tensor
 from .errors import TrainingError
 from .plain import Configured
 
-Scope = Literal["sample", "batch", "none"]
+ScopeName = Literal["sample", "batch", "none"]
 Adaptive = Literal["adaptive"]
 Anchor = Literal["zero", "largest", "threshold"]
 Shape = Literal["linear", "hinge", "squared_hinge"]
@@ -67,7 +67,7 @@ class Formulation(Configured, ABC):
 
     @property
     @abstractmethod
-    def scope(self) -> Scope:
+    def scope(self) -> ScopeName:
         """What ψ acts on; a subclass sets the attribute."""
 
     @abstractmethod
@@ -296,7 +296,7 @@ class Penalty(Formulation):
     tensor([0., 5.])
     """
 
-    scope: Scope = "none"
+    scope: ScopeName = "none"
 
     def __init__(self, *, weight: float, shape: Shape = "linear") -> None:
         self.weight = number("Penalty", "weight", weight, minimum=0.0)
@@ -343,7 +343,7 @@ class BatchFormulation(Ascending):
     says what a is: 0, the batch's largest violation, or a learned threshold.
     """
 
-    scope: Scope = "batch"
+    scope: ScopeName = "batch"
     anchor: Anchor = "zero"
 
     def __init__(
@@ -551,7 +551,7 @@ class Pointwise(SampleFormulation):
     tensor([1., 0.])
     """
 
-    scope: Scope = "sample"
+    scope: ScopeName = "sample"
 
     def __init__(
         self,
@@ -600,7 +600,7 @@ class Relaxed(SampleFormulation):
     tensor([0.0000, 2.5000])
     """
 
-    scope: Scope = "sample"
+    scope: ScopeName = "sample"
 
     def __init__(
         self,
