@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import TrainingError
+from .checks import Warn
 from .gradient_units import leaves_of, norm_of
 from .terms import number_of_ranks, over_ranks
 from .trained import (
@@ -32,15 +33,21 @@ class LoopWeights:
 
     Attributes:
         movement: of the first steps.
+        saved_norm: of the weights that a loaded state belongs to, until a step has compared it.
     """
 
     def __init__(self, parameters: Weights | None) -> None:
         self._source = source_of(parameters)
         self.movement = Movement()
+        self.saved_norm: float | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """A copy asks the graph for its weights: those of the original are not its own."""
-        return {"_source": None, "movement": Movement()}
+        return {
+            "_source": None,
+            "movement": Movement(),
+            "saved_norm": self.saved_norm,
+        }
 
     def now(self) -> list[Tensor]:
         """Those that require a gradient; [] where only the graph knows them."""
@@ -50,6 +57,19 @@ class LoopWeights:
         """Of those of which this rank has the whole; None without any."""
         whole = [weight for weight in self.now() if not is_sharded(weight)]
         return norm_of(whole) if whole else None
+
+    def compare_with_saved(self, warn: Warn) -> None:
+        """Warns, in the first step after a state was loaded, of weights of another step."""
+        saved, self.saved_norm = self.saved_norm, None
+        if not saved:
+            return
+        now = self.norm()
+        if now is not None and abs(now - saved) > 1e-5 * saved:
+            warn(
+                f"The weights are not those that these multipliers were saved with (norm {now:g}, "
+                f"then {saved:g}): a checkpoint may hold files of two steps. Write each into a new "
+                "folder, or as one file."
+            )
 
     def watch(self, values: Sequence[Tensor]) -> None:
         """Watches whether the weights move that these values, of one loss, depend on."""
