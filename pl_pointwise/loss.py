@@ -25,7 +25,7 @@ from .lagrangian.gradient_units import norm_of
 from .lagrangian.group_means import worst_mean
 from .lagrangian.lagrangian import Gradient, Lagrangian
 from .lagrangian.loop_state import load_state_of_loop, state_of_loop
-from .lagrangian.loop_weights import LoopWeights
+from .lagrangian.loop_weights import LoopWeights, Movement
 from .lagrangian.prices import Prices
 from .lagrangian.shares import refuse_stream
 from .lagrangian.terms import (
@@ -46,7 +46,7 @@ from .lagrangian.terms import (
     strict_values_from,
     unpack,
 )
-from .lagrangian.trained import Movement, Weights, require_equal_over_ranks
+from .lagrangian.trained import Weights, require_equal_over_ranks
 from .multipliers import Multipliers
 from .report.closing_table import Closing, Conditions, HeldOut
 from .report.history import History

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from .terms import number_of_ranks, over_ranks
 from .trained import (
     COMPILED,
     REENTRANT,
-    Movement,
     Weights,
     as_backward_of_fabric,
     is_sharded,
@@ -23,6 +22,53 @@ from .trained import (
     source_of,
     trained,
 )
+
+
+class Movement:
+    """Notices losses of which no optimizer took a step, by small weights that stay.
+
+    A step of λ is due after each step of the weights, and after no other loss. Looks at the first
+    steps only, as it waits for a GPU.
+    """
+
+    PATIENCE = 3
+    STEPS = 100
+
+    def __init__(self) -> None:
+        self._watched: list[Tensor] = []
+        self._kept: list[Tensor] = []
+        self._unmoved = 0
+
+    def watch(self, weights: Iterable[Tensor]) -> None:
+        """Watches the two smallest; not weights so coarse that a small step leaves them."""
+        fine = [
+            weight
+            for weight in weights
+            if weight.dtype in (torch.float32, torch.float64)
+            and weight.numel()
+            and not is_sharded(weight)
+        ]
+        self._watched = sorted(fine, key=torch.Tensor.numel)[:2]
+
+    def before(self) -> None:
+        """At the first loss of a step."""
+        self._kept = [weight.detach().clone() for weight in self._watched]
+
+    def stood_still(self) -> bool:
+        """Whether for the third time no watched weight moved, though they have a gradient."""
+        pairs = [*zip(self._watched, self._kept, strict=False)]
+        self._kept = []
+        if any(
+            weight.grad is None or not bool(weight.grad.any()) for weight, _ in pairs
+        ):
+            return False
+        if not pairs or not all(
+            torch.equal(weight, before) for weight, before in pairs
+        ):
+            return False
+        # A schedule that warms up from 0 leaves the first step or two without a movement.
+        self._unmoved += 1
+        return self._unmoved == self.PATIENCE
 
 
 class LoopWeights:
