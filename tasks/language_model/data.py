@@ -142,7 +142,7 @@ class ResponseDataModule(RecordsDataModule):
         seen: Counter[str] = Counter()
         for response in record.responses:
             seen[response.role] += 1
-            # What a reader of the page needs to judge it: its behaviour, and its own bound if it
+            # What a reader of a page needs to judge it: its behaviour, and its own bound if it
             # has one.
             about = [response.behaviour] if response.behaviour else []
             if response.tolerance is not None:

@@ -59,7 +59,7 @@ def install(model: PreTrainedModel) -> None:
     if current not in ("sdpa", IMPLEMENTATION):
         raise UnsupportedError(f'attention implementation "{current}" is not "sdpa"')
     model.set_attn_implementation(IMPLEMENTATION)
-    # A model that does not look its attention up by name keeps its own, without an error.
+    # A model that does not look its attention up by name may keep its own, without an error.
     if model.config._attn_implementation != IMPLEMENTATION:
         raise UnsupportedError(
             f"{type(model).__name__} does not use the attention interface of transformers"
