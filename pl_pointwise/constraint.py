@@ -143,6 +143,7 @@ class Constraint:
         >>> Constraint(at_most=0.5).value_at(0.25), Constraint(at_least=0.5).value_at(0.25)
         (0.75, 0.25)
         """
+        # The side that is violated is not known here.
         if self.equals is not None or self.sides == 2:
             return violation
         if self.at_most is not None:

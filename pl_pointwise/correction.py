@@ -84,9 +84,11 @@ def corrected(
         y = y.detach().clone()
         best = y.detach()
         least = torch.full_like(y[:, 0], torch.inf)
+        # One round more than steps, in which the answer of the last step is judged.
         for step in range(steps + 1):
             excess = violations(y.requires_grad_()).clamp(min=0)
             worst = excess.detach().amax(1)
+            # NaN is less than nothing, so an answer that has it is never the best.
             best = torch.where((worst < least)[:, None], y.detach(), best)
             least = torch.minimum(worst, least)
             due = (least > tolerance)[:, None]
@@ -120,6 +122,7 @@ def basis_of(directions: Tensor) -> Tensor:
     basis, lengths, _ = torch.linalg.svd(
         directions.detach().double(), full_matrices=False
     )
+    # Columns that follow from others have no length, as those of a projector that it takes to 0.
     return basis[:, lengths > 1e-6 * lengths.max()]
 
 
@@ -337,6 +340,7 @@ def complementary(
     """
     bound = torch.ones_like(active[0]) if free is None else ~free
     diagonal = matrices.diagonal(dim1=1, dim2=2)
+    # A row whose gradients are all 0 would be singular with a share of nothing on its diagonal.
     largest = diagonal.amax(1, keepdim=True).clamp(min=1e-30)
     share = 1e-12 if damping is None else damping[:, None].clamp(min=1e-12)
     ridge = share * largest
@@ -358,6 +362,7 @@ def complementary(
         rest = value - (matrix @ forces[:, :, None])[:, :, 0]
         wrong = (on & bound & (forces < 0)) | (~on & (rest > allowed[left]))
         if attempt >= TOGETHER:
+            # In a fixed order, here the last one of a row (Murty): then no set comes back.
             last = wrong.shape[1] - 1 - wrong.flip(1).int().argmax(1)
             wrong = wrong & nn.functional.one_hot(last, wrong.shape[1]).bool()
         due = wrong.any(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -35,6 +35,24 @@ def one_of(
     if value not in allowed:
         names = ", ".join("null" if choice is None else choice for choice in allowed)
         raise error(f"{option}={value!r}: choose one of {names}.")
+
+
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+"""What reading a state raises of which an entry is missing, or of another type or shape."""
+
+
+@contextmanager
+def refuse_damaged(error_of: Callable[[Exception], TrainingError]) -> Iterator[None]:
+    """Around the reading of a state, which may be damaged or of another version.
+
+    error_of: what to raise of the error that it ends in; one that says what to do stays.
+    """
+    try:
+        yield
+    except TrainingError:
+        raise
+    except DAMAGED as error:
+        raise error_of(error) from error
 
 
 @contextmanager

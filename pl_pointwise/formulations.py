@@ -22,7 +22,7 @@ from torch import Tensor
 from .errors import TrainingError
 from .plain import Configured
 
-Scope = Literal["sample", "batch", "none"]
+ScopeName = Literal["sample", "batch", "none"]
 Adaptive = Literal["adaptive"]
 Anchor = Literal["zero", "largest", "threshold"]
 Shape = Literal["linear", "hinge", "squared_hinge"]
@@ -67,7 +67,7 @@ class Formulation(Configured, ABC):
 
     @property
     @abstractmethod
-    def scope(self) -> Scope:
+    def scope(self) -> ScopeName:
         """What ψ acts on; a subclass sets the attribute."""
 
     @abstractmethod
@@ -80,6 +80,7 @@ class Formulation(Configured, ABC):
 
     def slope(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """∂ψ/∂v, elementwise: the force on a value; by autograd where no formula is given."""
+        # Callbacks ask for it too, and some of them run where gradients are off.
         with torch.enable_grad():
             violation = violation.detach().requires_grad_()
             psi = self.lagrangian(violation, multiplier.detach())
@@ -139,6 +140,7 @@ class Formulation(Configured, ABC):
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
+    # Equal by attributes, which a user may set anew: so it cannot be a key of a dict.
     __hash__ = None  # type: ignore[assignment]
 
 
@@ -160,11 +162,13 @@ class Ascending(Formulation):
             raise ValueError(
                 f'{name}(alpha={alpha!r}): alpha="adaptive" sets it in training; or give a number.'
             )
+        # η is measured with α then, and a stated one would be dropped in silence.
         if alpha == "adaptive" and dual_lr is not None:
             raise ValueError(
                 f"{name}(dual_lr={dual_lr!r}) has a meaning only with a stated alpha: state "
                 "both, or leave both out."
             )
+        # None stays None: the standard Lagrangian has no α.
         if alpha is not None and not isinstance(alpha, str):
             alpha = number(name, "alpha", alpha, above=0.0)
         self.alpha = alpha
@@ -196,6 +200,7 @@ class Ascending(Formulation):
 
     def scaled(self, scale: Scale) -> Ascending:
         """An ``adaptive`` one in force: with α and η as numbers."""
+        # A copy: checkpoints and configurations tell of the declared one, which stays "adaptive".
         scaled = copy(self)
         scaled.alpha, scaled.dual_lr, scaled.scale = scale.alpha, scale.step, scale
         return scaled
@@ -209,6 +214,7 @@ class Ascending(Formulation):
         alpha = self.augmentation
         if alpha is None:
             return multiplier * violation
+        # Below −λ/2α an inequality is slack, and ψ stays at −λ²/4α; an equality has no such side.
         reached = violation
         if not self.signed:
             reached = torch.maximum(violation, -multiplier / (2 * alpha))
@@ -236,6 +242,7 @@ class Ascending(Formulation):
 
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""
+        # A copy: the given one may be declared for other constraints too, which are bounds.
         signed = copy(self)
         signed.signed = True
         return signed
@@ -250,6 +257,7 @@ def number(
     above: float | None = None,
 ) -> float:
     """``value`` as a plain float; a ValueError names the owner's argument that is out of range."""
+    # To Python True is the number 1, which nobody means who writes it here.
     valid = (
         isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     )
@@ -288,7 +296,7 @@ class Penalty(Formulation):
     tensor([0., 5.])
     """
 
-    scope: Scope = "none"
+    scope: ScopeName = "none"
 
     def __init__(self, *, weight: float, shape: Shape = "linear") -> None:
         self.weight = number("Penalty", "weight", weight, minimum=0.0)
@@ -335,12 +343,13 @@ class BatchFormulation(Ascending):
     says what a is: 0, the batch's largest violation, or a learned threshold.
     """
 
-    scope: Scope = "batch"
+    scope: ScopeName = "batch"
     anchor: Anchor = "zero"
 
     def __init__(
         self, *, dual_lr: float | None = None, alpha: float | Adaptive | None = None
     ) -> None:
+        # The parent would take 2α for an η left out, and refuses any beside an adaptive α.
         stated = (
             dual_lr if dual_lr is not None or alpha == "adaptive" else STANDARD_STEP
         )
@@ -464,6 +473,7 @@ class CVaR(BatchFormulation):
     ) -> None:
         super().__init__(alpha=alpha, dual_lr=dual_lr)
         self.level = number("CVaR", "level", level, minimum=0.0)
+        # At 1 the tail is empty, and inner() would divide by 0.
         if self.level >= 1.0:
             raise ValueError(
                 f"CVaR(level={level!r}): level must be a fraction below 1."
@@ -486,6 +496,7 @@ class SampleFormulation(Ascending):
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ), elementwise; of an adaptive one at v + margin, and linear beyond its reach."""
         scale = self.scale
+        # A stated α has no reach; and before anything was violated an adaptive one has no α.
         if scale is None or scale.alpha is None:
             return self.psi(violation, multiplier)
         violation = violation + scale.margin
@@ -496,6 +507,7 @@ class SampleFormulation(Ascending):
 
     def slope(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """∂ψ/∂v, elementwise; beyond the reach it is what it is there."""
+        # ψ is λv, of Relaxed less a term without v; the zeros give λ the shape of v.
         if self.augmentation is None:
             return multiplier + torch.zeros_like(violation)
         scale = self.scale
@@ -539,7 +551,7 @@ class Pointwise(SampleFormulation):
     tensor([1., 0.])
     """
 
-    scope: Scope = "sample"
+    scope: ScopeName = "sample"
 
     def __init__(
         self,
@@ -557,6 +569,7 @@ class Pointwise(SampleFormulation):
                 'Penalty(weight=…, shape="squared_hinge"). Leave alpha out, or take that.'
             )
         self.memory = memory
+        # Without memory there is no table of λ, as of a Penalty.
         self.scope = "sample" if memory else "none"
 
 
@@ -587,7 +600,7 @@ class Relaxed(SampleFormulation):
     tensor([0.0000, 2.5000])
     """
 
-    scope: Scope = "sample"
+    scope: ScopeName = "sample"
 
     def __init__(
         self,
@@ -607,10 +620,13 @@ class Relaxed(SampleFormulation):
             raise ValueError(
                 f'Relaxed(cost={cost!r}): cost is "quadratic" or "linear".'
             )
+        # A price is a multiple of Λ, which an adaptive α alone measures, and the largest force,
+        # which a linear cost alone has.
         if price is not None and (alpha != "adaptive" or cost == "quadratic"):
             raise ValueError(
                 "Relaxed(price=…) leaves alpha and cost out; or give beta=…."
             )
+        # βu + λ(v − u) has no least value over u as soon as λ > β.
         if cost == "linear" and alpha is None:
             raise ValueError(
                 'Relaxed(cost="linear", alpha=None) is unbounded: give an alpha > 0.'

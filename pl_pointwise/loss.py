@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from numbers import Integral
 from typing import Any
 
@@ -25,7 +24,8 @@ from .lagrangian.declared import declared_constraints, formulations_from
 from .lagrangian.gradient_units import norm_of
 from .lagrangian.group_means import worst_mean
 from .lagrangian.lagrangian import Gradient, Lagrangian
-from .lagrangian.loop_weights import LoopWeights
+from .lagrangian.loop_state import load_state_of_loop, state_of_loop
+from .lagrangian.loop_weights import LoopWeights, Movement
 from .lagrangian.prices import Prices
 from .lagrangian.shares import refuse_stream
 from .lagrangian.terms import (
@@ -46,15 +46,12 @@ from .lagrangian.terms import (
     strict_values_from,
     unpack,
 )
-from .lagrangian.trained import Movement, Weights, require_equal_over_ranks
+from .lagrangian.trained import Weights, require_equal_over_ranks
 from .multipliers import Multipliers
 from .report.closing_table import Closing, Conditions, HeldOut
 from .report.history import History
 
 log = logging.getLogger(__name__)
-
-VERSION = 1
-"""The version of what :meth:`PointwiseLoss.state_dict` returns."""
 
 CLOSURES = (
     "A loss that an optimizer computes again in a closure (LBFGS, SAM) takes keep=False, and after "
@@ -176,8 +173,6 @@ class PointwiseLoss:
         self._open: _OpenStep | None = None  # None until the first loss of a step.
         self._rows = 0  # Samples of the largest step so far.
         self._warned = set[str]()  # Warnings that come once.
-        # Norm of the weights that a state belongs to, until a step has compared it.
-        self._weights_saved: float | None = None
 
     @property
     def multipliers(self) -> Multipliers:
@@ -348,8 +343,8 @@ class PointwiseLoss:
         if not lagrangian.steps:
             lagrangian.fit_tables()  # To what was set before.
             lagrangian.history.norm = norm_of(weights.now())
-        if self._weights_saved:
-            self._compare_weights()
+        if weights.saved_norm is not None:
+            weights.compare_with_saved(lagrangian.warn)
         units = lagrangian.units
         next_step = units.next_step
         due = units.due(lagrangian.formulations, lagrangian.steps)
@@ -553,18 +548,8 @@ class PointwiseLoss:
 
     def state_dict(self) -> dict[str, Any]:
         """λ and all that moves it, tensors and plain values; between two steps."""
-        state = {
-            "version": VERSION,
-            "steps": self._lagrangian.steps,
-            "rows": self._rows,
-            "groups": self._digest_of_groups(),
-            # To compare at a resume, as files of two steps may stand in one folder.
-            "weights": self._weights.norm(),
-            **self._lagrangian.state_dict(),
-        }
-        if self._open is not None and self._open.units_before is not None:
-            state["gradient_units"] = self._open.units_before
-        return state
+        units = None if self._open is None else self._open.units_before
+        return state_of_loop(self._lagrangian, self._weights, self._rows, units)
 
     def load_state_dict(
         self, state: Mapping[str, Any], steps: int | None = None
@@ -577,70 +562,8 @@ class PointwiseLoss:
             TrainingError: of another number of samples, other data or groups, of another version or
                 step, or damaged.
         """
-        lagrangian = self._lagrangian
-        try:
-            self._compare_state(state, steps)
-            taken, rows = int(state["steps"]), int(state["rows"])
-            with lagrangian.all_or_nothing():
-                fingerprint = lagrangian.fingerprint
-                lagrangian.load_state_dict(state)
-                lagrangian.fingerprint = fingerprint or state["fingerprint"]
-                lagrangian.fit_tables()
-        except (
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RuntimeError,
-        ) as error:
-            if isinstance(error, TrainingError):
-                raise
-            raise TrainingError(
-                f"This is no state of a PointwiseLoss of version {VERSION}, or damaged: {error}."
-            ) from error
-        lagrangian.steps, self._rows = taken, rows
-        self._weights_saved = state.get("weights")
+        self._rows = load_state_of_loop(self._lagrangian, self._weights, state, steps)
         self.skip()
-
-    def _compare_state(self, state: Mapping[str, Any], steps: int | None) -> None:
-        """Refuses a state that is not of this training set, before anything of it is loaded."""
-        if state["version"] != VERSION:
-            raise ValueError(f"version {state['version']}")
-        owners, theirs = self.multipliers.samples, int(state["samples"])
-        if theirs != owners:
-            raise TrainingError(
-                f"These multipliers belong to {theirs:,} samples, this PointwiseLoss has "
-                f"{owners:,}: give it the training set of before."
-            )
-        # One that was not set says nothing; groups are compared in any case.
-        fingerprints = {self.fingerprint, state["fingerprint"]} - {None}
-        groups = self._digest_of_groups()
-        if len(fingerprints) > 1 or state.get("groups", groups) != groups:
-            raise TrainingError(
-                "These multipliers belong to another training set, order or groups: each would go "
-                "on with another sample. Restore the data as they were, in their order, or start "
-                "without this state."
-            )
-        if steps is not None and steps != int(state["steps"]):
-            raise TrainingError(
-                f"These multipliers are of step {int(state['steps']):,}, the weights of step "
-                f"{steps:,}. Resume from a checkpoint that holds both."
-            )
-
-    def _digest_of_groups(self) -> str | None:
-        groups = self._lagrangian.groups
-        return None if groups is None else sha256(groups.numpy().tobytes()).hexdigest()
-
-    def _compare_weights(self) -> None:
-        """Warns, in the first step after a state was loaded, of weights of another step."""
-        saved, self._weights_saved = self._weights_saved, None
-        now = self._weights.norm()
-        if saved and now is not None and abs(now - saved) > 1e-5 * saved:
-            self._lagrangian.warn(
-                f"The weights are not those that these multipliers were saved with (norm {now:g}, "
-                f"then {saved:g}): a checkpoint may hold files of two steps. Write each into a new "
-                "folder, or as one file."
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not asked whether the losses of the original were differentiated."""

@@ -166,6 +166,7 @@ class PointwiseModule(Task):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # Of a class's own alone: an inherited one was done with its class.
         if "__init__" in vars(cls):
             annotate(vars(cls)["__init__"])
         if "configure_optimizers" in vars(cls):

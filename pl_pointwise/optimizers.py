@@ -113,6 +113,7 @@ def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(configure)
     def configured(module: Any) -> Any:
         result = configure(module)
+        # Lightning takes one optimizer, a dict, a list of either, or two lists.
         for part in result if isinstance(result, (list, tuple)) else [result]:
             for entry in part if isinstance(part, (list, tuple)) else [part]:
                 _keep_monitor(entry)

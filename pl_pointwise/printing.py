@@ -78,6 +78,7 @@ def quieten() -> None:
     """Leaves the progress bars and this package's own messages; says the rest once, not per run."""
     for name in ("lightning.pytorch", "lightning.fabric", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # An extra's package, which the core does without.
     with suppress(ModuleNotFoundError):
         from transformers.utils.logging import disable_progress_bar
 

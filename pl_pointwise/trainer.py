@@ -112,6 +112,7 @@ class PointwiseTrainerMixin:
         eval_groups: Sequence[int] | Tensor | None = None,
         **options: Any,
     ) -> None:
+        # It raises, before a model is moved or data are read.
         if type(self).terms is PointwiseTrainerMixin.terms:
             self.terms(None, {})
         refuse_arguments(type(self), args, options)
@@ -121,6 +122,7 @@ class PointwiseTrainerMixin:
         samples: int | None = None
         self._fingerprint: str | None = None
         rows = trainer.train_dataset
+        # A stream has no positions, so no sample of it can have a λ.
         if hasattr(rows, "__len__") and not isinstance(rows, IterableDataset):
             trainer.train_dataset = with_index(rows)
             samples = len(rows)
@@ -177,6 +179,7 @@ class PointwiseTrainerMixin:
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
         """The loss of a batch, as the trainer asks for it."""
+        # A copy, as the trainer may use the batch again.
         inputs = dict(inputs)
         index = inputs.pop("index", None)
         outputs: dict[str, Any] = {}
@@ -199,6 +202,7 @@ class PointwiseTrainerMixin:
         else:
             carried = self._keep_held_out(objective, values, masks)
             applied = objective[carried]
+            # A mean of nothing would be NaN, and with it that of the whole evaluation.
             loss = applied.mean() if len(applied) else objective.sum() * 0
         return (
             (loss, outputs or {"objective": objective.detach()})
@@ -225,6 +229,7 @@ class PointwiseTrainerMixin:
         self, model: Any, inputs: dict[str, Any], *args: Any, **options: Any
     ) -> Any:
         """As the trainer's: predictions are what the model returns, as its metrics expect."""
+        # A model's forward refuses an argument that it does not know.
         if isinstance(inputs, Mapping):
             inputs = {name: value for name, value in inputs.items() if name != "index"}
         parent: Any = super()
@@ -299,6 +304,8 @@ class PointwiseTrainerMixin:
         parent: Any = super()
         parent.save_model(output_dir, _internal_call=_internal_call)
         trainer: Any = self
+        # Any other checkpoint got λ in _save_optimizer_and_scheduler, which is not called for this
+        # one.
         if _internal_call and output_dir and trainer.args.save_only_model:
             self._save_multipliers(Path(output_dir))
 
@@ -350,6 +357,7 @@ class PointwiseTrainerMixin:
         self._held_out = {}
         parent: Any = super()
         output = parent.evaluation_loop(*args, **options)
+        # The fifth argument of the trainer's own evaluation_loop.
         prefix = options.get("metric_key_prefix", args[4] if len(args) > 4 else "eval")
         for name in self._by_group:
             if name in self._held_out:
@@ -389,10 +397,13 @@ class PointwiseTrainerMixin:
                 f"{WORDS.objective} must have one value per sample, shape (B,), got "
                 f"{shape_of(objective)}: do not reduce over the batch."
             )
+        # Held-out samples have no λ to look up: any index will do.
         index = torch.arange(len(objective))
         names = [OBJECTIVE, *self._lagrangian.constraints]
         masks, whole = masks_from(masks, index, names, objective.device, WORDS)
         bounds = self._lagrangian.constraints
+        # A signed formulation alone leaves ℓ − c its sign, without which a mean over a group is
+        # none.
         signs = Pointwise(alpha=None).for_equality()
         equalities = [name for name in self._by_group if bounds[name].is_equality]
         signed = dict.fromkeys(equalities, signs)
@@ -466,6 +477,7 @@ class _WithIndex:
     def __call__(self, rows: list[Mapping[str, Any]]) -> Any:
         index = [row["index"] for row in rows if "index" in row]
         batch = self.collate([without_position(row) for row in rows])
+        # Rows of train_dataset have one, and those of an evaluation none.
         if len(index) == len(rows):
             batch["index"] = torch.tensor(index)
         return batch
@@ -489,6 +501,7 @@ def _first_output(model: Any, outputs: dict[str, Any]) -> Iterator[None]:
     def keep(_: Any, inputs: Any, returned: Any) -> None:
         if outputs:
             return
+        # Models of transformers return one of these three.
         if isinstance(returned, Mapping):
             outputs.update(returned)
         elif isinstance(returned, Tensor):

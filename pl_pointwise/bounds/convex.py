@@ -96,6 +96,7 @@ class ConvexProgram(ConvexProblems):
                 f"A has {len(matrix)} rows of rank {rank}: leave out those that follow from others."
             )
         self._objective, self._inequalities, self._b = objective, inequalities, b
+        # The one leads from b to a point with Ay = b, the other spans the moves that keep it.
         plus = torch.linalg.pinv(matrix)
         null = torch.linalg.svd(matrix)[2][len(matrix) :].T.contiguous()
         numbers = {
@@ -182,6 +183,7 @@ class ConvexProgram(ConvexProblems):
         """The longest step, at most 1, that stays within the box, (B,)."""
         edge = torch.where(direction > 0, self.upper, self.lower)
         room = (edge - y) / torch.where(direction == 0, 1, direction)
+        # A variable that stands still, or is outside already, holds no step back.
         room = torch.where((direction == 0) | (room < 0), torch.inf, room)
         return (0.99 * room.amin(1)).clamp(max=1)
 
@@ -202,6 +204,7 @@ class ConvexProgram(ConvexProblems):
             slope = torch.autograd.grad(total, y, create_graph=True)[0]
             rows = list[Tensor]()
             for column in slope.unbind(1):
+                # A linear part has a slope without a graph: its row of the Hessian is 0.
                 row = None
                 if column.requires_grad:
                     row = torch.autograd.grad(
@@ -248,6 +251,7 @@ class ConvexProgram(ConvexProblems):
         Raises:
             DataError: names the function. That none is found is no proof.
         """
+        # Always the same, so that what was refused once is refused again.
         draw = torch.Generator().manual_seed(0)
         of = x[torch.randint(len(x), (draws,), generator=draw).to(x.device)]
         shares = torch.rand(2, draws, len(self.lower), generator=draw).to(self.lower)

@@ -45,6 +45,7 @@ class DualNetwork(nn.Module):
     def start_at(self, start: Tensor) -> None:
         """From now on, until it is trained, λ(x) is ``start``, (K,), whatever x is."""
         start = start.detach().to(self.scale).clamp(min=0)
+        # Where all prices are 0 there is no unit, and any will do.
         self.scale.fill_(float(start.max()) or 1.0)
         nn.init.zeros_(self.last.weight)
         self.last.bias.copy_((start / self.scale).clamp(min=FLOOR))

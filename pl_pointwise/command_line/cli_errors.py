@@ -78,6 +78,7 @@ class ShortErrorParser(LightningArgumentParser):
 
     def _hint(self, reason: str) -> str:
         """The remedy where it is known: " Did you mean …?" for an option or a class."""
+        # Whoever gave none of the needed options most likely has no configuration.
         if "are required: " in reason:
             return " Give a configuration: --config TASK."
         if re.search(r"\b(lr|l\w+_rate)\b", reason):
@@ -112,6 +113,7 @@ def sentence(error: BaseException) -> str:
     """What an error says: of the parser's the option and the reason, of ours all, on one line."""
     if isinstance(error, (DataError, TrainingError)):
         return str(error)
+    # Python's own text begins with "[Errno 2]".
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, MisconfigurationException) and NO_DEVICE.search(str(error)):
@@ -154,6 +156,7 @@ def short_errors(
         if debugging() or not interrupted:
             raise
         sys.stderr.write(f"\n{program}: interrupted. {ON_INTERRUPT.get(program, '')}\n")
+        # 128 + SIGINT, as shells expect it.
         raise SystemExit(130) from None
     except Exception as error:
         if debugging() or not isinstance(error, (*OURS, *refused)):

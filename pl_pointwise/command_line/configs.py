@@ -249,6 +249,7 @@ def foreign_names(value: Any) -> Iterator[str]:
 
 def _foreign_names_in(text: str) -> Iterator[str]:
     for name in re.findall(r"[^\W\d]\w*(?:\.\w+)+", text):
+        # A dotted name of nothing that is installed cannot be imported: a version number, say.
         first = name.partition(".")[0]
         if (first in sys.modules or find_spec(first)) and not known_class(name):
             yield name
@@ -261,6 +262,7 @@ def _foreign_names_in(text: str) -> Iterator[str]:
     except (yaml.YAMLError, ValueError):
         pass  # A text for the parser too.
     else:
+        # A text that is YAML of another value may be read once more by the parser.
         if inner != text:
             yield from foreign_names(inner)
 

@@ -58,6 +58,7 @@ def answer_requirements(
     units = units_in(start)
     with alone_with_the_record():
         check_unused(use, units, output)
+        # The same command after an interruption: what was exported is this answer's, and stays.
         there = is_there(output / "model", id_of(use, units))
         answer = choose_model(measured, comparison.required, comparison.confidence)
         if not on_first_rank():
@@ -86,6 +87,7 @@ def _measured(
     samples = read_samples(run.folder / SAMPLES)
     require_separate_splits(samples)
     samples = samples[samples["dataset"] != TRAIN.key]
+    # What is held out may depend on a seed of the data; then models were compared on other inputs.
     if {*samples["unit"]} != {*start["unit"]}:
         raise RequirementError(
             f"{run.title} was evaluated on other samples than the starting model: what is held "
@@ -103,6 +105,7 @@ def _use_of_these_models(
     """What the samples are used for, now that the weights are known."""
     _, first = outcomes[0]
     use = use_of(comparison, first["data"])
+    # Sorted: the order of methods in their file makes no other use.
     use["weights"] = sorted(result["wrote"][CHECKPOINT] for _, result in outcomes)
     for name in NOT_ON_OLD_RECORDS:
         digests = _of_all(name, outcomes)
@@ -145,6 +148,7 @@ def _export(
     try:
         checkpoint = str(run.folder / CHECKPOINT)
         kind = class_of(checkpoint, [str(run.folder / "config.yaml")])
+        # Beside model/, on the same disk, so that it is renamed in one step.
         with tempfile.TemporaryDirectory(prefix="export-", dir=output) as part:
             folder = Path(part) / "model"
             if exports(kind):

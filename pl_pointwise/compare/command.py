@@ -136,6 +136,7 @@ def check_methods(comparison: Comparison) -> DataFrame | None:
         result = run.result() or {}
         if "bounds" in result:
             bounds[run.title] = result["bounds"]
+        # Of a method with several seeds one is built: they differ in nothing that can be wrong.
         if not run.finished:
             to_come[run.method] = run
     shows_splits = False
@@ -145,6 +146,7 @@ def check_methods(comparison: Comparison) -> DataFrame | None:
             cli = PointwiseCLI(run.arguments, run=False)
             _check_data(cli)
             bounds[run.title] = bounds_of(cli.model)
+            # Only such data have a split that could certify.
             shows_splits |= isinstance(cli.datamodule, PointwiseDataModule)
             del cli
     if not comparison.requirements:
@@ -159,6 +161,7 @@ def _check_data(cli: PointwiseCLI) -> None:
     """That files are there, of the data module's options ``…_file``, and test data."""
     arguments = (cli.config_dump.get("data") or {}).get("init_args") or {}
     for name, path in arguments.items():
+        # Not of an address, which only its own library can look up.
         local = name.endswith("_file") and isinstance(path, str) and "://" not in path
         if local and not Path(path).expanduser().exists():
             raise FileNotFoundError(f"data.{name}: there is no file {path}.")
@@ -185,6 +188,7 @@ def compare(
         shown = list[Table]()
         if on_first_rank():
             shown = _write_results(outcomes, output, note)
+        # Without a requirement there is nothing to answer.
         if start is not None:
             answer = answer_requirements(comparison, outcomes, start)
             if answer is not None:  # On the first rank.

@@ -91,6 +91,7 @@ def draw(done: Sequence[Outcome], output: Path, note: str = "") -> None:
     axes = pareto_axes(
         names, shared_objective(done), done[0][1].get("shared_violation", "")
     )
+    # A run without one of the two has no point, and without a point there is no plot.
     if axes and runs[axes].notna().all(axis=1).any():
         save(pareto(runs, axes, styles), "pareto.png")
 
@@ -144,6 +145,7 @@ def pareto(runs: DataFrame, axes: Sequence[str], styles: Styles) -> Figure:
     panel.set_ylabel(f"{y}\n(lower is better)")
     panel.grid(alpha=0.3)
     _compress([points[:, 0]], [panel])
+    # A share may be 0, which has no logarithm: its axis stays linear.
     if 0 < FAR * points[:, 1].min() < points[:, 1].max():
         panel.set_yscale("log")
     note = "Mean ± standard deviation over the seeds. Frontier: no method is better in both."
@@ -215,6 +217,7 @@ def _draw_cdf(
     panel: Any, curves: Mapping[str, np.ndarray], looks: Styles
 ) -> list[np.ndarray]:
     """Draws a curve for each method; returns the values drawn, without NaN."""
+    # A constraint may have values in one of the splits alone.
     panel.set_visible(bool(curves))
     drawn = []
     for method, values in curves.items():

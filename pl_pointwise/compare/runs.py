@@ -65,6 +65,7 @@ class Run:
         """
         try:
             result: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
+        # Not run yet, or stopped while it wrote: it is run again.
         except (OSError, ValueError):
             return None
         if not isinstance(result, dict):  # Damaged.
@@ -75,6 +76,7 @@ class Run:
         for name, digest in result.get("read", {}).items():
             if not is_as_it_was(name, digest):
                 return None
+        # A result of another configuration is none of this run's.
         return result if result.get("digest") == self.digest else None
 
     @property
@@ -130,17 +132,22 @@ class Comparison:
         for (method, overlay), (label, options) in itertools.product(
             self._overlays().items(), swept
         ):
+            # YAML reads a method called 1 as a number.
             name = f"{method}, {label}" if label else str(method)
             folder = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
             with errors_of(name):
+                # A name of signs alone leaves nothing, and one of dots leads out of the folder.
                 if folder.parent.name != "runs" or not folder.name.strip("."):
                     raise DataError(
                         "gives its folder no name. Put a letter or digit in it."
                     )
+                # "a b" and "a/b" would be one folder, and each would overwrite the other's results.
                 other = methods_by_folder.setdefault(folder, name)
                 if other != name:
                     raise DataError(f"would share the folder {folder} with {other!r}.")
                 parts, untrained = _parts_of(overlay)
+                # The last word counts: what is swept overrides what all runs have, and a method
+                # that is not trained stays so whatever number of epochs they have.
                 words = [*self.overrides, *untrained, *options]
                 for seed in self.seeds:
                     runs.append(self._run(name, seed, folder, [*base, *parts], words))
@@ -164,6 +171,7 @@ class Comparison:
         words: Sequence[str],
     ) -> Run:
         """The run of a method, in its own folder, at one seed."""
+        # Its text and not its name: a file that was edited since makes another run.
         described: list[Any] = [[text_of(config) for config in configs], words, seed]
         if self.requirements:
             described.append("certified")  # Another run, of more files.
@@ -198,6 +206,7 @@ def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
                 untrained = (
                     ["--trainer.max_epochs", "0"] if trainer["max_epochs"] == 0 else []
                 )
+        # Nothing behind a method's name: the configuration as it is.
         elif part is not None:
             raise DataError(
                 f"{part!r} is no configuration: write a mapping, a name or a path."
@@ -211,6 +220,7 @@ def errors_of(method: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Whoever looks for the place of an error wants the error itself.
         if debugging():
             raise
         raise DataError(f"nothing was run; {method}: {sentence(error)}") from error
@@ -236,6 +246,7 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
             raise DataError(
                 f"--set {path} is given twice: write all its values behind one."
             )
+        # A value that is given twice would be two runs of one configuration.
         distinct_values = [*dict.fromkeys(value.strip() for value in values.split(","))]
         if not all(distinct_values):
             raise DataError(f"--set {setting}: a value is missing.")
@@ -258,6 +269,7 @@ def on_first_rank() -> bool:
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """One process at a time in a folder, made if need be; its other ranks come with the first."""
+    # A lock that the first rank holds would stop its own other ranks.
     if not on_first_rank():
         yield
         return

@@ -73,6 +73,7 @@ def tables(outcomes: Sequence[Outcome], note: str = "") -> list[Table]:
 def deciding_stage(names: Sequence[str]) -> str:
     """Returns the split that methods are compared by: the last that any metric's name has."""
     stages = {name.partition("/")[0] for name in names}
+    # SPLITS are in the order of train, val, test.
     return next((key for key in reversed(SPLITS) if key in stages), "test")
 
 
@@ -109,12 +110,14 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str) -> Tabl
 def _titles(names: Sequence[str], stage: str, objective: str) -> dict[str, str]:
     """The columns of the results by metric: the objective, and of every constraint its rates."""
     title = objective.partition("/")[2].replace("_", " ")
+    # A task may measure its objective in training alone; the title says so.
     held_out = objective.startswith(f"{stage}/")
     titles = {objective: title if held_out else f"{title}, training"}
     constraints = [
         n.split("/")[1] for n in names if re.fullmatch(f"{stage}/[^/]+/cvar95", n)
     ]
     for constraint in constraints:
+        # One constraint needs no name in front of each of its columns.
         start = f"{constraint}: " if len(constraints) > 1 else ""
         key = f"{stage}/{constraint}"
         samples = f"{key}/violated_samples"

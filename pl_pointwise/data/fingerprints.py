@@ -44,6 +44,7 @@ def fingerprint_of_content(rows: Any) -> str:
     read = count if count <= READ_ALL else READ_SOME
     probes = [number * count // read for number in range(read)]
     digests, stable, _ = _read(rows.__getitem__, probes)
+    # As of random augmentation: only their number can be compared at a resume.
     if not stable:
         return f"{RANDOM_ROWS}: {count}"
     return hashlib.sha256(b"".join([str(count).encode(), *digests])).hexdigest()
@@ -139,6 +140,7 @@ def _digest(value: Any, digest: Any) -> bool:
     if isinstance(value, Tensor):
         _digest_tensor(value, digest)
     elif isinstance(value, Mapping):
+        # In an order of its own: two mappings with the same entries are alike.
         for key in sorted(value, key=str):
             digest.update(f"{key}:".encode())
             whole &= _digest(value[key], digest)
@@ -160,6 +162,7 @@ def _digest(value: Any, digest: Any) -> bool:
         _digest(sorted(of_entry for of_entry, _ in entries), digest)
     elif isinstance(value, _SIMPLE):
         digest.update(repr(value).encode())
+    # Arrays and scalars of numpy; the type and shape keep apart what has the same bytes.
     elif hasattr(value, "tobytes"):
         digest.update(
             f"{getattr(value, 'dtype', '')}{getattr(value, 'shape', '')}".encode()
@@ -176,6 +179,7 @@ def _digest(value: Any, digest: Any) -> bool:
 
 def _digest_tensor(value: Tensor, digest: Any) -> None:
     """Adds its type, its shape and its bytes."""
+    # A sparse tensor has no bytes in one place.
     dense = value if value.layout is torch.strided else value.to_dense()
     dense = dense.detach().cpu()
     digest.update(f"{dense.dtype}{tuple(dense.shape)}".encode())

@@ -113,6 +113,8 @@ class PointwiseDataModule(LightningDataModule):
         validates = (
             self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING
         )
+        # `validate` without validation data is a mistake, which _loader() names; a fit goes
+        # without.
         if "val" in self.datasets or validates:
             return self._loader("val")
         # Lightning would warn; that nothing is held out is meant.
@@ -163,6 +165,7 @@ class PointwiseDataModule(LightningDataModule):
             num_replicas=trainer.world_size if trainer else 1,
             rank=trainer.global_rank if trainer else 0,
             shuffle=training,
+            # What seed_everything() leaves for other processes.
             seed=self.seed + int(os.environ.get("PL_GLOBAL_SEED", 0)),
             strata=getattr(self.datasets[name], "strata", None),
         )

@@ -106,6 +106,7 @@ def _class_in_configs(
     parts = []
     for config in configs:
         parts += config_parts(config)
+    # The last one counts, as on the command line.
     for part in reversed(parts):
         model = yaml.safe_load(text_of(part)).get("model")
         allow_named(model)

@@ -58,8 +58,10 @@ def load(
     if not quiet:
         say(required_of(folder))
     config = _mapping_in(folder / "config.json")
+    # transformers writes the one with a model and PEFT the other with an adapter.
     is_text = "model_type" in config or (folder / "adapter_config.json").is_file()
     _require_base(folder)
+    # No other library knows the folder: the module itself is in its certificate.
     if module_class is not None or not is_text:
         return _module_in(folder / "certificate" / "model.ckpt", module_class).eval()
     if "sentence_transformers" in config:

@@ -35,6 +35,7 @@ def digest_now(path: str | Path) -> str | None:
     path = os.path.expanduser(path)
     with suppress(OSError, ValueError):
         status = os.stat(path)
+        # A pipe or a device named in a configuration would be read without an end.
         if S_ISREG(status.st_mode):
             return _digest(path, status.st_mtime_ns, status.st_size)
     return None
@@ -68,6 +69,7 @@ def changed_files(
     """
     changed = []
     for name, digest in digests.items():
+        # A certificate is a stranger's word: what it names must not be looked for elsewhere.
         is_outside = not {"..", "/"}.isdisjoint(Path(name).parts)
         if is_outside or _digest_if_allowed(folder / name) != digest:
             changed.append(f"{name} differs")

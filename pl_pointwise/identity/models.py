@@ -44,6 +44,7 @@ def digest_of_model(
         return None
     if folder is None:
         return _commit_of(name, revision)
+    # A folder of data that a configuration names is no model.
     if not any((folder / file).is_file() for file in OF_MODELS):
         return None
     lines = []
@@ -88,6 +89,7 @@ def _folder_of(name: str) -> Path | None:
 
 def _commit_of(name: str, revision: str | None) -> str | None:
     """The commit of a model of the hub that the cache has; asks no network."""
+    # No name on the hub, as any other text of a configuration.
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
         return None
     try:
@@ -96,6 +98,7 @@ def _commit_of(name: str, revision: str | None) -> str | None:
         return None
     for file in OF_MODELS:
         cached = try_to_load_from_cache(name, file, revision=revision)
+        # Otherwise the cache has no such file, or a note that the hub has none.
         if isinstance(cached, str):
             # …/snapshots/COMMIT/FILE is how the cache lays its files out.
             folders = Path(cached).parts

@@ -271,8 +271,10 @@ def rows_of_a_step(
     device = values.device
     shape = torch.tensor([len(index), values.shape[1]], device=device)
     most, columns = over_ranks(shape, "max").tolist()
+    # Apple's GPUs have no float64; a position above 2²⁴ would not be exact there.
     wide = torch.float32 if device.type == "mps" else torch.float64
     rows = torch.zeros(most, 1 + 2 * columns, dtype=wide, device=device)
+    # A gather takes as many rows of each rank, so those that are not there are padding.
     rows[:, 0] = PADDING
     if len(index):
         rows[: len(index)] = torch.cat(

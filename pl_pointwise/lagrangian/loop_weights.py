@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..errors import TrainingError
+from .checks import Warn
 from .gradient_units import leaves_of, norm_of
 from .terms import number_of_ranks, over_ranks
 from .trained import (
     COMPILED,
     REENTRANT,
-    Movement,
     Weights,
     as_backward_of_fabric,
     is_sharded,
@@ -24,6 +24,53 @@ from .trained import (
 )
 
 
+class Movement:
+    """Notices losses of which no optimizer took a step, by small weights that stay.
+
+    A step of λ is due after each step of the weights, and after no other loss. Looks at the first
+    steps only, as it waits for a GPU.
+    """
+
+    PATIENCE = 3
+    STEPS = 100
+
+    def __init__(self) -> None:
+        self._watched: list[Tensor] = []
+        self._kept: list[Tensor] = []
+        self._unmoved = 0
+
+    def watch(self, weights: Iterable[Tensor]) -> None:
+        """Watches the two smallest; not weights so coarse that a small step leaves them."""
+        fine = [
+            weight
+            for weight in weights
+            if weight.dtype in (torch.float32, torch.float64)
+            and weight.numel()
+            and not is_sharded(weight)
+        ]
+        self._watched = sorted(fine, key=torch.Tensor.numel)[:2]
+
+    def before(self) -> None:
+        """At the first loss of a step."""
+        self._kept = [weight.detach().clone() for weight in self._watched]
+
+    def stood_still(self) -> bool:
+        """Whether for the third time no watched weight moved, though they have a gradient."""
+        pairs = [*zip(self._watched, self._kept, strict=False)]
+        self._kept = []
+        if any(
+            weight.grad is None or not bool(weight.grad.any()) for weight, _ in pairs
+        ):
+            return False
+        if not pairs or not all(
+            torch.equal(weight, before) for weight, before in pairs
+        ):
+            return False
+        # A schedule that warms up from 0 leaves the first step or two without a movement.
+        self._unmoved += 1
+        return self._unmoved == self.PATIENCE
+
+
 class LoopWeights:
     """The weights that a loop trains.
 
@@ -32,15 +79,21 @@ class LoopWeights:
 
     Attributes:
         movement: of the first steps.
+        saved_norm: of the weights that a loaded state belongs to, until a step has compared it.
     """
 
     def __init__(self, parameters: Weights | None) -> None:
         self._source = source_of(parameters)
         self.movement = Movement()
+        self.saved_norm: float | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """A copy asks the graph for its weights: those of the original are not its own."""
-        return {"_source": None, "movement": Movement()}
+        return {
+            "_source": None,
+            "movement": Movement(),
+            "saved_norm": self.saved_norm,
+        }
 
     def now(self) -> list[Tensor]:
         """Those that require a gradient; [] where only the graph knows them."""
@@ -50,6 +103,19 @@ class LoopWeights:
         """Of those of which this rank has the whole; None without any."""
         whole = [weight for weight in self.now() if not is_sharded(weight)]
         return norm_of(whole) if whole else None
+
+    def compare_with_saved(self, warn: Warn) -> None:
+        """Warns, in the first step after a state was loaded, of weights of another step."""
+        saved, self.saved_norm = self.saved_norm, None
+        if not saved:
+            return
+        now = self.norm()
+        if now is not None and abs(now - saved) > 1e-5 * saved:
+            warn(
+                f"The weights are not those that these multipliers were saved with (norm {now:g}, "
+                f"then {saved:g}): a checkpoint may hold files of two steps. Write each into a new "
+                "folder, or as one file."
+            )
 
     def watch(self, values: Sequence[Tensor]) -> None:
         """Watches whether the weights move that these values, of one loss, depend on."""

@@ -54,6 +54,7 @@ def closing_of(
             row, history, formulations.get(name), multipliers.get(name), groups
         )
         rows.append(_with_held_out(row, held_out))
+    # NaN is a sample without a visit, or one that the objective does not apply to.
     known = history.objective[~history.objective.isnan()]
     objective = (
         None if math.isnan(history.start) else history.start,
@@ -137,6 +138,7 @@ def _with_multipliers(
     value = None
     scope = "none" if formulation is None else formulation.scope
     if scope == "batch" and table is not None:
+        # Of an interval the larger of the two, and of an equality without its sign.
         value = float(table.abs().max())
     elif scope == "sample" and history.samples:
         of_samples = torch.zeros(0, 1) if table is None else table

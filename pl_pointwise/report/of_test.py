@@ -57,6 +57,7 @@ def page_of_test(
     shown = list[Sample]()
     with isolate_rng():  # Reading a row may draw.
         for stage in module.evaluated:
+            # The starting model's answers stand beside those of the trained one.
             if not stage.startswith(BEFORE):
                 shown += _samples(module, trainer, stage, answers.get(stage, {}))
     title = "Samples, the hardest first"
@@ -122,6 +123,7 @@ def _violation(
 ) -> Sample:
     """A row of what was evaluated under one requirement."""
     constraint = module.evaluation_constraints[name]
+    # Of NaN, or of an infinite violation, there is no value in the unit of the bound.
     known = math.isfinite(violation)
     return Sample(
         index=int(evaluated.index[row]),

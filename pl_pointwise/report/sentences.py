@@ -34,6 +34,7 @@ def warnings_of(
     conditions: Conditions,
 ) -> Iterator[str]:
     """What calls for an answer: something is wrong, or a requirement asks for nothing."""
+    # First, as every number below is of the samples that were left.
     if conditions.skipped or conditions.left_out:
         yield _on_lost_steps(conditions)
     cause = _likelier_cause(closing, history, conditions)
@@ -173,6 +174,7 @@ def _on_requirement(
             f"{row.name} never acted, as no {what} violated it at any time: this run is one with "
             "formulation: null."
         )
+    # A learning rate or too few steps explain that already, and are the likelier cause.
     elif row.violated == row.of and not explained:
         yield (
             f"{row.name} is violated by every {what}: its bound is out of reach, the epochs were "
@@ -210,6 +212,7 @@ def _still_falling(
     """On violations that a longer run would likely lower further."""
     curves = history.curves()
     quarter = len(curves.steps) // 4
+    # Two points a quarter at least, or a difference is chance.
     if quarter < 2:
         return
     for row in closing.rows:

@@ -82,20 +82,26 @@ class Finding:
 
     def text(self) -> str:
         """Returns what was seen, and how many units like these would show what was not."""
+        # Where every prompt stands once, the plain word; else a reader would take n for samples.
         units = "samples" if len(self.lines) == self.n else "units (prompts, queries)"
+        # Its loss is (1 + d) / 2, of which nobody reads how much worse the metric is.
         if self.requirement.beside == "difference":
             better = (
                 f"{_better(self.share)} than the predecessor over {self.n:,} {units}"
             )
             return f"{better}, p = {self.p:.2g}, at worst {_better(self.bound)}"
+        # A metric has a mean. What violates or was lost counts 1, so it can be said how many fail.
         if self.requirement.beyond is None:
             loss = f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
             loss = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
         seen = f"{loss}, p = {self.p:.2g}, {self._within()}"
         if self.requirement.beside == "lost":
+            # Nothing can be lost that the predecessor did not have: if it failed everywhere, 0 %
+            # lost would say nothing.
             share = (self.lines.groupby("unit")["before"].max() <= 0).mean()
             seen += f"; the predecessor meets it on {100 * share:.3g} % of them"
+        # Losses of 0 and 1 alone have a distribution that their share tells in full.
         if not self.met and self.zero_one:
             needed = samples_needed(
                 self.requirement.at_most, self.share, self.confidence
@@ -123,6 +129,7 @@ def _better(loss: float) -> str:
 
 def repetitions(findings: Sequence[Finding]) -> list[str]:
     """Returns what is to be said where units have several samples, which count as one."""
+    # Requirements of a category are about other samples: the one that repeats most is told of.
     most = max(findings, key=lambda finding: len(finding.lines) / finding.n)
     samples = len(most.lines)
     if samples == most.n:
@@ -132,6 +139,7 @@ def repetitions(findings: Sequence[Finding]) -> list[str]:
         f"Each distinct prompt or query counts once: {samples:,} samples are of {most.n:,}, the "
         f"largest has {100 * largest:.3g} % of them"
     )
+    # A few prompts that stand twice change no share that a reader would notice.
     if samples > 1.1 * most.n:
         sentence += (
             ". Warning: of inputs that come as often as these, another share may fail"
@@ -151,6 +159,7 @@ class Answer:
     @property
     def predecessor(self) -> str | None:
         """The model that requirements compare with, if any does."""
+        # Methods may start from other weights; preconditions.py measures the first run's.
         if not any(requirement.beside for requirement in self.requirements):
             return None
         return f"the model of {self.models[0].name} before training"
@@ -218,6 +227,8 @@ class Answer:
             f"meet {met} with {self._sure} confidence: they are tested one after the other until "
             f"one fails. {name} comes nearest, as its largest p is the smallest"
         )
+        # Its p-value may be the smallest though an earlier one failed, and p alone is no
+        # certificate.
         if not self.selection.tested[self.shown].reached:
             sentence += (
                 "; it was not tested, so that no certificate could follow from that"
@@ -289,6 +300,7 @@ class Answer:
         happened = "not reached"
         if tested.beaten_by is not None:
             happened = f"dropped: {self.models[tested.beaten_by].name} is no worse"
+        # Reached and not certified: the test ends there, and all behind it are not reached.
         elif tested.reached:
             happened = (
                 "tested: certified" if tested.certified else "tested: not certified"
@@ -351,10 +363,12 @@ def size_of_violations(samples: DataFrame, requirement: Requirement) -> float:
     The mean of the worst twentieth of the units' worst violations; of a metric the mean loss.
     """
     lines = lines_about(samples, requirement, VAL.key)
+    # A category may have samples of certification alone; it then has no part in the order.
     if lines.empty:
         return 0.0
     if requirement.beyond is None:
         return float(losses_by_unit(lines, requirement).mean())
+    # NaN violates by no known size: it counts as the largest.
     worst = (
         lines["value"].fillna(np.inf).groupby(lines["unit"]).max() - requirement.beyond
     )

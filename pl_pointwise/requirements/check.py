@@ -85,6 +85,7 @@ def check_models(
     """A verdict per requirement; options, configs: as of :func:`~.exported.measure_new_records`."""
     certificate, samples = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
+    # The start is built from NEW's folder, without the weights that were trained.
     start = against == START
     old = folder if start else against
     _, samples_of_old = read_certificate(old)
@@ -110,6 +111,7 @@ def check_models(
     ]
     use = {"requirements": sorted(texts), "confidence": confidence, "weights": weights}
     units = units_in(new)
+    # The same question of the same weights, asked again, is no other use.
     others = sum(record["use"] != use for record in uses_of(units).values())
     remember_use(use, units, Path(folder))
     note = (

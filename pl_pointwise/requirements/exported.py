@@ -105,6 +105,7 @@ def measure_new_records(
             "Say where the new records are: --data.init_args.test_file new.jsonl, or what the "
             "data module calls its test data."
         )
+    # The folder's own word is data: nothing is imported that this package does not ship.
     if not configs:
         configs = [yaml.safe_dump(own_classes_only(inside / "config.yaml"))]
     cli = PointwiseCLI.of_data(configs, options)
@@ -129,6 +130,7 @@ def require_certified_parts(
             f"{folder} was certified by the bounds {certified_bounds}, and the configuration "
             f"gives {bounds}. Give its own: --config {folder / CERTIFICATE / 'config.yaml'}"
         )
+    # Of two models under one configuration only one can have its own: see below.
     if own_arguments:
         _require_own_arguments(folder, cli)
     now = bases_of(cli.config_dump.get("model"))
@@ -210,8 +212,10 @@ def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, dict):
         arguments = dict(arguments)
         for name in arguments:
+            # Its own files trained, selected and certified it; new records are named by options.
             if name.endswith(("_file", "hub_path")):
                 arguments[name] = None
+        # What the hub has is known to the model as well.
         if "source" in arguments:
             arguments["source"] = "files"
         data = {**data, "init_args": arguments}

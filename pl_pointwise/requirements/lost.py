@@ -154,6 +154,7 @@ def read_items(path: Path, metric: str | None = None) -> dict[str, Item]:
                 f"{path}, {place}: the id {item.key!r} is that of another prompt before. Ids tell "
                 "the items of two files: give one file per task."
             )
+        # Once wrong it stays wrong, however often it was sampled.
         if before is None or before.right:
             items[item.key] = item
     if not items:
@@ -172,6 +173,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         ) from error
     if path.suffix == ".json":
         rows = _parsed(text, f"{path}")
+        # A whole log of Inspect has its items under "samples".
         rows = rows.get("samples", rows) if isinstance(rows, dict) else rows
         if not isinstance(rows, list):
             raise DataError(f'{path} has neither a list of items nor "samples".')
@@ -214,6 +216,7 @@ def _item(row: Mapping[str, Any], metric: str | None, place: str) -> Item:
         prompt, answer = _harness_prompt(row["arguments"], place), _harness_answer(row)
     elif isinstance(row.get("output"), Mapping):  # Inspect
         answer = _inspect_answer(row["output"])
+    # Inspect's "output" is an object; in any other file it may be the answer's text.
     elif answer is None:
         answer = row.get("output")
     return Item(
@@ -270,6 +273,7 @@ def _inspect_answer(output: Mapping[str, Any]) -> str | None:
 def _outcome(row: Mapping[str, Any], metric: str | None, place: str) -> bool:
     scores = row.get("scores")
     if isinstance(scores, Mapping) and scores:  # Inspect: {scorer: {"value": "C"}}
+        # Inspect names its scorers, of which there may be several for an item.
         values = {
             name: score.get("value") if isinstance(score, Mapping) else score
             for name, score in scores.items()
@@ -278,6 +282,7 @@ def _outcome(row: Mapping[str, Any], metric: str | None, place: str) -> bool:
         named = row.get("metrics")  # lm-evaluation-harness names its metrics.
         fields = named if isinstance(named, list) and named else OUTCOMES
         values = {name: row[name] for name in fields if name in row}
+        # A metric that is asked for need not be among the usual names.
         if metric is not None and metric in row:
             values = {metric: row[metric]}
     if metric is not None:
@@ -307,6 +312,7 @@ def _outcome(row: Mapping[str, Any], metric: str | None, place: str) -> bool:
 
 
 def _right(value: Any) -> bool | None:
+    # In front of numbers, as a bool is one to Python.
     if isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):

@@ -62,6 +62,7 @@ class State:
                 f"{self.path} holds the calls of another certificate. Move it away, or name "
                 "another --state."
             )
+        # A state that lies beside a downloaded certificate may be made up to end in any verdict.
         if not self.named and digest_of(calls) not in self._noted():
             raise RequirementError(
                 f"{self.path} was not written by monitor for you on this machine, so it is not "

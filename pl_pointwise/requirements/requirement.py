@@ -114,6 +114,7 @@ class Requirement:
                 f"{text!r}: what is violated or lost has to be small. Write <=."
             )
         if statistic is not None and statistic != "violated":
+            # q90: nine of ten stay within the bound, so at most a tenth goes beyond it.
             share = float(statistic[1:]) / 100
             return about._with_share(share, at_most=1 - share, beyond=number)
         if statistic is not None or change is not None:
@@ -180,6 +181,7 @@ class Requirement:
         binomial = self.beyond is not None if zero_one is None else zero_one
         if binomial:
             return fewest_samples(self.at_most, confidence)
+        # An equal model has a loss of ½ everywhere, which is below the bound with a margin alone.
         equal = self.beside == "difference" and self.at_most > 0.5
         losses = np.full(1_000_000, 0.5 if equal else 0.0)
 
@@ -205,6 +207,7 @@ class Requirement:
     def _losses(self, values: np.ndarray) -> Losses:
         """The losses of one model."""
         if self.beyond is not None:
+            # Not `values > beyond`: NaN is neither, and has to count as a loss.
             return (~(values <= self.beyond)).astype(float)
         losses = 1 - values if self.complement else np.asarray(values, float)
         losses = np.where(np.isnan(losses), 1.0, losses)

@@ -95,6 +95,7 @@ def records_not_known(
     marks = set(known)
     whole = with_content(samples)
     seen = whole["unit"].isin(marks) | whole[CONTENT].isin(marks)
+    # A unit goes whole: its samples depend on each other, so none is new beside a known one.
     again = whole["unit"].isin(set(whole[seen]["unit"]))
     return samples[~again], samples[again]["unit"].nunique()
 
@@ -140,6 +141,7 @@ def require_known(samples: DataFrame, requirements: Iterable[Requirement]) -> No
                 if names
                 else "No held-out sample has any."
             )
+            # Of means of groups samples_of() takes nothing: see there.
             if is_constraint:
                 remedy += " A bound on means of groups has no certificate."
             if name in constraints:
@@ -174,6 +176,7 @@ def lines_about(
     if requirement.category:
         chosen &= samples["category"] == requirement.category
     lines = samples[chosen]
+    # There beside a predecessor alone: see beside().
     before = lines["before"].to_numpy() if "before" in lines else None
     return lines.assign(loss=requirement.losses(lines["value"].to_numpy(), before))
 
@@ -189,6 +192,7 @@ def beside(
     """The table with the predecessor's values as ``before``; those required have to be there."""
     places = ["dataset", "kind", "quantity", "index", "unit"]
     before = predecessor[[*places, "value"]].rename(columns={"value": "before"})
+    # From the left: what the predecessor lacks stays, and is refused below if it is required.
     both = samples.merge(
         before, "left", on=places, indicator=True, validate="one_to_one"
     )
@@ -217,6 +221,7 @@ def bounds_of(module: PointwiseModule) -> dict[str, str]:
 
 def require_same_bounds(bounds: Mapping[str, dict[str, str]]) -> None:
     """bounds: by which each model's violations are measured, by its name."""
+    # Each with the next: if all of these agree, all do.
     for (one, first), (other, second) in pairwise(bounds.items()):
         if first != second:
             raise RequirementError(

@@ -46,6 +46,7 @@ class Source:
         digests = digests_of_rows(without_index(self.rows))
         if digests is None:
             return units
+        # A row that is named is a unit by its name, any other by what it holds.
         named = units or [""] * len(digests)
         return [unit or row.hex() for unit, row in zip(named, digests, strict=True)]
 
@@ -53,6 +54,7 @@ class Source:
     def _contents(self) -> list[str] | None:
         """Of each row a digest of what it holds besides its id; None: not known."""
         rows = None if self.rows is None else without_index(self.rows)
+        # Prompts are their own content: a second digest would say the same.
         if rows is None or getattr(rows, "units_are_content", False):
             return None
         digests = digests_of_rows(rows, units_of(self.rows) or [""] * len(rows))

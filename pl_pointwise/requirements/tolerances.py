@@ -74,9 +74,11 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> DataFrame:
         raise DataError(
             "tolerances reads the splits of a PointwiseDataModule: give --data one."
         )
+    # Metrics may generate answers, which takes far longer than a pass and says nothing of ε.
     module.evaluation_metrics = dict
     module.update_evaluation_metrics = lambda *_: None
     module.finish_evaluation_metrics = lambda *_: None
+    # `test` reads the open splits in place of its own, and the certification split stays closed.
     vars(data)["test_dataloader"] = lambda: open_loaders(data)
     cli.trainer.test(
         module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True
@@ -94,6 +96,7 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> DataFrame:
 def open_loaders(data: PointwiseDataModule) -> dict[str, Any]:
     """The training and the selection split, those that there are."""
     for stage in ("fit", "validate"):
+        # A data module may have one of the two alone.
         with suppress(DataError):
             data.setup(stage)
     return {

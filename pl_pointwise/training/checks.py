@@ -32,6 +32,7 @@ def check_settings(task: Task) -> None:
     callbacks = trainer.callbacks
     kinds = set[type]()
     for callback in callbacks:
+        # With the parents: a subclass is refused as what it derives from.
         kinds.update(type(callback).__mro__)
     refuse(
         trainer.gradient_clip_val,
@@ -103,6 +104,7 @@ def _check_hooks(task: Task) -> None:
             f"{type(task).__name__} overrides {hook}, which is never called under manual "
             "optimization: set Training(gradient_clip_val=…), or use on_before_optimizer_step.",
         )
+    # Callbacks have this hook too.
     overriding = (*task.trainer.callbacks, task)
     refuse(
         any(is_overridden("on_before_zero_grad", instance) for instance in overriding),
@@ -123,6 +125,7 @@ def check_module(task: Task) -> None:
         "least 1.",
     )
     groups = task.trainer.optimizers[0].param_groups
+    # A warm-up begins at a rate of 0, and keeps the peak as initial_lr.
     if not any(group.get("initial_lr", group["lr"]) for group in groups):
         warn(task, "The learning rate is 0: no weight will change.")
     _check_shards(task)
@@ -133,16 +136,19 @@ def _check_optimizer(task: Task) -> None:
     optimizers = task.trainer.optimizers
     returned = "None" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
     refuse(
+        # Lightning's mock stands where configure_optimizers returned None.
         len(optimizers) != 1 or isinstance(optimizers[0], _MockOptimizer),
         f"configure_optimizers returned {returned}; a PointwiseModule has one optimizer, for the "
         "weights, perhaps of several groups; leave the method out for AdamW.",
     )
+    # LBFGS is one of these.
     closure = signature(type(optimizers[0]).step).parameters.get("closure")
     refuse(
         closure is not None and closure.default is Parameter.empty,
         f"{type(optimizers[0]).__name__} needs a closure that computes the loss again; a step "
         "here is computed once. Take an optimizer that steps without one, such as AdamW.",
     )
+    # By identity: a weight that was replaced since the optimizer was made is not in it.
     trained = set[int]()
     for group in optimizers[0].param_groups:
         trained.update(id(weight) for weight in group["params"])
@@ -188,6 +194,7 @@ def why_no_step(trainer: Any) -> str:
     counts = {"max_epochs": trainer.current_epoch, "max_steps": trainer.global_step}
     for name, done in counts.items():
         limit = getattr(trainer, name)
+        # −1 stands for no limit.
         if limit is not None and 0 < limit <= done:
             return (
                 f"this Trainer has fitted before, a module or another one, and counts on from "
@@ -240,6 +247,7 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
     batches = task.trainer.num_training_batches
     loader = task.trainer.train_dataloader
     savers = [c for c in task.trainer.callbacks if isinstance(c, ModelCheckpoint)]
+    # 0 stands for the ends of epochs alone.
     within = any((saver._every_n_train_steps or batches) % batches for saver in savers)
     if within and not hasattr(loader, "load_state_dict"):
         warn(

@@ -37,6 +37,7 @@ def micro_batches_of(
         asked = getattr(task.membership, "__func__", None) is not Task.membership
         membership = task.membership(piece) if asked else {}
         masks, whole = masks_from(membership, index, names, task.device)
+        # Whole: no task has to know how to cut its batches as long as nothing is cut.
         if not size or size >= len(index):
             micro_batches.append(MicroBatch(piece, index, masks, whole))
             continue
@@ -77,6 +78,7 @@ def terms_of(
     """
     formulations: Mapping[str, Formulation] = task.formulations
     if evaluating:
+        # A signed formulation leaves ℓ − c its sign, which the mean of a group needs.
         signs = Pointwise(alpha=None).for_equality()
         formulations = dict.fromkeys(signed, signs)
 

@@ -25,6 +25,8 @@ def explain_own_error(task: Task, batch: Any, error: Exception) -> None:
         TrainingError: cause and remedy; of any other error nothing is raised.
     """
     slips = (TypeError, AttributeError, RuntimeError, ValueError)
+    # Ours say it already, and a KeyError or a file that is not there says by itself what is
+    # missing.
     if isinstance(error, TrainingError) or not isinstance(error, slips):
         return
     words = _in_words(task, batch, error)

@@ -25,6 +25,14 @@ class Next(Enum):
     EPOCH = "the next epoch"
 
 
+@dataclass(frozen=True)
+class AfterTraining:
+    """Where a fit stood after its last step: it may be saved, and prolonged, later."""
+
+    random_state: dict[str, Any]
+    loaders: Sequence[Any]  #: states of the training loader
+
+
 @dataclass
 class Resume:
     """What a checkpoint says, until the first step after it."""

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..data import fingerprint, groups_of
 from ..data.fingerprints import RANDOM_ROWS
-from ..errors import TrainingError
+from ..errors import TrainingError, refuse_damaged
 from ..evaluation import Evaluator
 from ..lagrangian.checks import Door
 from ..lagrangian.gradient_units import norm_of
@@ -44,7 +44,7 @@ from .checks import (
     why_no_step,
 )
 from .random_states import generators_of, random_state, restore_random_state
-from .resume import Next, Resume, place_loops, resume_of
+from .resume import AfterTraining, Next, Resume, place_loops, resume_of
 from .shared_rows import warn_of_data, warn_of_shared_rows
 from .stepper import Stepper
 from .training_set import refuse, training_set
@@ -99,8 +99,8 @@ class Run:
         # Without a plain form, with their types.
         self.arguments_left_out: dict[str, str] = {}
         self._resume: Resume | None = None  # Until the first step after a checkpoint.
-        # Random and loaders' states after training, which may be saved and prolonged later.
-        self._at_end: dict[str, Any] = {}
+        # None but after the last step of a fit.
+        self._at_end: AfterTraining | None = None
         # The random state before an evaluation within the fit that may come, or has begun.
         self._before_evaluation: dict[str, Any] | None = None
         # Whether an epoch's end, with what is due then, is to come.
@@ -171,7 +171,7 @@ class Run:
         self.stepper.start_fit()
         if not self._lagrangian.history.steps:
             self._lagrangian.history.norm = norm_of(trained_weights(task))
-        self._at_end = {}
+        self._at_end = None
         self._epoch_is_open = False
         self._stepped = False
         if self._resume is not None:
@@ -294,10 +294,7 @@ class Run:
     def on_train_end(self) -> None:
         """A window of steps that is open stays open: a longer fit closes it."""
         loaders = self.task.trainer.fit_loop._combined_loader
-        self._at_end = {
-            "random_state": self._random_state(),
-            "loaders": loaders._state_dicts(),
-        }
+        self._at_end = AfterTraining(self._random_state(), loaders._state_dicts())
 
     def on_fit_end(self) -> None:
         trainer = self.task.trainer
@@ -312,8 +309,7 @@ class Run:
             self._close()
         if self._resume is not None:  # Resumed at its end: no step was taken.
             self._restore_random_state(self._resume.entry["random_states"])
-            loaders = self._resume.loaders
-            self._at_end = {"random_state": self._random_state(), "loaders": loaders}
+            self._at_end = AfterTraining(self._random_state(), self._resume.loaders)
         self._resume = None
 
     def _close(self) -> None:
@@ -385,10 +381,10 @@ class Run:
     # Saving and loading -------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self._at_end and "loops" in checkpoint:
+        if self._at_end is not None and "loops" in checkpoint:
             # Asked after training, a loader tells of an epoch that it did not begin.
             of_loop = checkpoint["loops"]["fit_loop"]["state_dict"]
-            of_loop["combined_loader"] = self._at_end["loaders"]
+            of_loop["combined_loader"] = self._at_end.loaders
         checkpoint[STATE_KEY] = {
             "version": VERSION,
             **self._lagrangian.state_dict(),
@@ -398,12 +394,7 @@ class Run:
             "left_out": self.stepper.repairs.left_out,
             "skipped_steps": self.stepper.repairs.skipped_steps,
             "monitored": self._all_monitored(),
-            # After the last step: later draws belong to an evaluation, a fetch or nothing.
-            "random_states": objects_of_all_ranks(
-                self._at_end.get("random_state")
-                or self._before_evaluation
-                or self._random_state()
-            ),
+            "random_states": objects_of_all_ranks(self._state_after_last_step()),
             "arguments_left_out": dict(self.arguments_left_out),
             "kept": dict(notes_of(self.task).kept),
         }
@@ -426,6 +417,12 @@ class Run:
                 monitored[config.scheduler.monitor] = float(value)
         return monitored
 
+    def _state_after_last_step(self) -> dict[str, Any]:
+        """The random state: later draws belong to an evaluation, a fetch or nothing."""
+        if self._at_end is not None:
+            return self._at_end.random_state
+        return self._before_evaluation or self._random_state()
+
     def _random_state(self) -> dict[str, Any]:
         """Of this process, and of the training loader's own generators."""
         generators = generators_of(self.task.trainer.train_dataloader)
@@ -436,7 +433,7 @@ class Run:
         state = state_of(checkpoint)
         trainer = self.task._trainer
         resuming = trainer is not None and trainer.state.fn == TrainerFn.FITTING
-        try:
+        with refuse_damaged(lambda error: damaged(str(error))):
             missing = sorted(
                 set(state["arguments_left_out"]).difference(self.arguments_left_out)
             )
@@ -449,18 +446,8 @@ class Run:
             self.stepper.repairs.left_out = int(state["left_out"])
             self.stepper.repairs.skipped_steps = int(state["skipped_steps"])
             self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))
-            self._at_end = {}
+            self._at_end = None
             self._resume = resume_of(checkpoint, state) if resuming else None
-        except TrainingError:
-            raise
-        except (
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RuntimeError,
-        ) as error:
-            raise damaged(str(error)) from error
 
     def _check_arguments(
         self, checkpoint: Mapping[str, Any], missing: Sequence[str]
@@ -501,15 +488,14 @@ class Run:
         if len(states) != task.trainer.world_size:
             return
         state = states[task.global_rank]
-        try:
+        of_rank = f"the random state of rank {task.global_rank}"
+        with refuse_damaged(lambda _: damaged(of_rank)):
             restore_random_state(state, task.device)
             generators = generators_of(task.trainer.train_dataloader)
             for generator, its_state in zip(
                 generators, state.get("loader", []), strict=False
             ):
                 generator.set_state(its_state)
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise damaged(f"the random state of rank {task.global_rank}") from error
 
     def open_step(self, batch_idx: int) -> None:
         """Before a step; the first one after a resume goes on where the run stood."""

@@ -262,6 +262,7 @@ class RepeatedKeyError(ValueError):
 
 def from_json(text: str | bytes) -> Any:
     """What a JSON text holds, or ValueError; of an object with a key twice too."""
+    # Editors on Windows put a mark in front, which json takes for text.
     text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     try:
         return json.loads(text, object_pairs_hook=_object)

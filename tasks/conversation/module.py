@@ -168,6 +168,7 @@ class ConversationModule(LanguageModelModule):
         )
         self.objective_roles = list(objective_roles)
         self.replay = replay
+        # Where all is learnt no KL is trained, so methods are compared by what they all train.
         if self.objective_roles == ["learn"]:
             self.shared_objective = "nll"
 
@@ -216,6 +217,8 @@ class ConversationModule(LanguageModelModule):
             bounded.update(r.role for r in record.responses if r.tolerance is not None)
         there = f"the training responses are of role {', '.join(sorted(roles))}"
         heeded = {self.requirements[name].role for name in self.constraints}
+        # Of the other roles some serve the objective alone; these two, and a bound of its own, were
+        # written for a constraint.
         unheeded = (roles & {"keep", "forget"} | bounded) - heeded
         if self.formulations and unheeded:
             role = min(unheeded)
@@ -227,6 +230,7 @@ class ConversationModule(LanguageModelModule):
     @property
     def kept_roles(self) -> Sequence[str]:  # type: ignore[override]
         """Answers to keep, and those to stay close to, but where they are learnt."""
+        # Cross-entropy on an answer makes it likelier, and KL leaves it as it was.
         learnt = self.trained_on != "kl" and "reference" in self.objective_roles
         return ("keep",) if learnt else ("keep", "reference")
 
@@ -261,6 +265,7 @@ class ConversationModule(LanguageModelModule):
             self.of_roles(batch, [role]).to(real.device) & real[:, None]
             for role in ("learn", "prefer", "avoid")
         ]
+        # A mean over none would be NaN, and stay it for the whole pass.
         if learnt.any():
             metrics["nll"].update(-means[learnt])
         pairs = preferred[:, :, None] & avoided[:, None, :]
@@ -271,6 +276,7 @@ class ConversationModule(LanguageModelModule):
         asked = torch.zeros_like(real)
         masks = self.membership(batch)
         surrogates = self.constraint_values(outputs, batch)
+        # As training judges them: by strict values where the task has some.
         for name, values in judged_values(self, outputs, batch, surrogates).items():
             mask = masks[name].to(real.device)
             violated = self.evaluation_constraints[name].violation(values) > 0
@@ -287,6 +293,7 @@ class ConversationModule(LanguageModelModule):
             for r in record.responses
             if r.refusal and r.role in ("refuse", "avoid")
         ]
+        # To say the refusal is asked of it, or forbidden: that tells which kind of prompt it is.
         return {"refuse": "unsafe", "avoid": "benign"}[asked[0]] if asked else ""
 
     def batch_answers(
@@ -297,6 +304,7 @@ class ConversationModule(LanguageModelModule):
         for answer, (row, _) in zip(answers, samples, strict=True):
             wanted = []
             for column, role in enumerate(batch["records"][row].roles):
+                # An answer that is to be avoided or forgotten is none to be met word for word.
                 if role in WANTED:
                     wanted.append(
                         text_of_response(self.encoder, batch, row, column).strip()

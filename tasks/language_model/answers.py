@@ -121,6 +121,7 @@ class EvaluationAnswers:
         limit = module.evaluation.answers_at_most
         ranks = batch["rank"].tolist()
         asked = real_samples(batch)
+        # The rank counts within a category, so each of them gets as many answers.
         if limit is not None:
             asked = [(row, index) for row, index in asked if ranks[row] < limit]
         if not asked:
@@ -199,6 +200,7 @@ class EvaluationAnswers:
         """
         before = {other["index"]: other["answer"] for other in others}
         for answer in answers:
+            # For this alone: no column of the file.
             kept = answer.pop("kept")
             if answer["index"] in before:
                 answer["before"] = before[answer["index"]]

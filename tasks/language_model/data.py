@@ -106,10 +106,12 @@ class ResponseDataModule(RecordsDataModule):
         preparation: Preparation = Preparation(),
         **options: Any,
     ) -> None:
+        # Checkpoints and configurations hold it as a mapping.
         preparation = from_plain(Preparation, preparation)
         shares = {"val": preparation.val_fraction, "test": preparation.test_fraction}
         super().__init__(source, files, shares, preparation.invalid, **options)
         self.given_name, self.preparation = model_name, preparation
+        # Set by take_model(), which Lightning's hooks call before any record is tokenised.
         self._encoder: ConversationEncoder
 
     @property
@@ -136,9 +138,12 @@ class ResponseDataModule(RecordsDataModule):
             texts["tools"] = json.dumps(record.tools, ensure_ascii=False)
         if record.kind:
             texts["kind"] = record.kind
+        # A record may have several responses of a role: a number tells them apart.
         seen: Counter[str] = Counter()
         for response in record.responses:
             seen[response.role] += 1
+            # What a reader of a page needs to judge it: its behaviour, and its own bound if it
+            # has one.
             about = [response.behaviour] if response.behaviour else []
             if response.tolerance is not None:
                 about.append(
@@ -164,6 +169,7 @@ class ResponseDataModule(RecordsDataModule):
 
     def encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """The data set of records; where the model is known, of what it has rows for."""
+        # A model may have fewer positions, and fewer rows of embeddings, than its tokenizer allows.
         most, rows = limits_of_model(self.trainer)
         return EncodedResponses(
             records,
@@ -178,12 +184,14 @@ class ResponseDataModule(RecordsDataModule):
 
     def take_model(self, known: Any) -> tuple[Any, ...]:
         """The model, its revision, chat template and the template's arguments."""
+        # Compared alone: a batch numbers roles in this order, and the module reads them in its own.
         self.shared_option("roles", self.roles)
         options = ("revision", "chat_template", "template_arguments")
         revision, template, arguments = (
             self.shared_option(name, None) for name in options
         )
         name = self.model_name
+        # Loaded anew only where one of them changed, as reading a large vocabulary takes seconds.
         if (name, revision, template, arguments) != known:
             default = self.default_template
             self._encoder = load_encoder(name, revision, template, arguments, default)
@@ -260,6 +268,8 @@ class EncodedResponses:
         self._limits = max_prompt_length, max_length, rows
         self._skip_invalid = skip_invalid
         skipped: list[str] = []
+        # In chunks, since texts and tokens of all records at once would take several times the
+        # memory.
         for start in range(0, len(records), CHUNK):
             self._encode(records[start : start + CHUNK], encoder, skipped)
         # report_skipped() would say that no record is usable, and not that all are too long.
@@ -282,6 +292,8 @@ class EncodedResponses:
         for record in records:
             try:
                 prompt, texts = encoder.texts(record)
+                # Two answers that differ in the file may be one text to the model, as where a
+                # template drops what tells them apart.
                 sides = [*zip(texts, record.opposed, strict=True)]
                 if {text for text, no in sides if no} & {
                     text for text, no in sides if not no
@@ -321,6 +333,7 @@ class EncodedResponses:
         encoder: ConversationEncoder,
     ) -> Fitting | None:
         """A record that fits, cut where that is asked for; None of one to skip for its length."""
+        # Said here with the record's place, and not by an index error within a step.
         check_known(
             max(map(max, filter(None, [ids, *tokens]))), self._limits[2], record.where
         )
@@ -330,6 +343,7 @@ class EncodedResponses:
         # Turns go only from what does not fit, so a shorter file keeps its prompts.
         if self._too_long == "cut":
             return self._cut(record, encoder, problem)
+        # None is of records to predict for: one left out would move the answers of all behind it.
         if self._too_long == "skip" and self._skip_invalid is not None:
             self.long.skipped.append(problem)
             return None
@@ -362,6 +376,8 @@ class EncodedResponses:
     ) -> Fitting:
         """The record without its earliest turns, rendered again."""
 
+        # Rendered from the start: a template may put its own text in front of the first turn, and
+        # the tokens of a turn depend on what stands before it.
         def rendered(part: Record) -> tuple[list[str], list[int], list[list[int]]]:
             prompt, texts = encoder.texts(part)
             ((ids, tokens),) = encoder.encode([prompt], [texts])
@@ -423,6 +439,7 @@ class EncodedResponses:
     @cached_property
     def strata(self) -> list[int] | None:
         """Each record's kind as a number, so that batches are mixed; None where none has one."""
+        # Sorted names: the numbers must not depend on the order of the records.
         kinds = [record.kind for record in self.records]
         names = sorted(set(kinds))
         return [names.index(kind) for kind in kinds] if any(kinds) else None
@@ -446,9 +463,13 @@ class EncodedResponses:
         tokens = hashlib.sha256()
         for row in self._rows:
             for ids in (row["prompt"], *row["responses"]):
+                # With its length, or a token moved from the prompt into the response would change
+                # nothing.
                 tokens.update(len(ids).to_bytes(8, "little") + ids.tobytes())
         asked: list[Any] = []
         for record in self.records:
+            # The same text under another bound is another requirement, and λ must not go on with
+            # it.
             bounds = [[r.role, r.tolerance, r.relative] for r in record.responses]
             asked.append([record.kind, bounds])
         return digest(tokens.hexdigest(), asked)

@@ -273,6 +273,7 @@ class LanguageModelModule(PointwiseModule):
 
     def membership(self, batch: Batch) -> dict[str, Tensor]:
         """A constraint applies to the samples that have responses for it."""
+        # −1 stands where a sample has no response of the role.
         terms = {
             name: self.requirements[name].columns(batch) >= 0
             for name in self.constraints

@@ -142,6 +142,7 @@ class PreferenceModule(PairsModule):
         # Without adapters there is no reference: the metric stays NaN.
         if known is not None:
             gains = outputs.log_likelihood - known
+            # Response 0 is the chosen one.
             gained_more = gains[:, :1] > gains[:, 1:]
             right = gained_more[self.real_pairs(outputs, real)]
             metrics["reward_accuracy"].update(right.float())

@@ -178,6 +178,7 @@ class RerankerDataModule(RecordsDataModule):
     def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """The batch of the class docstring, of rows of a :class:`RerankerDataset` with an index."""
         predicting = "query_id" in rows[0]
+        # In training C is the same in every batch, as λ has a column for each negative.
         most = (
             max(len(row["input_ids"]) for row in rows)
             if predicting
@@ -294,6 +295,7 @@ class RerankerDataModule(RecordsDataModule):
         records = list[Record]()
         parse = self.reader(name)
         for path in self.files.get(name, ()):
+            # What is predicted for has no answers by which a row could be divided.
             rows = rows_of(path) if name == "predict" else self._rows_of_answers(path)
             records += records_of(rows, path, parse, self.skips(name), self.ignore)
         return records
@@ -320,6 +322,7 @@ class RerankerDataModule(RecordsDataModule):
         for split, records in splits.items():
             splits[split] = check_together(records, self.skip_invalid)
         for split, records in splits.items():
+            # Not a list: where nothing is left out, no length is measured.
             variances = (_variance(self._tokenizer, record) for record in records)
             splits[split] = self._kept(split, records, variances)
         return splits
@@ -333,6 +336,7 @@ class RerankerDataModule(RecordsDataModule):
             raise DataError(
                 "The embedded corpus has no module with so many negatives. Lower them."
             )
+        # By whole modules: docstrings of one module are each other's negatives.
         modules = [record.category for record in records]
         splits = split_by_group(records, modules, self.shares, self.seed, "module")
         self.note_held_out(splits, "", self.shares)
@@ -471,6 +475,8 @@ def docstring_records(negatives: int, seed: int = 0) -> list[dict[str, Any]]:
             continue
         for entry in of_module:
             query_id = f"{module}:{entry['name']}"
+            # A draw for each query: one docstring more in the file leaves the others' negatives
+            # alone.
             key = hashlib.sha256(f"{seed} {query_id}".encode()).digest()
             others = [other["body"] for other in of_module if other is not entry]
             texts = [entry["body"], *random.Random(key).sample(others, negatives)]

@@ -119,7 +119,9 @@ class RerankerModule(PointwiseModule):
         one_of("objective", objective, ("length", "monobert"))
         one_of("objective_candidates", objective_candidates, ("all", "negatives"))
         if template is not None:
+            # A template without a field it needs is refused here, before weights are loaded.
             Template.parse(template).filled(instruction)
+        # Not self.objective, which is the method.
         self.trained_on = objective
         self.top_k = top_k
         self.objective_candidates: CandidateSet = objective_candidates
@@ -127,8 +129,10 @@ class RerankerModule(PointwiseModule):
         self.max_length = max_length
         self.template = template
         self.instruction = instruction
+        # Chosen with the first batch, on which the packed method is compared with the plain one.
         self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
         self.model = load_cross_encoder(model_name, dropout, attention, head)
+        # BERT has 512 positions: a longer pair would be an index error in its embeddings.
         most = most_tokens(self.model)
         if max_length > most:
             rank_zero_info(
@@ -138,11 +142,13 @@ class RerankerModule(PointwiseModule):
 
     def forward(self, batch: Batch) -> Tensor:
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where none is."""
+        # RoBERTa and ModernBERT tell query and passage apart without token types.
         names = [name for name in ("input_ids", "token_type_ids") if name in batch]
         inputs: dict[str, Tensor] = {name: batch[name].flatten(0, 1) for name in names}
         device = inputs["input_ids"].device
         shape = batch["lengths"].shape
         lengths = batch["lengths"].flatten().cpu()
+        # 0 tokens: a record with fewer negatives than the batch has columns, or none at all.
         present = lengths.nonzero()[:, 0]
         if len(present) == 0:
             return torch.zeros(shape, device=device)
@@ -150,6 +156,7 @@ class RerankerModule(PointwiseModule):
             self.scoring_method = choose_scoring_method(
                 self.model, inputs, lengths, present
             )
+        # The method was chosen where the first batch was; packed rows are slower on a GPU.
         method = self.scoring_method if device.type == "cpu" else "grouped"
         scores = scores_of(method, self.model, inputs, lengths, present)
         places = present.to(device, non_blocking=True)
@@ -216,6 +223,7 @@ class RerankerModule(PointwiseModule):
         candidates = batch["candidates"].cpu()
         results = []
         for row, index in enumerate(batch["index"].tolist()):
+            # A row that only fills the batch has its result under its own index.
             if index == PADDING:
                 continue
             result: dict[str, Any] = {"index": index}
@@ -240,6 +248,7 @@ class RerankerModule(PointwiseModule):
         with replaced_folder(Path(path)) as folder:
             save_with_one_label(self.model, folder)
             tokenizer.save_pretrained(folder)
+            # A missing weight would be filled at random by the reader, with a warning at most.
             check_weights(AutoModelForSequenceClassification, folder)
             write_card(self, folder, **card, base_model=self.model_name, usage=USAGE)
         return Path(path)
@@ -247,8 +256,11 @@ class RerankerModule(PointwiseModule):
 
 def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
     """monoBERT, (B, C) → (B,): −log σ(s_p) − Σ_n log(1 − σ(s_n)), over the number of candidates."""
+    # A model of half precision gives scores of it, and losses are float32 or wider.
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    # σ(−s) is 1 − σ(s): one formula for the positive and its negatives.
     signs = torch.full_like(scores, -1.0)
     signs[:, 0] = 1.0
     losses = torch.where(candidates, -logsigmoid(signs * scores), 0.0)
+    # A row without any candidate is 0, and not 0 / 0.
     return losses.sum(dim=1) / candidates.sum(dim=1).clamp(min=1)

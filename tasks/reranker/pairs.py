@@ -70,6 +70,7 @@ class _Collected:
                 f"{where}: of the same query {opposite[key][1]} says the opposite of the passage "
                 f"{shown(passage)}. Take one of the two out."
             )
+        # A passage that stands twice says nothing new: the first one is kept.
         same.setdefault(key, (passage, where))
 
     @property
@@ -117,6 +118,7 @@ def collected(
             check_header(source, row)
         passage = "" if row is None else _passage_of_pair(row)
         try:
+            # A pair: one passage with a mark.
             if row is not None and passage:
                 _add_pair(groups, row, passage, where, relevant_from)
             # MS MARCO's triples have one negative a row; K of a query make one sample.
@@ -246,12 +248,14 @@ def _group(
     name = next((key for key in _PAIR_QUERIES if is_filled(row.get(key))), "query")
     query = text_field(row.get(name), name, where)
     beside = {name: row[name] for name in _BESIDE if is_filled(row.get(name))}
+    # Another instruction asks something else of the same query.
     key = (str(folded(query)), str(folded(answer)), str(beside.get("instruction", "")))
     others = {}
     for other, value in row.items():
         if other not in {name, *read} and is_filled(value):
             others[other] = value
     group = groups.setdefault(key, _Collected({"query": query, **beside}, marks))
+    # What the first row says of the query stands, as its id.
     group.row = {**others, **group.row}
     group.where.append(where)
     return group

@@ -242,6 +242,7 @@ class SafetyDataModule(ResponseDataModule):
                 train, chosen.benign_count, chosen.benign_held_out, self.seed
             )
         else:
+            # PKU-SafeRLHF's split "test", without the prompts that "train" has too.
             held = without(train, read.get("val", []))
         splits = {"train": train}
         for record, side in zip(
@@ -282,6 +283,7 @@ class SafetyDataModule(ResponseDataModule):
     def reader(self, name: str) -> Parse:
         """By kind of the records; those that are only tested on or predicted for are prompts."""
         kind = name.partition("_")[0]
+        # Alpaca's schema, whichever split it is.
         if kind == "benign":
             return parse_instruction
         if kind == "pku":
@@ -302,6 +304,7 @@ class SafetyDataModule(ResponseDataModule):
             return chosen.beavertails_path, None, "330k_train"
         if name == "unsafe_train":
             return chosen.pku_path, None, "train"
+        # Its split "test" is held out where "train" is trained on, and else a data set of its own.
         if name == ("pku" if judged else "unsafe_val"):
             return chosen.pku_path, None, "test"
         return None
@@ -311,6 +314,7 @@ class SafetyDataModule(ResponseDataModule):
         left_out = set[str]()
         if name == "predict":  # Prompts alone.
             left_out = set(ROLES)
+        # Safe-DPO compares two answers, so its pairs need both.
         elif self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
             left_out = {UNSAFE}
         kept = []

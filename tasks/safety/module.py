@@ -262,6 +262,7 @@ class SafetyModule(LanguageModelModule):
         # A 7B judge is not loaded for nothing.
         if not answers or name is None:
             return
+        # Once a pass: its data sets are judged by the same one.
         self._judge = self._judge or CostModel.load(name, device=self.device)
         prompts = [answer["prompt"] for answer in answers]
         costs = self._judge.costs(prompts, [answer["answer"] for answer in answers])
@@ -350,6 +351,7 @@ class CostModel:
         """From a folder, the hub or ``package:NAME/FOLDER``; safetensors alone, no foreign code."""
         config = pretrained(AutoConfig, name)
         settings = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
+        # A reward model of the same layout would call the harmful answer the better one.
         if settings != READ:
             raise ValueError(
                 f"{name} is no cost model: its configuration has {settings}, not {READ}."
@@ -386,5 +388,6 @@ class CostModel:
         text = f"BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}"
         # Not every Llama tokenizer puts the begin token there itself, so none is asked to.
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        # Two places are for what begins and ends the conversation.
         ids = ids[: self.model.config.max_position_embeddings - 2]
         return [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]

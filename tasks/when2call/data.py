@@ -154,6 +154,7 @@ def parse_choice(row: Any, where: str) -> Record:
         problem = f"lacks {', '.join(missing)}"
         raise bad_field(where, "answers", problem, "Give one answer of each behaviour")
     responses: list[Response] = []
+    # False sorts before True: the right answer comes first.
     for name in sorted(CATEGORIES, key=lambda name: name != right):
         answer = parse_answer(texts[name], where, f"answers.{name}", bare_calls=True)
         # Else the table would count a text as the behaviour that it is not.
@@ -174,6 +175,7 @@ def parse_question(row: Any, where: str) -> Record:
     """A question to answer, {"question", "tools"}; a row of the published file is one too."""
     question = text_field(field(row, "question", where), "question", where)
     tools = parse_tools(field(row, "tools", where), where)
+    # Else every row of the published file would be told of as one with fields that nobody reads.
     row.read |= _PUBLISHED
     return Record(
         [{"role": "user", "content": question}], tools, (), where, given_kind=""

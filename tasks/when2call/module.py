@@ -122,6 +122,7 @@ class When2CallModule(PairsModule):
         one_of("objective", objective, ("kl", "dpo", "simpo", "cpo", "cal_dpo"))
         evaluation = from_plain(When2CallEvaluation, evaluation)
         tolerances = {"chosen": chosen_tolerance, "rejected": rejected_tolerance}
+        # One constraint in place of the two, as they ask for the same in another way.
         if constrain != "likelihood":
             tolerances = {
                 constrain: ratio_tolerance if constrain == "ratio" else floor_tolerance
@@ -180,6 +181,7 @@ def chosen_categories(
     columns = torch.where(present, choices, len(CATEGORIES))
     chosen, divisors = {}, (torch.ones_like(tokens), characters, tokens)
     for name, divisor in zip(NORMALISATIONS, divisors, strict=True):
+        # An absent candidate has length 0; its score goes to the column that is cut off.
         scores = log_likelihood / divisor.clamp(min=1)
         scores = scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
         table = scores.new_full((len(scores), len(CATEGORIES) + 1), -math.inf)

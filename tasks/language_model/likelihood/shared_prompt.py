@@ -59,6 +59,7 @@ def install(model: PreTrainedModel) -> None:
     if current not in ("sdpa", IMPLEMENTATION):
         raise UnsupportedError(f'attention implementation "{current}" is not "sdpa"')
     model.set_attn_implementation(IMPLEMENTATION)
+    # A model that does not look its attention up by name may keep its own, without an error.
     if model.config._attn_implementation != IMPLEMENTATION:
         raise UnsupportedError(
             f"{type(model).__name__} does not use the attention interface of transformers"
@@ -104,6 +105,7 @@ def _mask(*args: Any, **kwargs: Any) -> Any:
         size = sum(lengths)
         positions = layout.positions[start : start + size]
         start += size
+        # Plainly causal attention takes no mask, and torch has its fast kernels for it.
         causal = kwargs.get("allow_is_causal_skip", True)
         causal = causal and (local_size is None or trunk < local_size)
         front = positions[:trunk]
@@ -142,6 +144,7 @@ def _attention(
     for (n, _, trunk, branches), q, k, v in zip(
         row, queries, keys, values, strict=True
     ):
+        # Each sample by itself, so that none sees another.
         outputs.append(attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], trunk)[0])
         if branches is not None:
             outputs.append(attend(q[:, :, n:], k, v, branches)[0])

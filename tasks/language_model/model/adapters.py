@@ -109,6 +109,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     routers = _routers(model)
     read = weights_read_by_their_layer(model)
     left_out = [*routers, *_refused_by_peft(model), *read]
+    # PEFT would take these with all others; where one is named, _check_targets() refuses it.
     if targets == "all-linear" and left_out:
         more = {"exclude_modules": left_out, **more}
     try:
@@ -150,6 +151,7 @@ def _endings_of_linear_layers(model: PreTrainedModel) -> list[str]:
     head = model.get_output_embeddings()
     endings = set[str]()
     for path, part in model.named_modules():
+        # An error may come when adapters are in already, whose own layers are none of the model's.
         if isinstance(part, _LINEAR) and part is not head and "lora_" not in path:
             endings.add(path.removesuffix(".base_layer").rpartition(".")[2])
     return sorted(endings)
@@ -194,6 +196,7 @@ def _is_ending(name: str, paths: Iterable[str]) -> bool:
 
 def _refused_by_peft(model: PreTrainedModel) -> list[str]:
     """Paths of linear layers that PEFT refuses: Mamba's kernels read their weights themselves."""
+    # Private, so another version of PEFT may lack it; then PEFT refuses nothing by it either.
     check = getattr(tuners_utils, "_check_lora_target_modules_mamba", None)
     if check is None:
         return []
@@ -261,6 +264,7 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
             inside.update(
                 id(part) for part in attention.modules() if isinstance(part, _LINEAR)
             )
+    # One number, several, or None for all layers.
     layers = lora.layers_to_transform
     chosen = {
         str(layer) for layer in (layers if isinstance(layers, list) else [layers])
@@ -311,6 +315,7 @@ def lora_of(config: PeftConfig) -> Lora:
     options: dict[str, Any] = {name: getattr(config, name, None) for name in names}
     targets = options["target_modules"]
     options["target_modules"] = (
+        # PEFT holds names as a set, whose order is another in every process.
         targets if isinstance(targets, str) else sorted(targets or [])
     )
     return Lora(**options)

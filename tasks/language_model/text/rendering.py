@@ -253,6 +253,7 @@ def any_of(tokens: Sequence[str]) -> str:
 
 def must_hold(text: str, rendered: str, where: str, what: str, hint: str = "") -> None:
     """Refuses a record of which a text is not in what the template made, as it is or as JSON."""
+    # Many templates trim the texts of their turns.
     if text.strip() in rendered:
         return
     forms = [text]
@@ -276,6 +277,7 @@ def _check_arguments(
     known: the template's own; None where its source could not be read, and any name may be one.
     """
     for name, value in arguments.items():
+        # jinja would leave it out in silence, and a misspelt switch would do nothing.
         if known is not None and name not in known:
             raise DataError(
                 f"template_arguments: the chat template has no {name}."
@@ -300,6 +302,7 @@ def _reply(answer: Parts) -> dict[str, Any]:
     if answer.calls:
         message["tool_calls"] = [{"function": call} for call in answer.calls]
     if answer.reasoning:
+        # The name that Qwen's and DeepSeek's templates have for it.
         message["reasoning_content"] = answer.reasoning
     return message
 

@@ -101,6 +101,7 @@ def traits_of(template: ChatTemplate) -> Traits:
     )
     plain = template.render(HELLO, PROBE).rpartition(PROBE.text)[0]
     scaffold = (plain.removeprefix(base),) if plain.startswith(base) else ()
+    # A template without a form of calls never ends one.
     behind_call = behind_text
     if written:
         behind_call = _ending_of_call(written, special, ends, behind_text.closing)

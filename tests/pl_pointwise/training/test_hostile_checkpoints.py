@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from pl_pointwise import Constraint, Penalty, Pointwise
-from pl_pointwise.errors import TrainingError
+from pl_pointwise.errors import TrainingError, refuse_damaged
 from pl_pointwise.training.checkpoints import WholeCheckpointIO
 from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, fit, trainer
 
@@ -183,6 +183,26 @@ def test_damaged_entry_is_refused(
     path = changed(good, tmp_path / "damaged.ckpt", lambda c: place(where)(c, value))
     with pytest.raises(TrainingError):
         resume(path)
+
+
+@pytest.mark.parametrize(
+    "kind", [KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError]
+)
+def test_whatever_reading_a_state_raises_is_refused(kind: type[Exception]) -> None:
+    with (
+        pytest.raises(TrainingError, match="no state: what is wrong") as caught,
+        refuse_damaged(lambda _: TrainingError("no state: what is wrong")),
+    ):
+        raise kind("deep inside")
+    assert isinstance(caught.value.__cause__, kind)
+
+
+def test_an_error_that_says_what_to_do_is_not_covered() -> None:
+    with (
+        pytest.raises(TrainingError, match="Resume from another one"),
+        refuse_damaged(lambda _: TrainingError("damaged")),
+    ):
+        raise TrainingError("Resume from another one")
 
 
 def bytes_of(content: Any) -> bytes:
