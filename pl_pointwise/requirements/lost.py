@@ -84,25 +84,41 @@ def main(args: Sequence[str]) -> None:
     lost, kept, text = compared(old, new, options.old, options.new)
     print(text)
     if lost:
-        write_records(
-            options.output / "learn.jsonl",
-            [_record(old[key], options.old, options) for key in lost],
-        )
-        write_records(
-            options.output / "keep.jsonl",
-            [_record(new[key], options.new, options) for key in kept],
-        )
-        print(
-            f"Written to {options.output}: learn.jsonl, the lost items with "
-            f"{'the answers of OLD' if options.answers == 'old' else 'their targets'}, and "
-            "keep.jsonl, what both have right. Repair, from the new model:\n\n"
-            "  pl-pointwise fit --config keep --model.init_args.policy.model_name NEW_MODEL \\\n"
-            f"    --data.init_args.source files --data.init_args.learn_file "
-            f"{options.output / 'learn.jsonl'} \\\n"
-            f"    --data.init_args.keep_file {options.output / 'keep.jsonl'}"
-        )
+        _write_repair(old, new, lost, kept, options)
     if options.allow is not None and len(lost) > options.allow:
         raise SystemExit(1)
+
+
+def _write_repair(
+    old: Mapping[str, Item],
+    new: Mapping[str, Item],
+    lost: Sequence[str],
+    kept: Sequence[str],
+    options: argparse.Namespace,
+) -> None:
+    """Writes what is to be learnt again and what is to be kept, and says how to train on it."""
+    learn, keep = options.output / "learn.jsonl", options.output / "keep.jsonl"
+    write_records(learn, [_record(old[key], options.old, options) for key in lost])
+    answers = "the answers of OLD" if options.answers == "old" else "their targets"
+    written = f"{learn.name}, the lost items with {answers}"
+    command = (
+        "  pl-pointwise fit --config keep --model.init_args.policy.model_name NEW_MODEL \\\n"
+        f"    --data.init_args.source files --data.init_args.learn_file {learn}"
+    )
+    if kept:
+        write_records(keep, [_record(new[key], options.new, options) for key in kept])
+        written += f", and {keep.name}, what both have right"
+        command += f" \\\n    --data.init_args.keep_file {keep}"
+    else:
+        # One of an earlier comparison would be taken for this one's.
+        keep.unlink(missing_ok=True)
+        written += (
+            ". No item is right with both, so there is nothing to keep: add a file of prompts "
+            "whose answers have to stay as data.init_args.keep_file"
+        )
+    print(
+        f"Written to {options.output}: {written}. Repair, from the new model:\n\n{command}"
+    )
 
 
 def compared(

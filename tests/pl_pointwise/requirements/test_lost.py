@@ -116,6 +116,22 @@ def test_lost_items_become_records_to_learn_and_others_records_to_keep(
         assert [each["prompt"] for each in read["keep"]] == PROMPTS[0:3:2]
 
 
+def test_where_nothing_is_right_with_both_nothing_is_to_be_kept(
+    tmp_path: Path, capsys: Any
+) -> None:
+    """No file, none of an earlier comparison either, and a command that names none."""
+    paths = [tmp_path / "old.jsonl", tmp_path / "new.jsonl"]
+    for path, right in zip(paths, [[True, False] * 2, [False, True] * 2], strict=True):
+        path.write_text("\n".join(json.dumps(row) for row in generic(right)))
+    (tmp_path / "keep.jsonl").write_text("of an earlier comparison")
+    main(["lost", *map(str, paths), "--output", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "No item is right with both" in shown
+    assert "keep_file " not in shown.split("Repair")[1]
+    assert (tmp_path / "learn.jsonl").exists()
+    assert not (tmp_path / "keep.jsonl").exists()
+
+
 def test_targets_may_be_what_is_learnt(tmp_path: Path) -> None:
     old = written(tmp_path / "old.jsonl", generic(OLD))
     new = written(tmp_path / "new.jsonl", generic(NEW))
