@@ -77,7 +77,7 @@ def test_a_kl_budget_beside_its_rivals() -> None:
     for name, *cells in listed:
         of = table.loc[names.get(name, name), columns]
         assert all(map(is_shown, cells, of)), (name, cells, of)
-    assert len(listed) == 8
+    assert len(listed) == 10
 
 
 def test_two_sided_requirements() -> None:
