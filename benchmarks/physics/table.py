@@ -31,7 +31,7 @@ of the seven weights in {near}.
 
 """
 HEAD = (
-    "| equation | `Pointwise()` | best of seven weights | worst | in another unit |\n"
+    "| equation | `Pointwise()` | best of seven weights | worst of them | in another unit |\n"
     "|---|---|---|---|---|"
 )
 NEAR = 2.0
