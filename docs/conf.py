@@ -291,8 +291,21 @@ def _tables_of_results(app: Sphinx, docname: str, content: list[str]) -> None:
     )
 
 
+def _join_numbers_to_signs(app: Sphinx, docname: str, content: list[str]) -> None:
+    """No line ends between a number and its ± or %; code stays as it is."""
+    if app.env.doc2path(docname).suffix != ".md":
+        return
+    parts = re.split(r"(?s)(```.*?```|`[^`\n]*`)", content[0])
+    parts[::2] = [
+        re.sub(r"(?<=\d) (?=[±%])|(?<=±) (?=\d)", "\N{NO-BREAK SPACE}", part)
+        for part in parts[::2]
+    ]
+    content[0] = "".join(parts)
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _tables_of_results)
+    app.connect("source-read", _join_numbers_to_signs)
     # before and
     app.connect("autodoc-process-docstring", _keep_indented_blocks, priority=400)
     # after napoleon
