@@ -156,14 +156,28 @@ html_additional_pages = {"index": "redirect.html"}  # the root leads to docs/ind
 html_math_renderer = "mathml"
 
 
+_BAR = r'<mo stretchy="false">\u02c9</mo>'
+_WITH_BAR = rf'<mover accent="true">\s*<mi>(\w)</mi>\s*{_BAR}\s*</mover>'
+_WITH_BAR_AND_INDEX = (
+    rf"<munderover>\s*<mi>(\w)</mi>\s*(<(\w+)>[^<]*</\3>)\s*{_BAR}\s*</munderover>"
+)
+
+
+def _mathml(formula: str, as_block: bool) -> str:
+    """The letter itself has its bar, which browsers do not draw, and an index stands beside it."""
+    found = tex2mathml(formula, as_block=as_block)
+    found = re.sub(_WITH_BAR, "<mi>\\1\u0304</mi>", found)
+    return re.sub(_WITH_BAR_AND_INDEX, "<msub><mi>\\1\u0304</mi>\\2</msub>", found)
+
+
 def _inline_math(translator: HTML5Translator, node: nodes.math) -> None:
-    translator.body.append(tex2mathml(node.astext(), as_block=False))
+    translator.body.append(_mathml(node.astext(), as_block=False))
     raise nodes.SkipNode
 
 
 def _block_math(translator: HTML5Translator, node: nodes.math_block) -> None:
     translator.body.append(
-        f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>\n'
+        f'<div class="math">{_mathml(node.astext(), as_block=True)}</div>\n'
     )
     raise nodes.SkipNode
 
@@ -291,8 +305,21 @@ def _tables_of_results(app: Sphinx, docname: str, content: list[str]) -> None:
     )
 
 
+def _join_numbers_to_signs(app: Sphinx, docname: str, content: list[str]) -> None:
+    """No line ends between a number and its ± or %; code stays as it is."""
+    if app.env.doc2path(docname).suffix != ".md":
+        return
+    parts = re.split(r"(?s)(```.*?```|`[^`\n]*`)", content[0])
+    parts[::2] = [
+        re.sub(r"(?<=\d) (?=[±%])|(?<=±) (?=\d)", "\N{NO-BREAK SPACE}", part)
+        for part in parts[::2]
+    ]
+    content[0] = "".join(parts)
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _tables_of_results)
+    app.connect("source-read", _join_numbers_to_signs)
     # before and
     app.connect("autodoc-process-docstring", _keep_indented_blocks, priority=400)
     # after napoleon

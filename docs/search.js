@@ -1,6 +1,6 @@
-// Asks the search of the built site the questions of docs/search_questions.txt:
+// Asks the search of the built site the questions of docs/search_questions.txt, or of another file:
 //
-//   make docs && node docs/search.js build/site
+//   make docs && node docs/search.js build/site [docs/search_questions_new.txt]
 //
 // It runs the site's own scripts, so that what it finds is what a reader finds. Prints every
 // question whose page is not among the first three hits; ends with status 1 where fewer than 38
@@ -37,7 +37,8 @@ function pagesFor(query) {
   return [...new Set(results.reverse().map((result) => result[0]))];
 }
 
-const lines = fs.readFileSync(path.join(__dirname, "search_questions.txt"), "utf-8").split("\n");
+const file = process.argv[3] || path.join(__dirname, "search_questions.txt");
+const lines = fs.readFileSync(file, "utf-8").split("\n");
 const questions = lines
   .filter((line) => line.trim() && !line.startsWith("#"))
   .map((line) => line.split("|").map((part) => part.trim()));

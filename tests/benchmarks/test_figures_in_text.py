@@ -1,0 +1,233 @@
+"""Figures in the pages' sentences, and tables of single runs, say what the stored rows say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+from scipy.stats import t
+
+from benchmarks.families import RESULTS
+from tests.benchmarks.test_pages import DOCS, is_shown, judged, near, rows
+
+VIOLATED = ("held-out/refuse/violated", "held-out/comply/violated")
+OF_MS_MARCO = {
+    "untrained": ("as it is", ""),
+    "Pointwise()": ("Pointwise(), untuned", ""),
+    "Relaxed(price=10)": ("Relaxed(price=10), untuned", ""),
+    "hinge 3": ("penalty hinge", "weight=3"),
+    "hinge 1, aim at 3.5": ("penalty hinge, aim inside", "weight=1, epsilon=3.5"),
+    "squared hinge 0.3": ("penalty squared hinge", "weight=0.3"),
+    "squared hinge 1": ("penalty squared hinge", "weight=1"),
+    "linear 0.03": ("penalty linear", "weight=0.03"),
+    "linear 0.2": ("penalty linear", "weight=0.2"),
+    "CVaR, level 0.95": ("CVaR", "level=0.95, dual_lr=0.05"),
+    "tilted 3": ("tilted", "tilt=3, dual_lr=0.3"),
+    "average": ("average", "epsilon=3, dual_lr=0.02"),
+}
+"""Of a row of the table its method and setting."""
+
+
+def interval(values: pd.Series) -> tuple[float, float]:
+    """The mean, and half a 95 % interval of Student's t."""
+    count = len(values)
+    half = t.ppf(0.975, count - 1) * values.std() / count**0.5
+    return float(values.mean()), float(half)
+
+
+def difference(
+    study: str, method: str, other: str, columns: Sequence[str]
+) -> tuple[float, float]:
+    """Of the means over the columns, seed by seed."""
+    by_seed = [
+        judged(study, name).set_index("seed").sort_index()[[*columns]].mean(axis=1)
+        for name in (method, other)
+    ]
+    return interval(by_seed[0] - by_seed[1])
+
+
+def is_interval(cell: str, exact: tuple[float, float]) -> bool:
+    mean, _, half = cell.partition(" ± ")
+    return is_shown(mean, exact[0]) and is_shown(half or "–", exact[1])
+
+
+def test_ms_marco() -> None:
+    runs = pd.read_csv(RESULTS / "reranker-msmarco.csv").fillna({"setting": ""})
+    runs = runs[runs["part"] == "test"]
+    columns = ["train/relevance/violated", "held-out/relevance/violated"]
+    columns += ["held-out/mrr@10", "held-out/length_objective"]
+    listed = list(rows("evidence.md", "| MS MARCO | violated"))
+    assert [name for name, *_ in listed] == [*OF_MS_MARCO]
+    for name, *cells in listed:
+        method, setting = OF_MS_MARCO[name]
+        of = runs[(runs["method"] == method) & (runs["setting"] == setting)]
+        assert len(of) == 5, name
+        for cell, column in zip(cells, columns, strict=True):
+            assert is_interval(cell, interval(of[column])), (name, column, cell)
+
+
+def test_differences_of_safety() -> None:
+    page = (DOCS / "evidence.md").read_text(encoding="utf-8")
+    lines = re.findall(r"(?m)^  \| (`.*` − .*) \| (.*) \| (.*) \|$", page)
+    assert len(lines) == 4
+    for names, violated, kl in lines:
+        method, other = names.replace("`", "").split(" − ", 1)
+        for cell, columns in ((violated, VIOLATED), (kl, ["held-out/kl"])):
+            exact = difference("safety", method, other, columns)
+            assert is_interval(cell, exact), (names, cell, exact)
+
+
+def test_power_flow() -> None:
+    runs = pd.read_csv(RESULTS / "acopf.csv").query("part == 'test'")
+    listed = list(rows("family.md", "| power flow, 57 buses"))
+    for name, *cells, seeds in listed:
+        if name.endswith("published"):
+            continue
+        epochs = 1000 if name.endswith("1,000 epochs") else 400
+        method = name.partition("`, ")[0].strip("`").replace(",", "")
+        of = runs[(runs["method"] == method) & (runs["epochs"] == epochs)]
+        means = of.groupby("correction")[["gap", "worst"]].mean()
+        exact = (100 * means["gap"][100], means["worst"][100], means["worst"][0])
+        assert all(map(is_shown, cells, exact)), (name, cells, exact)
+        assert of["seed"].nunique() == int(seeds), name
+    hinges = runs[(runs["epochs"] == 400) & runs["method"].str.startswith("hinge")]
+    assert len(listed) == hinges["method"].nunique() + 3
+
+
+def test_samples_until_the_alarm() -> None:
+    table = pd.read_csv(RESULTS / "monitoring-delay.csv")
+    columns = ["monitor median", "monitor 95 %", "MAPIE median", "MAPIE 95 %"]
+    listed = list(rows("requirement.md", "| allowed | good before"))
+    assert len(listed) == 8
+    for allowed, before, then, *cells in listed:
+        count, _, rate = before.partition(" at ")
+        good = 0 if before == "–" else int(count.replace(",", ""))
+        key = [share(allowed), good, share(then)]
+        of = table[(table[["required", "good samples", "then"]] == key).all(axis=1)]
+        if good:
+            of = of[of["violated"] == share(rate)]
+        (row,) = of[columns].to_numpy()
+        for cell, exact in zip(cells, row, strict=True):
+            if pd.isna(exact):
+                assert cell in ("not within 20,000", ""), cell
+            else:
+                assert float(cell.replace(",", "")) == exact, (key, cell, exact)
+
+
+def share(text: str) -> float:
+    """5 % is 0.05."""
+    return float(text.removesuffix(" %")) / 100
+
+
+def of_sentence(page: str, said: str) -> tuple[str, ...]:
+    """The numbers in a sentence of a page, whatever its line breaks."""
+    text = " ".join((DOCS / page).read_text(encoding="utf-8").split())
+    found = re.search(said, text)
+    assert found, (page, said)
+    return found.groups()
+
+
+N = r"(−?\d[\d.,]*\d|\d)"
+"""A number in a sentence."""
+
+
+def ranking(name: str) -> tuple[float, float]:
+    of = judged("reranker-corpus", name).mean(numeric_only=True)
+    return of["held-out/mrr@10"], of["held-out/wrong_order"]
+
+
+def of_smollm(method: str, part: str) -> tuple[float, float]:
+    """The share violated of both constraints, and the KL, of seed 0."""
+    runs = pd.read_csv(RESULTS / "smollm.csv").query("seed == 0 and part == 'test'")
+    (of,) = runs[runs["method"] == method].to_dict("records")
+    violated = [of[f"{part}/{name}/violated"] for name in ("chosen", "rejected")]
+    return sum(violated) / 2, of[f"{part}/kl"]
+
+
+def shown_numbers() -> list[tuple[str, str, tuple[float, ...]]]:
+    """Of a sentence its page, its words, and the numbers that the stored runs have."""
+    ours, hinge, before = map(ranking, ("Pointwise()", "hinge 3", "untrained"))
+    pair = ("reranker-corpus", "Pointwise()", "hinge 3")
+    mrr = difference(*pair, ["held-out/mrr@10"])
+    order = difference(*pair, ["held-out/wrong_order"])
+    training = difference(*pair, ["train/relevance/violated"])
+    smollm = [
+        of_smollm(method, part)
+        for part in ("train", "held-out")
+        for method in ("Pointwise(), untuned", "penalty hinge")
+    ]
+    kept = pd.read_csv(RESULTS / "keeping.csv").query("part == 'judged'")
+    beyond = kept[kept["method"] == "Pointwise()"]["beyond, others"].mean()
+    looks = pd.read_csv(RESULTS / "monitoring.csv").query("looks == 200")
+    at_bound = looks[looks["violated"] == looks["required"]]
+    alarms, naive = 100 * at_bound["monitor"], 100 * at_bound["a test in every look"]
+    alarm_range = (alarms.min(), alarms.max())
+    naive_range = (naive.min(), naive.max())
+    return [
+        ("evidence.md", rf"\(MRR@10 {N} against {N}\)", (ours[0], hinge[0])),
+        (
+            "evidence.md",
+            rf"has an MRR@10 of {N} and orders {N} of the pairs wrongly",
+            hinge,
+        ),
+        ("evidence.md", rf"`Pointwise\(\)` {N} and {N} \(differences", ours),
+        (
+            "evidence.md",
+            rf"\(differences {N} ± {N} and {N} ± {N}\)",
+            (-mrr[0], mrr[1], *order),
+        ),
+        ("evidence.md", rf"where it was before training \({N}, {N}\)", before),
+        (
+            "evidence.md",
+            rf"violates {N} ± {N} fewer training pairs",
+            (-training[0], training[1]),
+        ),
+        (
+            "evidence.md",
+            rf"violates {N} at a KL of {N}, hinge 3 violates {N} at {N}",
+            (*smollm[0], *smollm[1]),
+        ),
+        (
+            "evidence.md",
+            rf"nearly all, at a KL of {N} and {N}",
+            (smollm[2][1], smollm[3][1]),
+        ),
+        (
+            "reranker.md",
+            rf"MRR@10 {N} before and after; a tuned hinge reached {N}",
+            (before[0], hinge[0]),
+        ),
+        ("keep.md", rf"with `Pointwise\(\)` {N} % of 60 others", (100 * beyond,)),
+        (
+            "requirement.md",
+            rf"{N} to {N} % of 2,000 streams ever end in an alarm",
+            alarm_range,
+        ),
+        ("requirement.md", rf"{N} to {N} % where each look", naive_range),
+    ]
+
+
+def test_sentences_say_what_was_measured() -> None:
+    for page, said, exact in shown_numbers():
+        found = of_sentence(page, said)
+        assert len(found) == len(exact)
+        for text, number in zip(found, exact, strict=True):
+            assert is_shown(text, number), (page, said, found, exact)
+
+
+def test_power_flow_with_few_instances() -> None:
+    """Rows without a correction, as far as they are stored."""
+    runs = pd.read_csv(RESULTS / "acopf.csv")
+    runs = runs.query("part == 'test' and correction == 0 and epochs == 400")
+    checked = 0
+    for name, cost, worst in rows("few_instances.md", "| | cost"):
+        method = name.replace(",", "").partition(" the")[0].partition(" (")[0]
+        of = runs[runs["method"] == method.strip("`")]
+        if method.startswith("hinge"):
+            checked += 1
+            assert is_shown(cost, 100 * of["gap"].mean()), (name, cost)
+            assert near(worst, of["worst"].mean()) or is_shown(
+                worst, of["worst"].mean()
+            )
+    assert checked == 3
