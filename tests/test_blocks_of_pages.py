@@ -7,6 +7,7 @@ What is not run is in `NOT_RUN` with the reason; a line that is neither fails.
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import subprocess
@@ -421,6 +422,11 @@ def lines_shown(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.replace("\\\n", " ").splitlines()]
 
 
+def final(output: str) -> str:
+    """What is left of it on a terminal: of a line that was written over, the last."""
+    return "\n".join(line.rpartition("\r")[2] for line in output.split("\n"))
+
+
 def compare(step: Step, output: str) -> None:
     """A printed block is in what was printed, line by line."""
     found = lines_shown(output)
@@ -432,7 +438,7 @@ def compare(step: Step, output: str) -> None:
         missing = [line for line in expected if line not in found]
     else:
         missing = [e for e in expected if not any(alike(line, e) for line in found)]
-    assert not missing, f"{step.page}: not printed: {missing}; printed: {output[-6000:]}"
+    assert not missing, f"{step.page}: not printed: {missing}; printed: {final(output)}"
 
 
 def test_lines_that_differ_much_are_told() -> None:
@@ -474,7 +480,9 @@ def test_the_page_runs_from_top_to_bottom(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, logger="lightning.pytorch")  # As outside of tests.
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     furnish(tmp_path, page, hub)
@@ -489,10 +497,10 @@ def test_the_page_runs_from_top_to_bottom(
     before = output = ""
     for step in steps:
         torch.manual_seed(0)
+        output += final(capsys.readouterr().out)
         if step.kind == "printed":
             compare(step, output)
             continue
-        output += capsys.readouterr().out
         if step.kind == "python":
             exec(compile(step.text, page, "exec"), program)
         elif step.text not in shell:
