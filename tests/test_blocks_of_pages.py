@@ -94,7 +94,7 @@ def steps_of(page: str) -> Iterator[Step]:
 # What is not run ------------------------------------------------------------------------------
 
 NOT_RUN = {
-    r"git clone |pip install |make demo": "network; test_packaging.py builds and installs",
+    r"pip install |make demo": "network; test_packaging.py builds and installs",
     r"make evidence |python -m benchmarks": "hours, and models of the hub; tests/benchmarks",
     r".* --trainer.devices 4 |torchrun |srun |#SBATCH": "several devices or machines; test_ranks",
     r"seq 12 |sbatch ": "starts programs beside each other, ARGUMENTS stands for the above",
