@@ -8,17 +8,21 @@ What is not run is in `NOT_RUN` with the reason; a line that is neither fails.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
 from pl_pointwise import Pointwise
 from pl_pointwise.cli import COMMANDS, PointwiseCLI, main
@@ -447,7 +451,7 @@ def test_lines_that_differ_much_are_told() -> None:
     assert not alike("lost 0 of 897", "kept 0 of 897")
     page = Step("README.md", "printed", "After 1,020 steps\n\n  run it \\\n    now\n")
     compare(page, "x\nAfter 1,021 steps.\n".replace(".", "") + "run it  now")
-    with pytest.raises(AssertionError, match="not printed: .'run it now'"):
+    with pytest.raises(AssertionError, match=r"not printed: .'run it now'"):
         compare(page, "After 1,020 steps\nrun it later")
     other = Step("own_data.md", "printed", "loss 1\nkept 3 of 4\n\n- All is well.")
     compare(other, "loss 12.5\nkept 0 of 9\n")
@@ -457,12 +461,43 @@ def test_lines_that_differ_much_are_told() -> None:
 
 # The pages ------------------------------------------------------------------------------------
 
-QUICK = ["few_instances.md", "metrics.md", "multipliers.md", "policy.md", "settings.md"]
+QUICK = {
+    "README.md",
+    "few_instances.md",
+    "metrics.md",
+    "multipliers.md",
+    "physics.md",
+    "policy.md",
+    "settings.md",
+    "tolerance.md",
+    "while_it_trains.md",
+}
 """Pages whose commands take a few seconds."""
 RUNNABLE = {
     page: [step for step in steps_of(page) if not why_not(step)]
     for page in sorted(PAGES)
 }
+
+
+EPOCHS = 2
+"""As many at most train the runs whose output the page does not show."""
+
+
+@contextmanager
+def training_at_most(epochs: float) -> Iterator[None]:
+    """Ends a fit early; a line that is typed, its files and its options stay as they are."""
+    whole = Trainer.fit
+
+    def fit(trainer: Trainer, *args: Any, **options: Any) -> None:
+        planned = trainer.fit_loop.max_epochs
+        if planned is None or planned > epochs:
+            trainer.fit_loop.max_epochs = int(epochs)
+        whole(trainer, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        if epochs < math.inf:
+            patched.setattr(Trainer, "fit", fit)
+        yield
 
 
 @pytest.mark.timeout(3000)
@@ -495,19 +530,23 @@ def test_the_page_runs_from_top_to_bottom(
     program: dict[str, Any] = {"__name__": "page"}
     exec(BEFORE.get(page, ""), program)
     before = output = ""
-    for step in steps:
+    for step, following in zip_longest(steps, steps[1:]):
         torch.manual_seed(0)
         output += final(capsys.readouterr().out)
         if step.kind == "printed":
             compare(step, output)
             continue
-        if step.kind == "python":
-            exec(compile(step.text, page, "exec"), program)
-        elif step.text not in shell:
-            # Options alone belong to the page's command before them.
-            whole = f"{before} {step.text}" if step.text.startswith("--") else step.text
-            run(whole)
-            before = whole
+        shown = following is not None and following.kind == "printed"
+        with training_at_most(math.inf if shown else EPOCHS):
+            if step.kind == "python":
+                exec(compile(step.text, page, "exec"), program)
+            elif step.text not in shell:
+                # Options alone belong to the page's command before them.
+                if step.text.startswith("--"):
+                    before = f"{before} {step.text}"
+                else:
+                    before = step.text
+                run(before)
 
 
 def test_the_error_that_the_page_shows_is_the_one_that_is_printed(
