@@ -7,22 +7,28 @@ What is not run is in `NOT_RUN` with the reason; a line that is neither fails.
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
 from pl_pointwise import Pointwise
 from pl_pointwise.cli import COMMANDS, PointwiseCLI, main
 from pl_pointwise.tasks.digits import digits
 from tests.offline_hub import CHAT_MODELS, RE_RANKER, TRAINED, build_hub
+from tests.printed import alike, masked
 from tests.tasks.conftest import write_rows
 from tests.tasks.preference.conftest import pair_rows
 from tests.tasks.reranker.conftest import ms_marco_rows
@@ -43,9 +49,8 @@ class Step:
     """What a reader runs at once: a command line, or a block of code."""
 
     page: str
-    kind: (
-        str  #: "command", "python" or "other": of no language, as what a command prints
-    )
+    kind: str
+    """"command", "python", or "printed": what the steps before it have printed."""
     text: str
 
 
@@ -65,7 +70,7 @@ SHELL = rf"\s*({PROGRAMS}|EXAMPLE=|#SBATCH|--)"
 
 
 def steps_of(page: str) -> Iterator[Step]:
-    """Of a page, from top to bottom; commands within a sentence too, if they are whole."""
+    """Of a page, from top to bottom; whole commands within a sentence or a printed block too."""
     for found in FENCE.finditer(PAGES[page]):
         kind, block, within = found.groups()
         if within is not None:
@@ -85,13 +90,15 @@ def steps_of(page: str) -> Iterator[Step]:
         elif re.match(SHELL, block):
             yield from (Step(page, "command", line) for line in lines_of(block))
         else:
-            yield Step(page, "other", block)
+            yield Step(page, "printed", block)
+            next_ones = [line for line in lines_of(block) if re.match(WHOLE, line)]
+            yield from (Step(page, "command", line) for line in next_ones)
 
 
 # What is not run ------------------------------------------------------------------------------
 
 NOT_RUN = {
-    r"git clone |pip install |make demo": "network; test_packaging.py builds and installs",
+    r"pip install |make demo": "network; test_packaging.py builds and installs",
     r"make evidence |python -m benchmarks": "hours, and models of the hub; tests/benchmarks",
     r".* --trainer.devices 4 |torchrun |srun |#SBATCH": "several devices or machines; test_ranks",
     r"seq 12 |sbatch ": "starts programs beside each other, ARGUMENTS stands for the above",
@@ -106,14 +113,15 @@ IN_A_SHELL = {"own_task.md": ("EXAMPLE=", "cp ", "sed ")}
 EXCERPTS = {
     "def configure_model": "FSDP2 takes several devices: tests/programs/sharded.py",
     "class DigitsModule": "an excerpt of tasks/digits/digits.py",
+    "pl-pointwise compare: error": "test_the_error_that_the_page_shows",
 }
-"""Blocks of code that are no programs."""
+"""Blocks that are no programs, nor printed by one of their page."""
 
-ELSEWHERE = {
-    "examples.md": "tests/tasks/test_examples.py",
-    "any_loop.md": "tests/tasks/test_any_loop.py",
-}
+ELSEWHERE = {"any_loop.md": "tests/tasks/test_any_loop.py"}
 """Pages whose blocks of Python another test runs as they stand."""
+
+EXAMPLES = {path.read_text("utf-8").strip() for path in ROOT.glob("examples/*.py")}
+"""Blocks that are a file of examples/: test_examples.py runs them and reads what they print."""
 
 PRINTED = {
     "README.md": ["After 870 steps"],
@@ -125,26 +133,28 @@ PRINTED = {
 }
 """How the blocks begin that a command has printed."""
 
-NOT_YET = {"physics.md", "family.md"}
-"""Pages that are being rewritten."""
+OTHER_MODEL = {"own_data.md"}
+"""Pages whose printed tables are of the real model: with another one only their form is alike."""
 
 
 def why_not(step: Step) -> str | None:
     if step.kind == "python" and step.page in ELSEWHERE:
         return ELSEWHERE[step.page]
+    if step.text.strip() in EXAMPLES:
+        return "tests/tasks/test_examples.py"
     table = NOT_RUN if step.kind == "command" else EXCERPTS
     return next(
         (why for start, why in table.items() if re.match(start, step.text)), None
     )
 
 
-@pytest.mark.parametrize("page", sorted({*PAGES} - NOT_YET))
+@pytest.mark.parametrize("page", sorted(PAGES))
 def test_every_block_of_the_page_is_run_or_listed(page: str) -> None:
     for step in steps_of(page):
         if step.kind == "command" and not why_not(step):
             known = ("pl-pointwise ", "--", *IN_A_SHELL.get(page, ()))
             assert step.text.startswith(known), step
-        if step.kind == "other":
+        if step.kind == "printed":
             assert step.text.startswith(tuple(PRINTED.get(page, ["?"]))), step
 
 
@@ -311,6 +321,13 @@ SET_UP = {
 """How a page's models OLD, NEW and OUTPUT came about: certified by a lax requirement."""
 
 BEFORE: dict[str, str] = {
+    "family.md": """
+import torch
+draw = torch.Generator().manual_seed(0)
+Q, p, h = torch.eye(4), torch.randn(4, generator=draw), torch.full((3,), 2.0)
+A, G = torch.randn(2, 4, generator=draw), torch.randn(3, 4, generator=draw)
+X = 0.2 * torch.rand(60, 2, generator=draw) - 0.1
+""",
     "few_instances.md": """
 import torch
 from pl_pointwise import Constraint, Pointwise, PointwiseLoss
@@ -325,6 +342,13 @@ def slopes(model, drawn):
     "multipliers.md": f"""
 {next(s.text for s in steps_of("README.md") if s.kind == "python")}
 groups = torch.arange(40) // 10
+""",
+    "physics.md": """
+import torch
+net, bounds = torch.nn.Linear(1, 1), {"slope": 0.1, "start": 0.1}
+t = torch.linspace(0, 1, 8)[:, None]
+def conditions(net):
+    return {"slope": net(t + 1) - net(t) - 1, "start": net(t[:1])}
 """,
     "own_task.md": """
 import torch
@@ -397,16 +421,83 @@ def status(words: list[str]) -> int:
     return 0
 
 
+def lines_shown(text: str) -> list[str]:
+    """Lines that are compared: long ones are broken on a page."""
+    return [" ".join(line.split()) for line in text.replace("\\\n", " ").splitlines()]
+
+
+def final(output: str) -> str:
+    """What is left of it on a terminal: of a line that was written over, the last."""
+    return "\n".join(line.rpartition("\r")[2] for line in output.split("\n"))
+
+
+def compare(step: Step, output: str) -> None:
+    """A printed block is in what was printed, line by line."""
+    found = lines_shown(output)
+    expected = [line for line in lines_shown(step.text) if line]
+    if step.page in OTHER_MODEL:
+        # The table; sentences below it are of what the model did.
+        expected = expected[: next(i for i, e in enumerate(expected) if e[:2] == "- ")]
+        found, expected = ([masked(e) for e in es] for es in (found, expected))
+        missing = [line for line in expected if line not in found]
+    else:
+        missing = [e for e in expected if not any(alike(line, e) for line in found)]
+    assert not missing, f"{step.page}: not printed: {missing}; printed: {final(output)}"
+
+
+def test_lines_that_differ_much_are_told() -> None:
+    assert alike("lost 0 of 897, new digits 98%", "lost 0 of 897, new digits 99%")
+    assert not alike("lost 5 of 897", "lost 0 of 897")
+    assert not alike("lost 0 of 897", "kept 0 of 897")
+    page = Step("README.md", "printed", "After 1,020 steps\n\n  run it \\\n    now\n")
+    compare(page, "x\nAfter 1,021 steps.\n".replace(".", "") + "run it  now")
+    with pytest.raises(AssertionError, match=r"not printed: .'run it now'"):
+        compare(page, "After 1,020 steps\nrun it later")
+    other = Step("own_data.md", "printed", "loss 1\nkept 3 of 4\n\n- All is well.")
+    compare(other, "loss 12.5\nkept 0 of 9\n")
+    with pytest.raises(AssertionError, match="kept"):
+        compare(other, "loss 12.5\n")
+
+
 # The pages ------------------------------------------------------------------------------------
 
-QUICK = ["few_instances.md", "metrics.md", "multipliers.md", "policy.md", "settings.md"]
+QUICK = {
+    "README.md",
+    "few_instances.md",
+    "metrics.md",
+    "multipliers.md",
+    "physics.md",
+    "policy.md",
+    "settings.md",
+    "tolerance.md",
+    "while_it_trains.md",
+}
 """Pages whose commands take a few seconds."""
 RUNNABLE = {
-    page: [
-        step for step in steps_of(page) if step.kind != "other" and not why_not(step)
-    ]
-    for page in sorted({*PAGES} - NOT_YET)
+    page: [step for step in steps_of(page) if not why_not(step)]
+    for page in sorted(PAGES)
 }
+
+
+EPOCHS = 2
+"""As many at most train the runs whose output the page does not show."""
+
+
+@contextmanager
+def training_at_most(epochs: float) -> Iterator[None]:
+    """Ends a fit early; a line that is typed, its files and its options stay as they are."""
+    whole = Trainer.fit
+
+    def fit(trainer: Trainer, *args: Any, **options: Any) -> None:
+        planned = trainer.fit_loop.max_epochs
+        if planned is None or planned > epochs:
+            trainer.fit_loop.max_epochs = int(epochs)
+        whole(trainer, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        if epochs < math.inf:
+            patched.setattr(Trainer, "fit", fit)
+        yield
 
 
 @pytest.mark.timeout(3000)
@@ -424,7 +515,9 @@ def test_the_page_runs_from_top_to_bottom(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, logger="lightning.pytorch")  # As outside of tests.
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     furnish(tmp_path, page, hub)
@@ -436,22 +529,30 @@ def test_the_page_runs_from_top_to_bottom(
         run(command)
     program: dict[str, Any] = {"__name__": "page"}
     exec(BEFORE.get(page, ""), program)
-    before = ""
-    for step in steps:
+    before = output = ""
+    for step, following in zip_longest(steps, steps[1:]):
         torch.manual_seed(0)
-        if step.kind == "python":
-            exec(compile(step.text, page, "exec"), program)
-        elif step.text not in shell:
-            # Options alone belong to the page's command before them.
-            whole = f"{before} {step.text}" if step.text.startswith("--") else step.text
-            run(whole)
-            before = whole
+        output += final(capsys.readouterr().out)
+        if step.kind == "printed":
+            compare(step, output)
+            continue
+        shown = following is not None and following.kind == "printed"
+        with training_at_most(math.inf if shown else EPOCHS):
+            if step.kind == "python":
+                exec(compile(step.text, page, "exec"), program)
+            elif step.text not in shell:
+                # Options alone belong to the page's command before them.
+                if step.text.startswith("--"):
+                    before = f"{before} {step.text}"
+                else:
+                    before = step.text
+                run(before)
 
 
 def test_the_error_that_the_page_shows_is_the_one_that_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (shown,) = [s.text for s in steps_of("compare.md") if s.kind == "other"]
+    (shown,) = [s.text for s in steps_of("compare.md") if s.kind == "printed"]
     monkeypatch.chdir(tmp_path)
     wrong = "compare --config digits --methods digits/methods --output results"
     assert status([*wrong.split(), "--trainer.max_epoks", "1"]) == 2
@@ -461,7 +562,7 @@ def test_the_error_that_the_page_shows_is_the_one_that_is_printed(
 def test_lost_prints_what_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (shown,) = [s.text for s in steps_of("requirement.md") if s.kind == "other"]
+    (shown,) = [s.text for s in steps_of("requirement.md") if s.kind == "printed"]
     (command,) = [s.text for s in steps_of("requirement.md") if " lost " in s.text]
     monkeypatch.chdir(tmp_path)
     for name in ("old_samples.jsonl", "new_samples.jsonl"):

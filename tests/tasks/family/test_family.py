@@ -122,7 +122,7 @@ def test_a_model_of_another_family_than_the_data_is_refused() -> None:
 
 def test_the_page_gives_a_feasible_answer() -> None:
     page = Path(__file__).parents[3] / "docs/family.md"
-    code, _ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     found: dict[str, Any] = {}
     exec(compile(code, "family.md", "exec"), found)
     assert found["y"].shape == (100, 4)
