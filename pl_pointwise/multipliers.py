@@ -19,7 +19,9 @@ class Multipliers(Mapping[str, Tensor]):
     """λ of every constraint: (N, K) for multipliers per sample, () for one per constraint.
 
     An interval has its two sides side by side: (N, 2K), or (2,). A table is allocated when its
-    number of columns K is first seen; every rank holds the same values. ``samples`` is N.
+    number of columns K is first seen; every rank holds the same values. ``samples`` is N. Where the
+    samples are of groups ``groups``, (N,) int64, is the row of each sample's group, else None; a
+    table is then (G, K).
 
     >>> multipliers = Multipliers(samples=3)  # module.multipliers, once a module is trained
     >>> multipliers.load_state_dict({"fit": torch.tensor([[0.0], [2.0], [0.5]])})

@@ -168,3 +168,27 @@ for use in (certify, policy, losses):
     for line, extra in zip(said, extras, strict=True):
         remedy = f"which is not installed: pip install 'pl-pointwise[{extra}]'"
         assert line.removesuffix(".").endswith(remedy)
+
+
+def test_a_task_without_its_packages_says_what_brings_them(
+    core: Path, folder: Path
+) -> None:
+    """Also one that nobody has added to the commands above."""
+    tasks = sorted(path.parent.name for path in (ROOT / "tasks").glob("*/__init__.py"))
+    code = f"""
+from importlib import import_module
+from pl_pointwise.extras import MissingPackageError
+for task in {tasks!r}:
+    try:
+        import_module(f"pl_pointwise.tasks.{{task}}")
+    except MissingPackageError:
+        pass
+    except ImportError as error:
+        print(f"{{task}}: {{error}}")
+"""
+    done = python(code, folder, core)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout, (
+        f"{done.stdout}In the __init__.py of the task import its modules within "
+        "with needs(EXTRA, __name__), as tasks/digits does."
+    )

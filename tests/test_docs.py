@@ -173,7 +173,10 @@ def test_the_reference_has_a_page_of_every_public_name_and_of_no_module() -> Non
     pages = pages_of_the_reference()
     assert len(pages) == len({*pages})
     for package in PUBLIC_PACKAGES:
-        assert {f"{package.__name__}.{name}" for name in package.__all__} <= {*pages}
+        names = {f"{package.__name__}.{name}" for name in package.__all__}
+        assert names <= {*pages}, (
+            f"docs/api/*.rst: name {', '.join(sorted(names - {*pages}))}."
+        )
     for name in pages:
         module, _, last = name.rpartition(".")
         assert callable(getattr(importlib.import_module(module), last)), name
@@ -184,7 +187,9 @@ def test_the_reference_has_a_page_of_every_public_name_and_of_no_module() -> Non
 @pytest.mark.parametrize("name", pl_pointwise.callbacks.__all__)
 def test_a_callback_is_in_the_table_of_its_page(name: str) -> None:
     page = (ROOT / "docs" / "callbacks.md").read_text("utf-8")
-    assert re.search(rf"^\| \[?`{name}`", page, re.MULTILINE)
+    assert re.search(rf"^\| \[?`{name}`", page, re.MULTILINE), (
+        f"docs/callbacks.md: a row of {name} in the table of all callbacks."
+    )
 
 
 PSI = [

@@ -114,6 +114,8 @@ def test_type_checkers_see_every_public_name(package: ModuleType) -> None:
     tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
     (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
     lines = [node for node in guarded.body if isinstance(node, ast.ImportFrom)]
-    assert {name.asname or name.name for line in lines for name in line.names} == {
-        *package.__all__
-    }
+    seen = {name.asname or name.name for line in lines for name in line.names}
+    assert seen == {*package.__all__}, (
+        f"{package.__file__}: name {', '.join(sorted(seen ^ {*package.__all__}))} twice, below "
+        "TYPE_CHECKING and in the table by which it is imported on use."
+    )

@@ -55,7 +55,10 @@ def test_wheel_holds_the_configurations_and_no_foreign_top_level(wheel: Path) ->
                 path.parent / "__init__.py"
             ).is_file() or "configs" in path.parts
             if path.suffix in (".py", ".yaml") and in_package:
-                assert f"pl_pointwise/{path.relative_to(ROOT).as_posix()}" in names
+                inside = f"pl_pointwise/{path.relative_to(ROOT).as_posix()}"
+                assert inside in names, (
+                    f"{inside} is not in the wheel: packages, or package-data, of pyproject.toml."
+                )
     templates = [
         path.relative_to(ROOT).as_posix()
         for path in ROOT.glob("pl_pointwise/**/*.jinja")

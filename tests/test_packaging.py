@@ -20,7 +20,8 @@ from packaging.version import Version
 
 toml = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TABLES = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, SETUPTOOLS = TABLES["project"], TABLES["tool"]["setuptools"]
 CONDA_NAMES = {
     "huggingface-hub": "huggingface_hub",
     "jsonargparse[signatures]": "jsonargparse-signatures",
@@ -48,6 +49,25 @@ def test_the_conda_recipe_asks_for_what_the_package_asks_for() -> None:
     (entry,) = recipe["build"]["python"]["entry_points"]
     assert entry == f"pl-pointwise = {PROJECT['scripts']['pl-pointwise']}"
     assert recipe["about"]["license"] == PROJECT["license"]
+
+
+def test_every_folder_of_code_is_a_package_of_the_wheel() -> None:
+    """An editable install finds a folder that is not listed; an installed package lacks it."""
+    found = set[str]()
+    prefixes = {
+        "pl_pointwise": "",
+        "tasks": "pl_pointwise.",
+        "callbacks": "pl_pointwise.",
+    }
+    for root, prefix in prefixes.items():
+        for file in (ROOT / root).rglob("__init__.py"):
+            folder = file.parent.relative_to(ROOT).as_posix()
+            found.add(f"{prefix}{folder.replace('/', '.')}")
+    listed = set(SETUPTOOLS["packages"])
+    assert found == listed, (
+        f"packages of pyproject.toml: add {sorted(found - listed)}, "
+        f"take out {sorted(listed - found)}."
+    )
 
 
 def test_the_citation_has_the_packages_version_and_licence() -> None:

@@ -83,6 +83,12 @@ class ShortErrorParser(LightningArgumentParser):
             return " Give a configuration: --config TASK."
         if re.search(r"\b(lr|l\w+_rate)\b", reason):
             return RATE
+        # Python's Pointwise(beta=2), in YAML.
+        if call := re.search(r"import path string: (\w+)\(", reason):
+            return (
+                f" YAML calls nothing: write {call[1]}, or class_path: {call[1]} with its "
+                "arguments below init_args."
+            )
         known = [plain(action.dest) for action in self._actions]
         for module in WITH_CLASSES:
             known += import_module(module).__all__

@@ -19,7 +19,9 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
 
 import pl_pointwise.callbacks
+from pl_pointwise import Constraint, Pointwise
 from pl_pointwise.cli import main
+from pl_pointwise.data import IndexedDataset
 from pl_pointwise.files import run_root
 from tests.pl_pointwise.line_task import LineData, LineModule
 from tests.pl_pointwise.toy import (
@@ -43,7 +45,18 @@ class Noisy(ToyRows):
 
 
 OF_LANGUAGE = ("AnswerSamples", "ModelExport")  # They ask more of a module.
+# All are built without arguments: a callback has defaults for its own.
 OBSERVERS = [name for name in pl_pointwise.callbacks.__all__ if name not in OF_LANGUAGE]
+
+
+def assert_observed(without: Toy, with_callbacks: Toy) -> None:
+    try:
+        assert_identical_run(without, with_callbacks)
+    except AssertionError as error:
+        raise AssertionError(
+            "With the callbacks the run is another one: does one draw random numbers, or change a "
+            "table or a weight that it was handed? multipliers[name] is λ itself; clone() it."
+        ) from error
 
 
 @pytest.mark.parametrize("name", [*KINDS, "by name"])
@@ -72,7 +85,41 @@ def test_training_is_the_same_with_and_without_callbacks(
         runner.fit(module, ToyData(*rows, batch_size=4))
         assert not torch.equal(weights_of(module), start)
         modules.append(module)
-    assert_identical_run(*modules)
+    assert_observed(*modules)
+
+
+def test_training_on_groups_is_the_same_and_every_key_of_the_log_is_on_the_page(
+    tmp_path: Path,
+) -> None:
+    """What looks at groups alone does nothing in the runs above."""
+    modules, logged = [], []
+    for names in ([], OBSERVERS):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        bounds = {"fit": Constraint(at_most=-0.3)}
+        module = Toy(Pointwise(alpha=0.8, dual_lr=1.2), bounds, dropout=0.3)
+        runner = trainer(
+            max_epochs=3,
+            callbacks=[getattr(pl_pointwise.callbacks, name)() for name in names],
+            default_root_dir=tmp_path,
+            enable_checkpointing=bool(names),
+            enable_progress_bar=bool(names),
+        )
+        rows = IndexedDataset(Noisy(13, seed=2), groups=[i % 4 for i in range(13)])
+        runner.fit(module, ToyData(rows, ToyRows(5), batch_size=4))
+        assert module.multipliers["fit"].any()
+        modules.append(module)
+        logged.append(set(runner.logged_metrics))
+    assert_observed(*modules)
+    page = (Path(__file__).parents[2] / "docs/callbacks.md").read_text("utf-8")
+    of_callbacks = sorted(logged[1] - logged[0])
+    assert of_callbacks
+    for key in of_callbacks:
+        heading = re.sub("/fit/.*", "/{constraint}/…", key)
+        assert f"| key `{heading}` |" in page, (
+            f"docs/callbacks.md: a section with a table | key `{heading}` | meaning | of what the "
+            "callback logs."
+        )
 
 
 def test_short_names_on_the_command_line(tmp_path: Path, monkeypatch: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
+import pl_pointwise.callbacks
 from pl_pointwise import Average, Constraint, Formulation, Pointwise
 from pl_pointwise.data import IndexedDataset
 from tests.pl_pointwise.toy import SHARED, Toy, ToyData, ToyRows, fit, trainer
@@ -35,7 +36,23 @@ def private_reads(tree: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("path", sorted(CALLBACKS.glob("*.py")), ids=lambda p: p.stem)
 def test_no_callback_reads_private_state(path: Path) -> None:
-    assert private_reads(ast.parse(path.read_text(encoding="utf-8"))) == []
+    reads = private_reads(ast.parse(path.read_text(encoding="utf-8")))
+    assert not reads, (
+        f"callbacks/{path.name} reads {', '.join(reads)}. Public are measured, dual_steps, "
+        "forces(name), in_force(name), multipliers, multipliers.of(name, index), "
+        "multipliers.groups, prices; for other things make a method of pl_pointwise/module.py."
+    )
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CALLBACKS.glob("[a-z]*.py")), ids=lambda p: p.stem
+)
+def test_every_file_has_a_public_callback(path: Path) -> None:
+    modules = pl_pointwise.callbacks._MODULES
+    assert path.stem in modules.values(), (
+        f"callbacks/__init__.py: name the class of {path.name} twice, below TYPE_CHECKING and in "
+        "_MODULES, or no configuration finds it."
+    )
 
 
 def test_a_private_read_is_seen() -> None:
@@ -123,6 +140,8 @@ def test_a_sample_has_the_multiplier_of_its_group() -> None:
     assert found[:, 0].tolist() == wanted
     found.fill_(7.0)  # A copy.
     assert not (module.multipliers["fit"] == 7).any()
+    assert module.multipliers.groups is not None
+    assert module.multipliers.groups.tolist() == GROUPS
 
 
 def test_a_sample_without_groups_has_its_own() -> None:

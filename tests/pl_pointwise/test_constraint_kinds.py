@@ -1,19 +1,27 @@
-"""Every kind of constraint is told wherever constraints are; a new field has to be in ``KINDS``."""
+"""Every kind of constraint is told wherever constraints are.
+
+A new kind is a line of ``KINDS``, one of ``MISSED`` and, if a field of it is new, one of ``WORDS``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from pl_pointwise import Constraint, Pointwise
+from pl_pointwise import Constraint, Formulation, Pointwise
+from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.evaluation import ViolationsBySample
 from pl_pointwise.plain import from_plain, plain
 from pl_pointwise.report.closing import closing_of
 from pl_pointwise.report.history import History
 from tests.pl_pointwise.toy import Toy, ToyRows, fit
 
+ROOT = Path(__file__).resolve().parents[2]
 KINDS = {
     "at most": Constraint(at_most=0.25),
     "at least": Constraint(at_least=0.25),
@@ -21,7 +29,13 @@ KINDS = {
     "equality": Constraint(equals=0.25),
     "but for a share": Constraint(at_most=0.25, share=0.2),
 }
-BOUNDS = ("at_most", "at_least", "equals")
+WORDS = {
+    "at_most": "≤ 0.25",
+    "at_least": "≥ ",
+    "equals": "= 0.25",
+    "share": "but for 20 %",
+}
+"""By field what ``in_words`` says of it, wherever it is set in ``KINDS``."""
 OF_GROUPS = {"each_sample"}  # tests/pl_pointwise/test_groups.py
 VALUES = torch.tensor([-1.0, -0.75, 0.0, 0.25, 1.5])
 MISSED = {
@@ -34,32 +48,46 @@ MISSED = {
 """Which of the values violate, by what the bounds mean."""
 
 
-def test_every_field_of_a_constraint_is_in_a_kind() -> None:
+def set_fields(constraint: Constraint) -> dict[str, Any]:
+    """The fields that are not as they are by default."""
+    values = {
+        field.name: getattr(constraint, field.name) for field in fields(Constraint)
+    }
+    defaults = {field.name: field.default for field in fields(Constraint)}
+    return {name: v for name, v in values.items() if v != defaults[name]}
+
+
+def test_every_field_of_a_constraint_is_in_a_kind_and_on_a_page() -> None:
     used = set[str]()
     for constraint in KINDS.values():
-        used |= {
-            f.name
-            for f in fields(constraint)
-            if getattr(constraint, f.name) is not None
-        }
-    assert used | OF_GROUPS == {field.name for field in fields(Constraint)}
+        used |= set(set_fields(constraint))
+    pages = ("docs/problem.md", "docs/formulations.md")
+    told = "".join((ROOT / page).read_text("utf-8") for page in pages)
+    for field in fields(Constraint):
+        assert field.default is not MISSING, (
+            f"{field.name}: give it a default that changes nothing, at the end of the fields."
+        )
+        assert field.name in used | OF_GROUPS, (
+            f"{field.name}: add a constraint that sets it to KINDS, and which of VALUES it misses "
+            "to MISSED."
+        )
+        assert field.name in {*WORDS, *OF_GROUPS}, (
+            f"{field.name}: say it in Constraint.in_words, and add to WORDS what that says."
+        )
+        assert f"{field.name}=" in told, (
+            f"{field.name}: add Constraint({field.name}=…) to the table of docs/problem.md."
+        )
+    assert list(MISSED) == list(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_and_description_show_every_bound(kind: str) -> None:
+def test_words_and_description_show_every_field(kind: str) -> None:
     constraint = KINDS[kind]
-    for name in BOUNDS:
-        bound = getattr(constraint, name)
-        if bound is not None:
-            assert f"{bound:g}" in constraint.in_words()
-            assert f"{name}={bound!r}" in constraint.description()
-    if constraint.share is not None:
-        assert "20 %" in constraint.in_words()
-        assert "share=0.2" in constraint.description()
-    else:
-        # Files of earlier versions hold what repr said of the three bounds there were.
-        listed = ", ".join(f"{name}={getattr(constraint, name)!r}" for name in BOUNDS)
-        assert constraint.description() == f"Constraint({listed})"
+    for name, value in set_fields(constraint).items():
+        assert WORDS[name] in constraint.in_words(), (
+            f"Constraint.in_words says nothing of {name}."
+        )
+        assert f"{name}={value!r}" in constraint.description()
     assert from_plain(Constraint, plain(constraint)) == constraint
 
 
@@ -67,14 +95,52 @@ def test_words_and_description_show_every_bound(kind: str) -> None:
 class Wider(Constraint):
     """As of a later version."""
 
-    within: float | None = None
+    of_a_later_version: float | None = None
 
 
 def test_a_field_that_is_not_set_stands_in_no_description() -> None:
-    """Or a new one would make every earlier run one of other bounds."""
-    kept = KINDS["at most"].description().removeprefix("Constraint")
+    """Or a new one would make every earlier run one of other bounds.
+
+    Checkpoints, certificates and the records of `compare` hold these very words.
+    """
+    words = {
+        "at most": "Constraint(at_most=0.25, at_least=None, equals=None)",
+        "at least": "Constraint(at_most=None, at_least=0.25, equals=None)",
+        "interval": "Constraint(at_most=0.25, at_least=-0.75, equals=None)",
+        "equality": "Constraint(at_most=None, at_least=None, equals=0.25)",
+    }
+    for kind, kept in words.items():
+        assert KINDS[kind].description() == kept, (
+            "Constraint.description: leave a new field out where it is not set."
+        )
+    kept = words["at most"].removeprefix("Constraint")
     assert Wider(at_most=0.25).description() == f"Wider{kept}"
-    assert "within=0.5" in Wider(at_most=0.25, within=0.5).description()
+    later = Wider(at_most=0.25, of_a_later_version=0.5)
+    assert "of_a_later_version=0.5" in later.description()
+
+
+class Bounded(Toy):
+    """A task whose bound is an option, as of a user who writes it in a configuration."""
+
+    def __init__(self, formulation: Formulation | None, bound: Constraint) -> None:
+        super().__init__(formulation, {"fit": bound})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_configuration_says_every_kind(kind: str, tmp_path: Path) -> None:
+    model = {
+        "class_path": f"{__name__}.Bounded",
+        "init_args": {
+            "formulation": {"class_path": "Pointwise"},
+            "bound": set_fields(KINDS[kind]),
+        },
+    }
+    rows = {"class_path": "tests.pl_pointwise.line_task.LineData"}
+    config = tmp_path / "own.yaml"
+    config.write_text(yaml.safe_dump({"model": model, "data": rows}))
+    quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu"]
+    found = PointwiseCLI(["--config", str(config), *quiet], run=False).model
+    assert found.constraints == {"fit": KINDS[kind]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,9 +148,13 @@ def test_violations_are_where_the_bounds_are_missed(kind: str) -> None:
     constraint = KINDS[kind]
     violation = constraint.violation(VALUES)
     columns = violation[:, None] if violation.dim() == 1 else violation
-    assert columns.shape == (len(VALUES), constraint.sides)
+    assert columns.shape == (len(VALUES), constraint.sides), (
+        "Constraint.sides: 2 where violation() has two columns for a value, else 1."
+    )
     outside, _ = constraint.outside(columns, torch.ones_like(columns, dtype=torch.bool))
-    assert (outside[:, 0] > 0).tolist() == MISSED[kind]
+    assert (outside[:, 0] > 0).tolist() == MISSED[kind], (
+        f"Constraint.violation: above 0 where a value violates, of {VALUES.tolist()}."
+    )
     residual = constraint.residual(VALUES)
     torch.testing.assert_close(constraint.reported(residual), violation)
     # Else only the distance is known.

@@ -17,6 +17,7 @@ import yaml
 import pl_pointwise
 from pl_pointwise import Formulation, tasks
 from pl_pointwise.command_line.configs import (
+    by_kind,
     packaged_comparisons,
     packaged_configs,
     text_of,
@@ -46,9 +47,13 @@ def test_formulation_of_a_packaged_configuration_states_every_argument() -> None
     for path in SHIPPED:
         for config in formulations_in(yaml.safe_load(path.read_text())):
             kind = type(formulation_from(config))
-            assert set(config["init_args"]) == set(
-                inspect.signature(kind).parameters
-            ), path
+            stated = set(config.get("init_args", {}))
+            arguments = set(inspect.signature(kind).parameters)
+            assert stated == arguments, (
+                f"{path}: under init_args of {kind.__name__} state too "
+                f"{', '.join(sorted(arguments - stated))}, with the defaults: a file laid over "
+                "another keeps what it does not state."
+            )
             found.add(kind.__name__)
     public = [
         getattr(pl_pointwise, name)
@@ -62,18 +67,7 @@ def test_formulation_of_a_packaged_configuration_states_every_argument() -> None
     }
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        "conversation",
-        "digits",
-        "family",
-        "preference",
-        "reranker",
-        "safety",
-        "when2call",
-    ],
-)
+@pytest.mark.parametrize("task", sorted(by_kind()["base"]))
 def test_a_tasks_numbers_are_those_of_the_shared_formulation(task: str) -> None:
     """Each is a number of an argument that the shared file states."""
     for name, parts in packaged_configs().items():

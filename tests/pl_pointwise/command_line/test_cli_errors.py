@@ -34,6 +34,7 @@ model:
         lerning_rate: 0.1
 data: {NAME}.LineData
 """,
+    "called.yaml": "model: {init_args: {formulation: Pointwise()}}\n",
     "twice.yaml": "trainer: {max_epochs: 1}\nseed_everything: 1\ntrainer: {accelerator: cpu}\n",
     "base.yaml": f"model: {NAME}.LineModule\ndata: {NAME}.LineData\n",
 }
@@ -83,6 +84,13 @@ CASES = {
     f"fit {LINE} --lr_scheduler StepL": ["Did you mean 'StepLR'?"],
     "fit --model RerankrModule": ["Did you mean 'RerankerModule'?"],
     f"fit {LINE} --model.formulation Pointwse": ["Did you mean 'Pointwise'?"],
+    f"fit {LINE} --config called.yaml": [
+        "--model.formulation: ",
+        "Pointwise(). YAML calls nothing: write Pointwise, or class_path: Pointwise with",
+    ],
+    f"fit {LINE} --trainer.callbacks+ DualMonitor()": [
+        "write DualMonitor, or class_path"
+    ],
     f"fit {LINE} --optimizer.lr 1": [
         "The rate is --model.init_args.training.optimization."
     ],

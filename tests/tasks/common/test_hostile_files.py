@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import inspect
 import json
 import re
 import shutil
@@ -115,8 +116,13 @@ def reader(
         if option == "unsafe_file":  # which is nothing alone
             files["benign_file"] = str(path.with_name("benign.jsonl"))
             Path(files["benign_file"]).write_bytes(lines(BENIGN))
-        model = models["encoder" if kind is RerankerDataModule else "language"]
-        return kind(str(model), source="files", **files, **options, batch_size=2)
+        takes = inspect.signature(kind).parameters
+        of_model = {}
+        # What reads no texts has no tokenizer, and nothing of the hub.
+        if "model_name" in takes:
+            folder = models["encoder" if kind is RerankerDataModule else "language"]
+            of_model = {"model_name": str(folder), "source": "files"}
+        return kind(**of_model, **files, **options, batch_size=2)
 
     def read(loader: Loader, content: bytes, ending: str = "jsonl") -> DataError | None:
         path = tmp_path / f"hostile.{ending}"
