@@ -2,8 +2,8 @@
 
 python docs/printed.py [MODEL]
 
-Trains three minutes on one core. MODEL is the folder of the language model of docs/own_data.md; without it that
-page stays as it is. Numbers that a page's sentences repeat are told at the end, to be read again.
+Trains three minutes on one core. MODEL is the folder of the language model of docs/own_data.md;
+without it that page stays as it is. Read afterwards the sentences that repeat numbers.
 """
 
 from __future__ import annotations
