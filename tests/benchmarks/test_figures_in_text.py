@@ -231,3 +231,16 @@ def test_power_flow_with_few_instances() -> None:
                 worst, of["worst"].mean()
             )
     assert checked == 3
+
+
+def test_the_digits_that_are_lost() -> None:
+    """Sentences repeat what the printed tables above them show."""
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    lost, held_out = re.findall(r"on \d+ +[\d.]+ +(\d+) of (\d+)", readme)[0]
+    assert f"Of {held_out} held-out ones {lost} are" in readme
+    page = (DOCS / "own_task.md").read_text(encoding="utf-8")
+    violated = re.findall(r"kept/violated +([\d.]+) ", page)[0]
+    percent = f"{100 * float(violated):.0f} %"
+    assert f"which have no multiplier, {percent} are" in page
+    questions = (DOCS / "faq.md").read_text(encoding="utf-8")
+    assert f"no training digit is lost, and {percent} of the new ones are" in questions
