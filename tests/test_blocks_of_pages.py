@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -480,7 +481,7 @@ RUNNABLE = {
 
 
 EPOCHS = 2
-"""As many at most train the runs whose output the page does not show."""
+"""As many at most train the runs whose output the page does not show, nor asks to be certified."""
 
 
 @contextmanager
@@ -488,6 +489,7 @@ def training_at_most(epochs: float) -> Iterator[None]:
     """Ends a fit early; a line that is typed, its files and its options stay as they are."""
     whole = Trainer.fit
 
+    @wraps(whole)  # The command line reads its options off the signature.
     def fit(trainer: Trainer, *args: Any, **options: Any) -> None:
         planned = trainer.fit_loop.max_epochs
         if planned is None or planned > epochs:
@@ -537,7 +539,8 @@ def test_the_page_runs_from_top_to_bottom(
             compare(step, output)
             continue
         shown = following is not None and following.kind == "printed"
-        with training_at_most(math.inf if shown else EPOCHS):
+        whole = shown or " --require " in step.text
+        with training_at_most(math.inf if whole else EPOCHS):
             if step.kind == "python":
                 exec(compile(step.text, page, "exec"), program)
             elif step.text not in shell:
