@@ -295,7 +295,8 @@ class PointwiseLoss:
         if samples and highest >= samples:
             raise TrainingError(
                 f"Sample index {highest} is outside the training set of {samples} samples: "
-                "index is each sample's position in it, from 0."
+                "index is each sample's position in it, from 0. After a split number the rows of "
+                "the training part anew, or let samples= count those of the whole set."
             )
         return positions
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 from transformers import TrainerCallback
 
 from .constraint import Constraint
@@ -87,6 +87,9 @@ class PointwiseTrainerMixin:
             groups; without it each of them is judged by itself.
 
     Attributes:
+        columns: names of columns of the rows, such as the one that says which samples have a
+            requirement. ``terms`` and ``masks`` find them in ``inputs`` as tensors (B,), in training
+            and evaluation, though the trainer drops them or its collator does not know them.
         constrained: the PointwiseLoss; ``constrained.multipliers`` is λ.
 
     Raises:
@@ -97,6 +100,7 @@ class PointwiseTrainerMixin:
     .. versionadded:: 0.3.0
     """
 
+    columns: Sequence[str] = ()
     constrained: PointwiseLoss
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -140,7 +144,7 @@ class PointwiseTrainerMixin:
         self._eval_groups = eval_groups
         # Of all micro-batches of a step, by term.
         self._counts: dict[str, int] | None = None
-        trainer.data_collator = _WithIndex(trainer.data_collator)
+        trainer.data_collator = _WithIndex(trainer.data_collator, self.columns)
         # A mean over the samples of a micro-batch: the trainer divides it by their number. The
         # first is read since transformers 5.19, the second before.
         trainer.loss_is_scaled_for_ga = False
@@ -160,7 +164,8 @@ class PointwiseTrainerMixin:
     def terms(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, ...]:
         """ℓ₀ (B,), ℓ_k by constraint (B,) or (B, K), and masks by term if some apply to a part.
 
-        Called in training and evaluation; values, not yet violations.
+        Called in training and evaluation; values, not yet violations. Masks are bool (B,), under the
+        names of the constraints and "objective"; without them those of :meth:`masks` are taken.
         """
         raise TrainingError(
             f"{type(self).__name__} has no terms(model, inputs): define it; it returns the "
@@ -180,11 +185,11 @@ class PointwiseTrainerMixin:
     ) -> Any:
         """The loss of a batch, as the trainer asks for it."""
         # A copy, as the trainer may use the batch again.
-        inputs = dict(inputs)
+        batch, inputs = inputs, dict(inputs)
         index = inputs.pop("index", None)
         outputs: dict[str, Any] = {}
         with _first_output(model, outputs) if return_outputs else nullcontext():
-            objective, values, masks = self._terms_of(model, inputs)
+            objective, values, masks = self._terms_of(model, inputs, batch)
         if torch.is_grad_enabled() and model.training:
             if index is None and self._lagrangian.samples:
                 raise TrainingError(
@@ -210,8 +215,13 @@ class PointwiseTrainerMixin:
             else loss
         )
 
-    def _terms_of(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """Objective, values and masks by term of what ``terms`` returns; refuses another form."""
+    def _terms_of(
+        self, model: Any, inputs: dict[str, Any], batch: dict[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        """Objective, values and masks by term of what ``terms`` returns; refuses another form.
+
+        batch: ``inputs`` with the index, as ``masks`` gets it before the first forward pass.
+        """
         returned = self.terms(model, inputs)
         in_a_row = isinstance(returned, (tuple, list))
         if not in_a_row or len(returned) not in (2, 3):
@@ -223,6 +233,9 @@ class PointwiseTrainerMixin:
             )
         objective, values = returned[:2]
         masks = returned[2] if len(returned) == 3 else None
+        # Who defines masks() need not return them a second time.
+        if masks is None:
+            masks = self.masks(batch)
         return objective, values, masks or {}
 
     def prediction_step(
@@ -449,12 +462,13 @@ class PointwiseTrainerMixin:
             say(f"\n{closing}\n")
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Keeps ``index`` among the columns that reach the collator."""
+        """Keeps ``index`` and ``columns`` among those that reach the collator."""
         parent: Any = super()
         parent._set_signature_columns_if_needed()
         trainer: Any = self
-        if "index" not in trainer._signature_columns:
-            trainer._signature_columns = [*trainer._signature_columns, "index"]
+        known = trainer._signature_columns
+        added = [name for name in ("index", *self.columns) if name not in known]
+        trainer._signature_columns = [*known, *added]
 
 
 def _summary(name: str, constraint: Constraint, worst: Tensor) -> dict[str, float]:
@@ -469,22 +483,50 @@ def _summary(name: str, constraint: Constraint, worst: Tensor) -> dict[str, floa
 
 
 class _WithIndex:
-    """A collator that sees rows without ``index``, of which the batch has a tensor."""
+    """A collator that sees rows without ``index``, of which the batch has a tensor.
 
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+    columns: what else of the rows the batch gets as tensors (B,), if their collator does not give
+    it.
+    """
+
+    def __init__(
+        self, collate: Callable[[list[Any]], Any], columns: Sequence[str] = ()
+    ) -> None:
         self.collate = collate
+        self.columns = columns
 
     def __call__(self, rows: list[Mapping[str, Any]]) -> Any:
         index = [row["index"] for row in rows if "index" in row]
-        batch = self.collate([without_position(row) for row in rows])
+        own = {name: self._column(name, rows) for name in self.columns}
+        plain = [without_position(row) for row in rows]
+        batch = self.collate(
+            [{name: row[name] for name in row if name not in own} for row in plain]
+        )
+        batch.update(own)
         # Rows of train_dataset have one, and those of an evaluation none.
         if len(index) == len(rows):
             batch["index"] = torch.tensor(index)
         return batch
 
+    def _column(self, name: str, rows: list[Mapping[str, Any]]) -> Tensor:
+        for row in rows:
+            if name not in row:
+                raise TrainingError(
+                    f'columns names "{name}", and a row has only '
+                    f"{', '.join(map(repr, without_position(row)))}: add it to the data set, for "
+                    "training and evaluation."
+                )
+        values = default_collate([row[name] for row in rows])
+        if not isinstance(values, Tensor):
+            raise TrainingError(
+                f'columns names "{name}", whose values are no numbers: a column is of numbers or '
+                'of True and False, as [role == "refuse" for role in roles].'
+            )
+        return values
+
     def __getattr__(self, name: str) -> Any:
         """What a trainer asks its collator for, such as its tokenizer."""
-        if name == "collate":  # While it is unpickled in a worker.
+        if name in ("collate", "columns"):  # While it is unpickled in a worker.
             raise AttributeError(name)
         return getattr(self.collate, name)
 

@@ -284,7 +284,7 @@ def _require_per_sample(name: str, value: Any, count: int, words: Words) -> None
             )
         raise DataError(
             f'"{name}" must have one value per sample, shape {wanted}, got '
-            f"{shape_of(value)}: do not reduce over the batch."
+            f"{shape_of(value)}: {_remedy_of_shape(value, count)}."
         )
     real = not value.is_complex() and value.layout == torch.strided
     if not real or (count > 0 and not value[:1].numel()):
@@ -292,6 +292,27 @@ def _require_per_sample(name: str, value: Any, count: int, words: Words) -> None
             f'"{name}" must be real numbers, a dense tensor with one column at least, got '
             f"{value.dtype}, {value.layout}, shape {shape_of(value)}."
         )
+
+
+def _remedy_of_shape(value: Any, count: int) -> str:
+    """What to do about a value that is not one for each of ``count`` samples."""
+    if not isinstance(value, Tensor):
+        return "give a tensor; where nothing is minimised, 0 times the values"
+    if value.dim() == 0:
+        return "do not reduce over the batch"
+    if len(value) != count:
+        return (
+            "give one for every sample of the batch, and say by masks which of them "
+            "a term applies to"
+        )
+    if value.shape[1:].numel() == 1:
+        return "leave the other dimensions out, as by value.flatten()"
+    if value.shape == (count, count):
+        return (
+            "was (B,) broadcast with (B, 1), as of targets and predictions? "
+            "Bring both to (B,), as by prediction[:, 0]"
+        )
+    return "reduce each sample's values to one, as by value.flatten(1).mean(1)"
 
 
 # What a step measured ----------------------------------------------------------------------------
@@ -446,18 +467,22 @@ def require_names(
 ) -> None:
     """Refuses no mapping, an unknown name, and, unless ``partial``, one that is missing."""
     names = list(names)
+    entries = "{" + ", ".join(f'"{name}": …' for name in names) + "}"
+    # A method returns it; an argument is given.
+    returned = what.endswith("()")
     if mapping is None:
-        raise ValueError(f"{what} returned None: is its return missing?")
+        remedy = "is its return missing?" if returned else f"give a dict, {entries}."
+        raise ValueError(f"{what} {'returned' if returned else 'is'} None: {remedy}")
     if not isinstance(mapping, Mapping):
-        entries = ", ".join(f'"{name}": …' for name in names)
+        verb, remedy = ("returned", "return") if returned else ("is", "give")
         raise ValueError(
-            f"{what} returned a {type(mapping).__name__}: return a dict by name, {{{entries}}}."
+            f"{what} {verb} a {type(mapping).__name__}: {remedy} a dict by name, {entries}."
         )
     unknown = [name for name in mapping if name not in names]
     if unknown:
         raise ValueError(
-            f"{what} names {', '.join(map(repr, unknown))}; "
-            f"this module has {', '.join(map(repr, names))}."
+            f"{what} names {', '.join(map(repr, unknown))}: "
+            f"the names are {', '.join(map(repr, names))}."
         )
     missing = [] if partial else [name for name in names if name not in mapping]
     if missing:

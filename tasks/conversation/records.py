@@ -239,8 +239,9 @@ def _has_columns(row: Mapping[str, Any], columns: Sequence[str]) -> bool:
     return all(not row.keys().isdisjoint(column.split("|")) for column in columns)
 
 
-_ANSWERS = {"role", *_BOUND, *ANSWERS, "label", "status", "responses"}
-_ANSWERS |= {"chosen", "rejected", "chosen_response", "rejected_response"}
+_TEXTS = {"chosen", "rejected", "chosen_response", "rejected_response"}
+_TEXTS |= {*ANSWERS, "answers", "responses"}
+_ANSWERS = {"role", *_BOUND, "label", "status", *_TEXTS} - {"answers"}
 
 
 @reads_whole
@@ -260,6 +261,13 @@ def read_record(
     if ends_open and not responses:
         row.read |= _ANSWERS
         return make_record(row, conversation(row, where), [], where)
+    # As of a table whose prompts to refuse have no answer.
+    if ends_open and row.get("role") == "refuse" and not any(map(row.get, _TEXTS)):
+        row.read |= _ANSWERS
+        _check_spelling(row, where)
+        options = {key: row[key] for key in _BOUND if row.get(key) is not None}
+        refusal = parse_response({"role": "refuse", **options}, where, "role")
+        return make_record(row, conversation(row, where), [refusal], where)
     name = told(row, where)
     if name in ("records", "answer"):  # Our own.
         _check_spelling(row, where)
@@ -304,5 +312,6 @@ def told(row: Mapping[str, Any], where: str) -> str:
         )
     raise DataError(
         f"{where}: the fields ({names}) are of no schema that is known ({', '.join(SCHEMAS)}). "
-        "Give {prompt, answer}, and perhaps role, or {prompt, responses: [{role, content}]}."
+        "Give {prompt, answer}, and perhaps role, or {prompt, responses: [{role, content}]}; "
+        'a prompt alone is read with "role": "refuse", or from keep_file with own_answers.'
     )

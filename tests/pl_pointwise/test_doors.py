@@ -121,8 +121,8 @@ def of_loss(mistake: str) -> list[str]:
 
 
 FORMS: dict[str, tuple[Any, Any, str]] = {
-    "no dict": (lambda v: v, {}, "values returned a Tensor: return a dict by name"),
-    "a name": (lambda v: {"fits": v}, {}, "values names 'fits'"),
+    "no dict": (lambda v: v, {}, "values is a Tensor: give a dict by name"),
+    "a name": (lambda v: {"fits": v}, {}, "values names 'fits': the names are 'fit'"),
     "none": (lambda v: {"fit": None}, {}, r'values\["fit"\] is None'),
     "complex": (lambda v: {"fit": v.to(torch.complex64)}, {}, "must be real numbers"),
     "sparse": (
@@ -139,7 +139,7 @@ FORMS: dict[str, tuple[Any, Any, str]] = {
     "strict": (
         lambda v: {"fit": v},
         {"strict": torch.ones(6)},
-        "strict returned a Tensor",
+        "strict is a Tensor: give a dict",
     ),
     "counts": (
         lambda v: {"fit": v},

@@ -307,7 +307,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(DataError, match="holds -2: a position in the training set"):
         loop.loss(torch.zeros(1), values, torch.tensor([-2]))
     for masks in ([], torch.tensor([True])):
-        with pytest.raises(ValueError, match="return a dict by name"):
+        with pytest.raises(ValueError, match="give a dict by name"):
             loop.loss(torch.zeros(1), values, torch.tensor([0]), masks=masks)
     values = {"fit": torch.zeros(()), "pair": torch.zeros(2)}
     with pytest.raises(DataError, match='"fit" must have one value per sample'):

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from torch import Tensor, nn
@@ -172,6 +173,71 @@ def test_masks_known_before_make_micro_batches_one_batch(tmp_path: Path) -> None
     parts = made(tmp_path, kind=Masked, formulation=STATED, **options)
     parts.train()
     assert_alike(parts, whole, 1e-5)
+
+
+def test_masks_need_not_be_returned_by_terms_too(tmp_path: Path) -> None:
+    """They were counted, and the terms applied to every sample all the same."""
+
+    class Once(Masked):
+        def terms(self, model: Any, inputs: dict[str, Tensor]) -> tuple[Any, ...]:
+            return super().terms(model, inputs)[:2]
+
+    twice = made(tmp_path, kind=Masked, formulation=STATED)
+    twice.train()
+    once = made(tmp_path, kind=Once, formulation=STATED)
+    once.train()
+    assert_alike(once, twice, 0.0)
+    assert_equal_evaluations(once.evaluate(), twice.evaluate())
+
+
+class Ranked(Constrained):
+    """Its model and its collator know nothing of the column that says where the bound applies."""
+
+    columns = ("applies",)
+
+    def terms(self, model: Any, inputs: dict[str, Tensor]) -> tuple[Any, ...]:
+        assert inputs["applies"].dtype == torch.bool
+        masks = {"fit": inputs.pop("applies")}
+        return (*super().terms(model, inputs)[:2], masks)
+
+
+def collate_of_a_model(rows: list[Any]) -> dict[str, Tensor]:
+    assert all({*row} == {"x", "labels"} for row in rows)
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def test_columns_reach_terms_past_the_collator(tmp_path: Path) -> None:
+    """In training and evaluation, also where the trainer drops columns by the model's signature."""
+    plain = made(tmp_path, kind=Masked, formulation=STATED)
+    plain.train()
+    rows = datasets.Dataset.from_list([*map(dict, Rows())]).with_format("torch")
+    own = {"data_collator": collate_of_a_model}
+    found = made(
+        tmp_path, rows, Ranked, formulation=STATED, more=own, remove_unused_columns=True
+    )
+    found.train()
+    assert_alike(found, plain, 0.0)
+    assert_equal_evaluations(found.evaluate(rows), plain.evaluate(Rows()))
+
+
+def assert_equal_evaluations(one: dict[str, float], other: dict[str, float]) -> None:
+    for name in ("eval_objective", "eval_fit/violated", "eval_fit/worst"):
+        assert one[name] == pytest.approx(other[name], rel=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "values, expected",
+    [({}, r'columns names "role".*only .*labels'), ({"role": "a"}, "are no numbers")],
+)
+def test_a_column_that_is_none_is_refused(
+    tmp_path: Path, values: dict[str, str], expected: str
+) -> None:
+    class OfRoles(Constrained):
+        columns = ("role",)
+
+    rows = [row | values for row in Rows()]
+    with pytest.raises(TrainingError, match=expected):
+        made(tmp_path, rows, OfRoles).train()
 
 
 def test_a_compiled_trainer_takes_a_smaller_last_batch(tmp_path: Path) -> None:

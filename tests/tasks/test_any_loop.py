@@ -16,7 +16,7 @@ PROGRAMS = re.findall(
 )
 
 
-@pytest.mark.parametrize("name", ["plain", "trl", "fabric", "accelerate"])
+@pytest.mark.parametrize("name", ["plain", "trl", "refusing", "fabric", "accelerate"])
 def test_the_program_runs(
     name: str,
     tmp_path: Path,
@@ -24,13 +24,16 @@ def test_the_program_runs(
     capsys: Any,
     language_model_folder: Path,
 ) -> None:
-    (code,) = [
-        c for c in PROGRAMS if f"from {name}" in c or f"import {name}" in c
-    ] or PROGRAMS[:1]
-    if name == "trl" and importlib.util.find_spec("trl") is None:
+    marks = {
+        "plain": "randperm",
+        "trl": "class BudgetTrainer",
+        "refusing": "class RefusingTrainer",
+        "fabric": "L.Fabric",
+        "accelerate": "from accelerate",
+    }
+    (code,) = [c for c in PROGRAMS if marks[name] in c]
+    if "from trl" in code and importlib.util.find_spec("trl") is None:
         pytest.skip("TRL is not installed")
-    if name == "fabric":
-        (code,) = [c for c in PROGRAMS if "L.Fabric" in c]
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     monkeypatch.setenv("MODEL", str(language_model_folder))
@@ -44,5 +47,9 @@ def test_the_program_runs(
     if name == "plain":
         assert float(end["error"].max()) < 0.105
         assert "λ > 0 on" in capsys.readouterr().out
+    if name == "refusing":
+        (refusal,) = constrained.multipliers.values()
+        # The first three rows are those to refuse.
+        assert (refusal[:3] > 0).all() and not refusal[3:].any()
     if name == "trl":
         assert sorted(tmp_path.glob("budget/checkpoint-*/pointwise.pt"))

@@ -115,6 +115,16 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    "row", [{"prompt": "Hi"}, {"messages": ASK, "answer": None}]
+)
+def test_a_prompt_to_refuse_needs_no_answer(row) -> None:
+    record = read_record({**row, "role": "refuse", "tolerance": -0.5}, "here")
+    (response,) = record.responses
+    assert (response.role, response.refusal) == ("refuse", True)
+    assert (response.answer, response.tolerance) == (None, -0.5)
+
+
 @pytest.mark.parametrize(("schema", "row", "expected"), SCHEMAS)
 def test_schema_is_told_by_its_columns(schema, row, expected) -> None:
     assert told(row, "f") == schema
@@ -180,6 +190,9 @@ BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
         {"prompt": str(ASK), "answer": "yes"},
         ['"prompt" is a list as Python prints it', "JSON lines"],
     ),
+    ({"prompt": "Hi", "role": "prefer"}, ["no schema", '"role": "refuse"', "keep_file"]),
+    ({"prompt": "Hi", "role": "refuse", "tolerence": -1}, ['Write "tolerance"']),
+    ({"prompt": "Hi", "role": "refuse", "text": "No."}, ['"text"', "not read"]),
     ({"prompt": "Hi", "completion": None}, ['"completion" is null', "Give a text"]),
     (
         {"messages": [{"role": "system", "content": ""}], "answer": "a"},
