@@ -423,8 +423,9 @@ def status(words: list[str]) -> int:
 
 
 def lines_shown(text: str) -> list[str]:
-    """Lines that are compared: long ones are broken on a page."""
-    return [" ".join(line.split()) for line in text.replace("\\\n", " ").splitlines()]
+    """Lines that are compared: commands and sentences that a page breaks are whole again."""
+    whole = re.sub(r"\\\n|\n  (?=[a-z])", " ", text)
+    return [" ".join(line.split()) for line in whole.splitlines()]
 
 
 def final(output: str) -> str:
