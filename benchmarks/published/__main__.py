@@ -24,22 +24,22 @@ from typing import Any
 import pandas as pd
 import torch
 
-from . import hardnet, integer, nlpoptnet, nonconvex, qcqp
+from . import hardnet, integer, nlpoptnet, nonconvex, qcqp, unicycle
 from .integer import IntegerTable
 from .runs import OURS, PRICED, Run, run
-from .show import draw, summarise, write
+from .show import AnyTable, draw, summarise, write
 from .table import Table, common_columns
 
 RESULTS = Path(__file__).parents[1] / "evidence/results"
 DOCS = Path(__file__).parents[2] / "docs"
 CONTINUOUS = [each.TABLE for each in (nonconvex, qcqp, hardnet, nlpoptnet)]
-TABLES: dict[str, Table | IntegerTable] = {
-    each.name: each for each in [*CONTINUOUS, *integer.TABLES]
+TABLES: dict[str, AnyTable] = {
+    each.name: each for each in [*CONTINUOUS, *integer.TABLES, unicycle.TABLE]
 }
 KEY = ["table", "method", "seed", "correction"]
 
 
-def methods_of(table: Table | IntegerTable) -> list[str]:
+def methods_of(table: AnyTable) -> list[str]:
     hinges = [f"hinge {weight:g}" for weight in table.weights]
     return [OURS, *([PRICED] if isinstance(table, Table) else []), *hinges]
 
@@ -108,7 +108,7 @@ def forget(
 
 def study(
     output: Path,
-    table: Table | IntegerTable,
+    table: AnyTable,
     methods: Sequence[str],
     seeds: Sequence[int],
     folder: Path,
@@ -120,11 +120,13 @@ def study(
             same = (done["table"] == table.name) & (done["method"] == method)
             if (same & (done["seed"] == seed)).any():
                 continue
-            if isinstance(table, IntegerTable):
-                values = integer.run(table, method, seed)
-            else:
+            if isinstance(table, Table):
                 found = run(table, table.family(folder), method, seed)
                 values = columns_of(table, found)
+            elif isinstance(table, IntegerTable):
+                values = integer.run(table, method, seed)
+            else:
+                values = unicycle.run(method, seed)
             rows = rows_of(table.name, method, seed, values)
             append(output, rows)
             if seed == 0 and isinstance(table, Table) and table.judged is None:

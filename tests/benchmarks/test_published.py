@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from scipy.stats import gmean
 
 from benchmarks.published import __main__ as published
-from benchmarks.published import integer, nlpoptnet, nonconvex, qcqp
+from benchmarks.published import integer, nlpoptnet, nonconvex, qcqp, unicycle
 from benchmarks.published.runs import mean_prices, prices
 from benchmarks.published.show import draw, summarise, write
 from benchmarks.published.table import Judged, Table, sine, snarenet_columns
@@ -206,7 +206,90 @@ def test_integers_are_rounded_split_and_projected_as_theirs(
     assert excess[1].max() <= 1e-6
 
 
+def test_a_unicycle_moves_costs_and_starts_as_theirs() -> None:
+    """mpc_obst.py, step by step, and the first state that eval.py draws."""
+    draw = np.random.default_rng(0)
+    start, inputs = draw.normal(size=3), draw.normal(size=(10, 2))
+    at, total, margins = start, 0.0, []
+    for step, (speed, turn) in enumerate(inputs):
+        slide = [speed * np.cos(at[2]), speed * np.sin(at[2]), turn]
+        at = at + 0.2 * np.array(slide)
+        off = at - np.array([3.5, 0, 0])
+        off[2] = (off[2] + np.pi) % (2 * np.pi) - np.pi
+        weights = np.array([11, 11, 2]) if step == 9 else np.ones(3)
+        total += weights @ off**2 + 0.1 * (speed**2 + turn**2)
+        margins.append(0.51020408 * at[0] ** 2 + 0.90702948 * at[1] ** 2 - 1)
+    given = torch.from_numpy(inputs)[None]
+    states = unicycle.driven(torch.from_numpy(start)[None], given)
+    assert unicycle.cost(states, given).item() == pytest.approx(total)
+    np.testing.assert_allclose(unicycle.margin(states)[0].numpy(), margins)
+    draw = np.random.default_rng(101)
+    first = [draw.uniform(-4, -2.2), draw.uniform(-2.4, 2.4), draw.uniform(-0.45, 0.45)]
+    np.testing.assert_array_equal(unicycle.starts()[0].numpy(), first)
+
+
+def test_plans_that_are_corrected_never_touch_the_obstacle() -> None:
+    """Also those of a network that drives straight ahead, and did not train."""
+    module = unicycle.Plan(None)
+    torch.nn.init.zeros_(module.net[-1].weight)
+    with torch.no_grad():
+        module.net[-1].bias.copy_(torch.tensor([2.5, 0.0]).repeat(10))
+    start = unicycle.starts()[:12]
+    raw, found = (unicycle.closed_loops(module, start, c) for c in (False, True))
+    assert unicycle.margin(raw.states).min() < -0.5
+    assert raw.worst > 0.4
+    assert unicycle.margin(found.states).min() > -unicycle.TOUCHED
+    assert found.worst <= 1e-6
+    speed, turn = found.inputs.unbind(2)
+    assert 0 <= speed.min() and speed.max() <= 2 and turn.abs().max() <= 1.5
+
+
+def test_ipopts_closed_loop_is_that_of_another_solver() -> None:
+    best = unicycle.reference()
+    assert len(best) == len(unicycle.starts()) == 100
+    row = 4
+    state, inputs = unicycle.starts()[row : row + 1], []
+    states = []
+    guess = np.tile([1.0, 0.0], 10)
+    for _ in range(20):
+        guess = _by_slsqp(state, guess)
+        inputs.append(torch.from_numpy(guess[None, :2].copy()))
+        state = unicycle.advanced(state, inputs[-1])
+        states.append(state)
+    found = unicycle.cost(torch.stack(states, 1), torch.stack(inputs, 1))
+    assert found.item() == pytest.approx(best[row].item(), rel=1e-4)
+
+
+def _by_slsqp(state: torch.Tensor, guess: np.ndarray) -> np.ndarray:
+    """The inputs of the best plan from a state, flat."""
+
+    def values(flat: np.ndarray, of_obstacle: bool) -> tuple[np.ndarray, np.ndarray]:
+        inputs = torch.tensor(flat, requires_grad=True)
+        plan = inputs.reshape(1, 10, 2)
+        states = unicycle.driven(state, plan)
+        found = (
+            unicycle.margin(states)[0] if of_obstacle else unicycle.cost(states, plan)
+        )
+        slopes = [torch.autograd.grad(v, inputs, retain_graph=True)[0] for v in found]
+        return found.detach().numpy(), torch.stack(slopes).numpy()
+
+    solved = minimize(
+        lambda flat: values(flat, False)[0][0],
+        guess,
+        jac=lambda flat: values(flat, False)[1][0],
+        bounds=[(0, 2), (-1.5, 1.5)] * 10,
+        constraints={
+            "type": "ineq",
+            "fun": lambda flat: values(flat, True)[0],
+            "jac": lambda flat: values(flat, True)[1],
+        },
+        method="SLSQP",
+        options={"ftol": 1e-9, "maxiter": 200},
+    )
+    return solved.x
+
+
 def test_the_tables_have_names_of_their_own() -> None:
     names = list(published.TABLES)
-    assert len(set(names)) == len(names) == 6
+    assert len(set(names)) == len(names) == 7
     assert nonconvex.TABLE.published["SnareNet"]["gap, geometric mean"] == 0.0790
