@@ -37,7 +37,7 @@ SOURCE = (
     "most 200 epochs, weight 100; EX is Gurobi with 1,000 seconds an instance"
 )
 WIDTHS = {20: 64, 50: 128}
-EPOCHS, BATCH, RATE, SLOPE = 150, 64, 1e-3, 10.0
+EPOCHS, BATCH, RATE, SLOPE = 150, 200, 1e-3, 10.0
 HELD = 1000
 ROUNDS, STEP, ALLOWED = 1000, 0.01, 1e-6
 SHOWN = 100

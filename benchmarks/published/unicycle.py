@@ -46,7 +46,7 @@ EFFORT = 0.1
 STARTS, FRESH = 100, 101
 """Their fresh starts, and the seed of them."""
 EPOCHS, BATCH, RATE, WIDTH = 150, 200, 1e-3, 200
-DRAWN = 10_000
+DRAWN = 5_000
 REGION = ((-4.0, 4.0), (-2.5, 2.5), (-1.5, 1.5))
 """In which states are drawn that train."""
 TOUCHED = 1e-6

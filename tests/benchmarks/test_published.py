@@ -241,7 +241,9 @@ def test_plans_that_are_corrected_never_touch_the_obstacle() -> None:
     assert unicycle.margin(found.states).min() > -unicycle.TOUCHED
     assert found.worst <= 1e-6
     speed, turn = found.inputs.unbind(2)
-    assert 0 <= speed.min() and speed.max() <= 2 and turn.abs().max() <= 1.5
+    assert speed.min() >= 0
+    assert speed.max() <= 2
+    assert turn.abs().max() <= 1.5
 
 
 def test_ipopts_closed_loop_is_that_of_another_solver() -> None:
