@@ -27,10 +27,10 @@ Rounding grows to this in a long run. A weight would have to change by a factor 
 In {unsolved} of the {all} neither solves the equation: the errors of both, with the best weight
 too, are above {LARGE}. Of the other {rest} `Pointwise()` is within twice the error of the best
 of the seven weights in {near}.
-The beam's error is what its tolerance allows: with a tenth of the tolerance it is .00014 (two seeds).
-Units change nothing but rounding: with a factor of 1,024, which rounds nothing, Klein–Gordon and the
-oscillator end at the same four digits (one seed), while one seed of Klein–Gordon ends at .38 or .41
-with or without a second one trained beside it.
+The beam's error is what its tolerance allows: with a tenth of it the error is .00013 (two
+seeds). Units change nothing but rounding: with a factor of 1,024, which rounds nothing,
+Klein–Gordon and the oscillator end at the same four digits (one seed), while one seed of
+Klein–Gordon ends at .38 or .41 with or without a second one trained beside it.
 `python -m benchmarks.physics` runs all; `benchmarks/evidence/results/physics.csv` has each run.
 
 """
