@@ -88,8 +88,9 @@ class PointwiseTrainerMixin:
 
     Attributes:
         columns: names of columns of the rows, such as the one that says which samples have a
-            requirement. ``terms`` and ``masks`` find them in ``inputs`` as tensors (B,), in training
-            and evaluation, though the trainer drops them or its collator does not know them.
+            requirement. ``terms`` and ``masks`` find them in ``inputs`` as tensors (B,), in
+            training and evaluation, also where the trainer drops them or its collator does not
+            know them.
         constrained: the PointwiseLoss; ``constrained.multipliers`` is λ.
 
     Raises:
@@ -164,8 +165,8 @@ class PointwiseTrainerMixin:
     def terms(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, ...]:
         """ℓ₀ (B,), ℓ_k by constraint (B,) or (B, K), and masks by term if some apply to a part.
 
-        Called in training and evaluation; values, not yet violations. Masks are bool (B,), under the
-        names of the constraints and "objective"; without them those of :meth:`masks` are taken.
+        Called in training and evaluation; values, not yet violations. Masks are bool (B,), under
+        the names of the constraints and "objective"; without them those of :meth:`masks` are taken.
         """
         raise TrainingError(
             f"{type(self).__name__} has no terms(model, inputs): define it; it returns the "

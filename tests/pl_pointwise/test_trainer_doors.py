@@ -226,7 +226,7 @@ def assert_equal_evaluations(one: dict[str, float], other: dict[str, float]) -> 
 
 
 @pytest.mark.parametrize(
-    "values, expected",
+    ("values", "expected"),
     [({}, r'columns names "role".*only .*labels'), ({"role": "a"}, "are no numbers")],
 )
 def test_a_column_that_is_none_is_refused(

@@ -115,9 +115,7 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "row", [{"prompt": "Hi"}, {"messages": ASK, "answer": None}]
-)
+@pytest.mark.parametrize("row", [{"prompt": "Hi"}, {"messages": ASK, "answer": None}])
 def test_a_prompt_to_refuse_needs_no_answer(row) -> None:
     record = read_record({**row, "role": "refuse", "tolerance": -0.5}, "here")
     (response,) = record.responses
@@ -190,7 +188,10 @@ BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
         {"prompt": str(ASK), "answer": "yes"},
         ['"prompt" is a list as Python prints it', "JSON lines"],
     ),
-    ({"prompt": "Hi", "role": "prefer"}, ["no schema", '"role": "refuse"', "keep_file"]),
+    (
+        {"prompt": "Hi", "role": "prefer"},
+        ["no schema", '"role": "refuse"', "keep_file"],
+    ),
     ({"prompt": "Hi", "role": "refuse", "tolerence": -1}, ['Write "tolerance"']),
     ({"prompt": "Hi", "role": "refuse", "text": "No."}, ['"text"', "not read"]),
     ({"prompt": "Hi", "completion": None}, ['"completion" is null', "Give a text"]),
