@@ -498,12 +498,9 @@ class _WithIndex:
 
     def __call__(self, rows: list[Mapping[str, Any]]) -> Any:
         index = [row["index"] for row in rows if "index" in row]
-        own = {name: self._column(name, rows) for name in self.columns}
-        plain = [without_position(row) for row in rows]
-        batch = self.collate(
-            [{name: row[name] for name in row if name not in own} for row in plain]
-        )
-        batch.update(own)
+        given = {name: self._column(name, rows) for name in self.columns}
+        batch = self.collate([_without(row, "index", *self.columns) for row in rows])
+        batch.update(given)
         # Rows of train_dataset have one, and those of an evaluation none.
         if len(index) == len(rows):
             batch["index"] = torch.tensor(index)
@@ -534,7 +531,11 @@ class _WithIndex:
 
 def without_position(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row as it was given."""
-    return {name: value for name, value in row.items() if name != "index"}
+    return _without(row, "index")
+
+
+def _without(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in names}
 
 
 @contextmanager
