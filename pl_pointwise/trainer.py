@@ -498,9 +498,9 @@ class _WithIndex:
 
     def __call__(self, rows: list[Mapping[str, Any]]) -> Any:
         index = [row["index"] for row in rows if "index" in row]
-        given = {name: self._column(name, rows) for name in self.columns}
+        columns = {name: self._column(name, rows) for name in self.columns}
         batch = self.collate([_without(row, "index", *self.columns) for row in rows])
-        batch.update(given)
+        batch.update(columns)
         # Rows of train_dataset have one, and those of an evaluation none.
         if len(index) == len(rows):
             batch["index"] = torch.tensor(index)
