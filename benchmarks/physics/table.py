@@ -21,7 +21,7 @@ same. A number is the error ‖u − solution‖/‖solution‖, mean over {seed
 that nothing was learnt. The oscillator is not that of the program above: it is four times as
 stiff, u″ + 4u′ + 400u = 0, and there are no data. The last column says by how much of itself
 the error of `Pointwise()` changes when the equation is written in another unit, a thousand times
-as small or as large. What changes it is rounding alone, which grows in a long run. A weight would
+as small or as large. What changes it is rounding, which grows in a long run. A weight would
 have to be changed by a factor of a million.
 
 {table}
