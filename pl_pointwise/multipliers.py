@@ -155,7 +155,9 @@ class Multipliers(Mapping[str, Tensor]):
         if tuple(table.shape) != shape:
             raise TrainingError(
                 f'Constraint "{name}": multipliers of shape {tuple(table.shape)}, values that need '
-                f"{shape}. Mark missing columns in membership(), or call multipliers.reset()."
+                f"{shape}. A sample has as many values in every batch: pad to one width, not to "
+                "each batch's longest row, and mark what is missing in membership(). Of another "
+                "task, call multipliers.reset()."
             )
         return table
 

@@ -75,8 +75,22 @@ class PointwiseDataModule(LightningDataModule):
         self.datasets: dict[str, Rows] = {}
 
     def collate(self, rows: list[dict[str, Any]]) -> Any:
-        """A batch with ``batch["index"]``, (B,), from rows that have it; here torch's default."""
-        return torch.utils.data.default_collate(rows)
+        """A batch with ``batch["index"]``, (B,), from rows that have it; here torch's default.
+
+        Raises:
+            DataError: rows that do not stack, as lists of different lengths.
+        """
+        try:
+            return torch.utils.data.default_collate(rows)
+        except (RuntimeError, TypeError, KeyError) as error:
+            problem = _what_does_not_stack(rows)
+            if problem is None:
+                raise
+            raise DataError(
+                f"{type(self).__name__}: {problem}. Rows that do not stack need a collate of your "
+                "own: collate(self, rows) of the data module returns the batch, padded, with "
+                '"index": torch.tensor([row["index"] for row in rows]).'
+            ) from error
 
     def describe(self, index: int, dataset: str = "train") -> dict[str, Any]:
         """Sample ``index`` for people to look at, by field: texts, numbers, short vectors, images.
@@ -176,6 +190,24 @@ class PointwiseDataModule(LightningDataModule):
             collate_fn=self.collate,
             num_workers=self.num_workers,
         )
+
+
+def _what_does_not_stack(rows: list[dict[str, Any]]) -> str | None:
+    """The field of which torch makes no batch, and of which rows; None where it is no field."""
+    for name in rows[0]:
+        values = []
+        for row in rows:
+            if name not in row:
+                return f'row {row["index"]} has no field "{name}", as row {rows[0]["index"]} has'
+            values.append(row[name])
+        try:
+            torch.utils.data.default_collate(values)
+        except (RuntimeError, TypeError) as error:
+            numbers = ", ".join(str(row["index"]) for row in rows[:4])
+            more = ", …" if len(rows) > 4 else ""
+            reason = str(error).partition("\n")[0].rstrip(".")
+            return f'field "{name}" of rows {numbers}{more} does not stack: {reason}'
+    return None
 
 
 def _describe_rows(rows: Any) -> str:

@@ -59,7 +59,8 @@ def _index_of(piece: Any) -> Tensor:
             f'A batch, here a {type(piece).__name__}, needs "index", the position of each '
             f"sample, a tensor (B,) of whole numbers, got {kind}: use PointwiseDataModule, or "
             "wrap the data set in IndexedDataset(rows), of tuples in IndexedDataset(rows, "
-            'fields=["x", "y"]).'
+            'fields=["x", "y"]). A collate of your own puts it on the batch: '
+            '"index": torch.tensor([row["index"] for row in rows]).'
         )
     return index.long().cpu()
 

@@ -1,11 +1,14 @@
 """Every kind of constraint is told wherever constraints are.
 
+Numbers of KINDS that a formula takes the size of are best below 0, where a forgotten |…| shows.
 A new kind is a line of ``KINDS``, one of ``MISSED`` and, if a field of it is new, one of ``WORDS``.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import MISSING, dataclass, fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,8 @@ WORDS = {
     "share": "but for 20 %",
 }
 """By field what ``in_words`` says of it, wherever it is set in ``KINDS``."""
+FIRST = ("at_most", "at_least", "equals", "each_sample", "share")
+"""The fields in the order in which they may be given without their names."""
 OF_GROUPS = {"each_sample"}  # tests/pl_pointwise/test_groups.py
 VALUES = torch.tensor([-1.0, -0.75, 0.0, 0.25, 1.5])
 MISSED = {
@@ -77,7 +82,69 @@ def test_every_field_of_a_constraint_is_in_a_kind_and_on_a_page() -> None:
         assert f"{field.name}=" in told, (
             f"{field.name}: add Constraint({field.name}=…) to the table of docs/problem.md."
         )
+        assert field.name in (Constraint.__doc__ or ""), (
+            f"{field.name}: say in the docstring of Constraint what it means."
+        )
     assert list(MISSED) == list(KINDS)
+
+
+def test_fields_that_may_be_given_without_their_names_stay_where_they_are() -> None:
+    names = tuple(field.name for field in fields(Constraint))
+    assert names[: len(FIRST)] == FIRST, (
+        "Constraint(0.5) is at_most=0.5: put a new field at the end of the fields."
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrong", [torch.ones(2), "a", math.nan, math.inf])
+def test_a_number_of_a_bound_that_is_none_is_refused(kind: str, wrong: Any) -> None:
+    given = set_fields(KINDS[kind])
+    for name in given:
+        try:
+            Constraint(**given | {name: wrong})
+        except ValueError as refused:
+            error: Exception | None = refused
+        except Exception as other:
+            error = other
+        else:
+            error = None
+        assert isinstance(error, ValueError), (
+            f"Constraint({name}={wrong!r}) ends in {error!r}: have __post_init__ look at its type, "
+            "then whether it is finite, before it compares, and refuse it with the remedy."
+        )
+
+
+def bounds_alone() -> set[str]:
+    """The kinds that are another kind with a field more are left out."""
+    return {kind for kind in KINDS if kind != "but for a share"}
+
+
+def test_without_a_bound_each_kind_is_named_as_a_remedy() -> None:
+    with pytest.raises(ValueError, match="needs a bound") as refused:
+        Constraint()
+    for kind in bounds_alone():
+        assert any(
+            f"{name}=" in str(refused.value) for name in set_fields(KINDS[kind])
+        ), f"Constraint() ends in {refused.value}: name {kind} there too."
+
+
+@pytest.mark.parametrize(("one", "other"), combinations(KINDS, 2))
+def test_two_bounds_at_once_are_both_held_or_refused(one: str, other: str) -> None:
+    first, second = set_fields(KINDS[one]), set_fields(KINDS[other])
+    # An interval has another number in the place of a lower bound's.
+    if any(first[name] != second[name] for name in {*first} & {*second}):
+        return
+    try:
+        both = Constraint(**first | second)
+    except ValueError:
+        return
+    violation = both.violation(VALUES)
+    columns = violation[:, None] if violation.dim() == 1 else violation
+    missed = [a or b for a, b in zip(MISSED[one], MISSED[other], strict=True)]
+    assert (columns.amax(dim=1) > 0).tolist() == missed, (
+        f"{both.description()} is accepted, and one of the two is not held: refuse it in "
+        "Constraint.__post_init__, with the remedy."
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,6 +228,33 @@ def test_violations_are_where_the_bounds_are_missed(kind: str) -> None:
     if constraint.sides == 1 and not constraint.is_equality:
         at = [constraint.value_at(v) for v in violation.tolist()]
         torch.testing.assert_close(torch.tensor(at), VALUES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_values_of_a_sample_are_judged_as_each_alone(kind: str) -> None:
+    """(B, K) → (B, sides·K): the upper sides of all values, then the lower ones."""
+    constraint = KINDS[kind]
+    values = torch.stack([VALUES, VALUES.flip(0), VALUES - 0.5], dim=1).double()
+    violation = constraint.violation(values)
+    assert violation.shape == (5, 3 * constraint.sides), (
+        "Constraint.violation: of values (B, K) it is (B, sides·K), torch.cat of the sides."
+    )
+    assert violation.dtype == values.dtype, (
+        "Constraint.violation: keep the type of the values."
+    )
+    outside, _ = constraint.outside(
+        violation, torch.ones_like(violation, dtype=torch.bool)
+    )
+    for column in range(3):
+        alone = constraint.violation(values[:, column])
+        sides = alone[:, None] if alone.dim() == 1 else alone
+        torch.testing.assert_close(violation[:, column::3], sides)
+        torch.testing.assert_close(outside[:, column], sides.amax(dim=1))
+    if constraint.sides == 2:
+        high = constraint.violation(torch.tensor([1e6]))
+        assert high[0, 0] > 0 > high[0, 1], (
+            "Constraint.violation: the upper side's columns come first."
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)

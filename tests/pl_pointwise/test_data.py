@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import seed_everything
 
+from pl_pointwise import PointwiseDataModule
 from pl_pointwise.data import (
     PADDING,
     IndexedDataset,
@@ -408,3 +409,34 @@ def test_a_batch_of_no_sample_is_refused(name: str) -> None:
             DataError, match=r"rows have no positions: give a list|is empty: give"
         ):
             ToyData(rows).train_dataloader()
+
+
+class Ragged(PointwiseDataModule):
+    """Rows of different lengths, with the collate that they came with: none."""
+
+    def __init__(self, rows: list[dict[str, Any]], num_workers: int = 0) -> None:
+        super().__init__(batch_size=2, num_workers=num_workers)
+        self.datasets["test"] = rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (
+            [{"y": 0.0, "x": torch.ones(2)}, {"y": 0.0, "x": torch.ones(3)}],
+            'field "x" of rows 0, 1 does not stack',
+        ),
+        ([{"x": [1, 2]}, {"x": [1, 2, 3]}], 'field "x" of rows 0, 1 does not stack'),
+        ([{"x": 1.0}, {"x": None}], 'field "x" of rows 0, 1 does not stack'),
+        ([{"x": 1.0, "y": 2.0}, {"x": 1.0}], 'row 1 has no field "y", as row 0 has'),
+    ],
+)
+def test_rows_that_do_not_stack_are_named_with_the_remedy(
+    rows: list[dict[str, Any]], words: str
+) -> None:
+    for workers in (0, 1):
+        loader = Ragged(rows, workers).test_dataloader()["test"]
+        with pytest.raises(DataError) as refused:
+            next(iter(loader))
+        assert f"Ragged: {words}" in str(refused.value)
+        assert "collate(self, rows) of the data module" in str(refused.value)

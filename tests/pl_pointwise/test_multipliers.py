@@ -326,3 +326,12 @@ def test_logs_and_evaluation_of_an_equality_report_its_distance() -> None:
         module.violations["test"]["fit"].sort().values,
         residual.abs()[:, 0].sort().values,
     )
+
+
+def test_a_batch_padded_to_its_own_longest_row_is_told_to_pad_to_one_width() -> None:
+    table = Multipliers(4)
+    table.table("fit", (4, 3))
+    with pytest.raises(
+        TrainingError, match=r"\(4, 3\).*need \(4, 2\).*pad to one width"
+    ):
+        table.table("fit", (4, 2))

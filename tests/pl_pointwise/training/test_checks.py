@@ -110,7 +110,9 @@ def test_a_collate_function_with_indices_of_other_types_is_refused() -> None:
             "index": torch.arange(len(rows)) * 1.0,
         }
 
-    with pytest.raises(DataError, match=r"whole numbers, got torch\.float32"):
+    with pytest.raises(
+        DataError, match=r"whole numbers, got torch\.float32.*collate of your own"
+    ):
         fit(Line(), loader(ToyRows(8), collate_fn=floating))
 
 
