@@ -115,9 +115,12 @@ def test_links_of_the_page_lead_somewhere(page: Path) -> None:
         if target.startswith("https://"):
             continue
         file = page.parent / target if target else page
-        assert file.exists(), link
+        assert file.exists(), f"{page.name} links {link}: no such file."
         if anchor:
-            assert anchor in anchors(file), link
+            assert anchor in anchors(file), (
+                f"{page.name} links {link}: {file.name} has no such heading. Put the link right, "
+                "or the heading back."
+            )
 
 
 def anchors(page: Path) -> set[str]:
@@ -132,7 +135,9 @@ def anchors(page: Path) -> set[str]:
 def test_the_index_for_programs_is_that_of_the_pages() -> None:
     """`python docs/agents.py` writes llms.txt and AGENTS.md."""
     for name, text in runpy.run_path(str(ROOT / "docs/agents.py"))["FILES"].items():
-        assert (ROOT / name).read_text(encoding="utf-8") == text(), name
+        assert (ROOT / name).read_text(encoding="utf-8") == text(), (
+            f"{name} is not what the pages say: run python docs/agents.py, and commit it."
+        )
 
 
 def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
@@ -149,7 +154,10 @@ def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
     expected = [page.with_suffix("") for page in (*PAGES, *NOTEBOOKS)]
     expected += [ROOT / "docs/api/index"]
     expected.remove(index.with_suffix(""))
-    assert sorted(listed) == sorted(expected)
+    wrong = sorted({*listed} ^ {*expected})
+    assert sorted(listed) == sorted(expected), (
+        f"docs/index.md: name each page once in its navigation, and none that is not there: {wrong}"
+    )
 
 
 def pages_of_the_reference() -> list[str]:
@@ -179,7 +187,10 @@ def test_the_reference_has_a_page_of_every_public_name_and_of_no_module() -> Non
         )
     for name in pages:
         module, _, last = name.rpartition(".")
-        assert callable(getattr(importlib.import_module(module), last)), name
+        assert callable(getattr(importlib.import_module(module), last, None)), (
+            f"docs/api/*.rst lists {name}, which is not there: a public name stays, or is another "
+            "one there, on all pages, and in CHANGELOG.md."
+        )
     for file in (ROOT / "docs").rglob("*.rst"):
         assert not re.search(r"automodule|:recursive:", file.read_text("utf-8")), file
 
@@ -217,7 +228,8 @@ PUBLIC_CLASSES = {
     name: found
     for name in pages_of_the_reference()
     for module, _, last in (name.rpartition("."),)
-    if isinstance(found := getattr(importlib.import_module(module), last), type)
+    # What is not there fails below, with the remedy.
+    if isinstance(found := getattr(importlib.import_module(module), last, None), type)
 }
 
 

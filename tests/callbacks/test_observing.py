@@ -7,6 +7,7 @@ tail.
 from __future__ import annotations
 
 import csv
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
 
 import pl_pointwise.callbacks
-from pl_pointwise import Constraint, Pointwise
+from pl_pointwise import Average, Constraint, Pointwise
 from pl_pointwise.cli import main
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.files import run_root
@@ -47,6 +48,42 @@ class Noisy(ToyRows):
 OF_LANGUAGE = ("AnswerSamples", "ModelExport")  # They ask more of a module.
 # All are built without arguments: a callback has defaults for its own.
 OBSERVERS = [name for name in pl_pointwise.callbacks.__all__ if name not in OF_LANGUAGE]
+
+
+@pytest.mark.parametrize("name", pl_pointwise.callbacks.__all__)
+def test_every_argument_has_a_default(name: str) -> None:
+    given = inspect.signature(getattr(pl_pointwise.callbacks, name)).parameters.values()
+    for each in given:
+        variadic = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        assert variadic or each.default is not each.empty or name in OF_LANGUAGE, (
+            f"{name}({each.name}): give it a default; the command line builds it by its name."
+        )
+
+
+def callbacks_of(names: list[str]) -> list[Callback]:
+    return [getattr(pl_pointwise.callbacks, name)() for name in names]
+
+
+@pytest.mark.parametrize("kind", ["of the batch", "one without multipliers"])
+def test_groups_without_a_multiplier_each_are_observed_too(
+    kind: str, tmp_path: Path
+) -> None:
+    """λ is () of a statistic, and what has no formulation is not in ``multipliers``."""
+    stated = Pointwise(alpha=0.8, dual_lr=1.2)
+    of_kind: Any = (
+        Average() if kind == "of the batch" else {"fit": stated, "pair": None}
+    )
+    module = Toy(of_kind)
+    rows = IndexedDataset(ToyRows(13, seed=2), groups=[i % 4 for i in range(13)])
+    runner = trainer(
+        max_epochs=2,
+        callbacks=callbacks_of(OBSERVERS),
+        default_root_dir=tmp_path,
+        enable_checkpointing=True,
+        enable_progress_bar=True,
+    )
+    runner.fit(module, ToyData(rows, ToyRows(5), batch_size=4))
+    assert runner.logged_metrics
 
 
 def assert_observed(without: Toy, with_callbacks: Toy) -> None:
@@ -118,7 +155,13 @@ def test_training_on_groups_is_the_same_and_every_key_of_the_log_is_on_the_page(
         heading = re.sub("/fit/.*", "/{constraint}/…", key)
         assert f"| key `{heading}` |" in page, (
             f"docs/callbacks.md: a section with a table | key `{heading}` | meaning | of what the "
-            "callback logs."
+            "callback logs. Keys are WORD/{constraint}/…"
+        )
+        section = page.partition(f"| key `{heading}` |")[2].partition("\n## ")[0]
+        tail = key.rpartition("/")[2]
+        short = "_" + tail.rpartition("_")[2]
+        assert f"`{tail}`" in section or f"`{short}`" in section, (
+            f"docs/callbacks.md: a row of `{tail}` below | key `{heading}` |."
         )
 
 

@@ -55,6 +55,18 @@ def test_every_file_has_a_public_callback(path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("path", sorted(CALLBACKS.glob("*.py")), ids=lambda p: p.stem)
+def test_values_are_logged_as_of_all_ranks(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith(
+            "pl_module."
+        ):
+            assert node.attr not in ("log", "log_dict"), (
+                f"callbacks/{path.name}, line {node.lineno}: log by log_of_all_ranks(pl_module, "
+                "values) of pl_pointwise/task.py, or ranks differ."
+            )
+
+
 def test_a_private_read_is_seen() -> None:
     code = "self._mine\nmodule._lagrangian.groups\nself.module._run.x\nsuper()._save()"
     assert private_reads(ast.parse(code)) == [
