@@ -21,6 +21,7 @@ from pl_pointwise import (
     Relaxed,
 )
 from pl_pointwise.formulations import Scale
+from pl_pointwise.lagrangian import gradient_units
 from pl_pointwise.lagrangian.gradient_units import GradientUnits
 from pl_pointwise.lagrangian.terms import Measured
 from tests.pl_pointwise.test_running_statistics import Normed
@@ -716,3 +717,28 @@ def test_nothing_pulls_harder_the_further_it_is_than_r(
     torch.testing.assert_close(pull[[0, -1]], torch.stack([below, pull[-2]]))
     assert pull[-2] > pull[3]
     torch.testing.assert_close(psi[-1] - psi[-2], 4.5 * pull[-2])  # One line, no jump.
+
+
+def test_the_page_and_the_docstring_write_the_constants_of_the_rule() -> None:
+    page = (Path(__file__).parents[3] / "docs/formulations.md").read_text("utf-8")
+    section = page.partition("## How α and η are set")[2].partition("\n## ")[0]
+    r = gradient_units
+    largest = f"{r.LARGEST / 10:g}"
+    long = f"s²(T/{r.PACE:g} − {r.LONG:g})"
+    written = {
+        "MARGIN": f"v⁺ = v + r/{1 / r.MARGIN:g}",
+        "LEAD": f"P = min(max({r.LEAD:g}Λ·M/m + λ̄, {r.LEAD:g}Λ₀·min(1/s, L)), {r.LARGEST:g}Λ)",
+        "PATIENCE, LARGEST": f"min({r.PATIENCE:g}P, {largest}Λ)·clip(v⁺/r, ±1)",
+        "SHORT": f"R ≤ {r.SHORT:g} epochs|R ≤ {r.SHORT:g},",
+        "WINDOW, PACE, LONG": f"T > {r.PACE * r.LONG:g} steps it is {r.WINDOW}·(1 + {long})",
+        "COST": f"{100 * r.COST:g} %",
+    }
+    for where, text in (
+        ("docs/formulations.md", section),
+        ("gradient_units.py", r.__doc__ or ""),
+    ):
+        for names, formula in written.items():
+            assert any(each in text for each in formula.split("|")), (
+                f"{where} does not say {formula}, which is by the present {names}: see "
+                "CONTRIBUTING.md, The default rule."
+            )
