@@ -59,7 +59,7 @@ from .terms import Measured
 
 log = logging.getLogger(__name__)
 
-MARGIN = 0.3
+MARGIN = 0.25
 """How far inside the bound a multiplier of a sample aims, in r."""
 LEAD = 2.0
 """The force of a requirement at the start, in Λ."""
