@@ -190,7 +190,7 @@ def test_a_value_that_is_not_finite_leaves_its_sample_out() -> None:
         (
             {"fitt": torch.zeros(4)},
             ValueError,
-            r"strict_values\(\) names 'fitt'; .* 'fit', 'pair'",
+            r"strict_values\(\) names 'fitt': .* 'fit', 'pair'",
         ),
         (
             {"pair": torch.zeros(4)},
