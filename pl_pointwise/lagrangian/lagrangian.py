@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..constraint import Constraint
 from ..formulations import Ascending, Formulation
 from ..report.closing import closing_of
 from ..report.closing_table import Closing, Conditions, HeldOut
 from ..report.history import UNREAD_ROWS, UNREAD_STEPS
 from .batch_scope import Slope
-from .checks import Door, Warn
 from .group_means import largest
 from .prices import Step, forces_of
 from .shares import without_exempt
@@ -29,7 +27,6 @@ from .state import LagrangianState
 from .terms import (
     OBJECTIVE,
     DualStep,
-    Layout,
     Measured,
     Terms,
     carries,
@@ -62,46 +59,8 @@ class Gradient:
 class Lagrangian(LagrangianState):
     """The steps of objective, constraints and multipliers of a training set.
 
-    Arguments and further attributes are those of :class:`~.state.LagrangianState`.
-
-    Attributes:
-        in_force: the formulations with α a number, of the last step.
-        measured, dual_steps: what the last step measured, and the dual step that it ended in.
-        steps: that the weights have taken.
-        layout: of the rows that :meth:`share` returned last.
+    Arguments and attributes are those of :class:`~.state.LagrangianState`.
     """
-
-    def __init__(
-        self,
-        constraints: Mapping[str, Constraint],
-        formulations: Mapping[str, Formulation],
-        *,
-        samples: int,
-        groups: Tensor | None,
-        primal_steps: int,
-        dual_first: bool,
-        total_steps: int | None,
-        warn: Warn,
-        door: Door,
-    ) -> None:
-        super().__init__(
-            constraints,
-            formulations,
-            samples=samples,
-            groups=groups,
-            primal_steps=primal_steps,
-            dual_first=dual_first,
-            total_steps=total_steps,
-            warn=warn,
-            door=door,
-        )
-        self.in_force: dict[str, Formulation] = {}
-        self.measured: Measured | None = None
-        self.dual_steps: dict[str, DualStep] = {}
-        self.steps = 0
-        self.layout: Layout = {}
-        self._last: Step | None = None
-        self._flat: set[str] = set()  # Constraints that were found without a gradient.
 
     # Before the loss of a step ------------------------------------------------------------------
 

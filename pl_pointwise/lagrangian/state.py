@@ -23,8 +23,10 @@ from .checks import Checks, Door, Warn
 from .gradient_units import GradientUnits
 from .group_means import MeansOfConstraints
 from .group_scopes import OnMeans, PerGroup, PerGroupMean, UnweightedMeans
+from .prices import Step
 from .scopes import Context, PerSample, PerSampleButShare, Scope, Unweighted
 from .shares import Share, refuse_shares, refuse_stream
+from .terms import DualStep, Layout, Measured
 from .trained import keep_buffers_of_compiled_graphs
 
 
@@ -51,6 +53,10 @@ class LagrangianState:
         shares: by constraint who is exempt, where a share may violate.
         history: what all steps measured.
         fingerprint: of the training set that the multipliers belong to.
+        in_force: the formulations with α a number, of the last step.
+        measured, dual_steps: what the last step measured, and the dual step that it ended in.
+        steps: that the weights have taken.
+        layout: of the rows that the last micro-batch shared.
     """
 
     def __init__(
@@ -84,6 +90,14 @@ class LagrangianState:
         self.history = History(self.constraints, samples)
         # The updated samples of the steps since the last dual step.
         self._window: list[dict[str, list[Tensor]]] = []
+        # What the engine writes in a step.
+        self.in_force: dict[str, Formulation] = {}
+        self.measured: Measured | None = None
+        self.dual_steps: dict[str, DualStep] = {}
+        self.steps = 0
+        self.layout: Layout = {}
+        self._last: Step | None = None
+        self._flat: set[str] = set()  # Constraints that were found without a gradient.
 
     # How λ moves, and whose it is ---------------------------------------------------------------
 
