@@ -294,6 +294,26 @@ def test_an_index_is_of_any_type_of_whole_numbers(dtype: torch.dtype) -> None:
     assert (loss.multipliers["fit"][:, 0] > 0).tolist() == [True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("objective", "remedy"),
+    [
+        (torch.zeros(()), "do not reduce over the batch"),
+        (torch.zeros(3), "say by masks"),
+        (torch.zeros(2, 1), "leave the other dimensions out"),
+        (torch.zeros(2, 2), r"was \(B,\) broadcast with \(B, 1\)"),
+        (torch.zeros(2, 5), "reduce each sample's values to one"),
+        (0.0, "0 times the values"),
+    ],
+)
+def test_an_objective_of_another_shape_says_what_to_do(
+    objective: object, remedy: str
+) -> None:
+    constrained = PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12)
+    values = {"fit": torch.zeros(2), "pair": torch.zeros(2)}
+    with pytest.raises(DataError, match=remedy):
+        constrained(objective, values, torch.tensor([0, 1]))
+
+
 @pytest.mark.filterwarnings("error")
 def test_misuse_is_refused() -> None:
     loop = Loop(PointwiseLoss(CONSTRAINTS, Pointwise(), samples=12), ToyRows(12))
