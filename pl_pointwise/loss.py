@@ -111,8 +111,8 @@ class PointwiseLoss:
         primal_steps: steps of the weights per dual step.
         order: "simultaneous": a loss uses λ before its batch's dual step; "dual_first": after it.
         total_steps: of the weights in the whole run, where it is known. In more than ten epochs few
-            violating samples push less hard, and in more than 900 steps λ waits for the weights
-            while most samples violate (docs/formulations.md).
+            violating samples push less hard; while most samples violate λ waits for the weights, a
+            part of the run (docs/formulations.md).
 
     Raises:
         DataError: ``groups`` that are not one number from 0 for each sample; numbers below 1.

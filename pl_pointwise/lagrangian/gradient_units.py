@@ -5,20 +5,20 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
     Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
 
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
-values, m that of (v)₊ over all values, M the largest that m was within an epoch and a half, λ̄ the
-mean multiplier of the values that have a force or a multiplier, s the share of the samples that
-violate or have a multiplier, Λ₀ the first Λ or the present one, whichever is less, R the epochs of
-the run, and v⁺ = v + r/4 (v for an equality),
+values, m that of (v)₊ over all values, M the largest that m was within 1/0.6 epochs, in which λ can
+grow by P, λ̄ the mean multiplier of the values that have a force or a multiplier, s the share of
+the samples that violate or have a multiplier, Λ₀ the first Λ or the present one, whichever is less,
+L ten in a run of at most ten epochs, else 1, and v⁺ = v + r/4 (v for an equality),
 
-    P = min(max(2Λ·M/m + λ̄, 2Λ₀·min(1/s, L)), 100Λ),   L = 10 where R ≤ 10, else max(10⁴/R³, 1),
+    P = min(max(2Λ·M/m + λ̄, 2Λ₀·min(1/s, L)), 100Λ),
     force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
 
 The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
 
 - A requirement first pushes twice as hard as the objective, however few samples violate it: ψ is
-  averaged over all of them, hence 1/s. With multipliers on more of them that part is less. In a
-  long run λ has the time to grow to what few samples need, and a hard push at its start costs
-  objective that is not made up for: hence L.
+  averaged over all of them, hence 1/s. With multipliers on more of them that part is less. In more
+  than ten epochs λ has the time to grow to what few samples need, and a hard push at the start
+  costs objective that is not made up for: hence L.
 - An objective that starts at its minimum, as the distance to the model before training does, has
   no gradient there: Λ₀ is 0. Λ grows with the distance that the push makes, and a push that grew
   with it would be its own reason.
@@ -27,11 +27,12 @@ The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
   slack; for an interval by half of that, as each side has a multiplier; for an equality by a
   quarter, as λ never has slack and follows noise. Where an epoch is fewer than W steps, the weights
   could not follow λ: an update is that part.
-- W is ten. In a run of T > 900 steps it is 10·(1 + s²(T/150 − 6)): while most samples violate, the
-  weights are on their way, and a λ that grows meanwhile is far too large when they arrive, which an
-  objective that is slow itself never makes up for (a residual of a differential equation). The 2Λ
-  are then 2Λ·20/W. Once few violate, λ decides which, and waits no more. Not for an equality: all
-  its samples violate it at all times.
+- W is ten, in a run of T steps s²·T/25 where that is more: on the way to the bound, while most
+  samples violate, λ is updated 25 times at most. A λ that grows in every epoch until the weights
+  arrive is far too large when they do, which an objective that is slow itself never makes up for
+  (a residual of a differential equation). The 2Λ are then 2Λ·20/W, where that is less. Once few
+  violate, λ decides which, and waits no more. Not for an equality: all its samples violate it at
+  all times.
 - v⁺ aims inside the bound, and r shrinks with the violations. Beyond r nothing pushes harder.
 - 100Λ bounds the first violation after a long time, 10Λ samples that cannot be satisfied.
 
@@ -64,21 +65,15 @@ MARGIN = 0.25
 LEAD = 2.0
 """The force of a requirement at the start, in Λ."""
 PATIENCE = 0.6
-"""How far an update moves λ, in P,"""
+"""How far an update moves λ, in P. In one over so many epochs M is forgotten."""
 LARGEST = 100.0
 """The largest P, in Λ. A tenth of it: how far an update moves λ at most, in Λ; and how much harder
 each of few samples pushes at most, by one over their share."""
-MEMORY = 1.5
-"""Epochs within which M is forgotten."""
-PACE = 150.0
-"""Of a long run so many steps let λ wait for WINDOW more; beyond LONG times as many."""
 WINDOW = 10
-"""Steps that m and s cover, M at least, and r and λ̄ twice that at least; else an epoch. In so many
-the weights follow a λ."""
-SHORT = 10.0
-"""Epochs of a run up to which few samples push so much harder."""
-LONG = 6.0
-"""A run is long beyond so many times PACE."""
+"""Steps in which the weights follow a λ: m and s cover so many, M at least, and r and λ̄ twice that
+at least; else an epoch. In so many epochs λ cannot grow to what few samples need."""
+UPDATES = 25
+"""Of λ in a run, while all samples violate: it waits for a part of the run."""
 
 COST = 0.03
 """Of a fit's time: what later measurements of Λ may take, each at most a pass a term more."""
@@ -126,7 +121,7 @@ def _add(state: _State, values: _Values, steps_an_epoch: float) -> None:
     state.mean += (float(residual.mean()) - state.mean) / steps
     share = float((values.violated | (multiplier != 0)).double().mean())
     state.share += (share - state.share) / steps
-    kept = 1 - 1 / max(WINDOW, MEMORY * steps_an_epoch)
+    kept = 1 - 1 / max(WINDOW, steps_an_epoch / PATIENCE)
     state.largest = max(kept * state.largest, state.mean)
     if len(pulling):
         state.pulls += 1
@@ -149,16 +144,14 @@ def _of_few(share: float, sides: int, most: float = LARGEST / 10) -> float:
 
 def _most_of_few(steps_between: float, total_steps: int | None) -> float:
     """L: the most that the above comes to. Arguments as of :meth:`GradientUnits.in_force`."""
-    if total_steps is None:
-        return LARGEST / 10
-    short = SHORT * steps_between / total_steps
-    return max(1.0, LARGEST / 10 * min(1.0, short**3))
+    short = total_steps is None or total_steps <= WINDOW * steps_between
+    return LARGEST / 10 if short else 1.0
 
 
 def _waiting(share: float, sides: int, total_steps: int | None) -> float:
     """W: the steps that λ waits for. Arguments as above; None where the run's end is not known."""
-    beyond = max(0.0, (total_steps or 0) / PACE - LONG)
-    return WINDOW * (1 + min(sides * share, 1.0) ** 2 * beyond)
+    way = min(sides * share, 1.0) ** 2 * (total_steps or 0)
+    return max(WINDOW, way / UPDATES)
 
 
 def _of_samples(
