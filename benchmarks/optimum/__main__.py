@@ -2,12 +2,10 @@
 
     python -m benchmarks.optimum --output results/optimum          (all: hours; needs cvxpy)
     python -m benchmarks.optimum --problem margins budget --epochs 10 30 --seeds 0
-    python -m benchmarks.optimum --constants                        (half an hour)
 
 ``Pointwise()``, ``Relaxed(price=10)`` and hinges of a weight each decade, of .1 to 1,000. --units
-states the constraints in other units: the problem stays the same, so the result should. --constants
-runs ``Pointwise()`` with each constant of its rule at half and at double its value, and left out.
-Writes optimum.csv and optimum.png, or constants.csv; goes on where it stopped.
+states the constraints in other units: the problem stays the same, so the result should.
+Writes optimum.csv and optimum.png; goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ import argparse
 from itertools import product
 from pathlib import Path
 
-from .run import METHODS, PROBLEMS, TRIALS, VARIANTS, quiet, sweep
-from .show import constants, draw, standing
+from .run import METHODS, PROBLEMS, quiet, sweep
+from .show import draw, standing
 
 DECADES = [name for name in METHODS if "3" not in name and "squared" not in name]
 
@@ -32,16 +30,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epochs", nargs="+", type=int, default=[None])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--units", nargs="+", type=float, default=[1.0])
-    parser.add_argument("--constants", action="store_true")
     parser.add_argument("--output", type=Path, default=Path("results/optimum"))
     of = parser.parse_args(arguments)
-    if of.constants:
-        path, methods = of.output / "constants.csv", ["Pointwise()", *VARIANTS]
-        trials = [
-            (name, length) for name, lengths in TRIALS.items() for length in lengths
-        ]
-        print(constants(sweep(path, trials, methods, of.seeds, [1.0])))
-        return
     path, trials = of.output / "optimum.csv", product(of.problem, of.epochs)
     table = sweep(path, trials, of.methods, of.seeds, of.units)
     draw(table, path.with_suffix(".png"))

@@ -1,4 +1,4 @@
-"""Runs: a method on a problem, through the package; and the constants of the rule, halved, doubled.
+"""Runs: a method on a problem, through the package.
 
 A run that the CSV file has is not repeated.
 """
@@ -9,12 +9,11 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pandas as pd
 import torch
@@ -29,10 +28,8 @@ from pl_pointwise import (
     PointwiseModule,
     Relaxed,
     Training,
-    formulations,
 )
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.lagrangian import gradient_units
 
 from .equations import convection, field_equation, helmholtz
 from .problems import (
@@ -86,23 +83,6 @@ for _weight in WEIGHTS:
     METHODS[f"squared {_weight:g}"] = lambda w=_weight: Penalty(
         weight=w, shape="squared_hinge"
     )
-LEFT_OUT = {"PATIENCE": 1.0, "MARGIN": 0.0, "LARGEST": 1e9, "MEMORY": 1e9}
-"""Values of the rule's constants that are as if there were none."""
-VARIANTS: dict[str, tuple[Any, str, float]] = {}
-"""The constants at half and double their value, and left out."""
-for _module in (gradient_units, formulations):
-    for _name, _value in list(vars(_module).items()):
-        if (
-            _name.isupper()
-            and isinstance(_value, (int, float))
-            and _name != "STANDARD_STEP"
-        ):
-            for _other in (_value / 2, 2 * _value, LEFT_OUT.get(_name, 2 * _value)):
-                VARIANTS[f"{_name}={_other:g}"] = _module, _name, type(_value)(_other)
-TRIALS = {"margins": (10, 30), "margins, 15 contradict": (30, 100), "budget": (10, 30)}
-TRIALS |= {"softmax with a cap": (10,), "equalities": (30,), "band 2000": (10,)}
-TRIALS |= {"table, SGD": (30,), "field": (1000,), "programs": (10,)}
-"""The problems and lengths on which they are tried."""
 
 
 class Task(PointwiseModule):
@@ -147,20 +127,15 @@ def run(
     """Trains; what is violated, the objective, and by which share it is above the optimum."""
     seed_everything(seed, verbose=False)
     begun = time.perf_counter()
-    module = Task(problem, METHODS.get(method, Pointwise)(), unit)
+    module = Task(problem, METHODS[method](), unit)
     trainer = Trainer(max_epochs=epochs, accelerator="cpu", **QUIET)
     rows = Rows(problem.samples, problem.batch or problem.samples // STEPS)
-    with changed(method), suppress(TrainingError):  # It diverged: so its values say.
+    with suppress(TrainingError):  # It diverged: so its values say.
         trainer.fit(module, rows)
     found = {"seconds": time.perf_counter() - begun} | problem.measure(module.net)
     if problem.least is not None:
         found["above"] = (found["objective"] - problem.least) / abs(problem.least)
     return {name: float(f"{value:.5g}") for name, value in found.items()}
-
-
-def changed(variant: str) -> AbstractContextManager[Any]:
-    """Within it the rule has the constant that ``variant`` names, if it names one."""
-    return patch.object(*VARIANTS[variant]) if variant in VARIANTS else nullcontext()
 
 
 def quiet() -> None:

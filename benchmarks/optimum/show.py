@@ -132,16 +132,3 @@ def _cell(row: Any) -> str:
         f"{row['objective']:.3g}" if pd.isna(row["above"]) else f"{row['above']:+.1%}"
     )
     return f"{row['violated']:.3f} · {paid}"
-
-
-def constants(table: pd.DataFrame) -> str:
-    """By method, of each problem and length its cell."""
-    rows = means(table)
-    trials = list(dict.fromkeys(zip(rows["problem"], rows["epochs"], strict=True)))
-    cells = {
-        (r["method"], r["problem"], r["epochs"]): _cell(r) for _, r in rows.iterrows()
-    }
-    lines = [("", *(f"{name}, {epochs}" for name, epochs in trials))]
-    for method in dict.fromkeys(rows["method"]):
-        lines.append((method, *(cells.get((method, *trial), "") for trial in trials)))
-    return markdown(lines)

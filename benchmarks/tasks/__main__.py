@@ -13,6 +13,7 @@ of the rule, with the rivals' rows of before:
     python -m benchmarks.tasks --output results/new --rivals results/tasks --against results/tasks
 
 --set LEAD=4 gives a constant of the rule (pl_pointwise/lagrangian/gradient_units.py) another value.
+--constants runs Pointwise() with each of them halved and doubled, and writes constants.csv.
 """
 
 from __future__ import annotations
@@ -21,19 +22,15 @@ import argparse
 import logging
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pandas as pd
 import torch
 
-from pl_pointwise.lagrangian import gradient_units
-
 from . import TASKS
+from .constants import OURS, compared, constants, variants
 from .methods import method, names_for
 from .picture import draw
 from .training import runs
@@ -68,10 +65,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="NAME=NUMBER", dest="constants"
     )
+    parser.add_argument("--constants", action="store_true", dest="each_constant")
     of = parser.parse_args(arguments)
     tasks = [name for name in TASKS if any(fnmatchcase(name, p) for p in of.tasks)]
     if not tasks:
         parser.error(f"no task matches {of.tasks}: {', '.join(TASKS)}.")
+    if of.each_constant:
+        print(compared(of_constants(of.output, tasks, of.epochs, of.seeds)))
+        return
     path = of.output / "tasks.csv"
     if of.rivals is not None and not path.exists():
         take_over(of.rivals / "tasks.csv", path)
@@ -86,34 +87,26 @@ def main(arguments: list[str] | None = None) -> None:
     print(text)
 
 
-@contextmanager
-def constants(given: list[str]) -> Iterator[None]:
-    """Within it constants of the package's rule have other values, each given as NAME=NUMBER.
-
-    Raises:
-        ValueError: a name that is no constant of gradient_units.py.
-    """
-    found = dict(each.partition("=")[::2] for each in given)
-    unknown = [
-        name
-        for name in found
-        if not isinstance(vars(gradient_units).get(name), int | float)
-    ]
-    if unknown:
-        raise ValueError(
-            f"--set {', '.join(unknown)}: no constant of gradient_units.py."
-        )
-    with ExitStack() as changes:
-        for name, value in found.items():
-            changes.enter_context(patch.object(gradient_units, name, float(value)))
-        yield
-
-
 def take_over(given: Path, path: Path) -> None:
     """Starts a file with the rivals' rows of another: they do not depend on the package's rule."""
     rows = pd.read_csv(given)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows[rows["method"].map(is_rival)].to_csv(path, index=False)
+
+
+def of_constants(
+    output: Path, tasks: list[str], lengths: list[int] | None, seeds: list[int]
+) -> pd.DataFrame:
+    """The rows of the rule as it is and of each variant; all in constants.csv."""
+    parts = []
+    for variant in ["", *variants()]:
+        with constants([variant] if variant else []):
+            path = output / "constants" / f"{variant or 'as it is'}.csv"
+            part = sweep(path, tasks, lengths, [OURS], seeds)
+        parts.append(part.assign(constant=variant))
+    table = pd.concat(parts)
+    table.to_csv(output / "constants.csv", index=False)
+    return table
 
 
 def sweep(

@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pl_pointwise.lagrangian import gradient_units
-
 pytest.importorskip("sklearn")
 
 from benchmarks.optimum import Problem
 from benchmarks.optimum.__main__ import main
 from benchmarks.optimum.equations import convection, helmholtz
-from benchmarks.optimum.run import PROBLEMS, changed
+from benchmarks.optimum.run import PROBLEMS
 
 
 def far() -> Problem:
@@ -80,14 +78,6 @@ def test_what_is_violated_is_counted_by_sample_and_of_members_only() -> None:
     )
     worst = Problem(4, nn.Identity, terms, bounds, None, **of).measure(nn.Identity())
     assert worst["violated"] == pytest.approx((0.5 + 0 + 2.5) / 3)
-
-
-def test_a_constant_is_another_for_the_length_of_a_run() -> None:
-    before = gradient_units.LEAD
-    with changed("LEAD=4"):
-        assert vars(gradient_units)["LEAD"] == 4
-    with changed("Pointwise()"):
-        assert vars(gradient_units)["LEAD"] == before
 
 
 class Known(nn.Module):

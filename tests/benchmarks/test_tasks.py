@@ -18,7 +18,8 @@ pytest.importorskip("sklearn")
 
 from benchmarks.optimum import problems
 from benchmarks.tasks import TASKS, Task
-from benchmarks.tasks.__main__ import chosen, constants, main
+from benchmarks.tasks.__main__ import chosen, main
+from benchmarks.tasks.constants import compared, constants, variants
 from benchmarks.tasks.known import known
 from benchmarks.tasks.measuring import measure
 from benchmarks.tasks.methods import method, names_for
@@ -517,6 +518,44 @@ def test_a_constant_of_the_rule_is_another_for_a_run() -> None:
     for wrong in ("LEED=8", "math=3"):
         with pytest.raises(ValueError, match="no constant"), constants([wrong]):
             pass
+
+
+def test_every_constant_of_the_rule_is_halved_and_doubled() -> None:
+    found = variants()
+    assert len(found) == 12
+    # COST is of the time that measuring takes.
+    numbers = {n for n, v in vars(gradient_units).items() if isinstance(v, int | float)}
+    assert {each.partition("=")[0] for each in found} | {"COST"} == {
+        name for name in numbers if name.isupper() and name != "STANDARD_STEP"
+    }
+    with constants(found):  # Each is one that can be set.
+        assert gradient_units.UPDATES == 50
+
+
+def test_a_variant_is_ahead_or_behind_where_it_is_so_in_one_column() -> None:
+    """By more than .02 violated, or 5 % of the objective; in the other not behind by more."""
+    values = {
+        "": (0.10, 1.0),
+        "LEAD=1": (0.11, 1.02),
+        "LEAD=4": (0.05, 1.0),
+        "WINDOW=5": (0.10, 1.2),
+        "WINDOW=20": (0.05, 1.2),
+        "UPDATES=50": (0.10, 0.4),
+    }
+    rows = [
+        {"task": "a", "epochs": 1, "method": "Pointwise()", "seed": 0, "constant": name}
+        | {"violated": violated, "objective": paid, "optimum": 0.99}
+        for name, (violated, paid) in values.items()
+    ]
+    said = {
+        line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:5]]
+        for line in compared(pd.DataFrame(rows)).splitlines()[2:7]
+    }
+    assert said["LEAD=1"] == ["0", "0", ""]
+    assert said["LEAD=4"] == ["1", "0", ""]
+    assert said["WINDOW=5"] == ["0", "1", "a, 1"]
+    assert said["WINDOW=20"] == ["0", "0", ""]  # It pays for it.
+    assert said["UPDATES=50"] == ["0", "0", ""]  # Less than the optimum is no less.
 
 
 def test_names_are_methods_and_others_are_refused() -> None:
