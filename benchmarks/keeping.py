@@ -13,8 +13,9 @@ The settings of the rivals are tried on seed 100, with 40 other prompts. Of each
 on other seeds with the fewest prompts beyond the budget, kept and other, among those that learn as
 much as the default ``Pointwise()``, up to 5 %; if none does, the one that learns most. Untuned,
 every rival has its packaged number. A row of the CSV is a run; one that has a row is not repeated.
-evidence/results/keeping.csv has the results. MODELS holds minimind2-small-26m, DATA alpaca/ and
-tofu/.
+evidence/results/keeping.csv has the results. --methods runs those alone on the judged seeds, as
+with --epochs 30, the recipe's own length, at which no setting was tried. MODELS
+holds minimind2-small-26m, DATA alpaca/ and tofu/.
 """
 
 from __future__ import annotations
@@ -159,12 +160,12 @@ def write_records(data: Path, folder: Path, seed: int) -> dict[str, Path]:
 
 def run(methods: dict[str, Any], seed: int, args: argparse.Namespace) -> None:
     """Runs what has no row yet and adds the rows."""
-    known = read(args.csv)
+    known = of_length(read(args.csv), args.epochs)
     done = known[known["seed"] == seed]["method"].tolist() if len(known) else []
     methods = {name: overlay for name, overlay in methods.items() if name not in done}
     if not methods:
         return
-    folder = args.output / f"seed-{seed}"
+    folder = args.output / f"{args.epochs}-epochs" / f"seed-{seed}"
     files = write_records(args.data, args.output / "records", seed)
     CONFIG["model"]["init_args"]["policy"]["model_name"] = str(
         (args.models / MODEL).absolute()
@@ -172,6 +173,7 @@ def run(methods: dict[str, Any], seed: int, args: argparse.Namespace) -> None:
     for name, path in files.items():
         option = {"learn": "learn_file", "keep": "keep_file", "test": "test_file"}[name]
         CONFIG["data"]["init_args"][option] = str(path)
+    CONFIG["trainer"]["max_epochs"] = args.epochs
     CONFIG["data"]["init_args"]["val_file"] = str(files["test"])
     config, overlays = (
         args.output / f"config-{seed}.yaml",
@@ -184,7 +186,7 @@ def run(methods: dict[str, Any], seed: int, args: argparse.Namespace) -> None:
     new = not args.csv.is_file()
     with args.csv.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(
-            file, ["part", "method", "seed", *METRICS], lineterminator="\n"
+            file, ["part", "epochs", "method", "seed", *METRICS], lineterminator="\n"
         )
         if new:
             writer.writeheader()
@@ -196,13 +198,16 @@ def run(methods: dict[str, Any], seed: int, args: argparse.Namespace) -> None:
                 name: f"{result['metrics'][of]:.6g}" for name, of in METRICS.items()
             }
             part = "tuning" if seed == TUNING_SEED else "judged"
-            writer.writerow(
-                {"part": part, "method": each.method, "seed": seed, **found}
-            )
+            row = {"part": part, "epochs": args.epochs, "method": each.method}
+            writer.writerow({**row, "seed": seed, **found})
 
 
 def read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path) if path.is_file() else pd.DataFrame()
+
+
+def of_length(rows: pd.DataFrame, epochs: int) -> pd.DataFrame:
+    return rows[rows["epochs"] == epochs] if len(rows) else rows
 
 
 def chosen(rows: pd.DataFrame) -> dict[str, Any]:
@@ -227,6 +232,8 @@ def main() -> None:
     for name in ("models", "data", "output", "csv"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--methods", nargs="+", help="without: those that are chosen")
     parser.add_argument("--workers", type=int, default=1)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
@@ -235,8 +242,11 @@ def main() -> None:
         for settings in TUNED.values()
         for name, overlay in settings.items()
     }
-    run({"Pointwise()": UNTUNED["Pointwise()"], **every}, TUNING_SEED, args)
-    judged = {**UNTUNED, **chosen(read(args.csv))}
+    if args.methods:
+        judged = {name: (UNTUNED | every)[name] for name in args.methods}
+    else:
+        run({"Pointwise()": UNTUNED["Pointwise()"], **every}, TUNING_SEED, args)
+        judged = {**UNTUNED, **chosen(of_length(read(args.csv), args.epochs))}
     for seed in args.seeds:
         run(judged, seed, args)
 

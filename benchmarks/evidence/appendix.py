@@ -139,14 +139,14 @@ OTHERS = {
             ("violated", "objective", "above", "equality"),
         ),
     ),
-    "optimum-constants": (
-        "The constants of the rule, halved, doubled and left out",
-        "`python -m benchmarks.optimum --constants`, means over three seeds. `Pointwise()` is the "
-        "rule as it is.",
+    "constants": (
+        "The constants of the rule, halved and doubled",
+        "`python -m benchmarks.tasks --constants --epochs 10 100 --seeds 0`: `Pointwise()`, one "
+        "seed. Without a constant: the rule as it is. The gap is to the known optimum.",
         lambda: grouped(
-            "optimum-constants.csv",
-            ("problem", "epochs", "method"),
-            ("violated", "objective", "above"),
+            "constants.csv",
+            ("task", "epochs", "constant"),
+            ("violated", "size", "objective", "gap"),
         ),
     ),
     "families": (
@@ -234,12 +234,12 @@ OTHERS = {
     "keeping": (
         "Learn new answers and keep the others",
         "`python -m benchmarks.keeping`, MiniMind2-Small (26M): 24 answers to learn, 40 to keep "
-        "within 0.05 nats per token, 60 other prompts, 12 epochs. `beyond` is the share of "
+        "within 0.05 nats per token, 60 other prompts. `beyond` is the share of "
         "answers beyond the budget, `worst` how far the worst one is. Tuning has one seed and 40 "
         "other prompts; the judged settings are those chosen by it, and the untuned ones.",
         lambda: grouped(
             "keeping.csv",
-            ("part", "method"),
+            ("part", "epochs", "method"),
             (
                 "learnt",
                 "beyond, kept",

@@ -30,7 +30,7 @@ import pandas as pd
 import torch
 
 from . import TASKS
-from .constants import OURS, compared, constants, variants
+from .constants import AS_IT_IS, OURS, compared, constants, variants
 from .methods import method, names_for
 from .picture import draw
 from .training import runs
@@ -99,9 +99,9 @@ def of_constants(
 ) -> pd.DataFrame:
     """The rows of the rule as it is and of each variant; all in constants.csv."""
     parts = []
-    for variant in ["", *variants()]:
-        with constants([variant] if variant else []):
-            path = output / "constants" / f"{variant or 'as it is'}.csv"
+    for variant in [AS_IT_IS, *variants()]:
+        with constants([] if variant == AS_IT_IS else [variant]):
+            path = output / "constants" / f"{variant}.csv"
             part = sweep(path, tasks, lengths, [OURS], seeds)
         parts.append(part.assign(constant=variant))
     table = pd.concat(parts)

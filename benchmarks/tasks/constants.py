@@ -13,7 +13,7 @@ from pl_pointwise.lagrangian import gradient_units
 
 from .verdicts import AHEAD, floored, means
 
-OURS = "Pointwise()"
+OURS, AS_IT_IS = "Pointwise()", "as it is"
 NAMES = ("MARGIN", "LEAD", "PATIENCE", "LARGEST", "WINDOW", "UPDATES")
 """Those that training depends on, not the time that it takes."""
 
@@ -54,25 +54,25 @@ def variants() -> list[str]:
 def compared(table: pd.DataFrame) -> str:
     """Markdown: of each variant on how many task-lengths it is ahead of the rule, and behind.
 
-    table: rows of ``Pointwise()``, with the variant as ``constant``; "" is the rule as it is. Ahead
-    and behind are as for rivals: by more than :data:`.verdicts.AHEAD` in one column, and in the
-    other no worse by more than that.
+    table: rows of ``Pointwise()``, with the variant as ``constant``, or "as it is". Ahead and
+    behind are as for rivals: by more than :data:`.verdicts.AHEAD` in one column, and in the other
+    no worse by more than that.
     """
-    given = table.assign(method=table["constant"].fillna("")).drop(columns="constant")
+    given = table.assign(method=table["constant"]).drop(columns="constant")
     rows = means(given)
     found = rows.assign(paid=floored(rows)).set_index(["task", "epochs", "method"])
     lines = [("", "ahead", "behind", "behind on")]
     for variant in dict.fromkeys(rows["method"]):
-        if not variant:
+        if variant == AS_IT_IS:
             continue
         of = found.xs(variant, level="method")
-        base = found.xs("", level="method").reindex(of.index)
+        base = found.xs(AS_IT_IS, level="method").reindex(of.index)
         ahead, behind = _better(of, base), _better(base, of)
         where = [f"{task}, {epochs}" for task, epochs in of.index[behind]]
         lines.append(
             (variant, str(int(ahead.sum())), str(len(where)), "; ".join(where))
         )
-    number = len(found.xs("", level="method"))
+    number = len(found.xs(AS_IT_IS, level="method"))
     return f"{markdown(lines)}\n\nOf {number} task-lengths, Pointwise()."
 
 

@@ -535,7 +535,7 @@ def test_every_constant_of_the_rule_is_halved_and_doubled() -> None:
 def test_a_variant_is_ahead_or_behind_where_it_is_so_in_one_column() -> None:
     """By more than .02 violated, or 5 % of the objective; in the other not behind by more."""
     values = {
-        "": (0.10, 1.0),
+        "as it is": (0.10, 1.0),
         "LEAD=1": (0.11, 1.02),
         "LEAD=4": (0.05, 1.0),
         "WINDOW=5": (0.10, 1.2),
