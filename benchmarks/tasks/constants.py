@@ -14,7 +14,7 @@ from pl_pointwise.lagrangian import gradient_units
 from .verdicts import AHEAD, floored, means
 
 OURS, AS_IT_IS = "Pointwise()", "as it is"
-NAMES = ("MARGIN", "LEAD", "PATIENCE", "LARGEST", "WINDOW", "UPDATES")
+NAMES = ("MARGIN", "LEAD", "PATIENCE", "MEMORY", "TEN", "UPDATES")
 """Those that training depends on, not the time that it takes."""
 
 

@@ -5,10 +5,10 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
     Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
 
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
-values, m that of (v)₊ over all values, M the largest that m was within 1/0.6 epochs, in which λ can
-grow by P, λ̄ the mean multiplier of the values that have a force or a multiplier, s the share of
-the samples that violate or have a multiplier, Λ₀ the first Λ or the present one, whichever is less,
-L ten in a run of at most ten epochs, else 1, and v⁺ = v + r/4 (v for an equality),
+values, m that of (v)₊ over all values, M the largest that m was within an epoch and a half, λ̄ the
+mean multiplier of the values that have a force or a multiplier, s the share of the samples that
+violate or have a multiplier, Λ₀ the first Λ or the present one, whichever is less, L ten in a run
+of at most ten epochs, else 1, and v⁺ = v + r/4 (v for an equality),
 
     P = min(max(2Λ·M/m + λ̄, 2Λ₀·min(1/s, L)), 100Λ),
     force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
@@ -65,13 +65,14 @@ MARGIN = 0.25
 LEAD = 2.0
 """The force of a requirement at the start, in Λ."""
 PATIENCE = 0.6
-"""How far an update moves λ, in P. In one over so many epochs M is forgotten."""
-LARGEST = 100.0
-"""The largest P, in Λ. A tenth of it: how far an update moves λ at most, in Λ; and how much harder
-each of few samples pushes at most, by one over their share."""
-WINDOW = 10
-"""Steps in which the weights follow a λ: m and s cover so many, M at least, and r and λ̄ twice that
-at least; else an epoch. In so many epochs λ cannot grow to what few samples need."""
+"""How far an update moves λ, in P."""
+MEMORY = 1.5
+"""Epochs within which M is forgotten."""
+TEN = 10
+"""What counts as many. In so many steps the weights follow a λ: m and s cover so many, M at least,
+r and λ̄ twice that at least, else an epoch. A run of more epochs gives λ the time to grow to what
+few samples need; in a shorter one they push so much harder at most. An update moves λ by so many Λ
+at most, and P is so many times that at most."""
 UPDATES = 25
 """Of λ in a run, while all samples violate: it waits for a part of the run."""
 
@@ -110,18 +111,18 @@ class _Values:
 
 def _add(state: _State, values: _Values, steps_an_epoch: float) -> None:
     """Adds a step's values of one constraint to its running means."""
-    window = max(2 * WINDOW, min(steps_an_epoch, 1000))
+    window = max(2 * TEN, min(steps_an_epoch, 1000))
     residual, multiplier = values.residual, values.multiplier
     pulling, pushed = (
         multiplier[(residual > 0) | (multiplier != 0)],
         residual[residual > 0],
     )
     state.visits += 1
-    steps = min(state.visits, WINDOW)
+    steps = min(state.visits, TEN)
     state.mean += (float(residual.mean()) - state.mean) / steps
     share = float((values.violated | (multiplier != 0)).double().mean())
     state.share += (share - state.share) / steps
-    kept = 1 - 1 / max(WINDOW, steps_an_epoch / PATIENCE)
+    kept = 1 - 1 / max(TEN, MEMORY * steps_an_epoch)
     state.largest = max(kept * state.largest, state.mean)
     if len(pulling):
         state.pulls += 1
@@ -134,7 +135,7 @@ def _add(state: _State, values: _Values, steps_an_epoch: float) -> None:
         state.size = before + (mean - before) / min(state.steps, window)
 
 
-def _of_few(share: float, sides: int, most: float = LARGEST / 10) -> float:
+def _of_few(share: float, sides: int, most: float) -> float:
     """How much harder each of few samples pushes: one over their share, within 1 and ``most``.
 
     share: s of the values, of which an interval's samples have two and violate one at most.
@@ -144,14 +145,14 @@ def _of_few(share: float, sides: int, most: float = LARGEST / 10) -> float:
 
 def _most_of_few(steps_between: float, total_steps: int | None) -> float:
     """L: the most that the above comes to. Arguments as of :meth:`GradientUnits.in_force`."""
-    short = total_steps is None or total_steps <= WINDOW * steps_between
-    return LARGEST / 10 if short else 1.0
+    short = total_steps is None or total_steps <= TEN * steps_between
+    return TEN if short else 1.0
 
 
 def _waiting(share: float, sides: int, total_steps: int | None) -> float:
     """W: the steps that λ waits for. Arguments as above; None where the run's end is not known."""
     way = min(sides * share, 1.0) ** 2 * (total_steps or 0)
-    return max(WINDOW, way / UPDATES)
+    return max(TEN, way / UPDATES)
 
 
 def _of_samples(
@@ -163,20 +164,20 @@ def _of_samples(
 ) -> tuple[float, float]:
     """P, and how far an update moves λ at most, of a constraint on each sample."""
     unit = state.unit or 0.0
-    waiting = float(WINDOW)
+    waiting = float(TEN)
     if not formulation.signed:
         waiting = _waiting(state.share, sides, total_steps)
-    lead = LEAD * min(1.0, 2 * WINDOW / waiting)
+    lead = LEAD * min(1.0, 2 * TEN / waiting)
     growth = state.largest / state.mean if state.mean else 1.0
     few = _of_few(state.share, sides, _most_of_few(steps_between, total_steps))
     of_few = lead * few * min(unit, state.first_unit)
     pull = max(lead * growth * unit + state.multiplier, of_few)
-    pull = min(pull, LARGEST * unit)
+    pull = min(pull, TEN**2 * unit)
     if formulation.scope == "none":  # It has no λ.
         return pull, 0.0
     part = min(1.0, steps_between / waiting)
     divisor = 4 if formulation.signed else sides
-    return pull, part * min(PATIENCE * pull, LARGEST / 10 * unit) / divisor
+    return pull, part * min(PATIENCE * pull, TEN * unit) / divisor
 
 
 class GradientUnits:
@@ -215,7 +216,7 @@ class GradientUnits:
                     state, formulation, sides, steps_between, total_steps
                 )
                 margin = 0.0 if formulation.signed else MARGIN * size
-            priced = unit * _of_few(state.share, sides)
+            priced = unit * _of_few(state.share, sides, TEN)
             scale = Scale(reach=size, unit=priced)
             if pull and size:
                 scale = Scale(pull / (2 * size), step / size, size, margin, priced)

@@ -555,7 +555,7 @@ def test_the_force_grows_as_violations_fall_and_not_while_they_stay() -> None:
     assert max(forces([1.0] * 10 + [0.0] * 200, math.inf)) == pytest.approx(100.0)
 
 
-def test_the_largest_violation_is_forgotten_while_a_multiplier_can_take_over() -> None:
+def test_the_largest_violation_is_forgotten_within_an_epoch_and_a_half() -> None:
     """Where all samples stay violated, by a tenth: P/r falls as r does, so P is compared."""
 
     def strengths(steps_an_epoch: float) -> list[float]:
@@ -573,8 +573,8 @@ def test_the_largest_violation_is_forgotten_while_a_multiplier_can_take_over() -
 
     kept, forgotten = strengths(math.inf), strengths(20.0)
     assert kept[-1] == pytest.approx(2.0 / 0.1, rel=1e-3)
-    # M is 0.5 after step 10; an epoch of 20 steps, 0.6 P an update.
-    assert forgotten[39] / kept[39] == pytest.approx((1 - 0.6 / 20) ** 30)
+    # M is 0.5 after step 10; an epoch of 20 steps, hence 30 in which a part e is left.
+    assert forgotten[39] / kept[39] == pytest.approx((1 - 1 / 30) ** 30)
     assert forgotten[-1] == pytest.approx(2.0, rel=1e-2)
 
 
@@ -722,14 +722,15 @@ def test_the_page_and_the_docstring_write_the_constants_of_the_rule() -> None:
     page = (Path(__file__).parents[3] / "docs/formulations.md").read_text("utf-8")
     section = page.partition("## How α and η are set")[2].partition("\n## ")[0]
     r = gradient_units
-    largest = f"{r.LARGEST / 10:g}"
     written = {
         "MARGIN": f"v⁺ = v + r/{1 / r.MARGIN:g}",
-        "LEAD": f"P = min(max({r.LEAD:g}Λ·M/m + λ̄, {r.LEAD:g}Λ₀·min(1/s, L)), {r.LARGEST:g}Λ)",
-        "PATIENCE, LARGEST": f"min({r.PATIENCE:g}P, {largest}Λ)·clip(v⁺/r, ±1)",
-        "PATIENCE, too": f"within 1/{r.PATIENCE:g} epochs",
-        "WINDOW": {10: "W is ten, in a run of T steps"}[r.WINDOW],
-        "WINDOW, too": {10: "ten in a run of at most ten epochs"}[r.WINDOW],
+        "LEAD": f"P = min(max({r.LEAD:g}Λ·M/m + λ̄, {r.LEAD:g}Λ₀·min(1/s, L)), {r.TEN**2:g}Λ)",
+        "PATIENCE, TEN": f"min({r.PATIENCE:g}P, {r.TEN:g}Λ)·clip(v⁺/r, ±1)",
+        "MEMORY": {1.5: "an epoch and a half"}[r.MEMORY],
+        "TEN, of steps": {10: "W is ten, in a run of T steps"}[r.TEN],
+        "TEN, of epochs": {10: "ten in a run|ten in a run of at most ten epochs"}[
+            r.TEN
+        ],
         "UPDATES": f"s²·T/{r.UPDATES:g}",
         "COST": f"{100 * r.COST:g} %",
     }
