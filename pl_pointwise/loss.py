@@ -258,7 +258,8 @@ class PointwiseLoss:
         masks = {} if masks is None else masks
         terms = self._terms(objective, values, index, masks, strict)
         of_loss = of_step = lagrangian.counts([terms.masks], terms.whole)
-        lagrangian.see([terms], [index], terms.objective.device, keep)
+        if lagrangian.needs_others:
+            lagrangian.see([terms], [index], terms.objective.device, keep)
         opened = self._open or self._begin(terms, of_loss, index)
         slopes = None
         if counts is not None:
