@@ -37,16 +37,16 @@ class WholeBatches:
             self._compare([row["index"] for row in rows], numbers)
         return batch
 
-    def _compare(self, given: list[int], numbers: list[int]) -> None:
+    def _compare(self, expected: list[int], numbers: list[int]) -> None:
         """Of rows and batch; rows of padding, −1, may come and go."""
-        wanted = Counter(number for number in given if number >= 0)
+        wanted = Counter(number for number in expected if number >= 0)
         present = Counter(number for number in numbers if number >= 0)
         if wanted == present:
             return
         lost, others = wanted - present, present - wanted
         if not others:
             raise DataError(
-                f"{self.name} leaves out {_named(lost)} of the {len(given)} rows of a batch: no "
+                f"{self.name} leaves out {_named(lost)} of the {len(expected)} rows of a batch: no "
                 "requirement would hold for them, and no number would count them. Leave them out "
                 "of the data set, in setup(); or keep them, and let membership() say which terms "
                 "they have."
