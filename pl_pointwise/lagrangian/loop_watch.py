@@ -68,7 +68,11 @@ class LoopWatch:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has weights and graphs of its own, and is not asked for those of the original."""
-        of_original = {"_differentiated": [], "_weights": [], "_before": []}
+        of_original: dict[str, Any] = {
+            "_differentiated": [],
+            "_weights": [],
+            "_before": [],
+        }
         return self.__dict__ | of_original | {"_unmoved": 0}
 
     def watch(self, weights: Iterable[Tensor]) -> None:
