@@ -63,7 +63,7 @@ def _samples_in(batch: Any) -> list[int] | None:
     numbers = list[int]()
     for piece in batch if isinstance(batch, (list, tuple)) else [batch]:
         index = piece.get("index") if isinstance(piece, Mapping) else None
-        if not is_index(index):
+        if index is None or not is_index(index):
             return None
         numbers += index.tolist()
     return numbers
