@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
@@ -25,7 +25,8 @@ from .lagrangian.gradient_units import norm_of
 from .lagrangian.group_means import worst_mean
 from .lagrangian.lagrangian import Gradient, Lagrangian
 from .lagrangian.loop_state import load_state_of_loop, state_of_loop
-from .lagrangian.loop_weights import LoopWeights, Movement
+from .lagrangian.loop_watch import LoopWatch
+from .lagrangian.loop_weights import LoopWeights
 from .lagrangian.prices import Prices
 from .lagrangian.shares import refuse_stream
 from .lagrangian.terms import (
@@ -53,11 +54,6 @@ from .report.history import History
 
 log = logging.getLogger(__name__)
 
-CLOSURES = (
-    "A loss that an optimizer computes again in a closure (LBFGS, SAM) takes keep=False, and after "
-    "its step comes one loss that counts."
-)
-
 
 def _check_count(name: str, count: object) -> None:
     if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
@@ -71,9 +67,6 @@ class _OpenStep:
     # The units before this step measured them; None where it measured none.
     units_before: dict[str, Any] | None
     tables: list[Tensor] = field(default_factory=list)  # The rows of each loss.
-    indices: list[Tensor] = field(default_factory=list)  # The samples of each.
-    # Whether each was differentiated, in a list that a hook of autograd sets.
-    differentiated: list[list[bool]] = field(default_factory=list)
 
 
 class PointwiseLoss:
@@ -170,9 +163,9 @@ class PointwiseLoss:
         )
         self.steps_an_epoch: float | None = None
         self._weights = LoopWeights(parameters)
+        self._watch = LoopWatch(number)
         self._open: _OpenStep | None = None  # None until the first loss of a step.
         self._rows = 0  # Samples of the largest step so far.
-        self._warned = set[str]()  # Warnings that come once.
 
     @property
     def multipliers(self) -> Multipliers:
@@ -258,7 +251,8 @@ class PointwiseLoss:
         masks = {} if masks is None else masks
         terms = self._terms(objective, values, index, masks, strict)
         of_loss = of_step = lagrangian.counts([terms.masks], terms.whole)
-        lagrangian.see([terms], [index], terms.objective.device, keep)
+        if lagrangian.needs_others:
+            lagrangian.see([terms], [index], terms.objective.device, keep)
         opened = self._open or self._begin(terms, of_loss, index)
         slopes = None
         if counts is not None:
@@ -271,7 +265,8 @@ class PointwiseLoss:
         if number_of_ranks() > 1:
             loss = self._weights.connected(loss)
         if keep:
-            self._keep(opened, table, index, loss)
+            opened.tables.append(table)
+            self._watch.add(index, loss, lagrangian.warn)
         return loss
 
     def _required_index(self, index: Any) -> Tensor:
@@ -350,7 +345,8 @@ class PointwiseLoss:
         next_step = units.next_step
         due = units.due(lagrangian.formulations, lagrangian.steps)
         if due or not lagrangian.steps:
-            weights.watch([terms.objective, *terms.followed.values()])
+            values = [terms.objective, *terms.followed.values()]
+            self._watch.watch(weights.behind(values))
         if due:
             # A state of now is that of before this step, which a resume takes again.
             opened.units_before = {**units.state_dict(), "next": next_step}
@@ -363,8 +359,7 @@ class PointwiseLoss:
             real = (index >= 0).sum().to(terms.objective.device)
             rows = int(over_ranks(real, "sum"))
         lagrangian.put_in_force(self._epoch(rows))
-        if lagrangian.steps < Movement.STEPS:
-            weights.movement.before()
+        self._watch.begin(lagrangian.steps)
         return opened
 
     def _gradient_of(
@@ -395,44 +390,6 @@ class PointwiseLoss:
         numbers = over_ranks(numbers, "sum").clamp(min=1)
         return dict(zip(names, numbers.unbind(), strict=True))
 
-    def _keep(
-        self, opened: _OpenStep, rows: Tensor, index: Tensor, loss: Tensor
-    ) -> None:
-        """Keeps the rows of a loss for :meth:`step`; refuses so many that it was forgotten."""
-        opened.tables.append(rows)
-        samples = self._lagrangian.samples
-        waiting = sum(map(len, opened.tables))
-        # Twice the training set: an epoch may be accumulated whole, and its last batch filled.
-        if len(opened.tables) > 1 and waiting > 2 * samples > 0:
-            raise TrainingError(
-                f"{waiting:,} samples since the last step(), of a training set of {samples:,}: "
-                f"call step() after each step of the optimizer. {CLOSURES}"
-            )
-        self._refuse_closures(opened, index)
-        differentiated = [False]
-        if loss.requires_grad:
-
-            def note(gradient: Tensor) -> None:
-                differentiated[0] = True
-
-            loss.register_hook(note)
-        opened.differentiated.append(differentiated)
-
-    def _refuse_closures(self, opened: _OpenStep, index: Tensor) -> None:
-        """Of the same samples again within a step, as an optimizer evaluates a closure again."""
-        alike = sum(torch.equal(index, before) for before in opened.indices)
-        opened.indices.append(index)
-        # Rows of a stream are counted anew in each loss, so they are always alike.
-        if alike and len(index) and self._lagrangian.samples:
-            # So often that it is no accident of a sampler: a line search.
-            if alike >= 7:
-                raise TrainingError(
-                    f"The same samples came {alike + 1} times since the last step(). {CLOSURES}"
-                )
-            self._warn_once(
-                f"The same samples came twice since the last step(). {CLOSURES}"
-            )
-
     # The step of λ ------------------------------------------------------------------------------
 
     def step(self) -> dict[str, DualStep]:
@@ -446,7 +403,7 @@ class PointwiseLoss:
             raise TrainingError(
                 "PointwiseLoss.step() without a loss since the last step."
             )
-        self._notice_no_step(opened)
+        self._watch.end(lagrangian.warn)
         tables = [torch.cat(opened.tables)]
         self.skip()
         if number_of_ranks() > 1:
@@ -463,29 +420,9 @@ class PointwiseLoss:
         """Instead of :meth:`step` where the weights did not move: an overflow in float16, a batch
         that was dropped or failed, a loss that was only looked at."""
         self._open = None
+        self._watch.forget()
         if self._lagrangian.on_means:
             self._lagrangian.forget()
-
-    def _notice_no_step(self, opened: _OpenStep) -> None:
-        """Warns of losses from which the weights took no step."""
-        if not all(done for (done,) in opened.differentiated):
-            self._warn_once(
-                "A loss since the last step() was not differentiated, and its samples' λ moves all "
-                "the same. Call skip() after a batch that is dropped, fails or is only looked at."
-            )
-        watched = self._lagrangian.steps < Movement.STEPS
-        if watched and self._weights.movement.stood_still():
-            self._warn_once(
-                "Three times no weight moved between a loss and step(): call skip() where the "
-                "optimizer took no step (an overflow: GradScaler, "
-                "accelerator.optimizer_step_was_skipped), and step() once for all micro-batches "
-                "(if accelerator.sync_gradients)."
-            )
-
-    def _warn_once(self, sentence: str) -> None:
-        if sentence not in self._warned:
-            self._warned.add(sentence)
-            self._lagrangian.warn(sentence)
 
     def _epoch(self, rows: int) -> float:
         """Steps an epoch, from the samples of this step over all ranks; the last ones are fewer."""
@@ -565,13 +502,6 @@ class PointwiseLoss:
         """
         self._rows = load_state_of_loop(self._lagrangian, self._weights, state, steps)
         self.skip()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy is not asked whether the losses of the original were differentiated."""
-        opened = self._open
-        if opened is not None:
-            opened = replace(opened, differentiated=[])
-        return self.__dict__ | {"_open": opened}
 
 
 def _filling(rows: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from ..errors import DataError
 from .indexed import IndexedDataset, Rows, has_positions
 from .loaders import ResumableDataLoader
 from .sampler import PointwiseSampler
+from .whole_batches import WholeBatches
 
 
 class PointwiseDataModule(LightningDataModule):
@@ -165,13 +166,14 @@ class PointwiseDataModule(LightningDataModule):
         dataset = IndexedDataset(self.datasets[name])
         trainer = self.trainer
         size = self.batch_size if training else self.eval_batch_size
+        collate = WholeBatches(self.collate, f"{type(self).__name__}.collate()")
         if name == "predict" or getattr(trainer, "overfit_batches", False):
             # Lightning puts samplers of its own into these, which only a plain loader lets it do.
             return DataLoader(
                 dataset,
                 # Named: Lightning repeats the arguments with its own added.
                 batch_size=size,
-                collate_fn=self.collate,
+                collate_fn=collate,
                 num_workers=self.num_workers,
             )
         sampler = PointwiseSampler(
@@ -187,7 +189,7 @@ class PointwiseDataModule(LightningDataModule):
             dataset,
             sampler,
             batch_size=size,
-            collate_fn=self.collate,
+            collate_fn=collate,
             num_workers=self.num_workers,
         )
 

@@ -194,14 +194,13 @@ class Lagrangian(LagrangianState):
     ) -> None:
         """Gives micro-batches the means of their groups, with the values of all ranks.
 
-        A collective where groups have a bound. keep: whether the next ones of this step are
-        together with these.
+        To be called where ``needs_others``. A collective where groups have a bound. keep: whether
+        the next ones of this step are together with these.
         """
         for scope in self.on_means.values():
             scope.see(terms, indices, device, keep)
-        if self.on_means or self.shares:
-            for of_micro_batch, index in zip(terms, indices, strict=True):
-                self.give_means(of_micro_batch, index)
+        for of_micro_batch, index in zip(terms, indices, strict=True):
+            self.give_means(of_micro_batch, index)
 
     def give_means(self, terms: Terms, index: Tensor) -> None:
         """The means of the groups of a micro-batch that was seen, and who is exempt in it."""

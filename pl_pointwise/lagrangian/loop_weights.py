@@ -1,8 +1,8 @@
-"""The trained weights of a loop of one's own: what Λ compares of them, and whether they move."""
+"""The trained weights of a loop of one's own, and what Λ compares of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,53 +24,6 @@ from .trained import (
 )
 
 
-class Movement:
-    """Notices losses of which no optimizer took a step, by small weights that stay.
-
-    A step of λ is due after each step of the weights, and after no other loss. Looks at the first
-    steps only, as it waits for a GPU.
-    """
-
-    PATIENCE = 3
-    STEPS = 100
-
-    def __init__(self) -> None:
-        self._watched: list[Tensor] = []
-        self._kept: list[Tensor] = []
-        self._unmoved = 0
-
-    def watch(self, weights: Iterable[Tensor]) -> None:
-        """Watches the two smallest; not weights so coarse that a small step leaves them."""
-        fine = [
-            weight
-            for weight in weights
-            if weight.dtype in (torch.float32, torch.float64)
-            and weight.numel()
-            and not is_sharded(weight)
-        ]
-        self._watched = sorted(fine, key=torch.Tensor.numel)[:2]
-
-    def before(self) -> None:
-        """At the first loss of a step."""
-        self._kept = [weight.detach().clone() for weight in self._watched]
-
-    def stood_still(self) -> bool:
-        """Whether for the third time no watched weight moved, though they have a gradient."""
-        pairs = [*zip(self._watched, self._kept, strict=False)]
-        self._kept = []
-        if any(
-            weight.grad is None or not bool(weight.grad.any()) for weight, _ in pairs
-        ):
-            return False
-        if not pairs or not all(
-            torch.equal(weight, before) for weight, before in pairs
-        ):
-            return False
-        # A schedule that warms up from 0 leaves the first step or two without a movement.
-        self._unmoved += 1
-        return self._unmoved == self.PATIENCE
-
-
 class LoopWeights:
     """The weights that a loop trains.
 
@@ -78,22 +31,16 @@ class LoopWeights:
         parameters: the model, or its parameters; None where the graph of a loss has to tell them.
 
     Attributes:
-        movement: of the first steps.
         saved_norm: of the weights that a loaded state belongs to, until a step has compared it.
     """
 
     def __init__(self, parameters: Weights | None) -> None:
         self._source = source_of(parameters)
-        self.movement = Movement()
         self.saved_norm: float | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """A copy asks the graph for its weights: those of the original are not its own."""
-        return {
-            "_source": None,
-            "movement": Movement(),
-            "saved_norm": self.saved_norm,
-        }
+        return {"_source": None, "saved_norm": self.saved_norm}
 
     def now(self) -> list[Tensor]:
         """Those that require a gradient; [] where only the graph knows them."""
@@ -117,10 +64,10 @@ class LoopWeights:
                 "folder, or as one file."
             )
 
-    def watch(self, values: Sequence[Tensor]) -> None:
-        """Watches whether the weights move that these values, of one loss, depend on."""
+    def behind(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Those of now, or where these are not known the ones that values of a loss depend on."""
         sums = torch.stack([value.sum() for value in values])
-        self.movement.watch(self.now() or leaves_of(sums))
+        return self.now() or [*leaves_of(sums)]
 
     def connected(self, loss: Tensor) -> Tensor:
         """For DDP, which averages the ranks' gradients, and waits for those of every rank."""

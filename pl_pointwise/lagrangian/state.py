@@ -51,6 +51,8 @@ class LagrangianState:
         units: Λ and r of the formulations that find their own α.
         means: of the groups, where bounds are on them; else None.
         shares: by constraint who is exempt, where a share may violate.
+        needs_others: whether the term of a sample depends on other samples, by ``means`` or
+            ``shares``: what the engine's ``see`` is for.
         history: what all steps measured.
         fingerprint: of the training set that the multipliers belong to.
         in_force: the formulations with α a number, of the last step.
@@ -165,6 +167,7 @@ class LagrangianState:
             for name, scope in self.scopes.items()
             if isinstance(scope, OnMeans)
         }
+        self.needs_others = bool(self.on_means or self.shares)
 
     @property
     def bounds_on_means(self) -> list[str]:

@@ -79,7 +79,8 @@ class Stepper:
             )
         lagrangian.measured = measured
         lagrangian.dual_steps = {}
-        self.watch.add(measured)
+        if not self.watch.is_over:
+            self.watch.add(measured)
         left = measured.whole or any(
             bool(mask.any()) for mask in measured.masks.values()
         )
@@ -178,7 +179,8 @@ class Stepper:
             if lagrangian.checks.unproven and torch.is_grad_enabled():
                 lagrangian.checks.of_terms(terms, lagrangian.warn)
             if shared:
-                lagrangian.see([terms], [micro.index], task.device)
+                if lagrangian.needs_others:
+                    lagrangian.see([terms], [micro.index], task.device)
                 if self.due and not self._measure_units(micro_batches, counts, terms):
                     del terms  # And with them the graph.
                     self.repairs.buffers.restore(task)

@@ -12,17 +12,30 @@ from .training_set import SHARED_ROWS, has_multipliers_per_sample, sampler_of
 
 
 class Watch:
-    """Finds faults that no setting tells, by what the steps measure anyway."""
+    """Finds faults that no setting tells, by what the steps measure anyway.
+
+    Attributes:
+        is_over: whether the steps that are left of this epoch can show none.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.start_fit()
 
     def start_fit(self) -> None:
+        self.is_over = False
         # Of each sample whether this epoch has had it; empty in one that was resumed in its midst.
         self._visited = bytearray()
+        # Whether an epoch of this fit has had every sample, each under a number of its own.
+        self._proven = False
 
     def start_epoch(self) -> None:
+        self.is_over = False
+        self._proven = self._proven or (len(self._visited) > 0 and all(self._visited))
+        self._visited = bytearray(0 if self._proven else self._samples_to_watch())
+
+    def _samples_to_watch(self) -> int:
+        """N, where each sample has its λ and an epoch has it once; else 0."""
         loader = self.task.trainer.train_dataloader
         sampler = sampler_of(loader)
         # Samplers that hand out each position once an epoch; of a subclass that is not known.
@@ -32,7 +45,7 @@ class Watch:
                 sampler.data_source
             )
         watched = once and has_multipliers_per_sample(self.task)
-        self._visited = bytearray(len(loader.dataset) if watched else 0)
+        return len(loader.dataset) if watched else 0
 
     def add(self, measured: Measured) -> None:
         """Adds a step, before the weights move; refuses a sample that the epoch has had."""
@@ -47,6 +60,7 @@ class Watch:
             self._visited[number] = True
         if not self.task.global_step:
             self._warn_of_an_optimum(measured)
+        self.is_over = not self._visited
 
     def _warn_of_an_optimum(self, measured: Measured) -> None:
         """Of a first batch whose objective is 0 and in which nothing is violated."""

@@ -52,6 +52,93 @@ def indices(batches: Any) -> list[list[int]]:
     return [batch["index"].tolist() for batch in batches]
 
 
+# What a collate function makes of its rows -------------------------------------------------------
+
+
+class Collating(PointwiseDataModule):
+    """Nine rows in batches of four, of which a collate function makes what a test says."""
+
+    def __init__(self, collate: Any, **options: Any) -> None:
+        super().__init__(batch_size=4, **options)
+        self.own_collate = collate
+        rows = [{"value": float(i)} for i in range(9)]
+        self.datasets = dict.fromkeys(("train", "val", "test", "predict"), rows)
+
+    def collate(self, rows: list[dict[str, Any]]) -> Any:
+        return self.own_collate(rows)
+
+    def loaders(self) -> dict[str, Any]:
+        others = {"val": self.val_dataloader(), "predict": self.predict_dataloader()}
+        return {"fit": self.train_dataloader(), **self.test_dataloader(), **others}
+
+
+def without_five_and_seven(rows: list[Any]) -> Any:
+    """As of rows that are too long, or images that cannot be read."""
+    return stack([row for row in rows if row["index"] not in (5, 7)])
+
+
+def in_two(rows: list[Any]) -> Any:
+    """Micro-batches of their own lengths, and a row of padding."""
+    padding = {**rows[0], "index": PADDING}
+    return [stack(rows[:1]), stack([*rows[:0:-1], padding])]
+
+
+def test_a_collate_that_leaves_rows_out_is_refused_in_every_loader() -> None:
+    """Their requirement held nowhere, and evaluation did not count them: all in silence."""
+    for name, batches in Collating(without_five_and_seven).loaders().items():
+        with pytest.raises(
+            DataError, match=r"Collating\.collate\(\) leaves out samp"
+        ) as got:
+            list(batches)
+        assert "setup()" in str(got.value), name
+        assert "5" in str(got.value) or "7" in str(got.value), name
+
+
+@pytest.mark.parametrize(
+    ("collate", "says"),
+    [
+        (
+            lambda rows: stack([*rows, rows[0]]),
+            r'"index" has sample 0, of rows that have samples',
+        ),
+        (
+            lambda rows: {**stack(rows), "index": torch.arange(4) + 3},
+            r"has samples 4, 5, 6, of",
+        ),
+        (
+            lambda rows: [stack(rows), stack(rows)],
+            r"has samples 0, 1, 2, 3, of rows that",
+        ),
+        (
+            lambda rows: stack([{**row, "index": PADDING} for row in rows]),
+            "leaves out samples 0",
+        ),
+    ],
+    ids=["twice", "another's", "micro-batches", "all padding"],
+)
+def test_a_batch_with_other_samples_than_its_rows_is_refused(
+    collate: Any, says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        list(Collating(collate).val_dataloader())
+
+
+@pytest.mark.parametrize(
+    "collate", [stack, in_two, lambda rows: rows], ids=["", "two", "none"]
+)
+def test_a_collate_that_keeps_all_rows_is_handed_on(collate: Any) -> None:
+    """In another order and in pieces too; a batch without an index says so where it is used."""
+    rows = [{"value": float(i), "index": i} for i in range(4)]
+    first = next(iter(Collating(collate).val_dataloader()))
+    assert str(first) == str(collate(rows))
+
+
+def test_rows_that_a_worker_leaves_out_are_named() -> None:
+    data = Collating(without_five_and_seven, num_workers=1)
+    with pytest.raises(DataError, match="samples 5, 7 of the 4 rows"):
+        list(data.val_dataloader())
+
+
 # The data set and the sampler ---------------------------------------------------------------------
 
 

@@ -103,6 +103,26 @@ def test_an_index_that_comes_twice_in_an_epoch_is_refused() -> None:
     assert module.global_step == 1
 
 
+def test_an_index_is_watched_until_an_epoch_had_every_sample() -> None:
+    """A part of an epoch proves nothing of the samples that it had not."""
+    module = Line()
+
+    def collate(rows: list[Any]) -> dict[str, Tensor]:
+        late = module.current_epoch > 0
+        return collate_counting_from_zero(rows) if late else stack(rows)
+
+    rows = loader(IndexedDataset(ToyRows(12)), collate_fn=collate)
+    with pytest.raises(TrainingError, match="index 0 came twice in epoch 1"):
+        fit(module, rows, max_epochs=2, limit_train_batches=2)
+
+
+def test_after_a_whole_epoch_no_step_looks_at_the_index_again() -> None:
+    """An epoch is another order of the same rows: each has shown that its number is its own."""
+    watch = fit(Line(), max_epochs=1)._stepper.watch
+    assert not watch.is_over
+    assert fit(Line(), max_epochs=2)._stepper.watch.is_over
+
+
 def test_a_collate_function_with_indices_of_other_types_is_refused() -> None:
     def floating(rows: list[Any]) -> dict[str, Tensor]:
         return {
