@@ -83,6 +83,16 @@ def test_a_kl_budget_beside_its_rivals() -> None:
     assert len(listed) == 10
 
 
+def test_a_kl_budget_at_the_length_of_the_recipe() -> None:
+    runs = pd.read_csv(RESULTS / "keeping.csv").query("epochs == 30")
+    text = (DOCS / "keep.md").read_text("utf-8")
+    assert not runs["beyond, kept"].any()
+    for _, of in runs.iterrows():
+        assert f"{of['learnt']:.3f} (" in text, of["method"]
+        assert f"({of['method']})" in text or f"(`{of['method']}`)" in text
+    assert len(runs) == 3
+
+
 def test_two_sided_requirements() -> None:
     runs = pd.read_csv(RESULTS / "two_sided.csv").query("seed < 100")
     table = runs.groupby("method").median(numeric_only=True)
