@@ -288,3 +288,45 @@ def test_what_narrows_the_gap_to_new_inputs() -> None:
     )
     wrong = runs[runs["recipe"] == "pointwise"]["wrong order"].mean()
     assert is_shown(said, wrong)
+
+
+PROOFS = {
+    "λ(x) alone, no step": "λ(x) alone",
+    "one Newton step on λ": "λ(x), Newton steps: 1",
+    "the network's own answer, corrected by Newton steps": "network, corrected by Newton to 1e-8",
+    "the same, by gradients to 1e-8": "network, corrected by gradients to 1e-8",
+}
+"""Of a row of the table the answer of the stored rows."""
+
+
+def is_range(cell: str, of_seeds: pd.Series) -> bool:
+    """The least and the largest of the seeds in %, or one number for both, or a bound on both."""
+    if cell.startswith("below "):
+        return 100 * of_seeds.abs().max() < float(cell.split()[1])
+    ends = [100 * of_seeds.min(), 100 * of_seeds.max()]
+    numbers = cell.removesuffix(" %").split(" to ")
+    if "e-" in cell:
+        return float(numbers[0]) == float(f"{ends[1]:.0e}")
+    if len(numbers) == 1:
+        return all(is_shown(numbers[0], end) for end in ends)
+    return all(map(is_shown, numbers, ends))
+
+
+def test_proofs_of_answers() -> None:
+    runs = pd.read_csv(RESULTS / "bounds.csv")
+    assert (runs["valid"] == runs["of"]).all()
+    assert set(runs["seed"]) == set(range(5))
+    listed = list(rows("family.md", "| answer | type | violation, largest"))
+    assert len(listed) == 6
+    for name, kind, violation, *cells in listed:
+        of = runs[(runs["answer"] == PROOFS[name]) & (runs["dtype"] == kind)]
+        assert violation == f"{of['violation'].max():.0e}", (name, kind)
+        columns = ("proved, mean", "proved, largest", "true, mean")
+        for cell, column in zip(cells, columns, strict=True):
+            assert is_range(cell, of[column]), (name, column, cell)
+    alone = runs[runs["answer"] == "λ(x) alone"]
+    below = of_sentence(
+        "family.md", rf"is {N} % below the optimum in the mean, and {N} % at most"
+    )
+    assert is_shown(below[0], 100 * alone["bound below, mean"].mean())
+    assert is_shown(below[1], 100 * alone["bound below, largest"].max())
