@@ -330,3 +330,62 @@ def test_proofs_of_answers() -> None:
     )
     assert is_shown(below[0], 100 * alone["bound below, mean"].mean())
     assert is_shown(below[1], 100 * alone["bound below, largest"].max())
+
+
+def says(cell: str, text: str) -> bool:
+    """Whether a cell has a text, or its beginning before "…"."""
+    begun = cell.removesuffix(" …")
+    return text.startswith(begun) if begun != cell else text.strip() == cell
+
+
+def test_own_data_before_and_after() -> None:
+    answers = pd.read_csv(RESULTS / "own_answers.csv", keep_default_na=False)
+    answers = answers.astype(str)
+    for name, before, after in rows("own_data.md", "| prompt | before"):
+        prompt, _, held_out = name.partition(" *(")
+        (of,) = answers[answers["prompt"] == prompt].to_dict("records")
+        assert (of["part"] == "test") == bool(held_out), prompt
+        assert says(before, of["before"]), (prompt, of)
+        same = after.startswith("the same")
+        assert same == (of["before"] == of["answer"]), (prompt, of)
+        assert same or says(after, of["answer"]), (prompt, of)
+
+
+def test_own_data_of_all_prompts() -> None:
+    answers = pd.read_csv(RESULTS / "own_answers.csv", keep_default_na=False)
+    (run,) = pd.read_csv(RESULTS / "own_data.csv").to_dict("records")
+    flipped = answers["flipped"].astype(str)
+    listed = {
+        name: cells
+        for name, *cells in rows("own_data.md", "| | kept, in training | held out")
+    }
+    for part, same, beyond, kl in zip(("train", "test"), *listed.values(), strict=True):
+        stayed = ((answers["part"] == part) & (flipped == "False")).sum()
+        count = ((answers["part"] == part) & (flipped != "")).sum()
+        assert same == f"{stayed} of {count}"
+        assert beyond == f"{run[f'{part}/keep/violated'] * count:.0f} of {count}"
+        assert is_shown(kl, run[f"{part}/kl"])
+    assert [*listed] == [
+        "the same word for word",
+        "moved by more than 0.01",
+        "KL, nats per token",
+    ]
+
+
+def test_own_data_has_the_records_of_its_page() -> None:
+    page = (DOCS / "own_data.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"(?ms)^```json\n(.*?)^```", page)
+    kept = [line for line in block.splitlines() if '"reference"' not in line]
+    stored = DOCS.parent / "benchmarks/own_data/own.jsonl"
+    assert stored.read_text(encoding="utf-8").splitlines() == kept
+
+
+def test_three_bounds_of_a_kl() -> None:
+    runs = pd.read_csv(RESULTS / "keep_tolerances.csv")
+    columns = ["train/keep/violated", "train/kl", "train/nll", "train/flipped"]
+    listed = list(rows("tolerance.md", "| `keep_tolerance` | √"))
+    assert [float(name) for name, *_ in listed] == [*runs["method"].unique()]
+    for name, root, *cells in listed:
+        assert is_shown(root, (float(name) / 2) ** 0.5)
+        of = runs[runs["method"] == float(name)][columns].mean()
+        assert all(map(is_shown, cells, of)), (name, cells, of)
