@@ -102,6 +102,7 @@ TABLES = {
             "--data.init_args.own_answers=true",
             "--data.init_args.batch_size=8",
             "--data.init_args.preparation.val_fraction=0.2",
+            "--trainer.max_epochs=60",
         ],
     ),
 }
