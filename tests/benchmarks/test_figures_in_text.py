@@ -253,6 +253,7 @@ RECIPES = {
     "5 epochs, ε = 6": "5 epochs, ε 6",
     "ε = 6": "ε 6",
     "average of the weights over time": "average",
+    "hinge of weight 1, 20 epochs": "penalty hinge, 1",
 }
 """Of a row of the table its recipe, where that has another name."""
 
@@ -275,7 +276,7 @@ def test_what_narrows_the_gap_to_new_inputs() -> None:
     runs = pd.read_csv(RESULTS / "recipes.csv")
     runs = runs[(runs["part"] == "test") & (runs["weights"] != "best checkpoint")]
     listed = list(rows("settings.md", "| in training | violated"))
-    assert len(listed) == 6
+    assert len(listed) == 7
     for name, *cells in listed:
         recipe = RECIPES.get(name, name)
         for cell, column in zip(
