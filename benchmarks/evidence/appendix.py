@@ -252,30 +252,6 @@ OTHERS = {
             ),
         ),
     ),
-    "keep_tolerances": (
-        "Three bounds on the KL of kept answers",
-        "`python -m benchmarks.kept_answers keep_tolerances`, MiniMind2-Small (26M): the recipe "
-        "`keep` on its example, 30 epochs.",
-        lambda: grouped(
-            "keep_tolerances.csv",
-            ("method",),
-            ("train/keep/violated", "train/kl", "train/nll", "train/flipped"),
-        ),
-    ),
-    "keep_wording": (
-        "A model's own answers, word for word",
-        "`python -m benchmarks.kept_answers keep_wording`, SmolLM2-135M, on the demo's records.",
-        lambda: grouped(
-            "keep_wording.csv",
-            ("method",),
-            (
-                "train/exact_answers",
-                "train/flipped",
-                "test/flipped",
-                "train/keep/violated",
-            ),
-        ),
-    ),
     "bounds": (
         "Proofs of answers",
         "`python benchmarks/bounds.py`: DC3's convex problems, 833 unseen instances; medians "
@@ -285,15 +261,6 @@ OTHERS = {
             ("answer", "dtype"),
             ("violation", "proved, mean", "proved, largest", "true, mean", "ms"),
             spread=True,
-        ),
-    ),
-    "few_instances": (
-        "Few training instances",
-        "`python benchmarks/few_instances.py`: means over three seeds, on 2,000 new inputs.",
-        lambda: grouped(
-            "few_instances.csv",
-            ("task", "method", "bound", "drawn"),
-            ("violated", "violation", "objective"),
         ),
     ),
     "verdicts": (

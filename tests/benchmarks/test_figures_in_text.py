@@ -379,14 +379,3 @@ def test_own_data_has_the_records_of_its_page() -> None:
     kept = [line for line in block.splitlines() if '"reference"' not in line]
     stored = DOCS.parent / "benchmarks/own_data/own.jsonl"
     assert stored.read_text(encoding="utf-8").splitlines() == kept
-
-
-def test_three_bounds_of_a_kl() -> None:
-    runs = pd.read_csv(RESULTS / "keep_tolerances.csv")
-    columns = ["train/keep/violated", "train/kl", "train/nll", "train/flipped"]
-    listed = list(rows("tolerance.md", "| `keep_tolerance` | √"))
-    assert [float(name) for name, *_ in listed] == [*runs["method"].unique()]
-    for name, root, *cells in listed:
-        assert is_shown(root, (float(name) / 2) ** 0.5)
-        of = runs[runs["method"] == float(name)][columns].mean()
-        assert all(map(is_shown, cells, of)), (name, cells, of)
