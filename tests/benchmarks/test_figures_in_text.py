@@ -379,3 +379,38 @@ def test_own_data_has_the_records_of_its_page() -> None:
     kept = [line for line in block.splitlines() if '"reference"' not in line]
     stored = DOCS.parent / "benchmarks/own_data/own.jsonl"
     assert stored.read_text(encoding="utf-8").splitlines() == kept
+
+
+def test_how_many_hinges_are_better_in_re_ranking() -> None:
+    runs = pd.read_csv(RESULTS / "reranker-corpus.csv").fillna({"setting": ""})
+    runs = runs[runs["part"] == "test"]
+    columns = ["held-out/mrr@10", "held-out/wrong_order"]
+    means = runs.groupby(["method", "setting"])[columns].mean()
+    ours = means.loc["Pointwise(), untuned", ""]
+    hinges = means[means.index.get_level_values(0).str.contains("hinge")]
+    higher = hinges[columns[0]] > ours[columns[0]]
+    ordered = hinges[columns[1]] < ours[columns[1]]
+    words = ["none", "one", "two", "three", "four", "five", "six"]
+    counts = (len(hinges), (higher & ordered).sum(), (higher & ~ordered).sum())
+    found = of_sentence(
+        "evidence.md",
+        r"Of the (\w+) hinges and squared hinges that were trained with five seeds (\w+) are a "
+        r"little better in both, (\w+) in MRR@10 only, (\w+) in neither",
+    )
+    neither = (~higher & ~ordered).sum()
+    assert [*found] == [words[count] for count in (*counts, neither)]
+
+
+def test_chosen_answers_of_when2call_on_new_prompts() -> None:
+    runs = pd.read_csv(RESULTS / "when2call.csv").fillna({"setting": ""})
+    runs = runs[runs["part"] == "test"]
+    means = runs.groupby(["method", "setting"])["held-out/chosen/violated"].mean()
+    before = means["as it is", ""]
+    after = means.drop(("as it is", ""))
+    least, most, start = of_sentence(
+        "evidence.md", rf"with all methods \({N} to {N}, before {N}\)"
+    )
+    assert after.min() > before
+    assert is_shown(least, after.min())
+    assert is_shown(most, after.max())
+    assert is_shown(start, before)
