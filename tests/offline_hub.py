@@ -100,7 +100,7 @@ def build_hub(folder: Path) -> Path:
     chat = save_chat_model(folder / CHAT_MODELS[0], "Yes.")
     save_chat_model(folder / TRAINED, "No.")
     save_re_ranker(folder / RE_RANKER)
-    same = {name: chat for name in CHAT_MODELS[1:]}
+    same = dict.fromkeys(CHAT_MODELS[1:], chat)
     same |= dict.fromkeys(COMPARED, folder / RE_RANKER)
     for name, model in same.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
