@@ -528,7 +528,7 @@ class SampleFormulation(Ascending):
 
 
 class Pointwise(SampleFormulation):
-    """One multiplier for every sample: the requirement holds for each input.
+    """One multiplier for every sample: the requirement is on each input.
 
     ``Pointwise()`` needs only the bounds of the constraints: α and η follow the gradients
     (docs/formulations.md). With numbers it is the paper's augmented Lagrangian.

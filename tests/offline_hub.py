@@ -27,6 +27,8 @@ CHAT_MODELS = (
 TRAINED = "own/trained"
 """Another chat model, which no page names: it stands for an export of the reader's own."""
 RE_RANKER = "answerdotai/ModernBERT-base"
+COMPARED = ("BAAI/bge-reranker-large", "cross-encoder/ms-marco-MiniLM-L12-v2")
+"""Re-rankers that the paper's table has as they are."""
 
 
 def save_chat_model(folder: Path, answer: str) -> Path:
@@ -98,9 +100,11 @@ def build_hub(folder: Path) -> Path:
     chat = save_chat_model(folder / CHAT_MODELS[0], "Yes.")
     save_chat_model(folder / TRAINED, "No.")
     save_re_ranker(folder / RE_RANKER)
-    for name in CHAT_MODELS[1:]:
+    same = dict.fromkeys(CHAT_MODELS[1:], chat)
+    same |= dict.fromkeys(COMPARED, folder / RE_RANKER)
+    for name, model in same.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).symlink_to(chat)
+        (folder / name).symlink_to(model)
     when2call = {
         "train_pref": {"train": preference_rows(8)},
         "test": {"mcq": choice_rows(4)},

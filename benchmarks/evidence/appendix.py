@@ -252,6 +252,17 @@ OTHERS = {
             ),
         ),
     ),
+    "bounds": (
+        "Proofs of answers",
+        "`python benchmarks/bounds.py`: DC3's convex problems, 833 unseen instances; medians "
+        "(range) over the seeds. Gaps are shares of the optimum.",
+        lambda: grouped(
+            "bounds.csv",
+            ("answer", "dtype"),
+            ("violation", "proved, mean", "proved, largest", "true, mean", "ms"),
+            spread=True,
+        ),
+    ),
     "verdicts": (
         "How often a verdict is wrong, and an alarm false",
         "`python benchmarks/verdicts.py`: the share of 2,000 draws that end in a yes, of `check` "

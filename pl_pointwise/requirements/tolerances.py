@@ -143,6 +143,6 @@ def tolerance_table(shares: DataFrame, constraints: Mapping[str, Constraint]) ->
         "Under 50% to 99%: the ε that this share of the samples meets; of an interval by how "
         "much both bounds must be widened, of an equality to c the δ of c ± δ. Where all are one "
         "value, as of a model compared with itself, choose by what the quantity means "
-        "(docs/settings.md)."
+        "(docs/tolerance.md)."
     )
     return Table("Tolerances", note, cells)

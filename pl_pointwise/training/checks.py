@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..constraint import Constraint
 from ..errors import TrainingError
 from ..task import Task, warn
 from .training_set import has_multipliers_per_sample, refuse
@@ -129,6 +130,32 @@ def check_module(task: Task) -> None:
     if not any(group.get("initial_lr", group["lr"]) for group in groups):
         warn(task, "The learning rate is 0: no weight will change.")
     _check_shards(task)
+    _warn_of_looser_bounds(task)
+
+
+def _warn_of_looser_bounds(task: Task) -> None:
+    """Where ``validate`` and ``test`` count samples as violated that are met in training."""
+    for name in task.formulations:
+        trained, judged = task.constraints[name], task.evaluation_constraints[name]
+        if _is_looser(trained, judged):
+            warn(
+                task,
+                f"{name} is trained to be {trained.in_words()} and judged by "
+                f"{judged.in_words()}: samples that are met in training are counted as violated "
+                "by validate and test. Give both one bound, or training the stricter one: "
+                f"evaluation_constraints of the module, {name}_tolerance of the evaluation in "
+                "the language tasks, evaluation_tolerance in re-ranking.",
+            )
+
+
+def _is_looser(trained: Constraint, judged: Constraint) -> bool:
+    """Whether one side of the bound of training allows what that of the evaluation does not."""
+    above = below = False
+    if trained.at_most is not None and judged.at_most is not None:
+        above = trained.at_most > judged.at_most
+    if trained.at_least is not None and judged.at_least is not None:
+        below = trained.at_least < judged.at_least
+    return above or below
 
 
 def _check_optimizer(task: Task) -> None:

@@ -65,7 +65,7 @@ def old_model() -> nn.Sequential:
 
 
 class DigitsModule(PointwiseModule):
-    """New model: cross-entropy on rotated digits; every upright one in ``kept`` stays right.
+    """New model: cross-entropy on rotated digits; each upright one in ``kept`` has to stay right.
 
     Args:
         formulation: how ``kept`` is enforced.

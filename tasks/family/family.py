@@ -1,4 +1,4 @@
-"""A network solves a family of problems: x ↦ y, cheap, and feasible for every x: docs/family.md.
+"""A network for a family of problems: x ↦ y, to be cheap, and feasible for each x: docs/family.md.
 
     minimise ½ yᵀQy + pᵀy (or pᵀ sin y)   subject to   Ay = x,  Gy ≤ h
 
@@ -358,7 +358,7 @@ class Proxy(nn.Module):
 
 
 class FamilyModule(PointwiseModule):
-    """A network that solves every problem of a family.
+    """A network that answers the problems of a family.
 
     Args:
         formulation: how the constraints are enforced.

@@ -153,7 +153,8 @@ def sentence_of_changes(
 NAMES = {"keep": "answers to keep", "answer": "answers to benign prompts"}
 REMEDIES = {
     "reference": "give more of them, best the model's own, or keep them with role keep",
-    "keep": "a KL budget does not keep the wording; lower keep_tolerance, or take keep/greedy",
+    "keep": "a KL budget does not keep the wording; lower keep_tolerance, or take keep/greedy and "
+    "train until greedy/violated is 0",
     "answer": "give more benign prompts, or lower the learning rate",
 }
 

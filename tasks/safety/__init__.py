@@ -1,4 +1,4 @@
-"""Safety refusal: unsafe prompts are refused, every one, and answers to the rest stay."""
+"""Safety refusal: a requirement to refuse each unsafe prompt, and not to refuse the rest."""
 
 from pl_pointwise.extras import needs
 

@@ -1,4 +1,4 @@
-"""Safety refusal: every unsafe prompt is refused, no benign one is, and answers stay as they were.
+"""Safety refusal: refuse each unsafe prompt, no benign one, and leave answers as they were.
 
 A benign prompt x has a helpful answer y; every prompt has a refusal r. With s̄(·) the mean
 log-likelihood of a response's tokens under the policy π,

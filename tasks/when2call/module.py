@@ -1,4 +1,4 @@
-"""When2Call: every prompt's right behaviour keeps a likelihood, every wrong one loses it.
+"""When2Call: each prompt's right behaviour has to stay likely, each wrong one to become unlikely.
 
 A prompt x, with tools, has a chosen response y_w and rejected ones y_l. With s̄(y) the mean
 log-likelihood of a response's tokens under the policy π,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from scipy.stats import t
 
@@ -246,3 +247,170 @@ def test_the_digits_that_are_lost() -> None:
     assert f"which have no multiplier, {percent} are" in page
     questions = (DOCS / "faq.md").read_text(encoding="utf-8")
     assert f"no training digit is lost, and {percent} of the new ones are" in questions
+
+
+RECIPES = {
+    "5 epochs, ε = 6": "5 epochs, ε 6",
+    "ε = 6": "ε 6",
+    "average of the weights over time": "average",
+    "hinge of weight 1, 20 epochs": "penalty hinge, 1",
+}
+"""Of a row of the table its recipe, where that has another name."""
+
+
+def off_the_front(runs: pd.DataFrame, recipe: str, column: str) -> tuple[float, float]:
+    """What a recipe is off the baseline at its own length loss, between its tolerances."""
+    by_seed = []
+    for _, rows_of in runs.groupby("seed"):
+        found = rows_of.set_index("recipe")
+        front = found.loc[["ε 1", "ε 2", "pointwise", "ε 4"]]
+        front = front.sort_values("length objective")
+        loss = found.loc[recipe, "length objective"]
+        at = np.interp(loss, front["length objective"], front[column])
+        by_seed.append(found.loc[recipe, column] - at)
+    assert len(by_seed) == 3
+    return interval(pd.Series(by_seed))
+
+
+def test_what_narrows_the_gap_to_new_inputs() -> None:
+    runs = pd.read_csv(RESULTS / "recipes.csv")
+    runs = runs[(runs["part"] == "test") & (runs["weights"] != "best checkpoint")]
+    listed = list(rows("settings.md", "| in training | violated"))
+    assert len(listed) == 7
+    for name, *cells in listed:
+        recipe = RECIPES.get(name, name)
+        for cell, column in zip(
+            cells, ("violated", "wrong order", "cvar95"), strict=True
+        ):
+            exact = off_the_front(runs, recipe, column)
+            assert is_interval(cell, exact), (name, column, cell, exact)
+    (said,) = of_sentence(
+        "settings.md", rf"frozen encoder {N} of the new pairs were in the wrong order"
+    )
+    wrong = runs[runs["recipe"] == "pointwise"]["wrong order"].mean()
+    assert is_shown(said, wrong)
+
+
+PROOFS = {
+    "λ(x) alone, no step": "λ(x) alone",
+    "one Newton step on λ": "λ(x), Newton steps: 1",
+    "the network's own answer, corrected by Newton steps": "network, corrected by Newton to 1e-8",
+    "the same, by gradients to 1e-8": "network, corrected by gradients to 1e-8",
+}
+"""Of a row of the table the answer of the stored rows."""
+
+
+def is_range(cell: str, of_seeds: pd.Series) -> bool:
+    """The least and the largest of the seeds in %, or one number for both, or a bound on both."""
+    if cell.startswith("below "):
+        return 100 * of_seeds.abs().max() < float(cell.split()[1])
+    ends = [100 * of_seeds.min(), 100 * of_seeds.max()]
+    numbers = cell.removesuffix(" %").split(" to ")
+    if "e-" in cell:
+        return float(numbers[0]) == float(f"{ends[1]:.0e}")
+    if len(numbers) == 1:
+        return all(is_shown(numbers[0], end) for end in ends)
+    return all(map(is_shown, numbers, ends))
+
+
+def test_proofs_of_answers() -> None:
+    runs = pd.read_csv(RESULTS / "bounds.csv")
+    assert (runs["valid"] == runs["of"]).all()
+    assert set(runs["seed"]) == set(range(5))
+    listed = list(rows("family.md", "| answer | type | violation, largest"))
+    assert len(listed) == 6
+    for name, kind, violation, *cells in listed:
+        of = runs[(runs["answer"] == PROOFS[name]) & (runs["dtype"] == kind)]
+        assert violation == f"{of['violation'].max():.0e}", (name, kind)
+        columns = ("proved, mean", "proved, largest", "true, mean")
+        for cell, column in zip(cells, columns, strict=True):
+            assert is_range(cell, of[column]), (name, column, cell)
+    alone = runs[runs["answer"] == "λ(x) alone"]
+    below = of_sentence(
+        "family.md", rf"is {N} % below the optimum in the mean, and {N} % at most"
+    )
+    assert is_shown(below[0], 100 * alone["bound below, mean"].mean())
+    assert is_shown(below[1], 100 * alone["bound below, largest"].max())
+
+
+def says(cell: str, text: str) -> bool:
+    """Whether a cell has a text, or its beginning before "…"."""
+    begun = cell.removesuffix(" …")
+    return text.startswith(begun) if begun != cell else text.strip() == cell
+
+
+def test_own_data_before_and_after() -> None:
+    answers = pd.read_csv(RESULTS / "own_answers.csv", keep_default_na=False)
+    answers = answers.astype(str)
+    for name, before, after in rows("own_data.md", "| prompt | before"):
+        prompt, _, held_out = name.partition(" *(")
+        (of,) = answers[answers["prompt"] == prompt].to_dict("records")
+        assert (of["part"] == "test") == bool(held_out), prompt
+        assert says(before, of["before"]), (prompt, of)
+        same = after.startswith("the same")
+        assert same == (of["before"] == of["answer"]), (prompt, of)
+        assert same or says(after, of["answer"]), (prompt, of)
+
+
+def test_own_data_of_all_prompts() -> None:
+    answers = pd.read_csv(RESULTS / "own_answers.csv", keep_default_na=False)
+    (run,) = pd.read_csv(RESULTS / "own_data.csv").to_dict("records")
+    flipped = answers["flipped"].astype(str)
+    listed = {
+        name: cells
+        for name, *cells in rows("own_data.md", "| | kept, in training | held out")
+    }
+    for part, same, beyond, kl in zip(("train", "test"), *listed.values(), strict=True):
+        stayed = ((answers["part"] == part) & (flipped == "False")).sum()
+        count = ((answers["part"] == part) & (flipped != "")).sum()
+        assert same == f"{stayed} of {count}"
+        assert beyond == f"{run[f'{part}/keep/violated'] * count:.0f} of {count}"
+        assert is_shown(kl, run[f"{part}/kl"])
+    assert [*listed] == [
+        "the same word for word",
+        "moved by more than 0.01",
+        "KL, nats per token",
+    ]
+
+
+def test_own_data_has_the_records_of_its_page() -> None:
+    page = (DOCS / "own_data.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"(?ms)^```json\n(.*?)^```", page)
+    kept = [line for line in block.splitlines() if '"reference"' not in line]
+    stored = DOCS.parent / "benchmarks/own_data/own.jsonl"
+    assert stored.read_text(encoding="utf-8").splitlines() == kept
+
+
+def test_how_many_hinges_are_better_in_re_ranking() -> None:
+    runs = pd.read_csv(RESULTS / "reranker-corpus.csv").fillna({"setting": ""})
+    runs = runs[runs["part"] == "test"]
+    columns = ["held-out/mrr@10", "held-out/wrong_order"]
+    means = runs.groupby(["method", "setting"])[columns].mean()
+    ours = means.loc["Pointwise(), untuned", ""]
+    hinges = means[means.index.get_level_values(0).str.contains("hinge")]
+    higher = hinges[columns[0]] > ours[columns[0]]
+    ordered = hinges[columns[1]] < ours[columns[1]]
+    words = ["none", "one", "two", "three", "four", "five", "six"]
+    counts = (len(hinges), (higher & ordered).sum(), (higher & ~ordered).sum())
+    found = of_sentence(
+        "evidence.md",
+        r"Of the (\w+) hinges and squared hinges that were trained with five seeds (\w+) are a "
+        r"little better in both, (\w+) in MRR@10 only, (\w+) in neither",
+    )
+    neither = (~higher & ~ordered).sum()
+    assert [*found] == [words[count] for count in (*counts, neither)]
+
+
+def test_chosen_answers_of_when2call_on_new_prompts() -> None:
+    runs = pd.read_csv(RESULTS / "when2call.csv").fillna({"setting": ""})
+    runs = runs[runs["part"] == "test"]
+    means = runs.groupby(["method", "setting"])["held-out/chosen/violated"].mean()
+    before = means["as it is", ""]
+    after = means.drop(("as it is", ""))
+    least, most, start = of_sentence(
+        "evidence.md", rf"with all methods \({N} to {N}, before {N}\)"
+    )
+    assert after.min() > before
+    assert is_shown(least, after.min())
+    assert is_shown(most, after.max())
+    assert is_shown(start, before)

@@ -63,6 +63,17 @@ class OwnConstraints(Line):
         self.constraints = {"mine": Constraint(at_most=1.0)}
 
 
+class Judged(Line):
+    def __init__(self, trained: Constraint, judged: Constraint) -> None:
+        PointwiseModule.__init__(
+            self,
+            formulation=Pointwise(),
+            constraints={"fit": trained},
+            evaluation_constraints={"fit": judged},
+        )
+        self.net = torch.nn.Linear(2, 1)
+
+
 class OwnError(Line):
     """An error of the task's own that is none of these."""
 
@@ -194,3 +205,29 @@ def test_a_trainer_that_fits_the_same_module_again_says_that_it_has_ended(
         runner.fit(module, Points(rows()))
     assert "this Trainer has fitted before" in caplog.text
     assert "max_epochs is 2, and 2 are done. Make a new Trainer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("trained", "judged", "warned"),
+    [
+        (Constraint(at_most=0.2), Constraint(at_most=0.1), True),
+        (Constraint(at_most=0.1), Constraint(at_most=0.1), False),
+        (Constraint(at_most=0.1), Constraint(at_most=0.2), False),
+        (Constraint(at_least=-0.1), Constraint(at_least=-0.02), True),
+        (Constraint(at_least=-0.02), Constraint(at_least=-0.1), False),
+        (Constraint(at_least=0.0, at_most=2.0), Constraint(at_least=0.5), True),
+        (Constraint(at_least=0.0, at_most=2.0), Constraint(at_most=1.0), True),
+        (Constraint(equals=0.0), Constraint(at_least=-0.1, at_most=0.1), False),
+    ],
+)
+def test_a_bound_that_is_looser_in_training_than_in_evaluation_is_told(
+    trained: Constraint,
+    judged: Constraint,
+    warned: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A page's command ended with "0 of 2 violated" in fit and "1 (2)" in test."""
+    module = Judged(trained, judged)
+    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
+        trainer(max_epochs=1).fit(module, Points(rows()))
+    assert ("fit is trained to be" in caplog.text) == warned
