@@ -300,3 +300,37 @@ def test_starts_of_multipliers() -> None:
             assert (cell == "") == (key not in of.index), key
             assert cell == "" or is_shown(cell, of[key]), (key, of[key])
     assert len(listed) == 3
+
+
+def test_bounds_on_the_means_of_groups() -> None:
+    """Means of three seeds."""
+    runs = pd.read_csv(RESULTS / "groups.csv").query("on != 'mean, in pieces'")
+    table = runs.groupby(["epochs", "bound", "on"]).mean(numeric_only=True)
+    columns = ["short", "by", "new short", "new by"]
+    listed = list(rows("formulations.md", "| epochs | cost above the optimum"))
+    for name, above, *cells in listed:
+        epochs, _, setting = name.partition(", ")
+        bound = float(setting.rpartition(" ")[2]) if "bound" in setting else 0.9
+        on = "each day" if "each_sample" in setting else "mean"
+        of = table.loc[int(epochs), bound, on]
+        assert is_shown(above, 100 * of["above"]), (name, above)
+        for cell, column in zip(cells, columns, strict=True):
+            assert is_shown(cell, of[column]), (name, column, cell)
+            assert cell != "0" or of[column] == 0, (name, column)
+    assert len(listed) == len(table)
+    assert runs["seed"].nunique() == 3
+
+
+def test_at_most_a_share() -> None:
+    """Medians of three seeds, and in brackets the largest share where more violate."""
+    runs = pd.read_csv(RESULTS / "shares.csv")
+    runs = runs.query("method == 'Pointwise()' and epochs == 100")
+    listed = list(rows("formulations.md", "| positives | share .05"))
+    for name, *cells in listed:
+        for cell, share in zip(cells, (0.05, 0.2), strict=True):
+            of = runs[(runs["positives"] == name) & (runs["share"] == share)]
+            median, most = of.median(numeric_only=True), of["violated"].max()
+            exact = [100 * median["above"], median["violated"]]
+            assert len(of) == 3
+            assert is_shown(cell, *exact, *[most] * (most > share)), (name, cell)
+    assert len(listed) == runs["positives"].nunique()
