@@ -1,6 +1,6 @@
 """A bound on the mean of each group: stocks of 60 articles, each with a service level of 0.9.
 
-    python benchmarks/groups.py            (two minutes of a CPU)
+    python benchmarks/groups.py            (a minute or two)
 
 A sample is a day of an article, a group the 30 days of an article. What a stock serves of the
 demand, over the article's mean demand, has to be 0.9 in the mean over its days, at the least cost

@@ -1,6 +1,6 @@
 """At most a share of the samples may violate a bound: a recall at the least loss of the negatives.
 
-    python benchmarks/shares.py            (two minutes of a CPU)
+    python benchmarks/shares.py            (a minute or two)
 
 A linear score in the plane, a direction and an offset: at least 95 % or 80 % of 400 positives have
 to be above 0, at the least mean softplus of the scores of 400 negatives. Of a direction the best
