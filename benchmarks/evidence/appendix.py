@@ -211,6 +211,28 @@ OTHERS = {
             ("gap, %", "worst", "gap, %, corrected", "worst, corrected"),
         ),
     ),
+    "groups": (
+        "A bound on the mean of each group",
+        "`python benchmarks/groups.py`: means over the seeds. `above` is the cost over the least "
+        "cost, minus 1, `short` the share of the articles below 0.9, `by` how much below the mean "
+        "article is.",
+        lambda: grouped(
+            "groups.csv",
+            ("on", "epochs", "bound"),
+            ("above", "short", "by", "new short", "new by"),
+        ),
+    ),
+    "shares": (
+        "At most a share of the samples may violate",
+        "`python benchmarks/shares.py`: median (range) over the seeds. `above` is the objective "
+        "over the optimum, minus 1, `violated` the share of the positives below 0.",
+        lambda: grouped(
+            "shares.csv",
+            ("positives", "share", "method", "epochs"),
+            ("above", "violated"),
+            spread=True,
+        ),
+    ),
     "two_sided": (
         "Two-sided requirements on a language model",
         "`python benchmarks/two_sided.py`: median (range) over the seeds. Settings with one run "

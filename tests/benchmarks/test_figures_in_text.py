@@ -211,8 +211,48 @@ def shown_numbers() -> list[tuple[str, str, tuple[float, ...]]]:
     ]
 
 
+def numbers_of_groups_and_shares() -> list[tuple[str, str, tuple[float, ...]]]:
+    """As those above."""
+    groups = pd.read_csv(RESULTS / "groups.csv").query("epochs == 100 and bound == 0.9")
+    of = groups.groupby("on").mean(numeric_only=True)
+    pieces, divided = of.loc["mean, in pieces"], of.loc["mean"]
+    stock = [100 * of["above"][on] for on in ("each day", "mean")]
+    runs = pd.read_csv(RESULTS / "shares.csv")
+    above = 100 * runs[runs["method"] == "CVaR"]["above"]
+    short = runs.query("epochs == 10").groupby("share")["violated"]
+    least, most = short.min(), short.max()
+    return [
+        (
+            "formulations.md",
+            rf"cost {N} % more than needed without the division, and still {N} of the articles are "
+            rf"short, by {N} in the mean of all; with it {N} % more",
+            (
+                100 * pieces["above"],
+                pieces["short"],
+                pieces["by"],
+                100 * divided["above"],
+            ),
+        ),
+        (
+            "../CHANGELOG.md",
+            rf"ends {N} % above the least cost where the mean ends {N} % above",
+            (stock[0], stock[1]),
+        ),
+        (
+            "formulations.md",
+            rf"its objective was {N} to {N} % above the optimum",
+            (above.min(), above.max()),
+        ),
+        (
+            "formulations.md",
+            rf"After only ten epochs {N} to {N} and {N} to {N} are violated",
+            (least[0.05], most[0.05], least[0.2], most[0.2]),
+        ),
+    ]
+
+
 def test_sentences_say_what_was_measured() -> None:
-    for page, said, exact in shown_numbers():
+    for page, said, exact in [*shown_numbers(), *numbers_of_groups_and_shares()]:
         found = of_sentence(page, said)
         assert len(found) == len(exact)
         for text, number in zip(found, exact, strict=True):

@@ -300,3 +300,44 @@ def test_starts_of_multipliers() -> None:
             assert (cell == "") == (key not in of.index), key
             assert cell == "" or is_shown(cell, of[key]), (key, of[key])
     assert len(listed) == 3
+
+
+def test_bounds_on_the_means_of_groups() -> None:
+    """Means of three seeds."""
+    runs = pd.read_csv(RESULTS / "groups.csv").query("on != 'mean, in pieces'")
+    table = runs.groupby(["epochs", "bound", "on"]).mean(numeric_only=True)
+    columns = ["short", "by", "new short", "new by"]
+    listed = list(rows("formulations.md", "| epochs | cost above the optimum"))
+    for name, above, *cells in listed:
+        epochs, _, setting = name.partition(", ")
+        bound = float(setting.rpartition(" ")[2]) if "bound" in setting else 0.9
+        on = "each day" if "each_sample" in setting else "mean"
+        of = table.loc[int(epochs), bound, on]
+        assert is_shown(above, 100 * of["above"]), (name, above)
+        for cell, column in zip(cells, columns, strict=True):
+            assert is_shown(cell, of[column]), (name, column, cell)
+            assert cell != "0" or of[column] == 0, (name, column)
+    assert len(listed) == len(table)
+    assert runs["seed"].nunique() == 3
+
+
+def test_at_most_a_share() -> None:
+    """Medians of three seeds, and in brackets the largest."""
+    runs = pd.read_csv(RESULTS / "shares.csv")
+    runs = runs.query("method == 'Pointwise()' and epochs == 100")
+    listed = list(rows("formulations.md", "| positives | share .05"))
+    for name, *cells in listed:
+        for cell, share in zip(cells, (0.05, 0.2), strict=True):
+            of = runs[(runs["positives"] == name) & (runs["share"] == share)]
+            above, violated = 100 * of["above"], of["violated"]
+            exact = [above.median(), above.max(), violated.median(), violated.max()]
+            assert len(of) == 3
+            assert is_shown(cell, *exact), (name, cell, exact)
+    assert len(listed) == runs["positives"].nunique()
+    few = runs.query("positives == 'heavy tails' and share == 0.05")
+    more = (400 * few["violated"] - 20).round()
+    page = (DOCS / "formulations.md").read_text(encoding="utf-8")
+    assert "With heavy tails each run at .05 ends with one or two samples more" in page
+    assert set(more) == {1, 2}
+    others = runs.drop(few.index)
+    assert (others["violated"] <= others["share"]).all()
