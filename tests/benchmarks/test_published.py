@@ -12,7 +12,14 @@ from scipy.optimize import minimize
 from scipy.stats import gmean
 
 from benchmarks.published import __main__ as published
-from benchmarks.published import integer, nlpoptnet, nonconvex, qcqp, unicycle
+from benchmarks.published import (
+    integer,
+    nlpoptnet,
+    nonconvex,
+    qcqp,
+    unicycle,
+    unicycle_training,
+)
 from benchmarks.published.runs import mean_prices, prices
 from benchmarks.published.show import draw, summarise, write
 from benchmarks.published.table import Judged, Table, sine, snarenet_columns
@@ -231,12 +238,12 @@ def test_a_unicycle_moves_costs_and_starts_as_theirs() -> None:
 
 def test_plans_that_are_corrected_never_touch_the_obstacle() -> None:
     """Also those of a network that drives straight ahead, and did not train."""
-    module = unicycle.Plan(None)
-    torch.nn.init.zeros_(module.net[-1].weight)
-    with torch.no_grad():
-        module.net[-1].bias.copy_(torch.tensor([2.5, 0.0]).repeat(10))
+
+    def ahead(state: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([2.5, 0.0]).expand(len(state), 10, 2)
+
     start = unicycle.starts()[:12]
-    raw, found = (unicycle.closed_loops(module, start, c) for c in (False, True))
+    raw, found = (unicycle.closed_loops(ahead, start, c) for c in (False, True))
     assert unicycle.margin(raw.states).min() < -0.5
     assert raw.worst > 0.4
     assert unicycle.margin(found.states).min() > -unicycle.TOUCHED
@@ -245,6 +252,55 @@ def test_plans_that_are_corrected_never_touch_the_obstacle() -> None:
     assert speed.min() >= 0
     assert speed.max() <= 2
     assert turn.abs().max() <= 1.5
+
+
+def test_a_network_plans_within_the_bounds_of_its_inputs() -> None:
+    """Also where its last layer is far beyond; and it reaches both bounds."""
+    plan = unicycle_training.Plan()
+    state = unicycle.starts().float()
+    found = []
+    for far in (-50.0, 50.0):
+        torch.nn.init.constant_(plan.net[-1].bias, far)
+        found.append(plan(state).detach())
+    for value, speed, turn in zip(found, (0.0, 2.0), (-1.5, 1.5), strict=True):
+        assert (value[..., 0] == speed).all()
+        assert (value[..., 1] == turn).all()
+
+
+def test_states_that_train_are_of_the_own_loops() -> None:
+    """Of a network that drives straight ahead they lie on straight lines, outside the obstacle."""
+    plan = unicycle_training.Plan()
+    torch.nn.init.zeros_(plan.net[-1].weight)
+    with torch.no_grad():
+        plan.net[-1].bias.copy_(torch.tensor([50.0, 0.0]).repeat(10))
+    states = unicycle_training.states_of_loops(plan, seed=3)
+    assert (unicycle.margin(states) > 0).all()
+    start = states[: unicycle_training.DRIVEN].double()
+    way = states[:, None].double() - start[None]
+    # In 20 steps of .4: on a ray from one of the starts, at its angle.
+    slide = torch.stack([start[:, 2].cos(), start[:, 2].sin()], 1) * 0.4
+    steps = (way[..., :2] * slide).sum(2) / 0.16
+    off = (
+        (way - torch.cat([steps[..., None] * slide, 0 * steps[..., None]], 2))
+        .abs()
+        .amax(2)
+    )
+    whole = (steps - steps.round()).abs() < 1e-4
+    assert ((off < 1e-4) & whole & (steps > -0.5) & (steps < 19.5)).any(1).all()
+    assert len(states) > 4 * unicycle_training.DRIVEN
+    judged = {tuple(row) for row in unicycle.starts().float().tolist()}
+    assert not judged & {tuple(row) for row in states.tolist()}
+
+
+@pytest.mark.parametrize("method", ["Pointwise()", "hinge 30", "squared hinge 100"])
+def test_training_drives_nearer_to_the_target(method: str) -> None:
+    before = unicycle_training.Plan()
+    after = unicycle_training.trained(method, 0, epochs=6, alone=3)
+    costs = []
+    for plan in (before, after):
+        found = unicycle.closed_loops(plan, unicycle.starts(), correct=False)
+        costs.append(float(unicycle.cost(found.states, found.inputs).mean()))
+    assert costs[1] < 0.7 * costs[0]
 
 
 def test_ipopt_drove_from_every_start() -> None:
