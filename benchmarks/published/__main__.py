@@ -44,7 +44,8 @@ def methods_of(table: AnyTable) -> list[str]:
     hinges = [f"hinge {weight:g}" for weight in table.weights]
     if isinstance(table, LoopTable):
         squared = [f"squared hinge {weight:g}" for weight in table.squared]
-        return [OURS, *hinges, *squared]
+        # Its states are drawn anew: docs/few_instances.md.
+        return [unicycle_training.WITHOUT_MEMORY, *hinges, *squared]
     return [OURS, *([PRICED] if isinstance(table, Table) else []), *hinges]
 
 

@@ -2,11 +2,8 @@
 
 A controller meets the states that its own inputs lead to. So every epoch drives loops of the
 present network from fresh starts, and trains on the states that they pass: no solver is asked.
-No state comes twice, so none keeps a multiplier (``samples=None``): docs/few_instances.md.
-
-For the first epochs the objective trains alone. A network that meets the obstacle from the first
-step learns to stop before it, which is a local optimum; one that already drives to the target is
-pushed to the nearer side. All methods have these epochs.
+No state comes twice, so a multiplier would be of another state by the time it is used: the rule is
+that without memory (docs/few_instances.md).
 """
 
 from __future__ import annotations
@@ -34,8 +31,8 @@ from .unicycle import (
     within_bounds,
 )
 
-EPOCHS, ALONE, BATCH, RATE, WIDTH = 300, 40, 300, 1e-3, 200
-"""In the first ALONE epochs the objective trains alone."""
+EPOCHS, BATCH, RATE, WIDTH = 150, 300, 1e-3, 200
+WITHOUT_MEMORY = "Pointwise(memory=False)"
 DRIVEN = 300
 """Loops an epoch, each from a start of its own."""
 SPREAD = (2.3, 1.4)
@@ -87,19 +84,19 @@ def formulation_of(method: str) -> Formulation:
         return Penalty(weight=float(weight), shape="hinge")
     if shape == "squared hinge":
         return Penalty(weight=float(weight), shape="squared_hinge")
-    return Pointwise()
+    return Pointwise(memory=method != WITHOUT_MEMORY)
 
 
-def trained(method: str, seed: int, epochs: int = EPOCHS, alone: int = ALONE) -> Plan:
+def trained(method: str, seed: int, epochs: int = EPOCHS) -> Plan:
     """The network of a method after its training."""
     seed_everything(seed, verbose=False)
     plan = Plan()
-    steps_an_epoch = DRIVEN * LOOP // BATCH
+    samples = DRIVEN * LOOP
     constrained = PointwiseLoss(
         {"obstacle": Constraint(at_most=0.0)},
         formulation_of(method),
-        samples=None,
-        total_steps=(epochs - alone) * steps_an_epoch,
+        samples=samples,
+        total_steps=epochs * samples // BATCH,
     )
     optimizer = torch.optim.AdamW(plan.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.LinearLR(
@@ -112,16 +109,12 @@ def trained(method: str, seed: int, epochs: int = EPOCHS, alone: int = ALONE) ->
             start = states[rows]
             inputs = plan(start)
             path = driven(start, inputs)
-            objective = cost(path, inputs)
-            if epoch < alone:
-                loss = objective.mean()
-            else:
-                loss = constrained(objective, {"obstacle": -margin(path)}, rows)
+            values = {"obstacle": -margin(path)}
+            loss = constrained(cost(path, inputs), values, rows)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if epoch >= alone:
-                constrained.step()
+            constrained.step()
         schedule.step()
     return plan.eval()
 

@@ -292,10 +292,10 @@ def test_states_that_train_are_of_the_own_loops() -> None:
     assert not judged & {tuple(row) for row in states.tolist()}
 
 
-@pytest.mark.parametrize("method", ["Pointwise()", "hinge 30", "squared hinge 100"])
+@pytest.mark.parametrize("method", ["Pointwise(memory=False)", "squared hinge 100"])
 def test_training_drives_nearer_to_the_target(method: str) -> None:
     before = unicycle_training.Plan()
-    after = unicycle_training.trained(method, 0, epochs=6, alone=3)
+    after = unicycle_training.trained(method, 0, epochs=4)
     costs = []
     for plan in (before, after):
         found = unicycle.closed_loops(plan, unicycle.starts(), correct=False)
