@@ -68,14 +68,20 @@ class Plan(nn.Module):
 
 @torch.no_grad()
 def states_of_loops(plan: Plan, seed: int) -> Tensor:
-    """The states (n, 3) outside the obstacle that loops from fresh starts pass."""
-    state = outside(seed, START_REGION, DRIVEN, 0.2).float()
-    passed = [state]
+    """The states (n, 3) that loops from fresh starts pass, none within the obstacle."""
+    passed = [outside(seed, START_REGION, DRIVEN, 0.2).float()]
     for _ in range(LOOP - 1):
-        passed.append(advanced(passed[-1], plan(passed[-1])[:, 0]))
-    states = torch.cat(passed)
-    # No plan from within the obstacle could be made good.
-    return states[margin(states) > 0]
+        after = advanced(passed[-1], plan(passed[-1])[:, 0])
+        passed.append(moved_out(after))
+    return torch.cat(passed)
+
+
+def moved_out(states: Tensor) -> Tensor:
+    """States within the obstacle at its edge, as far as a corrected plan would have gone."""
+    # sᵀQs = 1.001: no rounding puts it inside.
+    size = (margin(states) + 1).clamp(min=1e-6)
+    stretch = (1.001 / size).sqrt().clamp(min=1)[:, None]
+    return torch.cat([states[:, :2] * stretch, states[:, 2:]], 1)
 
 
 def formulation_of(method: str) -> Formulation:

@@ -268,28 +268,23 @@ def test_a_network_plans_within_the_bounds_of_its_inputs() -> None:
 
 
 def test_states_that_train_are_of_the_own_loops() -> None:
-    """Of a network that drives straight ahead they lie on straight lines, outside the obstacle."""
+    """Of a network that drives straight ahead: until the obstacle, along whose edge they slide."""
     plan = unicycle_training.Plan()
     torch.nn.init.zeros_(plan.net[-1].weight)
     with torch.no_grad():
         plan.net[-1].bias.copy_(torch.tensor([50.0, 0.0]).repeat(10))
     states = unicycle_training.states_of_loops(plan, seed=3)
     assert (unicycle.margin(states) > 0).all()
-    start = states[: unicycle_training.DRIVEN].double()
-    way = states[:, None].double() - start[None]
-    # In 20 steps of .4: on a ray from one of the starts, at its angle.
-    slide = torch.stack([start[:, 2].cos(), start[:, 2].sin()], 1) * 0.4
-    steps = (way[..., :2] * slide).sum(2) / 0.16
-    off = (
-        (way - torch.cat([steps[..., None] * slide, 0 * steps[..., None]], 2))
-        .abs()
-        .amax(2)
-    )
-    whole = (steps - steps.round()).abs() < 1e-4
-    assert ((off < 1e-4) & whole & (steps > -0.5) & (steps < 19.5)).any(1).all()
-    assert len(states) > 4 * unicycle_training.DRIVEN
+    loops = states.reshape(20, -1, 3)
+    angle = loops[:-1, :, 2]
+    ahead = loops[:-1, :, :2] + 0.4 * torch.stack([angle.cos(), angle.sin()], 2)
+    moved = (loops[1:, :, :2] - ahead).norm(dim=2) > 1e-5
+    assert ((unicycle.margin(ahead) < 0.001) == moved).all()
+    assert moved.any()
+    assert (unicycle.margin(loops[1:])[moved] - 0.001).abs().max() < 1e-5
+    assert (loops[:, :, 2] == loops[0, :, 2]).all()
     judged = {tuple(row) for row in unicycle.starts().float().tolist()}
-    assert not judged & {tuple(row) for row in states.tolist()}
+    assert not judged & {tuple(row) for row in loops[0].tolist()}
 
 
 @pytest.mark.parametrize("method", ["Pointwise(memory=False)", "squared hinge 100"])
