@@ -31,7 +31,7 @@ from .unicycle import (
     within_bounds,
 )
 
-EPOCHS, BATCH, RATE, WIDTH = 150, 300, 1e-3, 200
+EPOCHS, BATCH, RATE, WIDTH = 200, 300, 1e-3, 200
 WITHOUT_MEMORY = "Pointwise(memory=False)"
 DRIVEN = 300
 """Loops an epoch, each from a start of its own."""
