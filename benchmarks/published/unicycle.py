@@ -33,8 +33,6 @@ STARTS, FRESH = 100, 101
 """Their fresh starts, and the seed of them."""
 START_REGION = ((-4.0, -2.2), (-2.4, 2.4), (-0.45, 0.45))
 """In which loops start."""
-CORRECTIONS = 200
-"""Newton steps at most. Nearly all plans need few; theirs takes 500 for each."""
 TOUCHED = 1e-6
 """A margin below minus this is a collision."""
 THEIRS = (-3.2, 0.3, -0.1)
@@ -120,7 +118,7 @@ def planned(planner: Planner, state: Tensor, correct: bool) -> Tensor:
         found = limits(state, flat.reshape(-1, HORIZON, 2))
         return torch.cat([*found.values()], 1)
 
-    moved = newton_corrected(inputs.flatten(1), violations, steps=CORRECTIONS)
+    moved = newton_corrected(inputs.flatten(1), violations)
     return moved.reshape(-1, HORIZON, 2)
 
 
