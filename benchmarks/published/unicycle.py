@@ -119,7 +119,12 @@ def planned(planner: Planner, state: Tensor, correct: bool) -> Tensor:
         return torch.cat([*found.values()], 1)
 
     moved = newton_corrected(inputs.flatten(1), violations)
-    return moved.reshape(-1, HORIZON, 2)
+    # Some plans through the middle of the obstacle have no nearest legal one: it turns, and stands.
+    stuck = violations(moved).amax(1) > TOUCHED
+    found = moved.reshape(-1, HORIZON, 2).clone()
+    found[stuck, :, 0] = 0.0
+    found[stuck, :, 1] = found[stuck, :, 1].clamp(-SHARPEST, SHARPEST)
+    return found
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,17 @@ def test_plans_that_are_corrected_never_touch_the_obstacle() -> None:
     assert turn.abs().max() <= 1.5
 
 
+def test_a_plan_that_no_step_makes_legal_stands() -> None:
+    """Straight at the middle of the obstacle, where both ways around it are as near."""
+    state = torch.tensor([[-1.45, 0.0, 0.0]], dtype=torch.float64)
+
+    def ahead(state: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([2.0, 0.0]).expand(len(state), 10, 2)
+
+    plan = unicycle.planned(ahead, state, correct=True)
+    assert max(float(v.max()) for v in unicycle.limits(state, plan).values()) <= 1e-6
+
+
 def test_a_network_plans_within_the_bounds_of_its_inputs() -> None:
     """Also where its last layer is far beyond; and it reaches both bounds."""
     plan = unicycle_training.Plan()
