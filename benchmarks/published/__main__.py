@@ -24,11 +24,12 @@ from typing import Any
 import pandas as pd
 import torch
 
-from . import hardnet, integer, nlpoptnet, nonconvex, qcqp, unicycle
+from . import hardnet, integer, nlpoptnet, nonconvex, qcqp, unicycle, unicycle_training
 from .integer import IntegerTable
 from .runs import OURS, PRICED, Run, run
 from .show import AnyTable, draw, summarise, write
 from .table import Table, common_columns
+from .unicycle import LoopTable
 
 RESULTS = Path(__file__).parents[1] / "evidence/results"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,6 +42,10 @@ KEY = ["table", "method", "seed", "correction"]
 
 def methods_of(table: AnyTable) -> list[str]:
     hinges = [f"hinge {weight:g}" for weight in table.weights]
+    if isinstance(table, LoopTable):
+        squared = [f"squared hinge {weight:g}" for weight in table.squared]
+        # Its states are drawn anew: docs/few_instances.md.
+        return [unicycle_training.WITHOUT_MEMORY, *hinges, *squared]
     return [OURS, *([PRICED] if isinstance(table, Table) else []), *hinges]
 
 
@@ -126,7 +131,7 @@ def study(
             elif isinstance(table, IntegerTable):
                 values = integer.run(table, method, seed)
             else:
-                values = unicycle.run(method, seed)
+                values = unicycle_training.run(method, seed)
             rows = rows_of(table.name, method, seed, values)
             append(output, rows)
             if seed == 0 and isinstance(table, Table) and table.judged is None:

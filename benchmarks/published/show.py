@@ -38,7 +38,7 @@ LABELS = {"none": "as it is", "newton": "corrected", "projected": "projected"}
 def page(table: AnyTable, runs: pd.DataFrame) -> str:
     """The table as docs/family.md has it: their columns, and the file that a row is from."""
     own = runs[(runs["table"] == table.name) & runs["column"].isin(table.shown)]
-    ours = own["method"] == "Pointwise()"
+    ours = own["method"].str.startswith("Pointwise(")
     own = pd.concat([own[ours], own[~ours]])
     # Costs of closed loops differ in their fourth digit.
     digits = 4 if isinstance(table, LoopTable) else 3
@@ -49,7 +49,7 @@ def page(table: AnyTable, runs: pd.DataFrame) -> str:
             continue
         of = rows.groupby("column")["value"].mean()
         cells = [f"{of[c]:.{digits}g}" for c in table.shown]
-        name = "`Pointwise()`" if method == "Pointwise()" else method
+        name = f"`{method}`" if method.startswith("Pointwise(") else method
         label = f"{name}, {LABELS[correction]}"
         seeds = str(rows["seed"].nunique())
         lines.append(f"| {' | '.join([label, *cells, seeds])} | published.csv |")

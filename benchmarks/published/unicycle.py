@@ -4,35 +4,21 @@ minimise Σₖ ‖sₖ − ŝ‖² + .1‖uₖ‖² + ‖s_T − ŝ‖²_P   ove
     (x, y, θ)ₖ₊₁ = (x, y, θ)ₖ + .2 (v cos θ, v sin θ, ω),   sᵀQs ≥ 1,   0 ≤ v ≤ 2,   |ω| ≤ 1.5
 
 In closed loop the first input of each plan is driven, 20 times, from 100 fresh starts of theirs.
-Their network trains on states of trajectories that a solver found; this one on states that are
-drawn evenly outside the obstacle. A plan is its 20 inputs: the states follow from them, which
-leaves no equality to miss.
+A plan is its 20 inputs: the states follow from them, which leaves no equality to miss. How the
+network that plans is trained is in unicycle_training.py.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import seed_everything
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.families import quiet_trainer
-from pl_pointwise import (
-    Constraint,
-    Formulation,
-    Optimization,
-    Penalty,
-    Pointwise,
-    PointwiseDataModule,
-    PointwiseModule,
-    Training,
-)
 from pl_pointwise.correction import newton_corrected
 
 HORIZON, EVERY, LOOP = 10, 0.2, 20
@@ -45,10 +31,8 @@ LAST = (10.0, 10.0, 1.0)
 EFFORT = 0.1
 STARTS, FRESH = 100, 101
 """Their fresh starts, and the seed of them."""
-EPOCHS, BATCH, RATE, WIDTH = 150, 200, 1e-3, 200
-DRAWN = 5_000
-REGION = ((-4.0, 4.0), (-2.5, 2.5), (-1.5, 1.5))
-"""In which states are drawn that train."""
+START_REGION = ((-4.0, -2.2), (-2.4, 2.4), (-0.45, 0.45))
+"""In which loops start."""
 TOUCHED = 1e-6
 """A margin below minus this is a collision."""
 THEIRS = (-3.2, 0.3, -0.1)
@@ -65,10 +49,13 @@ def advanced(state: Tensor, inputs: Tensor) -> Tensor:
 
 def driven(start: Tensor, inputs: Tensor) -> Tensor:
     """The states (B, T, 3) that inputs (B, T, 2) lead through, the start left out."""
-    states = [start]
-    for step in inputs.unbind(1):
-        states.append(advanced(states[-1], step))
-    return torch.stack(states[1:], 1)
+    speed, turn = inputs.unbind(2)
+    angle = start[:, 2:] + EVERY * turn.cumsum(1)
+    # An interval is driven at the angle that it begins with.
+    before = torch.cat([start[:, 2:], angle[:, :-1]], 1)
+    x = start[:, :1] + EVERY * (speed * before.cos()).cumsum(1)
+    y = start[:, 1:2] + EVERY * (speed * before.sin()).cumsum(1)
+    return torch.stack([x, y, angle], 2)
 
 
 def margin(states: Tensor) -> Tensor:
@@ -92,35 +79,11 @@ def limits(start: Tensor, inputs: Tensor) -> dict[str, Tensor]:
     return {"obstacle": -margin(driven(start, inputs)), "inputs": torch.cat(bounds, 1)}
 
 
-class Plan(PointwiseModule):
-    """A state ↦ the inputs of ten steps: obstacle and bounds are requirements."""
-
-    def __init__(
-        self, formulation: Formulation | None, training: Training | None = None
-    ) -> None:
-        none_beyond = Constraint(at_most=0.0)
-        super().__init__(
-            formulation=formulation,
-            constraints={"obstacle": none_beyond, "inputs": none_beyond},
-            training=training or Training(),
-        )
-        self.net = nn.Sequential(
-            nn.Linear(3, WIDTH),
-            nn.ReLU(),
-            nn.Linear(WIDTH, WIDTH),
-            nn.ReLU(),
-            nn.Linear(WIDTH, 2 * HORIZON),
-        )
-
-    def forward(self, batch: Any) -> Tensor:
-        inputs: Tensor = self.net(batch["state"])
-        return inputs.reshape(-1, HORIZON, 2)
-
-    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
-        return cost(driven(batch["state"], outputs), outputs)
-
-    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
-        return limits(batch["state"], outputs)
+def within_bounds(inputs: Tensor) -> Tensor:
+    """Speeds and turns (…, 2), each moved to its nearest allowed value."""
+    speed, turn = inputs.unbind(-1)
+    turn = turn.clamp(-SHARPEST, SHARPEST)
+    return torch.stack([speed.clamp(0, FASTEST), turn], -1)
 
 
 Region = tuple[tuple[float, float], ...]
@@ -137,20 +100,17 @@ def outside(seed: int, region: Region, count: int, least: float) -> Tensor:
 
 def starts() -> Tensor:
     """Their fresh starts, (100, 3): eval.py."""
-    region = ((-4.0, -2.2), (-2.4, 2.4), (-0.45, 0.45))
-    return outside(FRESH, region, STARTS, 0.2)
+    return outside(FRESH, START_REGION, STARTS, 0.2)
 
 
-class States(PointwiseDataModule):
-    def setup(self, stage: str) -> None:
-        drawn = outside(0, REGION, DRAWN, 0.0).float()
-        self.datasets["train"] = [{"state": state} for state in drawn]
+Planner = Callable[[Tensor], Tensor]
+"""States (B, 3) to plans (B, T, 2), in float32."""
 
 
-def planned(module: Plan, state: Tensor, correct: bool) -> Tensor:
+def planned(planner: Planner, state: Tensor, correct: bool) -> Tensor:
     """The inputs (B, T, 2) from states in float64; corrected, if asked for."""
     with torch.no_grad():
-        inputs = module({"state": state.float()}).double()
+        inputs = planner(state.float()).double()
     if not correct:
         return inputs
 
@@ -159,7 +119,12 @@ def planned(module: Plan, state: Tensor, correct: bool) -> Tensor:
         return torch.cat([*found.values()], 1)
 
     moved = newton_corrected(inputs.flatten(1), violations)
-    return moved.reshape(-1, HORIZON, 2)
+    # Some plans through the middle of the obstacle have no nearest legal one: it turns, and stands.
+    stuck = violations(moved).amax(1) > TOUCHED
+    found = moved.reshape(-1, HORIZON, 2).clone()
+    found[stuck, :, 0] = 0.0
+    found[stuck, :, 1] = found[stuck, :, 1].clamp(-SHARPEST, SHARPEST)
+    return found
 
 
 @dataclass(frozen=True)
@@ -171,16 +136,14 @@ class Loops:
     worst: float
 
 
-def closed_loops(module: Plan, start: Tensor, correct: bool) -> Loops:
+def closed_loops(planner: Planner, start: Tensor, correct: bool) -> Loops:
     """The first input of each plan is driven, within its bounds, as theirs."""
     states, inputs, worst = [start], [], 0.0
     for _ in range(LOOP):
-        plan = planned(module, states[-1], correct)
+        plan = planned(planner, states[-1], correct)
         found = limits(states[-1], plan)
         worst = max(worst, *(float(v.max()) for v in found.values()))
-        speed, turn = plan[:, 0].unbind(1)
-        turn = turn.clamp(-SHARPEST, SHARPEST)
-        inputs.append(torch.stack([speed.clamp(0, FASTEST), turn], 1))
+        inputs.append(within_bounds(plan[:, 0]))
         states.append(advanced(states[-1], inputs[-1]))
     return Loops(torch.stack(states[1:], 1), torch.stack(inputs, 1), worst)
 
@@ -197,7 +160,9 @@ class LoopTable:
     )
     file: str = "HardNet-plus-plus, paper_figs.ipynb"
     shown: tuple[str, ...] = ("cost, one loop", "cost", "above IPOPT, %", "collisions")
-    weights: tuple[float, ...] = (1, 10, 100, 1000)
+    weights: tuple[float, ...] = (10, 30, 100, 200, 1000)
+    squared: tuple[float, ...] = (10, 100, 1000)
+    """Weights of squared hinges: their soft penalty is a norm."""
 
 
 TABLE = LoopTable(
@@ -216,11 +181,11 @@ def reference() -> Tensor:
     return torch.from_numpy(rows[:, 1])
 
 
-def columns(module: Plan, correct: bool) -> dict[str, float]:
+def columns(planner: Planner, correct: bool) -> dict[str, float]:
     begun = time.process_time()
-    of_all = closed_loops(module, starts(), correct)
+    of_all = closed_loops(planner, starts(), correct)
     spent = 1000 * (time.process_time() - begun) / (LOOP * STARTS)
-    one = closed_loops(module, torch.tensor([THEIRS]).double(), correct)
+    one = closed_loops(planner, torch.tensor([THEIRS]).double(), correct)
     found, best = cost(of_all.states, of_all.inputs), reference()
     least = margin(of_all.states).amin(1)
     return {
@@ -232,28 +197,4 @@ def columns(module: Plan, correct: bool) -> dict[str, float]:
         "above IPOPT, %, largest": 100 * float((found / best - 1).max()),
         "violation of a plan, largest": of_all.worst,
         "ms an answer": spent,
-    }
-
-
-def trained(method: str, seed: int) -> Plan:
-    """The network of a method after its training."""
-    seed_everything(seed, verbose=False)
-    formulation: Formulation = Pointwise()
-    if method.startswith("hinge"):
-        weight = float(method.removeprefix("hinge "))
-        formulation = Penalty(weight=weight, shape="hinge")
-    schedule = Training(Optimization(learning_rate=RATE, schedule="linear"))
-    module = Plan(formulation, training=schedule)
-    quiet_trainer(EPOCHS).fit(module, States(batch_size=BATCH, seed=seed))
-    return module.eval()
-
-
-def run(method: str, seed: int) -> dict[str, dict[str, float]]:
-    """Columns of plans as they are, and corrected."""
-    begun = time.process_time()
-    module = trained(method, seed)
-    seconds = {"seconds": time.process_time() - begun}
-    return {
-        "none": columns(module, correct=False) | seconds,
-        "newton": columns(module, correct=True) | seconds,
     }

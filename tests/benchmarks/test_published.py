@@ -12,7 +12,14 @@ from scipy.optimize import minimize
 from scipy.stats import gmean
 
 from benchmarks.published import __main__ as published
-from benchmarks.published import integer, nlpoptnet, nonconvex, qcqp, unicycle
+from benchmarks.published import (
+    integer,
+    nlpoptnet,
+    nonconvex,
+    qcqp,
+    unicycle,
+    unicycle_training,
+)
 from benchmarks.published.runs import mean_prices, prices
 from benchmarks.published.show import draw, summarise, write
 from benchmarks.published.table import Judged, Table, sine, snarenet_columns
@@ -231,12 +238,12 @@ def test_a_unicycle_moves_costs_and_starts_as_theirs() -> None:
 
 def test_plans_that_are_corrected_never_touch_the_obstacle() -> None:
     """Also those of a network that drives straight ahead, and did not train."""
-    module = unicycle.Plan(None)
-    torch.nn.init.zeros_(module.net[-1].weight)
-    with torch.no_grad():
-        module.net[-1].bias.copy_(torch.tensor([2.5, 0.0]).repeat(10))
+
+    def ahead(state: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([2.5, 0.0]).expand(len(state), 10, 2)
+
     start = unicycle.starts()[:12]
-    raw, found = (unicycle.closed_loops(module, start, c) for c in (False, True))
+    raw, found = (unicycle.closed_loops(ahead, start, c) for c in (False, True))
     assert unicycle.margin(raw.states).min() < -0.5
     assert raw.worst > 0.4
     assert unicycle.margin(found.states).min() > -unicycle.TOUCHED
@@ -245,6 +252,61 @@ def test_plans_that_are_corrected_never_touch_the_obstacle() -> None:
     assert speed.min() >= 0
     assert speed.max() <= 2
     assert turn.abs().max() <= 1.5
+
+
+def test_a_plan_that_no_step_makes_legal_stands() -> None:
+    """Straight at the middle of the obstacle, where both ways around it are as near."""
+    state = torch.tensor([[-1.45, 0.0, 0.0]], dtype=torch.float64)
+
+    def ahead(state: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([2.0, 0.0]).expand(len(state), 10, 2)
+
+    plan = unicycle.planned(ahead, state, correct=True)
+    assert max(float(v.max()) for v in unicycle.limits(state, plan).values()) <= 1e-6
+
+
+def test_a_network_plans_within_the_bounds_of_its_inputs() -> None:
+    """Also where its last layer is far beyond; and it reaches both bounds."""
+    plan = unicycle_training.Plan()
+    state = unicycle.starts().float()
+    found = []
+    for far in (-50.0, 50.0):
+        torch.nn.init.constant_(plan.net[-1].bias, far)
+        found.append(plan(state).detach())
+    for value, speed, turn in zip(found, (0.0, 2.0), (-1.5, 1.5), strict=True):
+        assert (value[..., 0] == speed).all()
+        assert (value[..., 1] == turn).all()
+
+
+def test_states_that_train_are_of_the_own_loops() -> None:
+    """Of a network that drives straight ahead: until the obstacle, along whose edge they slide."""
+    plan = unicycle_training.Plan()
+    torch.nn.init.zeros_(plan.net[-1].weight)
+    with torch.no_grad():
+        plan.net[-1].bias.copy_(torch.tensor([50.0, 0.0]).repeat(10))
+    states = unicycle_training.states_of_loops(plan, seed=3)
+    assert (unicycle.margin(states) > 0).all()
+    loops = states.reshape(20, -1, 3)
+    angle = loops[:-1, :, 2]
+    ahead = loops[:-1, :, :2] + 0.4 * torch.stack([angle.cos(), angle.sin()], 2)
+    moved = (loops[1:, :, :2] - ahead).norm(dim=2) > 1e-5
+    assert ((unicycle.margin(ahead) < 0.001) == moved).all()
+    assert moved.any()
+    assert (unicycle.margin(loops[1:])[moved] - 0.001).abs().max() < 1e-5
+    assert (loops[:, :, 2] == loops[0, :, 2]).all()
+    judged = {tuple(row) for row in unicycle.starts().float().tolist()}
+    assert not judged & {tuple(row) for row in loops[0].tolist()}
+
+
+@pytest.mark.parametrize("method", ["Pointwise(memory=False)", "squared hinge 100"])
+def test_training_drives_nearer_to_the_target(method: str) -> None:
+    before = unicycle_training.Plan()
+    after = unicycle_training.trained(method, 0, epochs=4)
+    costs = []
+    for plan in (before, after):
+        found = unicycle.closed_loops(plan, unicycle.starts(), correct=False)
+        costs.append(float(unicycle.cost(found.states, found.inputs).mean()))
+    assert costs[1] < 0.7 * costs[0]
 
 
 def test_ipopt_drove_from_every_start() -> None:
