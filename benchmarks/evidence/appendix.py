@@ -141,8 +141,8 @@ OTHERS = {
     ),
     "constants": (
         "The constants of the rule, halved and doubled",
-        "`python -m benchmarks.tasks --constants --epochs 10 100 --seeds 0`: `Pointwise()`, one "
-        "seed. Without a constant: the rule as it is. The gap is to the known optimum.",
+        "`python -m benchmarks.tasks --constants --epochs 10`: `Pointwise()`, means over three "
+        "seeds. The gap is to the known optimum.",
         lambda: grouped(
             "constants.csv",
             ("task", "epochs", "constant"),

@@ -73,7 +73,7 @@ TEN = 10
 r and λ̄ twice that at least, else an epoch. A run of more epochs gives λ the time to grow to what
 few samples need; in a shorter one they push so much harder at most. An update moves λ by so many Λ
 at most, and P is so many times that at most."""
-UPDATES = 25
+UPDATES = 25.0
 """Of λ in a run, while all samples violate: it waits for a part of the run."""
 
 COST = 0.03

@@ -13,6 +13,7 @@ from benchmarks.families import RESULTS
 from benchmarks.optimum.show import means
 from benchmarks.published.__main__ import TABLES
 from benchmarks.published.show import LABELS
+from benchmarks.tasks.constants import compared
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROBLEMS = {
@@ -81,6 +82,20 @@ def test_a_kl_budget_beside_its_rivals() -> None:
         of = table.loc[names.get(name, name), columns]
         assert all(map(is_shown, cells, of)), (name, cells, of)
     assert len(listed) == 10
+
+
+def test_constants_halved_and_doubled() -> None:
+    lines = compared(pd.read_csv(RESULTS / "constants.csv")).splitlines()[2:14]
+    cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in lines]
+    found = {name: counts for name, *counts in cells}
+    listed = list(rows("../benchmarks/README.md", "| | ahead | behind |"))
+    for names, ahead, behind in listed:
+        name, _, values = names.partition(" ")
+        for value, *counts in zip(
+            *(each.split("; ") for each in (values, ahead, behind)), strict=True
+        ):
+            assert found.pop(f"{name}={value}") == counts, (name, value)
+    assert not found
 
 
 def test_a_kl_budget_at_the_length_of_the_recipe() -> None:
