@@ -1,6 +1,6 @@
 """Few training instances: which requirements hold on new ones, and what helps.
 
-    python benchmarks/few_instances.py            (ten minutes)
+    python -m benchmarks.few_instances            (ten minutes)
 
 Two small tasks whose requirement needs no label: nine quantiles of 200 rows that do not cross, and
 a classifier of 60 points whose slope stays below 4 at each. Each is trained on its points and,
@@ -13,16 +13,16 @@ docs/few_instances.md are means over two seeds, of the rule of 28 November 2026.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks.loops import Row, minimise, write
 from pl_pointwise import Constraint, Formulation, Penalty, Pointwise, PointwiseLoss
 
 STEPS_AN_EPOCH, EPOCHS, RATE, NEW = 10, 100, 1e-2, 2000
@@ -114,8 +114,6 @@ def train(
     torch.manual_seed(seed)
     net = task.net()
     steps, batch = EPOCHS * STEPS_AN_EPOCH, task.rows // STEPS_AN_EPOCH
-    optimizer = torch.optim.Adam(net.parameters(), RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     constraints = {"c": Constraint(at_most=bound)}
     constrained = PointwiseLoss(
         constraints,
@@ -123,19 +121,14 @@ def train(
         samples=None if drawn else task.rows,
         total_steps=steps,
     )
-    for _ in range(EPOCHS):
-        for index in torch.randperm(task.rows, generator=generator).split(batch):
-            at = task.draw(len(index), generator)[0] if drawn else x[index]
-            loss = constrained(
-                task.objective(net, x[index], y[index]),
-                {"c": task.values(net, at)},
-                index,
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            constrained.step()
-            schedule.step()
+
+    def terms(index: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        at = task.draw(len(index), generator)[0] if drawn else x[index]
+        return task.objective(net, x[index], y[index]), {"c": task.values(net, at)}
+
+    orders = [torch.randperm(task.rows, generator=generator) for _ in range(EPOCHS)]
+    batches = [index for order in orders for index in order.split(batch)]
+    minimise(constrained, terms, net.parameters(), batches, RATE)
     return net
 
 
@@ -150,27 +143,23 @@ def measure(task: Task, net: nn.Module) -> Tensor:
     )
 
 
-def runs(task: Task, seeds: int) -> list[dict[str, object]]:
+def runs(name_of_task: str, task: Task, seeds: int) -> Iterator[Row]:
     """Of each method, seed, and kind of inputs; ours with a stricter bound too."""
-    found: list[dict[str, object]] = []
     for name, formulation in METHODS.items():
         bounds = (task.bound, task.stricter) if name in STRICTER else (task.bound,)
         for bound, drawn, seed in product(bounds, (False, True), range(seeds)):
             net = train(task, formulation(), seed, drawn, bound)
             share, size, cost = measure(task, net).tolist()
-            found.append(
-                {
-                    "method": name,
-                    "bound": bound,
-                    "drawn": drawn,
-                    "seed": seed,
-                    "violated": share,
-                    "violation": size,
-                    "objective": cost,
-                }
-            )
-            print(found[-1], flush=True)
-    return found
+            yield {
+                "task": name_of_task,
+                "method": name,
+                "bound": bound,
+                "drawn": drawn,
+                "seed": seed,
+                "violated": share,
+                "violation": size,
+                "objective": cost,
+            }
 
 
 def main() -> None:
@@ -181,12 +170,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     tasks = {"quantiles": quantiles(), "slopes": slopes()}
-    rows = [
-        {"task": name, **row}
-        for name, task in tasks.items()
-        for row in runs(task, given.seeds)
-    ]
-    pd.DataFrame(rows).to_csv(given.output, index=False, float_format="%.5g")
+    each = (runs(name, task, given.seeds) for name, task in tasks.items())
+    write(chain.from_iterable(each), given.output)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A bound on the mean of each group: stocks of 60 articles, each with a service level of 0.9.
 
-    python benchmarks/groups.py            (a minute or two)
+    python -m benchmarks.groups            (a minute or two)
 
 A sample is a day of an article, a group the 30 days of an article. What a stock serves of the
 demand, over the article's mean demand, has to be 0.9 in the mean over its days, at the least cost
@@ -17,21 +17,21 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from benchmarks.loops import Row, minimise, write
 from pl_pointwise import Constraint, Pointwise, PointwiseLoss
 
 OUTPUT = Path(__file__).parent / "evidence/results/groups.csv"
 LEVEL, ARTICLES, DAYS, STEPS_AN_EPOCH, RATE = 0.9, 60, 30, 10, 0.05
 SHORT = 1e-6
 """By how much a mean is below the level at least, to be called short."""
-Row = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,6 @@ def train(shop: Shop, setting: Setting, seed: int) -> Tensor:
     article = torch.arange(articles).repeat_interleave(days)
     weight = torch.zeros(articles, dtype=torch.float64, requires_grad=True)
     steps = setting.epochs * STEPS_AN_EPOCH
-    optimizer = torch.optim.Adam([weight], RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     unit = shop.pieces if "pieces" in setting.on else torch.ones(articles)
     each_sample = setting.on == "each day"
     constrained = PointwiseLoss(
@@ -118,22 +116,18 @@ def train(shop: Shop, setting: Setting, seed: int) -> Tensor:
         total_steps=steps,
     )
     generator = torch.Generator().manual_seed(100 + seed)
-    for _ in range(setting.epochs):
-        for index in torch.randperm(len(article), generator=generator).chunk(
-            STEPS_AN_EPOCH
-        ):
-            stock = softplus(3 * weight)
-            value = served(stock, shop.demand).flatten()[index] - setting.bound
-            loss = constrained(
-                shop.total(stock).expand(len(index)),
-                {"served": value * unit[article[index]]},
-                index,
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            constrained.step()
-            schedule.step()
+
+    def terms(index: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        stock = softplus(3 * weight)
+        value = served(stock, shop.demand).flatten()[index] - setting.bound
+        cost = shop.total(stock).expand(len(index))
+        return cost, {"served": value * unit[article[index]]}
+
+    orders = [
+        torch.randperm(len(article), generator=generator) for _ in range(setting.epochs)
+    ]
+    batches = [index for order in orders for index in order.chunk(STEPS_AN_EPOCH)]
+    minimise(constrained, terms, [weight], batches, RATE)
     return softplus(3 * weight.detach())
 
 
@@ -169,12 +163,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = []
-    for setting in SETTINGS:
-        for seed in given.seeds:
-            rows.append(run(setting, seed, given.articles))
-            print(rows[-1], flush=True)
-    pd.DataFrame(rows).to_csv(given.output, index=False, float_format="%.6g")
+    planned = product(SETTINGS, given.seeds)
+    write(
+        (run(setting, seed, given.articles) for setting, seed in planned), given.output
+    )
 
 
 if __name__ == "__main__":

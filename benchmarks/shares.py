@@ -1,6 +1,6 @@
 """At most a share of the samples may violate a bound: a recall at the least loss of the negatives.
 
-    python benchmarks/shares.py            (a minute or two)
+    python -m benchmarks.shares            (a minute or two)
 
 A linear score in the plane, a direction and an offset: at least 95 % or 80 % of 400 positives have
 to be above 0, at the least mean softplus of the scores of 400 negatives. Of a direction the best
@@ -18,11 +18,11 @@ import math
 from itertools import product
 from pathlib import Path
 
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from benchmarks.loops import Row, minimise, write
 from pl_pointwise import Constraint, CVaR, Formulation, Pointwise, PointwiseLoss
 
 OUTPUT = Path(__file__).parent / "evidence/results/shares.csv"
@@ -31,7 +31,6 @@ SHARES = (0.05, 0.2)
 KINDS = ("normal", "3 % of them far off", "heavy tails")
 RUNS = (("Pointwise()", 10), ("Pointwise()", 100), ("CVaR", 100))
 """Method and epochs."""
-Row = dict[str, object]
 
 
 def draw(kind: str, samples: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -81,26 +80,21 @@ def train(
     """Angle and offset, by Adam and a rate that falls to 0."""
     weights = torch.tensor([0.3, 0.0], dtype=torch.float64, requires_grad=True)
     steps = epochs * STEPS_AN_EPOCH
-    optimizer = torch.optim.Adam([weights], RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     constrained = PointwiseLoss(
         {"recall": bound}, formulation, samples=len(positives), total_steps=steps
     )
     generator = torch.Generator().manual_seed(100 + seed)
-    for _ in range(epochs):
-        order = torch.randperm(len(positives), generator=generator)
-        for index in order.chunk(STEPS_AN_EPOCH):
-            angle, offset = weights
-            loss = constrained(
-                softplus(score(negatives[index], angle, offset)),
-                {"recall": score(positives[index], angle, offset)},
-                index,
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            constrained.step()
-            schedule.step()
+
+    def terms(index: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        angle, offset = weights
+        recall = score(positives[index], angle, offset)
+        return softplus(score(negatives[index], angle, offset)), {"recall": recall}
+
+    orders = [
+        torch.randperm(len(positives), generator=generator) for _ in range(epochs)
+    ]
+    batches = [index for order in orders for index in order.chunk(STEPS_AN_EPOCH)]
+    minimise(constrained, terms, [weights], batches, RATE)
     angle, offset = weights.detach()
     return angle, offset
 
@@ -132,13 +126,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = []
-    for (method, epochs), kind, share, seed in product(
-        RUNS, KINDS, SHARES, given.seeds
-    ):
-        rows.append(run(kind, share, method, epochs, seed, given.samples))
-        print(rows[-1], flush=True)
-    pd.DataFrame(rows).to_csv(given.output, index=False, float_format="%.6g")
+    planned = product(RUNS, KINDS, SHARES, given.seeds)
+    rows = (
+        run(kind, share, method, epochs, seed, given.samples)
+        for (method, epochs), kind, share, seed in planned
+    )
+    write(rows, given.output)
 
 
 if __name__ == "__main__":

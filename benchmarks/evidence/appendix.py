@@ -213,7 +213,7 @@ OTHERS = {
     ),
     "groups": (
         "A bound on the mean of each group",
-        "`python benchmarks/groups.py`: means over the seeds. `above` is the cost over the least "
+        "`python -m benchmarks.groups`: means over the seeds. `above` is the cost over the least "
         "cost, minus 1, `short` the share of the articles below 0.9, `by` how much below the mean "
         "article is.",
         lambda: grouped(
@@ -224,7 +224,7 @@ OTHERS = {
     ),
     "shares": (
         "At most a share of the samples may violate",
-        "`python benchmarks/shares.py`: median (range) over the seeds. `above` is the objective "
+        "`python -m benchmarks.shares`: median (range) over the seeds. `above` is the objective "
         "over the optimum, minus 1, `violated` the share of the positives below 0.",
         lambda: grouped(
             "shares.csv",
