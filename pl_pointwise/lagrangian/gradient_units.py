@@ -27,12 +27,12 @@ The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
   slack; for an interval by half of that, as each side has a multiplier; for an equality by a
   quarter, as λ never has slack and follows noise. Where an epoch is fewer than W steps, the weights
   could not follow λ: an update is that part.
-- W is ten, in a run of T steps s²·T/25 where that is more: on the way to the bound, while most
-  samples violate, λ is updated 25 times at most. A λ that grows in every epoch until the weights
-  arrive is far too large when they do, which an objective that is slow itself never makes up for
-  (a residual of a differential equation). The 2Λ are then 2Λ·20/W, where that is less. Once few
-  violate, λ decides which, and waits no more. Not for an equality: all its samples violate it at
-  all times.
+- W is ten, in a run of T steps s²·T/25 where that is more: on the way to the bound, while all
+  samples violate, updates come to 25 whole ones at most. A λ that grows in every epoch until the
+  weights arrive is far too large when they do, which an objective that is slow itself never makes
+  up for (a residual of a differential equation). The 2Λ are then 2Λ·20/W, where that is less. Once
+  few violate, λ decides which, and waits no more. Not for an equality: all its samples violate it
+  at all times.
 - v⁺ aims inside the bound, and r shrinks with the violations. Beyond r nothing pushes harder.
 - 100Λ bounds the first violation after a long time, 10Λ samples that cannot be satisfied.
 
@@ -74,7 +74,7 @@ r and λ̄ twice that at least, else an epoch. A run of more epochs gives λ the
 few samples need; in a shorter one they push so much harder at most. An update moves λ by so many Λ
 at most, and P is so many times that at most."""
 UPDATES = 25.0
-"""Of λ in a run, while all samples violate: it waits for a part of the run."""
+"""Whole updates of a sample's λ in a run at most, while all samples violate."""
 
 COST = 0.03
 """Of a fit's time: what later measurements of Λ may take, each at most a pass a term more."""
