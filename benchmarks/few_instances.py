@@ -6,8 +6,8 @@ Two small tasks whose requirement needs no label: nine quantiles of 200 rows tha
 a classifier of 60 points whose slope stays below 4 at each. Each is trained on its points and,
 ``drawn``, with the requirement at inputs that are drawn anew in every step; the objective always
 sees the labelled rows alone. Measured on 2,000 new inputs: the share violated, the mean violation
-and the objective. Writes a row for each run to evidence/results/few_instances.csv; the tables of
-docs/few_instances.md are means over two seeds, of the rule of 28 November 2026.
+and the objective. Writes a row for each run to evidence/results/few_instances.csv, whose means over
+the seeds docs/few_instances.md has.
 """
 
 from __future__ import annotations

@@ -211,6 +211,16 @@ OTHERS = {
             ("gap, %", "worst", "gap, %, corrected", "worst, corrected"),
         ),
     ),
+    "few_instances": (
+        "Few training instances",
+        "`python -m benchmarks.few_instances`: means over the seeds, on 2,000 new inputs. `drawn`: "
+        "the requirement at inputs that are drawn anew in every step.",
+        lambda: grouped(
+            "few_instances.csv",
+            ("task", "method", "bound", "drawn"),
+            ("violated", "violation", "objective"),
+        ),
+    ),
     "groups": (
         "A bound on the mean of each group",
         "`python -m benchmarks.groups`: means over the seeds. `above` is the cost over the least "

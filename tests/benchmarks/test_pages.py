@@ -336,6 +336,23 @@ def test_bounds_on_the_means_of_groups() -> None:
     assert runs["seed"].nunique() == 3
 
 
+def test_few_training_instances() -> None:
+    """Of each task all methods, on fixed and on drawn inputs."""
+    runs = pd.read_csv(RESULTS / "few_instances.csv")
+    keys, columns = ["method", "bound"], ["violated", "violation", "objective"]
+    for task, of_task in runs.groupby("task"):
+        by = [of_task[of_task["drawn"] == drawn] for drawn in (False, True)]
+        means = [part.groupby(keys, sort=False)[columns].mean() for part in by]
+        listed = list(rows("few_instances.md", f"| {task} | fixed inputs"))
+        assert len(listed) == len(means[0]) == 11
+        for place, (name, *cells) in enumerate(listed):
+            for cell, table in zip(cells, means, strict=True):
+                exact = table.iloc[place]
+                assert is_shown(cell, *exact), (name, cell, exact)
+                assert ("0 · 0 ·" in cell) == (exact["violation"] == 0)
+                assert name.startswith("the same") or exact.name[0] == name
+
+
 def test_at_most_a_share() -> None:
     """Medians of three seeds, and in brackets the largest."""
     runs = pd.read_csv(RESULTS / "shares.csv")
