@@ -14,8 +14,9 @@ import argparse
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
+from textwrap import fill, shorten
 from typing import Any
 
 import yaml
@@ -65,41 +66,67 @@ def answers(folder: Path) -> Answers:
     return found
 
 
-def side_by_side(of_method: Mapping[str, Answers], shown: int = SHOWN) -> str:
-    """For some prompts of each kind what is wanted, and what every method answers.
+@dataclass(frozen=True)
+class Asked:
+    """A prompt of the demo, and what was said to it."""
+
+    kind: str
+    prompt: str
+    wanted: str  #: the new fact; empty where the old answer is to stay
+    before: str
+    #: by method the answer, and whether it is the one wanted or, to be kept, the one of before
+    after: Mapping[str, tuple[str, bool]]
+
+
+def asked(of_method: Mapping[str, Answers], shown: int = SHOWN) -> list[Asked]:
+    """The first prompts of each kind, with what every method answers."""
+    trained = {name: found for name, found in of_method.items() if name != BEFORE}
+    prompts = []
+    for kind, flag in KINDS.items():
+        of_kind = {name: _by_prompt(found[kind]) for name, found in trained.items()}
+        for row in next(iter(trained.values()))[kind][:shown]:
+            after = {}
+            for name, rows in of_kind.items():
+                its = rows[row["prompt"]]
+                good = its["exact"] if flag == "exact" else not its["flipped"]
+                after[name] = (_short(its["answer"]), bool(good))
+            wanted = _short(row["wanted"]) if flag == "exact" else ""
+            prompt = _short(row["prompt"])
+            prompts.append(Asked(kind, prompt, wanted, _short(row["before"]), after))
+    return prompts
+
+
+def side_by_side(prompts: Sequence[Asked]) -> str:
+    """For each prompt what is wanted, and what every method answers.
 
     An answer that is another text than the one to keep, or than the one to learn, is marked.
     """
-    trained = {name: found for name, found in of_method.items() if name != BEFORE}
-    width = 2 + max(len(name) for name in ["wanted", BEFORE, *trained])
-    same_text = {
-        "exact": "as wanted, word for word",
-        "flipped": "as before, word for word",
-    }
     lines = list[str]()
-    for kind, flag in KINDS.items():
-        same = {
-            name: {row["prompt"]: row for row in found[kind]}
-            for name, found in trained.items()
-        }
-        first = next(iter(trained.values()))[kind][:shown]
-        lines += ["", f"{kind.capitalize()} (the first {len(first)})"]
-        for row in first:
-            lines += ["", f"  {_short(row['prompt'])}"]
-            if flag == "exact":
-                lines.append(f"    {'wanted':{width}}{_short(row['wanted'])}")
-            lines.append(f"    {BEFORE:{width}}{_short(row['before'])}")
-            for name, found in same.items():
-                its = found[row["prompt"]]
-                good = its["exact"] if flag == "exact" else not its["flipped"]
-                text = same_text[flag] if good else f"OTHER: {_short(its['answer'])}"
-                lines.append(f"    {name:{width}}{text}")
+    for kind in KINDS:
+        of_kind = [each for each in prompts if each.kind == kind]
+        lines += ["", f"{kind.capitalize()} (the first {len(of_kind)})"]
+        for each in of_kind:
+            width = 2 + max(len(name) for name in ["wanted", BEFORE, *each.after])
+            lines += ["", f"  {each.prompt}"]
+            if each.wanted:
+                lines.append(f"    {'wanted':{width}}{each.wanted}")
+            lines.append(f"    {BEFORE:{width}}{each.before}")
+            for name, said in each.after.items():
+                lines.append(f"    {name:{width}}{marked(each, *said)}")
     return "\n".join(lines)
+
+
+def marked(each: Asked, answer: str, good: bool) -> str:
+    """An answer as it is shown: in words where it is the one asked for."""
+    if not good:
+        return f"OTHER: {answer}"
+    same = "as wanted" if each.wanted else f"as {BEFORE}"
+    return f"{same}, word for word"
 
 
 def shares(rows: Sequence[Mapping[str, str]]) -> str:
     """The table of all records, a line a method, and one sentence on what it says."""
-    of_method = {row["method"]: _shares_of(row) for row in rows}
+    of_method = shares_of(rows)
     width = 2 + max(map(len, of_method))
     lines = [
         f"{'':{width}}new facts        answers to keep that are       beyond the budget",
@@ -112,26 +139,35 @@ def shares(rows: Sequence[Mapping[str, str]]) -> str:
         lines.append(
             f"{name:{width}}{learnt}             {kept:21}{held_out:10}{beyond:6}{others}"
         )
+    return "\n".join([*lines, "", fill(sentence_of(rows), 92)])
+
+
+def sentence_of(rows: Sequence[Mapping[str, str]]) -> str:
+    """What the table of all records says."""
+    of_method = shares_of(rows)
     ours, plain = of_method[OURS], of_method[PLAIN]
-    lines += [
-        "",
+    return (
         f"{OURS} gives {ours['learnt']:.0%} of the new facts word for word ({PLAIN} "
-        f"{plain['learnt']:.0%}). Of the answers that",
-        f"it was given to keep {ours['changed, kept']:.0%} are other texts now "
-        f"({PLAIN} {plain['changed, kept']:.0%}); of answers to other prompts",
+        f"{plain['learnt']:.0%}). Of the answers that it was given to keep "
+        f"{ours['changed, kept']:.0%} are other texts now ({PLAIN} "
+        f"{plain['changed, kept']:.0%}); of answers to other prompts "
         f"{ours['changed, held out']:.0%} ({PLAIN} {plain['changed, held out']:.0%}): "
-        "for those no budget was set.",
-    ]
-    return "\n".join(lines)
+        "for those no budget was set."
+    )
+
+
+def shares_of(rows: Sequence[Mapping[str, str]]) -> dict[str, dict[str, float]]:
+    """By method the lines of comparison.csv; not a number where nothing was counted."""
+    return {
+        row["method"]: {
+            name: float(row.get(metric) or "nan") for name, metric in SHARES.items()
+        }
+        for row in rows
+    }
 
 
 def _by_prompt(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     return {row["prompt"]: row for row in rows}
-
-
-def _shares_of(row: Mapping[str, str]) -> dict[str, float]:
-    """Of a line of comparison.csv; not a number where nothing was counted."""
-    return {name: float(row.get(metric) or "nan") for name, metric in SHARES.items()}
 
 
 def _short(answer: str) -> str:
@@ -157,14 +193,18 @@ def main(arguments: list[str] | None = None) -> None:
     command += ["--methods", str(RECIPE["methods"]), "--output", str(of.output)]
     command += ["--data.init_args.train_file", str(HERE / "demo.jsonl")]
     pl_pointwise([*command, f"{policy}.model_name", str(model), *options])
-    names = list(yaml.safe_load(RECIPE["methods"].read_text("utf-8")))
-    runs = of.output / "runs"
-    found = {name: answers(runs / name.replace(" ", "-")) for name in names}
-    with (of.output / "comparison.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    print(side_by_side(found), f"\n\n{shares(rows)}", sep="")
+    found, rows = results(of.output)
+    print(side_by_side(asked(found)), f"\n\n{shares(rows)}", sep="")
     if of.quick:
         print(f"\n{QUICK}.")
+
+
+def results(folder: Path) -> tuple[dict[str, Answers], list[dict[str, str]]]:
+    """The answers of each method, and the lines of comparison.csv."""
+    names = list(yaml.safe_load(RECIPE["methods"].read_text("utf-8")))
+    found = {name: answers(folder / "runs" / name.replace(" ", "-")) for name in names}
+    with (folder / "comparison.csv").open(newline="", encoding="utf-8") as file:
+        return found, list(csv.DictReader(file))
 
 
 if __name__ == "__main__":

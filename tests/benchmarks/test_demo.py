@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import demo
+from benchmarks import demo, demo_page
+from pl_pointwise.compare.page import CAPTIONS
 
 BELOW = "to keep, held out: never trained on"
 
@@ -44,7 +47,7 @@ def test_answers_of_all_methods_stand_beside_each_other() -> None:
     }
     lines = [
         line.strip()
-        for line in demo.side_by_side(of_method, shown=1).splitlines()
+        for line in demo.side_by_side(demo.asked(of_method, shown=1)).splitlines()
         if line
     ]
     assert lines == [
@@ -123,6 +126,19 @@ def test_its_quick_form_prints_what_was_answered_after_training(
         changed = [row for kind in demo.KINDS for row in tested[kind]]
         assert any(row["answer"] != row["before"] for row in changed)
         assert all(row["prompt"] in printed for row in tested["to learn"])
+    for part in demo_page.ABOUT:  # In the place of the other parts' results.
+        shutil.copytree(output, tmp_path / part)
+    demo_page.main([str(tmp_path), "--quick"])
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    page = tmp_path / "report.html"
+    assert last == f"All of the demo on one page: open {page}"
+    html = page.read_text("utf-8")
+    assert html.count(f'<p class="warning">{demo.QUICK}</p>') == 1
+    assert html.count("data:image/png;base64,") == len(CAPTIONS) * len(demo_page.PARTS)
+    for part in demo_page.PARTS:
+        assert f'<a href="{part}/report.html">' in html
+    for row in tested["to learn"]:
+        assert f">{escape(row['prompt'], quote=False)}</th>" in html
 
 
 def test_the_demo_compares_more_than_two_methods_and_says_which_records_are_its_own() -> (
