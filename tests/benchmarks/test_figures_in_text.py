@@ -413,6 +413,17 @@ def test_own_data_of_all_prompts() -> None:
     ]
 
 
+def test_own_answers_word_for_word() -> None:
+    runs = pd.read_csv(RESULTS / "keep_wording.csv").set_index("method")
+    listed = list(rows("keep.md", "| recipe | new answers, word for word"))
+    for name, *cells in listed:
+        run = runs.loc[name.replace("`", "").removesuffix(" (keep/own)")]
+        exact = run.drop("seed")
+        for cell, number in zip(cells, exact, strict=True):
+            assert is_shown(cell, number), (name, exact)
+    assert len(listed) == len(runs)
+
+
 def test_own_data_has_the_records_of_its_page() -> None:
     page = (DOCS / "own_data.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"(?ms)^```json\n(.*?)^```", page)
