@@ -286,8 +286,8 @@ OTHERS = {
     ),
     "keep_wording": (
         "A model's own answers, word for word",
-        "`python -m benchmarks.kept_answers keep_wording`, SmolLM2-135M: 24 answers to learn, 42 of "
-        "the model's own to keep, 14 others. Flipped: answers that are other texts than before.",
+        "`python -m benchmarks.kept_answers keep_wording`, SmolLM2-135M: 24 answers to learn, 42 "
+        "of its own to keep, 14 others. Flipped: answers that are other texts than before.",
         lambda: grouped(
             "keep_wording.csv",
             ("method",),
