@@ -11,7 +11,8 @@ weights = torch.zeros(3, requires_grad=True)
 optimizer = torch.optim.Adam([weights], lr=0.1)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=500)
 
-constrained = PointwiseLoss({"fit": Constraint(at_most=0.1)}, Pointwise(), samples=len(x))
+bounds = {"fit": Constraint(at_most=0.1)}
+constrained = PointwiseLoss(bounds, Pointwise(), samples=len(x), total_steps=500)
 
 for _ in range(100):
     for index in torch.randperm(len(x)).split(8):

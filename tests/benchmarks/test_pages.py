@@ -216,14 +216,12 @@ def test_safety_and_re_ranking() -> None:
 
 def test_when2call() -> None:
     columns = "train/chosen/violated train/rejected/violated held-out/chosen/violated held-out/kl"
-    # Then those of one seed.
-    listed = list(rows("evidence.md", "| When2Call | chosen"))[:4]
+    listed = list(rows("evidence.md", "| When2Call | chosen"))
     for name, *cells in listed:
         of = judged("when2call", name).mean(numeric_only=True)
         for cell, column in zip(cells, columns.split(), strict=True):
             assert is_shown(cell, of[column]), (name, cell, column, of[column])
-    names = ["untrained", "Pointwise()", "hinge 3", "hinge 1, aim at −1.5 and −7"]
-    assert [name for name, *_ in listed] == names
+    assert len(listed) == 6
 
 
 def test_the_table_of_the_readme() -> None:
