@@ -89,7 +89,8 @@ def asked(of_method: Mapping[str, Answers], shown: int = SHOWN) -> list[Asked]:
             for name, rows in of_kind.items():
                 its = rows[row["prompt"]]
                 good = its["exact"] if flag == "exact" else not its["flipped"]
-                after[name] = (_short(its["answer"]), bool(good))
+                answer = _short(its["answer"], beside=row["before"])
+                after[name] = (answer, bool(good))
             wanted = _short(row["wanted"]) if flag == "exact" else ""
             prompt = _short(row["prompt"])
             prompts.append(Asked(kind, prompt, wanted, _short(row["before"]), after))
@@ -146,7 +147,8 @@ def sentence_of(rows: Sequence[Mapping[str, str]]) -> str:
     """What the table of all records says."""
     of_method = shares_of(rows)
     ours, plain = of_method[OURS], of_method[PLAIN]
-    return (
+    others = [name for name in of_method if name not in (BEFORE, OURS, PLAIN)]
+    said = (
         f"{OURS} gives {ours['learnt']:.0%} of the new facts word for word ({PLAIN} "
         f"{plain['learnt']:.0%}). Of the answers that it was given to keep "
         f"{ours['changed, kept']:.0%} are other texts now ({PLAIN} "
@@ -154,6 +156,14 @@ def sentence_of(rows: Sequence[Mapping[str, str]]) -> str:
         f"{ours['changed, held out']:.0%} ({PLAIN} {plain['changed, held out']:.0%}): "
         "for those no budget was set."
     )
+    for name in others:
+        found = of_method[name]
+        said += (
+            f" {name} gives {found['learnt']:.0%} of the facts; of the answers to keep "
+            f"{found['changed, kept']:.0%} are other texts, and {found['beyond, kept']:.0%} "
+            f"beyond the budget ({OURS} {ours['beyond, kept']:.0%})."
+        )
+    return said
 
 
 def shares_of(rows: Sequence[Mapping[str, str]]) -> dict[str, dict[str, float]]:
@@ -170,8 +180,23 @@ def _by_prompt(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]
     return {row["prompt"]: row for row in rows}
 
 
-def _short(answer: str) -> str:
-    return shorten(answer, 110) if answer.strip() else "(nothing)"
+LONGEST = 110
+
+
+def _short(answer: str, beside: str = "") -> str:
+    """An answer in one line; of one that begins as ``beside`` does, where it goes on otherwise."""
+    words, others = answer.split(), beside.split()
+    if not words:
+        return "(nothing)"
+    same = 0
+    for word, other in zip(words, others, strict=False):
+        if word != other:
+            break
+        same += 1
+    # Else both would be shown by the same words.
+    if same < len(words) and len(" ".join(words[: same + 1])) > LONGEST - 10:
+        return f"[...] {shorten(' '.join(words[max(0, same - 6) :]), LONGEST - 6)}"
+    return shorten(answer, LONGEST)
 
 
 def main(arguments: list[str] | None = None) -> None:

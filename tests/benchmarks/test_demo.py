@@ -86,7 +86,7 @@ def test_the_shares_are_said_beside_each_other() -> None:
     text = demo.shares(rows)
     (ours,) = (line for line in text.splitlines() if line.startswith("pointwise  "))
     assert ours.split() == ["pointwise", "0.88", "0.25", "0.75", "0.10", "0.50"]
-    sentence = " ".join(text.splitlines()[-3:])
+    sentence = " ".join(text.split("\n\n")[-1].splitlines())
     assert (
         "pointwise gives 88% of the new facts word for word (fine-tuning 100%)"
         in sentence
@@ -95,6 +95,23 @@ def test_the_shares_are_said_beside_each_other() -> None:
     assert "75% (fine-tuning 100%)" in sentence
     rows[0].pop("train/flipped")
     assert "nan" in demo.shares(rows)
+
+
+def test_long_answers_are_shown_where_they_differ() -> None:
+    start = "A hexagon is a polygon with six sides, which all have the same length " * 2
+    of_method = {
+        name: found("Folio.", "Paris.", "Tuesday.") for name in ("before", "x")
+    }
+    record = kept("Hexagon?", f"{start}and angle.", f"{start}and no angle.")
+    of_method["x"] = {**of_method["x"], "to keep, trained on": [record]}
+    (asked,) = (
+        each for each in demo.asked(of_method, 1) if each.kind == "to keep, trained on"
+    )
+    answer, good = asked.after["x"]
+    assert not good
+    assert answer.startswith("[...] ")
+    assert answer.endswith("and no angle.")
+    assert len(answer) <= demo.LONGEST
 
 
 def test_its_quick_form_prints_what_was_answered_after_training(
@@ -126,7 +143,7 @@ def test_its_quick_form_prints_what_was_answered_after_training(
         changed = [row for kind in demo.KINDS for row in tested[kind]]
         assert any(row["answer"] != row["before"] for row in changed)
         assert all(row["prompt"] in printed for row in tested["to learn"])
-    for part in demo_page.ABOUT:  # In the place of the other parts' results.
+    for part in demo_page.WITH_METRICS:  # In the place of the other parts' results.
         shutil.copytree(output, tmp_path / part)
     demo_page.main([str(tmp_path), "--quick"])
     last = capsys.readouterr().out.strip().splitlines()[-1]
