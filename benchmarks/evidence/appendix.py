@@ -284,6 +284,16 @@ OTHERS = {
             ),
         ),
     ),
+    "keep_tolerances": (
+        "Three bounds of a KL",
+        "`python -m benchmarks.kept_answers keep_tolerances`, MiniMind2-Small (26M): the recipe "
+        "`keep` on its example; `method` is the bound.",
+        lambda: grouped(
+            "keep_tolerances.csv",
+            ("method",),
+            ("train/keep/violated", "train/kl", "train/nll", "train/flipped"),
+        ),
+    ),
     "keep_wording": (
         "A model's own answers, word for word",
         "`python -m benchmarks.kept_answers keep_wording`, SmolLM2-135M: 24 answers to learn, 42 "

@@ -424,6 +424,17 @@ def test_own_answers_word_for_word() -> None:
     assert len(listed) == len(runs)
 
 
+def test_three_bounds_of_a_kl() -> None:
+    runs = pd.read_csv(RESULTS / "keep_tolerances.csv").set_index("method")
+    listed = list(rows("tolerance.md", "| `keep_tolerance` | √"))
+    for bound, most, *cells in listed:
+        assert is_shown(most, (float(bound) / 2) ** 0.5)
+        exact = runs.loc[float(bound)].drop("seed")
+        for cell, number in zip(cells, exact, strict=True):
+            assert is_shown(cell, number), (bound, exact)
+    assert len(listed) == len(runs)
+
+
 def test_own_data_has_the_records_of_its_page() -> None:
     page = (DOCS / "own_data.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"(?ms)^```json\n(.*?)^```", page)
